@@ -1,4 +1,4 @@
-"""One line of `duplane checkpoint replay`: what was compared, how far off it was, what was allowed."""
+"""One line of `checkpoint replay`: what was compared, how far off it was, what was allowed."""
 
 from __future__ import annotations
 
