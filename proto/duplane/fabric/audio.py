@@ -1,5 +1,7 @@
 """PCM as it crosses the fabric (mono float32 little endian), and files made into it."""
 
+# pyright: reportMissingTypeStubs=false
+
 from __future__ import annotations
 
 import io

@@ -4,6 +4,8 @@ A failure crosses the border as a status with exactly one `google.rpc.ErrorInfo`
 either side it is a `FabricError`.
 """
 
+# pyright: reportMissingTypeStubs=false
+
 from __future__ import annotations
 
 from enum import StrEnum
