@@ -1,0 +1,74 @@
+"""gRPC channels and servers as every process of ours opens them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc.aio
+from grpc_health.v1 import health as _typed_health
+from grpc_health.v1 import health_pb2
+from grpc_health.v1 import health_pb2_grpc as _typed_health_grpc
+from grpc_reflection.v1alpha import reflection
+
+# The published stubs of the health package know only its threaded half.
+health: Any = _typed_health
+health_grpc: Any = _typed_health_grpc
+
+# One unit with several frames, or a long voice, in one message.
+MAX_MESSAGE_BYTES = 32 * 1024 * 1024
+_KEEPALIVE_MS = 10_000  # a silent host is noticed after two of these
+_OPTIONS: Sequence[tuple[str, Any]] = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", _KEEPALIVE_MS // 2),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+_SERVER_OPTIONS: Sequence[tuple[str, Any]] = (
+    *_OPTIONS,
+    ("grpc.so_reuseport", 0),  # two processes on one port are a mistake, not a feature
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+)
+_CLIENT_OPTIONS: Sequence[tuple[str, Any]] = (
+    *_OPTIONS,
+    ("grpc.enable_http_proxy", 0),  # a proxy in the environment must not capture loopback
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.min_reconnect_backoff_ms", 100),
+)
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """Open a channel to host:port; nothing is dialled before the first call."""
+    return grpc.aio.insecure_channel(address, options=_CLIENT_OPTIONS)
+
+
+class FabricServer:
+    """A gRPC server with the official health and reflection services.
+
+    Register servicers on `grpc`, then `start`. Every service named at construction is reported
+    SERVING by health from `start` to `stop`.
+    """
+
+    def __init__(self, *services: str) -> None:
+        self.grpc = grpc.aio.server(options=_SERVER_OPTIONS)
+        self._services = ("", *services)
+        self._health = health.aio.HealthServicer()
+        health_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self.grpc)
+
+    async def start(self, listen: str) -> str:
+        """Serve on host:port (port 0 picks one) and return the host:port that was bound."""
+        port = self.grpc.add_insecure_port(listen)
+        await self.grpc.start()
+        for service in self._services:
+            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        return f"{listen.rpartition(':')[0]}:{port}"
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls, give those that run `grace_s`, then cancel them."""
+        await self._health.enter_graceful_shutdown()
+        await self.grpc.stop(grace_s)

@@ -1,0 +1,287 @@
+"""The fabric as a client sees it: acquire a lease, converse, chat, release.
+
+The edge uses it, and so can any internal client; it hides which scheduler answered and which
+worker was granted, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+
+import grpc.aio
+
+from duplane.fabric.channel import open_channel
+from duplane.fabric.errors import FabricError, Reason, from_rpc
+from duplane.fabric.v1 import (
+    admin_pb2_grpc,
+    lease_pb2,
+    lease_pb2_grpc,
+    session_pb2,
+    session_pb2_grpc,
+    trace_pb2,
+)
+
+_log = logging.getLogger(__name__)
+
+OnQueued = Callable[[lease_pb2.Queued], Awaitable[None]]
+_RETRY_S = 0.5  # between schedulers that do not answer
+_RELEASE_TIMEOUT_S = 2.0
+_CLOSE_TIMEOUT_S = 1.0
+_CLAIM_ATTEMPTS = 5  # grants whose worker could not be claimed, before giving up
+_WORKER_CHANNELS = 256  # channels kept open to workers; the least recently used is closed
+
+
+class ConverseStream:
+    """The client's side of one Converse call, claimed. Not safe for several writers at once."""
+
+    def __init__(
+        self,
+        call: grpc.aio.StreamStreamCall[session_pb2.ConverseRequest, session_pb2.ConverseResponse],
+        granted: lease_pb2.Granted,
+    ) -> None:
+        self._call = call
+        self.granted = granted
+
+    async def open(self, settings: session_pb2.Open) -> session_pb2.Opened:
+        """Configure the conversation. Raises FabricError."""
+        await self.write(session_pb2.ConverseRequest(open=settings))
+        response = await self.read()
+        if response.WhichOneof("message") == "closed":
+            raise FabricError(Reason.UNAVAILABLE, response.closed.message or "session closed")
+        return response.opened
+
+    async def send(self, unit: session_pb2.Unit) -> None:
+        """Send one unit; waits while the worker's host is slower than the client."""
+        await self.write(session_pb2.ConverseRequest(unit=unit))
+
+    async def close(self, reason: str = "") -> None:
+        """Ask for an orderly end; `closed` follows among the responses."""
+        await self.write(session_pb2.ConverseRequest(close=session_pb2.Close(reason=reason)))
+
+    async def write(self, request: session_pb2.ConverseRequest) -> None:
+        """Send any message. Raises FabricError when the call has ended."""
+        try:
+            await self._call.write(request)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None
+        except asyncio.InvalidStateError:
+            # grpc.aio says so, and no more, of a call that has ended.
+            raise await self._failure() from None
+
+    async def read(self) -> session_pb2.ConverseResponse:
+        """Receive one message. Raises FabricError when the call has ended."""
+        try:
+            response = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None
+        if isinstance(response, session_pb2.ConverseResponse):
+            return response
+        raise await self._failure()
+
+    async def responses(self) -> AsyncIterator[session_pb2.ConverseResponse]:
+        """Yield what the worker says, up to and with `closed`."""
+        while True:
+            response = await self.read()
+            yield response
+            if response.WhichOneof("message") == "closed":
+                return
+
+    async def _failure(self) -> FabricError:
+        code, details = await self._call.code(), await self._call.details()
+        if code == grpc.StatusCode.OK:
+            return FabricError(Reason.UNAVAILABLE, "the worker ended the call")
+        return from_rpc(
+            grpc.aio.AioRpcError(
+                code,
+                await self._call.initial_metadata(),
+                await self._call.trailing_metadata(),
+                details=details,
+            )
+        )
+
+    async def finish(self) -> None:
+        """Half-close, give the worker a moment to end the call, then cancel it."""
+        try:
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
+                async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                    await self._call.done_writing()
+                    while await self._call.read() is not grpc.aio.EOF:
+                        pass
+        finally:
+            self._call.cancel()
+
+
+class FabricClient:
+    """Talks to one of several schedulers, and to the workers they name.
+
+    Use as an async context manager. Every method may be called for many sessions at once.
+    """
+
+    def __init__(self, schedulers: Sequence[str]) -> None:
+        if not schedulers:
+            raise ValueError("at least one scheduler address is needed")
+        self._schedulers = [open_channel(address) for address in schedulers]
+        self._preferred = 0
+        self._workers: dict[str, grpc.aio.Channel] = {}
+        self._worker_users: dict[str, int] = {}
+
+    async def __aenter__(self) -> FabricClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for channel in (*self._schedulers, *self._workers.values()):
+            await channel.close()
+
+    @property
+    def admin(self) -> admin_pb2_grpc.AdminServiceAsyncStub:
+        """The AdminService of the scheduler that answered last."""
+        return admin_pb2_grpc.AdminServiceStub(self._schedulers[self._preferred])
+
+    async def acquire(
+        self, request: lease_pb2.AcquireLeaseRequest, on_queued: OnQueued | None = None
+    ) -> lease_pb2.Granted:
+        """Wait for a slot, however long; cancel to leave the queue at once.
+
+        A scheduler that dies or cannot be reached is replaced by the next, the place kept; with
+        none left to try the wait goes on until one answers. Raises FabricError for refusals.
+        """
+        wish = lease_pb2.AcquireLeaseRequest()
+        wish.CopyFrom(request)
+        for attempt in itertools.count(1):
+            try:
+                return await self._acquire_once(wish, on_queued)
+            except FabricError as error:
+                if error.reason is not Reason.UNAVAILABLE:
+                    raise
+                _log.warning("no scheduler answers (try %d): %s", attempt, error.message)
+            self._preferred = (self._preferred + 1) % len(self._schedulers)
+            if attempt % len(self._schedulers) == 0:
+                await asyncio.sleep(_RETRY_S)
+        raise AssertionError("itertools.count does not end")
+
+    async def _acquire_once(
+        self, wish: lease_pb2.AcquireLeaseRequest, on_queued: OnQueued | None
+    ) -> lease_pb2.Granted:
+        stub = lease_pb2_grpc.LeaseServiceStub(self._schedulers[self._preferred])
+        call = stub.AcquireLease(wish)
+        try:
+            async for response in call:
+                if response.WhichOneof("event") == "granted":
+                    return response.granted
+                wish.ticket_id = response.queued.ticket_id
+                if on_queued:
+                    await on_queued(response.queued)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None
+        finally:
+            call.cancel()
+        raise FabricError(Reason.UNAVAILABLE, "the scheduler ended the call without a grant")
+
+    async def release(self, lease_id: str) -> None:
+        """Give a lease back; one that cannot be delivered expires by itself."""
+        stub = lease_pb2_grpc.LeaseServiceStub(self._schedulers[self._preferred])
+        request = lease_pb2.ReleaseLeaseRequest(lease_id=lease_id)
+        try:
+            await stub.ReleaseLease(request, timeout=_RELEASE_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            _log.warning("lease %s was not released: %s", lease_id, from_rpc(error))
+
+    @contextlib.asynccontextmanager
+    async def converse(
+        self, granted: lease_pb2.Granted, trace: trace_pb2.TraceContext | None = None
+    ) -> AsyncGenerator[ConverseStream]:
+        """Claim the granted slot and hold it for the body of the `with`. Raises FabricError."""
+        async with self._worker(granted.worker_address) as channel:
+            call = session_pb2_grpc.SessionServiceStub(channel).Converse()
+            stream = ConverseStream(call, granted)
+            try:
+                claim = session_pb2.Claim(lease=granted.lease, trace=trace)
+                async with asyncio.timeout(granted.claim_timeout.ToTimedelta().total_seconds()):
+                    await stream.write(session_pb2.ConverseRequest(claim=claim))
+                    await stream.read()
+                yield stream
+            except TimeoutError:
+                raise FabricError(Reason.UNAVAILABLE, "the worker did not answer") from None
+            finally:
+                await stream.finish()
+
+    @contextlib.asynccontextmanager
+    async def session(
+        self,
+        request: lease_pb2.AcquireLeaseRequest,
+        on_queued: OnQueued | None = None,
+        trace: trace_pb2.TraceContext | None = None,
+    ) -> AsyncGenerator[ConverseStream]:
+        """Acquire and claim: the body runs with a slot that is really held.
+
+        A grant whose worker has died meanwhile goes back and the next is waited for, from the
+        old place. Raises FabricError.
+        """
+        wish = lease_pb2.AcquireLeaseRequest()
+        wish.CopyFrom(request)
+
+        async def remember(queued: lease_pb2.Queued) -> None:
+            wish.ticket_id = queued.ticket_id
+            if on_queued:
+                await on_queued(queued)
+
+        for attempt in range(_CLAIM_ATTEMPTS):
+            wish.request_id = f"{request.request_id}/{attempt}"
+            granted = await self.acquire(wish, remember)
+            async with contextlib.AsyncExitStack() as stack:
+                stack.push_async_callback(self.release, granted.lease_id)
+                try:
+                    stream = await stack.enter_async_context(self.converse(granted, trace))
+                except FabricError as error:
+                    _log.warning("grant %s could not be claimed: %s", granted.lease_id, error)
+                    continue
+                yield stream
+                return
+        raise FabricError(Reason.UNAVAILABLE, "no granted worker could be reached")
+
+    @contextlib.asynccontextmanager
+    async def chat(
+        self, granted: lease_pb2.Granted, request: session_pb2.ChatRequest
+    ) -> AsyncGenerator[AsyncIterator[session_pb2.ChatResponse]]:
+        """Run one turn of chat on the granted slot; leaving the body stops it."""
+        async with self._worker(granted.worker_address) as channel:
+            turn = session_pb2.ChatRequest()
+            turn.CopyFrom(request)
+            turn.lease.CopyFrom(granted.lease)
+            call = session_pb2_grpc.SessionServiceStub(channel).Chat(turn)
+            try:
+                yield _chat_responses(call)
+            finally:
+                call.cancel()
+
+    @contextlib.asynccontextmanager
+    async def _worker(self, address: str) -> AsyncGenerator[grpc.aio.Channel]:
+        """Lend the one channel to a worker; idle ones beyond the bound are closed, oldest first."""
+        channel = self._workers.pop(address, None) or open_channel(address)
+        self._workers[address] = channel
+        self._worker_users[address] = self._worker_users.get(address, 0) + 1
+        try:
+            yield channel
+        finally:
+            self._worker_users[address] -= 1
+            await self._close_idle()
+
+    async def _close_idle(self) -> None:
+        for address in list(self._workers)[: max(0, len(self._workers) - _WORKER_CHANNELS)]:
+            if self._worker_users[address] == 0:
+                del self._worker_users[address]
+                await self._workers.pop(address).close()
+
+
+async def _chat_responses(
+    call: grpc.aio.UnaryStreamCall[session_pb2.ChatRequest, session_pb2.ChatResponse],
+) -> AsyncIterator[session_pb2.ChatResponse]:
+    try:
+        async for response in call:
+            yield response
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc(error) from None

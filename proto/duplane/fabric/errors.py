@@ -1,0 +1,111 @@
+"""What can go wrong between processes: one reason each, one gRPC status code per reason.
+
+A failure crosses the border as a status with exactly one `google.rpc.ErrorInfo` (AIP-193); on
+either side it is a `FabricError`.
+"""
+
+# pyright: reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2 as _error_details
+from google.rpc import status_pb2 as _status
+from grpc_status import rpc_status as _rpc_status
+
+# Generated code that ships without stubs.
+error_details_pb2: Any = _error_details
+status_pb2: Any = _status
+rpc_status: Any = _rpc_status
+
+DOMAIN = "duplane"
+
+
+class Reason(StrEnum):
+    """Why a call failed, for programs."""
+
+    INVALID_FIELD = "INVALID_FIELD"
+    OUT_OF_ORDER = "OUT_OF_ORDER"
+    QUEUE_FULL = "QUEUE_FULL"
+    KIND_NOT_SERVED = "KIND_NOT_SERVED"
+    TICKET_CANCELLED = "TICKET_CANCELLED"
+    SUPERSEDED = "SUPERSEDED"
+    UNKNOWN_WORKER = "UNKNOWN_WORKER"
+    UNKNOWN_TICKET = "UNKNOWN_TICKET"
+    WORKER_ATTACHED = "WORKER_ATTACHED"
+    LEASE_FORGED = "LEASE_FORGED"
+    LEASE_STALE = "LEASE_STALE"
+    LEASE_EXPIRED = "LEASE_EXPIRED"
+    WRONG_WORKER = "WRONG_WORKER"
+    WRONG_EPOCH = "WRONG_EPOCH"
+    SLOT_OCCUPIED = "SLOT_OCCUPIED"
+    OPEN_TIMEOUT = "OPEN_TIMEOUT"
+    DRAINING = "DRAINING"
+    ENGINE_FAILED = "ENGINE_FAILED"
+    UNAVAILABLE = "UNAVAILABLE"
+    UNKNOWN = "UNKNOWN"
+
+
+CODES: dict[Reason, grpc.StatusCode] = {
+    Reason.INVALID_FIELD: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.OUT_OF_ORDER: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.QUEUE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.KIND_NOT_SERVED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.TICKET_CANCELLED: grpc.StatusCode.CANCELLED,
+    Reason.SUPERSEDED: grpc.StatusCode.ABORTED,
+    Reason.UNKNOWN_WORKER: grpc.StatusCode.NOT_FOUND,
+    Reason.UNKNOWN_TICKET: grpc.StatusCode.NOT_FOUND,
+    Reason.WORKER_ATTACHED: grpc.StatusCode.ALREADY_EXISTS,
+    Reason.LEASE_FORGED: grpc.StatusCode.UNAUTHENTICATED,
+    Reason.LEASE_STALE: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.LEASE_EXPIRED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.WRONG_WORKER: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.WRONG_EPOCH: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.SLOT_OCCUPIED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.OPEN_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Reason.DRAINING: grpc.StatusCode.UNAVAILABLE,
+    Reason.ENGINE_FAILED: grpc.StatusCode.INTERNAL,
+    Reason.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    Reason.UNKNOWN: grpc.StatusCode.UNKNOWN,
+}
+
+
+class FabricError(Exception):
+    """A failure with a reason; `field` names the message field at fault, if one is."""
+
+    def __init__(self, reason: Reason, message: str, *, field: str = "") -> None:
+        super().__init__(f"{reason}: {message}")
+        self.reason = reason
+        self.message = message
+        self.field = field
+
+
+def from_rpc(error: grpc.aio.AioRpcError) -> FabricError:
+    """Translate a failed call. One that never reached a peer of ours is UNAVAILABLE."""
+    status = rpc_status.from_call(error)
+    for detail in status.details if status else ():
+        info = error_details_pb2.ErrorInfo()
+        if detail.Unpack(info) and info.domain == DOMAIN and info.reason in set(Reason):
+            field = info.metadata.get("field", "")
+            return FabricError(Reason(info.reason), error.details() or "", field=field)
+    unreachable = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    reason = Reason.UNAVAILABLE if error.code() in unreachable else Reason.UNKNOWN
+    return FabricError(reason, f"{error.code().name}: {error.details()}")
+
+
+async def abort(context: grpc.aio.ServicerContext[object, object], error: FabricError) -> NoReturn:
+    """End a served call with `error`."""
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
+    if error.field:
+        info.metadata["field"] = error.field
+    detail = any_pb2.Any()
+    detail.Pack(info)
+    code: int = CODES[error.reason].value[0]
+    status = status_pb2.Status(code=code, message=error.message, details=[detail])
+    await context.abort_with_status(rpc_status.to_status(status))
+    raise AssertionError("abort_with_status always raises")

@@ -1,0 +1,98 @@
+"""How a process of ours lives: uvloop, signals, logs, the ready line, and the tie to its parent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+
+import uvloop
+
+READY = "duplane-ready"  # first word of the line that tells a supervisor where we listen
+SUPERVISED = "DUPLANE_SUPERVISED"  # set by a parent that holds our stdin: we end when it does
+EXIT_INTERRUPTED = 130
+
+_log = logging.getLogger(__name__)
+
+
+class Shutdown:
+    """What the outside wants of this process: nothing yet, to drain, or to stop.
+
+    The first SIGINT or SIGTERM asks to drain; the second cancels the main task.
+    """
+
+    def __init__(self) -> None:
+        self._drain = asyncio.Event()
+
+    @property
+    def is_draining(self) -> bool:
+        """True from the first signal on."""
+        return self._drain.is_set()
+
+    def drain(self) -> None:
+        """Ask to drain."""
+        self._drain.set()
+
+    async def wait(self) -> None:
+        """Wait for the first signal."""
+        await self._drain.wait()
+
+
+def run(main: Callable[[Shutdown], Coroutine[None, None, None]]) -> int:
+    """Run `main` on uvloop until it returns; return the exit code."""
+    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
+        uvloop.run(_supervise(main))
+        return 0
+    return EXIT_INTERRUPTED
+
+
+async def _supervise(main: Callable[[Shutdown], Coroutine[None, None, None]]) -> None:
+    loop = asyncio.get_running_loop()
+    shutdown = Shutdown()
+    task = asyncio.ensure_future(main(shutdown))
+
+    def on_signal() -> None:
+        if shutdown.is_draining:
+            task.cancel()
+        else:
+            shutdown.drain()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    if os.environ.get(SUPERVISED):
+        await _watch_parent(task)
+    await task
+
+
+async def _watch_parent(task: asyncio.Future[None]) -> None:
+    """Cancel `task` when stdin ends: the parent that held its other side has died."""
+
+    class _Tie(asyncio.Protocol):
+        def connection_lost(self, exc: Exception | None) -> None:
+            del exc
+            if not task.done():
+                _log.warning("the supervising process is gone; stopping")
+                task.cancel()
+
+    await asyncio.get_running_loop().connect_read_pipe(_Tie, sys.stdin)
+
+
+def announce(role: str, address: str) -> None:
+    """Tell a supervisor, and whoever reads the terminal, that `role` serves at `address`."""
+    sys.stdout.write(f"{READY} {role} {address}\n")
+    sys.stdout.flush()
+
+
+def configure_logging(role: str, level: str = "INFO") -> None:
+    """Log to stderr, one line per record, named by role."""
+    logging.basicConfig(
+        level=level,
+        stream=sys.stderr,
+        format=f"%(asctime)s %(levelname).1s {role} %(message)s",
+        datefmt="%H:%M:%S",
+        force=True,
+    )

@@ -1,0 +1,142 @@
+import datetime
+
+from duplane.fabric.v1 import lease_pb2 as _lease_pb2
+from duplane.fabric.v1 import registry_pb2 as _registry_pb2
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("worker", "worker_epoch", "is_draining", "report", "attached_duration")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_DURATION_FIELD_NUMBER: _ClassVar[int]
+    worker: _registry_pb2.Register
+    worker_epoch: int
+    is_draining: bool
+    report: _registry_pb2.Report
+    attached_duration: _duration_pb2.Duration
+    def __init__(self, worker: _Optional[_Union[_registry_pb2.Register, _Mapping]] = ..., worker_epoch: _Optional[int] = ..., is_draining: _Optional[bool] = ..., report: _Optional[_Union[_registry_pb2.Report, _Mapping]] = ..., attached_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class LeaseStatus(_message.Message):
+    __slots__ = ("claims", "is_claimed", "held_duration", "estimated_remaining")
+    CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    IS_CLAIMED_FIELD_NUMBER: _ClassVar[int]
+    HELD_DURATION_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATED_REMAINING_FIELD_NUMBER: _ClassVar[int]
+    claims: _lease_pb2.LeaseClaims
+    is_claimed: bool
+    held_duration: _duration_pb2.Duration
+    estimated_remaining: _duration_pb2.Duration
+    def __init__(self, claims: _Optional[_Union[_lease_pb2.LeaseClaims, _Mapping]] = ..., is_claimed: _Optional[bool] = ..., held_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., estimated_remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class TicketStatus(_message.Message):
+    __slots__ = ("ticket_id", "kind", "pool", "session_id", "position", "estimated_wait", "waited_duration")
+    TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATED_WAIT_FIELD_NUMBER: _ClassVar[int]
+    WAITED_DURATION_FIELD_NUMBER: _ClassVar[int]
+    ticket_id: str
+    kind: _lease_pb2.SessionKind
+    pool: str
+    session_id: str
+    position: int
+    estimated_wait: _duration_pb2.Duration
+    waited_duration: _duration_pb2.Duration
+    def __init__(self, ticket_id: _Optional[str] = ..., kind: _Optional[_Union[_lease_pb2.SessionKind, str]] = ..., pool: _Optional[str] = ..., session_id: _Optional[str] = ..., position: _Optional[int] = ..., estimated_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., waited_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class ListWorkersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListWorkersResponse(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ...) -> None: ...
+
+class ListLeasesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListLeasesResponse(_message.Message):
+    __slots__ = ("leases",)
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    leases: _containers.RepeatedCompositeFieldContainer[LeaseStatus]
+    def __init__(self, leases: _Optional[_Iterable[_Union[LeaseStatus, _Mapping]]] = ...) -> None: ...
+
+class ListTicketsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListTicketsResponse(_message.Message):
+    __slots__ = ("tickets", "ticket_limit")
+    TICKETS_FIELD_NUMBER: _ClassVar[int]
+    TICKET_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    tickets: _containers.RepeatedCompositeFieldContainer[TicketStatus]
+    ticket_limit: int
+    def __init__(self, tickets: _Optional[_Iterable[_Union[TicketStatus, _Mapping]]] = ..., ticket_limit: _Optional[int] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchResponse(_message.Message):
+    __slots__ = ("snapshot", "worker", "removed_worker_id", "lease", "removed_lease_id", "ticket", "removed_ticket_id")
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    snapshot: Snapshot
+    worker: WorkerStatus
+    removed_worker_id: str
+    lease: LeaseStatus
+    removed_lease_id: str
+    ticket: TicketStatus
+    removed_ticket_id: str
+    def __init__(self, snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., worker: _Optional[_Union[WorkerStatus, _Mapping]] = ..., removed_worker_id: _Optional[str] = ..., lease: _Optional[_Union[LeaseStatus, _Mapping]] = ..., removed_lease_id: _Optional[str] = ..., ticket: _Optional[_Union[TicketStatus, _Mapping]] = ..., removed_ticket_id: _Optional[str] = ...) -> None: ...
+
+class Snapshot(_message.Message):
+    __slots__ = ("workers", "leases", "tickets", "ticket_limit")
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    TICKETS_FIELD_NUMBER: _ClassVar[int]
+    TICKET_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    leases: _containers.RepeatedCompositeFieldContainer[LeaseStatus]
+    tickets: _containers.RepeatedCompositeFieldContainer[TicketStatus]
+    ticket_limit: int
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseStatus, _Mapping]]] = ..., tickets: _Optional[_Iterable[_Union[TicketStatus, _Mapping]]] = ..., ticket_limit: _Optional[int] = ...) -> None: ...
+
+class DrainWorkerRequest(_message.Message):
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
+
+class DrainWorkerResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CancelTicketRequest(_message.Message):
+    __slots__ = ("ticket_id",)
+    TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    ticket_id: str
+    def __init__(self, ticket_id: _Optional[str] = ...) -> None: ...
+
+class CancelTicketResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

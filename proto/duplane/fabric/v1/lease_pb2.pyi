@@ -1,0 +1,113 @@
+import datetime
+
+from duplane.fabric.v1 import trace_pb2 as _trace_pb2
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class SessionKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SESSION_KIND_UNSPECIFIED: _ClassVar[SessionKind]
+    SESSION_KIND_AUDIO_DUPLEX: _ClassVar[SessionKind]
+    SESSION_KIND_OMNI_DUPLEX: _ClassVar[SessionKind]
+    SESSION_KIND_CHAT: _ClassVar[SessionKind]
+SESSION_KIND_UNSPECIFIED: SessionKind
+SESSION_KIND_AUDIO_DUPLEX: SessionKind
+SESSION_KIND_OMNI_DUPLEX: SessionKind
+SESSION_KIND_CHAT: SessionKind
+
+class AcquireLeaseRequest(_message.Message):
+    __slots__ = ("request_id", "ticket_id", "kind", "pool", "session_id", "client_id", "trace")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    ticket_id: str
+    kind: SessionKind
+    pool: str
+    session_id: str
+    client_id: str
+    trace: _trace_pb2.TraceContext
+    def __init__(self, request_id: _Optional[str] = ..., ticket_id: _Optional[str] = ..., kind: _Optional[_Union[SessionKind, str]] = ..., pool: _Optional[str] = ..., session_id: _Optional[str] = ..., client_id: _Optional[str] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ...) -> None: ...
+
+class AcquireLeaseResponse(_message.Message):
+    __slots__ = ("queued", "granted")
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    queued: Queued
+    granted: Granted
+    def __init__(self, queued: _Optional[_Union[Queued, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ...) -> None: ...
+
+class Queued(_message.Message):
+    __slots__ = ("ticket_id", "position", "queue_length", "estimated_wait")
+    TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATED_WAIT_FIELD_NUMBER: _ClassVar[int]
+    ticket_id: str
+    position: int
+    queue_length: int
+    estimated_wait: _duration_pb2.Duration
+    def __init__(self, ticket_id: _Optional[str] = ..., position: _Optional[int] = ..., queue_length: _Optional[int] = ..., estimated_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class Granted(_message.Message):
+    __slots__ = ("lease", "lease_id", "worker_address", "claim_timeout")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    lease: Lease
+    lease_id: str
+    worker_address: str
+    claim_timeout: _duration_pb2.Duration
+    def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ..., lease_id: _Optional[str] = ..., worker_address: _Optional[str] = ..., claim_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class Lease(_message.Message):
+    __slots__ = ("claims", "signature", "key_id")
+    CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    claims: bytes
+    signature: bytes
+    key_id: str
+    def __init__(self, claims: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., key_id: _Optional[str] = ...) -> None: ...
+
+class LeaseClaims(_message.Message):
+    __slots__ = ("lease_id", "worker_id", "worker_epoch", "slot", "fencing_number", "kind", "session_id", "expire_time")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    FENCING_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    worker_id: str
+    worker_epoch: int
+    slot: int
+    fencing_number: int
+    kind: SessionKind
+    session_id: str
+    expire_time: _timestamp_pb2.Timestamp
+    def __init__(self, lease_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., worker_epoch: _Optional[int] = ..., slot: _Optional[int] = ..., fencing_number: _Optional[int] = ..., kind: _Optional[_Union[SessionKind, str]] = ..., session_id: _Optional[str] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class ReleaseLeaseRequest(_message.Message):
+    __slots__ = ("lease_id",)
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    def __init__(self, lease_id: _Optional[str] = ...) -> None: ...
+
+class ReleaseLeaseResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -1,0 +1,398 @@
+import datetime
+
+from duplane.fabric.v1 import lease_pb2 as _lease_pb2
+from duplane.fabric.v1 import trace_pb2 as _trace_pb2
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DecodeMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DECODE_MODE_UNSPECIFIED: _ClassVar[DecodeMode]
+    DECODE_MODE_SAMPLING: _ClassVar[DecodeMode]
+    DECODE_MODE_GREEDY: _ClassVar[DecodeMode]
+
+class CloseReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CLOSE_REASON_UNSPECIFIED: _ClassVar[CloseReason]
+    CLOSE_REASON_CLIENT: _ClassVar[CloseReason]
+    CLOSE_REASON_CONTEXT_FULL: _ClassVar[CloseReason]
+    CLOSE_REASON_PAUSE_TIMEOUT: _ClassVar[CloseReason]
+    CLOSE_REASON_IDLE_TIMEOUT: _ClassVar[CloseReason]
+    CLOSE_REASON_SHUTDOWN: _ClassVar[CloseReason]
+    CLOSE_REASON_REVOKED: _ClassVar[CloseReason]
+    CLOSE_REASON_ENGINE_FAILED: _ClassVar[CloseReason]
+
+class ChatRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CHAT_ROLE_UNSPECIFIED: _ClassVar[ChatRole]
+    CHAT_ROLE_SYSTEM: _ClassVar[ChatRole]
+    CHAT_ROLE_USER: _ClassVar[ChatRole]
+    CHAT_ROLE_ASSISTANT: _ClassVar[ChatRole]
+
+class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
+    FINISH_REASON_STOP: _ClassVar[FinishReason]
+    FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+    FINISH_REASON_CONTEXT_FULL: _ClassVar[FinishReason]
+DECODE_MODE_UNSPECIFIED: DecodeMode
+DECODE_MODE_SAMPLING: DecodeMode
+DECODE_MODE_GREEDY: DecodeMode
+CLOSE_REASON_UNSPECIFIED: CloseReason
+CLOSE_REASON_CLIENT: CloseReason
+CLOSE_REASON_CONTEXT_FULL: CloseReason
+CLOSE_REASON_PAUSE_TIMEOUT: CloseReason
+CLOSE_REASON_IDLE_TIMEOUT: CloseReason
+CLOSE_REASON_SHUTDOWN: CloseReason
+CLOSE_REASON_REVOKED: CloseReason
+CLOSE_REASON_ENGINE_FAILED: CloseReason
+CHAT_ROLE_UNSPECIFIED: ChatRole
+CHAT_ROLE_SYSTEM: ChatRole
+CHAT_ROLE_USER: ChatRole
+CHAT_ROLE_ASSISTANT: ChatRole
+FINISH_REASON_UNSPECIFIED: FinishReason
+FINISH_REASON_STOP: FinishReason
+FINISH_REASON_LENGTH: FinishReason
+FINISH_REASON_CONTEXT_FULL: FinishReason
+
+class ConverseRequest(_message.Message):
+    __slots__ = ("claim", "open", "unit", "pause", "resume", "close")
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    claim: Claim
+    open: Open
+    unit: Unit
+    pause: Pause
+    resume: Resume
+    close: Close
+    def __init__(self, claim: _Optional[_Union[Claim, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., unit: _Optional[_Union[Unit, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
+
+class ConverseResponse(_message.Message):
+    __slots__ = ("claimed", "opened", "delta", "failed", "closed")
+    CLAIMED_FIELD_NUMBER: _ClassVar[int]
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    claimed: Claimed
+    opened: Opened
+    delta: Delta
+    failed: Failed
+    closed: Closed
+    def __init__(self, claimed: _Optional[_Union[Claimed, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ...) -> None: ...
+
+class Claim(_message.Message):
+    __slots__ = ("lease", "trace")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    lease: _lease_pb2.Lease
+    trace: _trace_pb2.TraceContext
+    def __init__(self, lease: _Optional[_Union[_lease_pb2.Lease, _Mapping]] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ...) -> None: ...
+
+class Claimed(_message.Message):
+    __slots__ = ("open_timeout",)
+    OPEN_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    open_timeout: _duration_pb2.Duration
+    def __init__(self, open_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class Open(_message.Message):
+    __slots__ = ("system_prompt", "llm_voice", "tts_voice", "config", "seed", "context_token_limit")
+    SYSTEM_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    LLM_VOICE_FIELD_NUMBER: _ClassVar[int]
+    TTS_VOICE_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKEN_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    system_prompt: str
+    llm_voice: bytes
+    tts_voice: bytes
+    config: DuplexConfig
+    seed: int
+    context_token_limit: int
+    def __init__(self, system_prompt: _Optional[str] = ..., llm_voice: _Optional[bytes] = ..., tts_voice: _Optional[bytes] = ..., config: _Optional[_Union[DuplexConfig, _Mapping]] = ..., seed: _Optional[int] = ..., context_token_limit: _Optional[int] = ...) -> None: ...
+
+class DuplexConfig(_message.Message):
+    __slots__ = ("generate_audio", "force_listen_count", "max_new_speak_token_count", "decode_mode", "temperature", "top_k", "top_p", "text_repetition_penalty", "text_repetition_window_size", "length_penalty", "listen_prob_scale", "listen_top_k", "tts_temperature")
+    GENERATE_AUDIO_FIELD_NUMBER: _ClassVar[int]
+    FORCE_LISTEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEW_SPEAK_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DECODE_MODE_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    TEXT_REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    TEXT_REPETITION_WINDOW_SIZE_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    LISTEN_PROB_SCALE_FIELD_NUMBER: _ClassVar[int]
+    LISTEN_TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TTS_TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    generate_audio: bool
+    force_listen_count: int
+    max_new_speak_token_count: int
+    decode_mode: DecodeMode
+    temperature: float
+    top_k: int
+    top_p: float
+    text_repetition_penalty: float
+    text_repetition_window_size: int
+    length_penalty: float
+    listen_prob_scale: float
+    listen_top_k: int
+    tts_temperature: float
+    def __init__(self, generate_audio: _Optional[bool] = ..., force_listen_count: _Optional[int] = ..., max_new_speak_token_count: _Optional[int] = ..., decode_mode: _Optional[_Union[DecodeMode, str]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., text_repetition_penalty: _Optional[float] = ..., text_repetition_window_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., listen_prob_scale: _Optional[float] = ..., listen_top_k: _Optional[int] = ..., tts_temperature: _Optional[float] = ...) -> None: ...
+
+class Opened(_message.Message):
+    __slots__ = ("prompt_token_count", "context_token_limit", "ignored_fields")
+    PROMPT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKEN_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    IGNORED_FIELDS_FIELD_NUMBER: _ClassVar[int]
+    prompt_token_count: int
+    context_token_limit: int
+    ignored_fields: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, prompt_token_count: _Optional[int] = ..., context_token_limit: _Optional[int] = ..., ignored_fields: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Unit(_message.Message):
+    __slots__ = ("sequence", "audio", "video_frames", "force_listen", "max_slice_count", "receive_time", "trace", "forced_token_ids")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    AUDIO_FIELD_NUMBER: _ClassVar[int]
+    VIDEO_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    FORCE_LISTEN_FIELD_NUMBER: _ClassVar[int]
+    MAX_SLICE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    RECEIVE_TIME_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    FORCED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    audio: bytes
+    video_frames: _containers.RepeatedScalarFieldContainer[bytes]
+    force_listen: bool
+    max_slice_count: int
+    receive_time: _timestamp_pb2.Timestamp
+    trace: _trace_pb2.TraceContext
+    forced_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sequence: _Optional[int] = ..., audio: _Optional[bytes] = ..., video_frames: _Optional[_Iterable[bytes]] = ..., force_listen: _Optional[bool] = ..., max_slice_count: _Optional[int] = ..., receive_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., forced_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Pause(_message.Message):
+    __slots__ = ("timeout",)
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    timeout: _duration_pb2.Duration
+    def __init__(self, timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class Resume(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Close(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Delta(_message.Message):
+    __slots__ = ("sequence", "listen", "speech", "end_of_turn", "context_token_count", "dropped_unit_count", "token_counts", "stage_times", "token_ids", "trace")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    LISTEN_FIELD_NUMBER: _ClassVar[int]
+    SPEECH_FIELD_NUMBER: _ClassVar[int]
+    END_OF_TURN_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_UNIT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    STAGE_TIMES_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    listen: Listen
+    speech: Speech
+    end_of_turn: bool
+    context_token_count: int
+    dropped_unit_count: int
+    token_counts: TokenCounts
+    stage_times: StageTimes
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    trace: _trace_pb2.TraceContext
+    def __init__(self, sequence: _Optional[int] = ..., listen: _Optional[_Union[Listen, _Mapping]] = ..., speech: _Optional[_Union[Speech, _Mapping]] = ..., end_of_turn: _Optional[bool] = ..., context_token_count: _Optional[int] = ..., dropped_unit_count: _Optional[int] = ..., token_counts: _Optional[_Union[TokenCounts, _Mapping]] = ..., stage_times: _Optional[_Union[StageTimes, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ...) -> None: ...
+
+class Listen(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Speech(_message.Message):
+    __slots__ = ("text", "audio")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    AUDIO_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    audio: bytes
+    def __init__(self, text: _Optional[str] = ..., audio: _Optional[bytes] = ...) -> None: ...
+
+class TokenCounts(_message.Message):
+    __slots__ = ("input_audio_token_count", "input_video_token_count", "input_text_token_count", "output_text_token_count", "output_audio_token_count")
+    INPUT_AUDIO_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    INPUT_VIDEO_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    INPUT_TEXT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TEXT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_AUDIO_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    input_audio_token_count: int
+    input_video_token_count: int
+    input_text_token_count: int
+    output_text_token_count: int
+    output_audio_token_count: int
+    def __init__(self, input_audio_token_count: _Optional[int] = ..., input_video_token_count: _Optional[int] = ..., input_text_token_count: _Optional[int] = ..., output_text_token_count: _Optional[int] = ..., output_audio_token_count: _Optional[int] = ...) -> None: ...
+
+class StageTimes(_message.Message):
+    __slots__ = ("inbox", "audio", "vision", "prefill", "decode", "talker", "vocoder", "settle", "total")
+    INBOX_FIELD_NUMBER: _ClassVar[int]
+    AUDIO_FIELD_NUMBER: _ClassVar[int]
+    VISION_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    TALKER_FIELD_NUMBER: _ClassVar[int]
+    VOCODER_FIELD_NUMBER: _ClassVar[int]
+    SETTLE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    inbox: _duration_pb2.Duration
+    audio: _duration_pb2.Duration
+    vision: _duration_pb2.Duration
+    prefill: _duration_pb2.Duration
+    decode: _duration_pb2.Duration
+    talker: _duration_pb2.Duration
+    vocoder: _duration_pb2.Duration
+    settle: _duration_pb2.Duration
+    total: _duration_pb2.Duration
+    def __init__(self, inbox: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., audio: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., vision: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., decode: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., talker: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., vocoder: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., settle: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("sequence", "reason", "message", "field")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    reason: str
+    message: str
+    field: str
+    def __init__(self, sequence: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., field: _Optional[str] = ...) -> None: ...
+
+class Closed(_message.Message):
+    __slots__ = ("reason", "message", "token_counts", "unit_count", "dropped_unit_count")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    UNIT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_UNIT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    reason: CloseReason
+    message: str
+    token_counts: TokenCounts
+    unit_count: int
+    dropped_unit_count: int
+    def __init__(self, reason: _Optional[_Union[CloseReason, str]] = ..., message: _Optional[str] = ..., token_counts: _Optional[_Union[TokenCounts, _Mapping]] = ..., unit_count: _Optional[int] = ..., dropped_unit_count: _Optional[int] = ...) -> None: ...
+
+class ChatRequest(_message.Message):
+    __slots__ = ("lease", "messages", "config", "seed", "trace")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    lease: _lease_pb2.Lease
+    messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
+    config: ChatConfig
+    seed: int
+    trace: _trace_pb2.TraceContext
+    def __init__(self, lease: _Optional[_Union[_lease_pb2.Lease, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., config: _Optional[_Union[ChatConfig, _Mapping]] = ..., seed: _Optional[int] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ...) -> None: ...
+
+class ChatMessage(_message.Message):
+    __slots__ = ("role", "parts")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    role: ChatRole
+    parts: _containers.RepeatedCompositeFieldContainer[ChatPart]
+    def __init__(self, role: _Optional[_Union[ChatRole, str]] = ..., parts: _Optional[_Iterable[_Union[ChatPart, _Mapping]]] = ...) -> None: ...
+
+class ChatPart(_message.Message):
+    __slots__ = ("text", "image", "audio", "video")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    AUDIO_FIELD_NUMBER: _ClassVar[int]
+    VIDEO_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    image: bytes
+    audio: bytes
+    video: bytes
+    def __init__(self, text: _Optional[str] = ..., image: _Optional[bytes] = ..., audio: _Optional[bytes] = ..., video: _Optional[bytes] = ...) -> None: ...
+
+class ChatConfig(_message.Message):
+    __slots__ = ("max_new_token_count", "temperature", "top_k", "top_p", "length_penalty", "repetition_penalty", "decode_mode", "is_thinking", "generate_audio", "tts_voice", "max_slice_count", "is_omni")
+    MAX_NEW_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    DECODE_MODE_FIELD_NUMBER: _ClassVar[int]
+    IS_THINKING_FIELD_NUMBER: _ClassVar[int]
+    GENERATE_AUDIO_FIELD_NUMBER: _ClassVar[int]
+    TTS_VOICE_FIELD_NUMBER: _ClassVar[int]
+    MAX_SLICE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    IS_OMNI_FIELD_NUMBER: _ClassVar[int]
+    max_new_token_count: int
+    temperature: float
+    top_k: int
+    top_p: float
+    length_penalty: float
+    repetition_penalty: float
+    decode_mode: DecodeMode
+    is_thinking: bool
+    generate_audio: bool
+    tts_voice: bytes
+    max_slice_count: int
+    is_omni: bool
+    def __init__(self, max_new_token_count: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., length_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., decode_mode: _Optional[_Union[DecodeMode, str]] = ..., is_thinking: _Optional[bool] = ..., generate_audio: _Optional[bool] = ..., tts_voice: _Optional[bytes] = ..., max_slice_count: _Optional[int] = ..., is_omni: _Optional[bool] = ...) -> None: ...
+
+class ChatResponse(_message.Message):
+    __slots__ = ("prefilled", "delta", "done")
+    PREFILLED_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    prefilled: Prefilled
+    delta: ChatDelta
+    done: Done
+    def __init__(self, prefilled: _Optional[_Union[Prefilled, _Mapping]] = ..., delta: _Optional[_Union[ChatDelta, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ...) -> None: ...
+
+class Prefilled(_message.Message):
+    __slots__ = ("prompt_token_count",)
+    PROMPT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    prompt_token_count: int
+    def __init__(self, prompt_token_count: _Optional[int] = ...) -> None: ...
+
+class ChatDelta(_message.Message):
+    __slots__ = ("sequence", "text", "audio", "token_ids", "stage_times")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    AUDIO_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    STAGE_TIMES_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    text: str
+    audio: bytes
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    stage_times: StageTimes
+    def __init__(self, sequence: _Optional[int] = ..., text: _Optional[str] = ..., audio: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., stage_times: _Optional[_Union[StageTimes, _Mapping]] = ...) -> None: ...
+
+class Done(_message.Message):
+    __slots__ = ("reason", "token_counts")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    reason: FinishReason
+    token_counts: TokenCounts
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., token_counts: _Optional[_Union[TokenCounts, _Mapping]] = ...) -> None: ...
