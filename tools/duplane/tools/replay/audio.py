@@ -60,7 +60,7 @@ def _stream(encoder: AudioEncoder, golden: Path, trace: dict[str, Any]) -> Itera
     yield worst(
         "audio_stream mel",
         [
-            compare(f"unit {index}", mels[index].T, arrays[f"mel_u{index}"], TOLERANCE)
+            compare(f"unit {index}", mels[index], arrays[f"mel_u{index}"].T, TOLERANCE)
             for index in trace["mel_units"]
         ],
     )
@@ -104,8 +104,8 @@ def _offline(encoder: AudioEncoder, golden: Path, trace: dict[str, Any]) -> Iter
         yield same(f"audio_offline {name} n_embeds", len(embeds), clip["n_embeds"])
         recorded = {f"{name}_embeds": embeds, f"{name}_embeds_c8": embeds[:, ::8]}
         if f"{name}_mel" in arrays:
-            mel = encoder.mel.log_mel.clip(samples).numpy()
-            recorded[f"{name}_mel"] = mel.T[None]
+            mel = encoder.mel.log_mel.clip(samples)
+            recorded[f"{name}_mel"] = mel.mT[None].numpy()
         for key, got in recorded.items():
             if key in arrays:
                 yield compare(f"audio_offline {key}", got, arrays[key], TOLERANCE)

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
-from duplane.worker.model.checkpoint import CheckpointError, read_json
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers import Regex as Pattern
 from tokenizers.models import BPE
+
+from duplane.worker.model.checkpoint import CheckpointError, read_json
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from duplane.worker.model.checkpoint import CheckpointError, field, section
 from duplane.worker.model.mel import CONTEXT_FRAMES, CORE_FRAMES
 
 UNIT_POSITIONS = CORE_FRAMES // 2
@@ -37,23 +38,24 @@ class AudioConfig:
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> AudioConfig:
-        """Read from the checkpoint's whole config.json."""
-        audio = config["audio_config"]
+        """Read from the checkpoint's whole config.json; raises `CheckpointError`."""
+        audio = section(config, "audio_config")
+        chunk_s = field(config, "audio_chunk_length", float)
         return cls(
-            mel_bins=audio["num_mel_bins"],
-            width=audio["d_model"],
-            layer_count=audio["encoder_layers"],
-            head_count=audio["encoder_attention_heads"],
-            ffn_width=audio["encoder_ffn_dim"],
-            position_count=audio["max_source_positions"],
-            hidden=config["hidden_size"],
-            pool=config["audio_pool_step"],
-            chunk_positions=max(0, int(config["audio_chunk_length"] * UNIT_POSITIONS)),
+            mel_bins=field(audio, "num_mel_bins", int),
+            width=field(audio, "d_model", int),
+            layer_count=field(audio, "encoder_layers", int),
+            head_count=field(audio, "encoder_attention_heads", int),
+            ffn_width=field(audio, "encoder_ffn_dim", int),
+            position_count=field(audio, "max_source_positions", int),
+            hidden=field(config, "hidden_size", int),
+            pool=field(config, "audio_pool_step", int),
+            chunk_positions=max(0, int(chunk_s * UNIT_POSITIONS)),
         )
 
     def __post_init__(self) -> None:
         if self.position_count < UNIT_POSITIONS:
-            raise ValueError(
+            raise CheckpointError(
                 f"audio_config.max_source_positions: {self.position_count}, "
                 f"one unit needs {UNIT_POSITIONS}"
             )
