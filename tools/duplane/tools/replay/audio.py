@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from duplane.tools.replay.check import Check, compare, same, worst
 from duplane.worker.model.audio_clip import split
@@ -42,7 +43,7 @@ def load_encoder(checkpoint: Path, slot_count: int = 1) -> AudioEncoder:
     return encoder
 
 
-def read_audio(path: Path, sample_count: int) -> np.ndarray:
+def read_audio(path: Path, sample_count: int) -> NDArray[np.float32]:
     """The first samples [sample_count] of an int16 mono file repeated end to end, float32."""
     with wave.open(str(path)) as file:
         samples = np.frombuffer(file.readframes(file.getnframes()), np.int16)
@@ -65,7 +66,7 @@ def _stream(encoder: AudioEncoder, golden: Path, trace: dict[str, Any]) -> Itera
         ],
     )
 
-    embeds: list[np.ndarray] = []
+    embeds: list[NDArray[np.float32]] = []
     lengths: list[int] = []
     left: list[int] = []
     for unit in units:
@@ -87,7 +88,7 @@ def _stream(encoder: AudioEncoder, golden: Path, trace: dict[str, Any]) -> Itera
     yield same("audio_stream buffer_left", left, trace["buffer_left"])
 
 
-def _mel(stream: MelStream, unit: np.ndarray) -> np.ndarray:
+def _mel(stream: MelStream, unit: NDArray[np.float32]) -> NDArray[np.float32]:
     """A unit's features [frames, mel_bins], without the missing context of a first unit."""
     stream.push(0, unit)
     features, is_first = stream.emit([0])
