@@ -47,7 +47,7 @@ def read_audio(path: Path, sample_count: int) -> NDArray[np.float32]:
     """The first samples [sample_count] of an int16 mono file repeated end to end, float32."""
     with wave.open(str(path)) as file:
         samples = np.frombuffer(file.readframes(file.getnframes()), np.int16)
-    return np.resize(samples, sample_count).astype(np.float32) / 32768
+    return np.resize(samples, sample_count).astype(np.float32) / np.float32(32768)
 
 
 def _stream(encoder: AudioEncoder, golden: Path, trace: dict[str, Any]) -> Iterator[Check]:
@@ -62,7 +62,7 @@ def _stream(encoder: AudioEncoder, golden: Path, trace: dict[str, Any]) -> Itera
         "audio_stream mel",
         [
             compare(f"unit {index}", mels[index], arrays[f"mel_u{index}"].T, TOLERANCE)
-            for index in trace["mel_units"]
+            for index in map(int, trace["mel_units"])
         ],
     )
 
@@ -79,7 +79,7 @@ def _stream(encoder: AudioEncoder, golden: Path, trace: dict[str, Any]) -> Itera
         "audio_stream embeds",
         [
             compare(f"unit {index}", embeds[index], arrays[f"embeds_u{index}"], TOLERANCE)
-            for index in trace["embeds_full_units"]
+            for index in map(int, trace["embeds_full_units"])
         ],
     )
     every_eighth = np.stack(embeds)[..., ::8]
