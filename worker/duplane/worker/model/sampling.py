@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ class SeededUniforms:
     def peek(self, count: int) -> list[float]:
         while len(self._ahead) < count:
             block = torch.rand(self._BLOCK, generator=self._generator, dtype=torch.float64)
-            self._ahead.extend(cast("list[float]", block.tolist()))
+            self._ahead.extend(block.numpy().tolist())
         return [self._ahead[index] for index in range(count)]
 
     def advance(self, count: int) -> None:
@@ -185,7 +185,7 @@ class TextSampling:
         kinds = torch.where(is_listen_rank, int(Decision.LISTEN_RANK), int(Decision.CHOICE))
         kinds = torch.where(is_end, int(Decision.CHUNK_END), kinds)
         kinds = torch.where(logits.isfinite().all(-1), kinds, int(Decision.NOT_FINITE))
-        return cast("list[list[int]]", torch.stack((ids, kinds), dim=-1).tolist())
+        return torch.stack((ids, kinds), dim=-1).cpu().numpy().tolist()
 
     def _account(
         self,
