@@ -49,7 +49,7 @@ class FabricServer:
     """A gRPC server with the official health and reflection services.
 
     Register servicers on `grpc`, then `start`. Every service named at construction is reported
-    SERVING by health from `start` to `stop`.
+    SERVING by health from `start` to `stop`, unless `set_serving` says otherwise.
     """
 
     def __init__(self, *services: str) -> None:
@@ -64,9 +64,14 @@ class FabricServer:
         """Serve on host:port (port 0 picks one) and return the host:port that was bound."""
         port = self.grpc.add_insecure_port(listen)
         await self.grpc.start()
-        for service in self._services:
-            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        await self.set_serving(True)
         return f"{listen.rpartition(':')[0]}:{port}"
+
+    async def set_serving(self, is_serving: bool) -> None:
+        """Say by health whether new calls are welcome; those that run are untouched."""
+        status = health_pb2.HealthCheckResponse
+        for service in self._services:
+            await self._health.set(service, status.SERVING if is_serving else status.NOT_SERVING)
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls, give those that run `grace_s`, then cancel them."""
