@@ -146,13 +146,13 @@ def serve_up(settings: UpSettings) -> int:
 async def _up(settings: UpSettings, shutdown: process.Shutdown) -> None:
     with _checkpoint(settings) as checkpoint:
         async with _running(settings, checkpoint) as (edge, others):
-            address = edge.address
-            is_tiny = settings.checkpoint is None
+            scheduler = others[-1]
+            tiny = "; tiny random model, its answers mean nothing"
             sys.stdout.write(
-                f"duplane is ready: ws://{address}/v1/realtime?mode=audio"
-                f"  http://{address}/status"
-                f"  ({settings.worker_count * settings.slot_count} slots"
-                f"{', tiny random model: its answers mean nothing' if is_tiny else ''})\n"
+                f"duplane is ready: ws://{edge.address}/v1/realtime?mode=audio"
+                f" http://{edge.address}/status grpc://{scheduler.address}"
+                f" ({settings.worker_count * settings.slot_count} slots"
+                f"{tiny if settings.checkpoint is None else ''})\n"
             )
             sys.stdout.flush()
             await shutdown.wait()
