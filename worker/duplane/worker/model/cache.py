@@ -70,7 +70,7 @@ class KVCache:
         shape = (layers, slots, heads, capacity, head_dim)
         self.keys = torch.zeros(shape, device=device, dtype=dtype)
         self.values = torch.zeros(shape, device=device, dtype=dtype)
-        self.capacity = capacity
+        self.slot_count, self.capacity = slots, capacity
         self._queries_per_head = queries_per_head
         self._lengths = [0] * slots
         self._touched = [0] * slots

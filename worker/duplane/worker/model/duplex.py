@@ -95,11 +95,6 @@ class UnitRules:
         self._step += 1
         return token
 
-    @property
-    def fed_first_only(self) -> bool:
-        """Whether the id fed last was the unit's first, which is not part of what is said."""
-        return self._step == 1
-
     def closing(self) -> tuple[int, int]:
         """The terminator and the unit end, to be fed when the unit is settled."""
         return self.added[-2], self.added[-1]

@@ -133,9 +133,7 @@ class Talker(nn.Module):
         holds the conditions and the tokens returned, or nothing where the turn has ended. A turn
         that outgrows the cache goes on without what was spoken before.
         """
-        counts = [
-            (speech.slot, len(rows)) for speech, rows in zip(speeches, conditions, strict=True)
-        ]
+        counts = [(speech.slot, len(speech.condition)) for speech in speeches]
         for slot, count in counts:
             if self.cache.length(slot) + count + STEPS > self.cache.capacity:
                 self.cache.truncate(slot, 0)
