@@ -123,7 +123,7 @@ class Rounds:
         noise = np.random.default_rng(0).normal(0, 0.05, INPUT_RATE_HERTZ).astype(np.float32)
         for _ in range(_WARM_UP_UNITS):
             for result in self.model.step([UnitInput(0, noise)]):
-                if isinstance(result, UnitFailure):
+                if isinstance(result, UnitFailure) and result.is_fatal:
                     raise RuntimeError(f"the model fails on a unit of noise: {result.message}")
             self.model.settle([0])
         self.model.close(0)

@@ -32,6 +32,8 @@ from duplane.worker.settings import SessionLimits
 
 _log = logging.getLogger(__name__)
 
+CONTEXT_FULL = "CONTEXT_FULL"  # what the model answers to a unit that it has no room for
+
 Stream = grpc.aio.ServicerContext[Any, Any]
 End = session_pb2.Closed | FabricError
 
@@ -183,6 +185,8 @@ class Session:
             self._say(session_pb2.ConverseResponse(failed=failed))
             if result.is_fatal:
                 self._on_lost()
+            elif result.reason == CONTEXT_FULL:
+                self.end(session_pb2.Closed(reason=session_pb2.CLOSE_REASON_CONTEXT_FULL))
             return
         now_s = time.monotonic()
         delta = self._account.delta(done, result, now_s)
