@@ -142,7 +142,7 @@ class DuplexModel:
             raise
         conversation.prompt_length = self.context_length(slot)
         if self._probe is not None:
-            self._probe.prepared(slot, heard, conversation.prompt_length)
+            self._probe.prepared(slot, heard)
         return Opened(conversation.prompt_length, ignored)
 
     def _prompt(self, text: str, voice: FloatArray | None) -> tuple[Tensor, Tensor | None]:
@@ -215,10 +215,11 @@ class DuplexModel:
         if len(set(slots)) < len(slots):
             raise ValueError(f"a slot is named twice: {slots}")
         for slot in slots:
-            if self._conversation(slot).unsettled is not None:
+            if self.conversation(slot).unsettled is not None:
                 raise ValueError(f"slot {slot} was not settled")
 
-    def _conversation(self, slot: int) -> Conversation:
+    def conversation(self, slot: int) -> Conversation:
+        """The slot's conversation; ValueError if it has none."""
         conversation = self._conversations[slot]
         if conversation is None:
             raise ValueError(f"slot {slot} has no conversation")
@@ -228,7 +229,7 @@ class DuplexModel:
         """Take the unit's audio, or say why it cannot be run; nothing else has changed then."""
         if unit.frames:
             return _refused(unit, "FRAMES_UNSUPPORTED", "this model does not see frames")
-        options = self._conversation(unit.slot).options
+        options = self.conversation(unit.slot).options
         rows = self.parts.audio.unit_rows + options.max_new_speak_tokens_per_chunk + CLOSING_ROWS
         held = self.context_length(unit.slot)
         if held >= self.context_capacity or held + rows + 2 > self.llm.cache.capacity:
@@ -245,7 +246,7 @@ class DuplexModel:
         return None
 
     def _begin(self, unit: UnitInput) -> RunningUnit:
-        conversation = self._conversation(unit.slot)
+        conversation = self.conversation(unit.slot)
         rules = UnitRules.begin(self.tokens, conversation.turn, force_listen=unit.force_listen)
         conversation.unsettled = rules
         conversation.unit_start = self.context_length(unit.slot)
@@ -309,7 +310,7 @@ class DuplexModel:
         Slots whose unit failed, or was settled, are left as they are.
         """
         watch = Stopwatch(self._device)
-        open_ = [(slot, self._conversation(slot)) for slot in sorted(set(slots))]
+        open_ = [(slot, self.conversation(slot)) for slot in sorted(set(slots))]
         pending = [(slot, held, held.unsettled) for slot, held in open_ if held.unsettled]
         if not pending:
             return
