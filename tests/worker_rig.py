@@ -321,5 +321,3 @@ async def running_worker(
         rig.worker.cancel()
         await asyncio.wait({rig.worker})
         await scheduler.stop()
-
-

@@ -6,7 +6,7 @@ import numpy as np
 from scripted_model import PROMPT_TOKENS, UNIT_TOKENS, ScriptedModel
 from worker_rig import pcm, running_worker, unit
 
-from duplane.fabric.v1 import registry_pb2, session_pb2
+from duplane.fabric.v1 import session_pb2
 from duplane.worker.model.types import DecodeMode
 
 
