@@ -56,12 +56,19 @@ class WorkerSettings:
                 value = getattr(group, setting.name)
                 if isinstance(value, int | float) and not value > 0:
                     raise ValueError(f"{setting.name} is {value}, must be above 0")
-        for setting, address in (
-            ("listen", self.listen),
-            *(("schedulers", a) for a in self.schedulers),
-        ):
-            host, colon, port = address.rpartition(":")
-            if not (host and colon and port.isdecimal() and int(port) < 65536):
-                raise ValueError(f"{setting} is {address!r}, must be host:port")
         if not self.schedulers:
             raise ValueError("schedulers is empty, must name at least one")
+        host = _check_address("listen", self.listen)
+        for scheduler in self.schedulers:
+            _check_address("schedulers", scheduler)
+        if self.advertise:
+            _check_address("advertise", self.advertise)
+        elif host in ("0.0.0.0", "[::]"):
+            raise ValueError(f"advertise is empty, must say where edges reach {self.listen}")
+
+
+def _check_address(setting: str, address: str) -> str:
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal() and int(port) < 65536):
+        raise ValueError(f"{setting} is {address!r}, must be host:port")
+    return host
