@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -280,18 +280,28 @@ async def refusal(rig: Rig, granted: lease_pb2.Granted) -> FabricError:
 
 @contextlib.asynccontextmanager
 async def running_worker(
-    model: ScriptedModel | None = None, *, is_broken_at_end: bool = False, **settings: Any
+    model: ScriptedModel | None = None,
+    *,
+    scheduler: FakeScheduler | None = None,
+    schedulers: Sequence[str] = (),
+    is_broken_at_end: bool = False,
+    **settings: Any,
 ) -> AsyncIterator[Rig]:
-    """Run a worker; at the end every slot must be free and nothing of it left."""
-    scheduler = FakeScheduler()
-    await scheduler.start()
+    """Run a worker; at the end every slot must be free and nothing of it left.
+
+    It attaches to `scheduler` (one of its own unless given, and already started) and to
+    `schedulers`.
+    """
+    if scheduler is None:
+        scheduler = FakeScheduler()
+        await scheduler.start()
     rig = Rig(model or ScriptedModel(), scheduler)
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(rig.spans))
     told = WorkerSettings(
         **{
             "checkpoint": Path("/nowhere"),
-            "schedulers": (scheduler.address,),
+            "schedulers": (scheduler.address, *schedulers),
             "worker_id": WORKER_ID,
             "slot_count": rig.model.slot_count,
             **settings,
@@ -307,11 +317,12 @@ async def running_worker(
         await scheduler.until(lambda: bool(scheduler.registers) and scheduler.report_count > 0)
         yield rig
         rig.model.let_go()
-        if not rig.worker.done() and not is_broken_at_end:
-            await rig.all_free()
-        rig.shutdown.drain()
-        async with asyncio.timeout(WITHIN_S):
-            await rig.worker
+        if not rig.worker.done():
+            if not is_broken_at_end:
+                await rig.all_free()
+            rig.shutdown.drain()
+            async with asyncio.timeout(WITHIN_S):
+                await rig.worker
         assert rig.model.breaches == []
         left = [task for task in asyncio.all_tasks() - before if _is_of_worker(task)]
         assert not left, left

@@ -61,15 +61,17 @@ async def serve(
 
 
 async def _load(engine: Engine, shutdown: process.Shutdown) -> bool:
-    """Load the model; False when asked to stop meanwhile."""
-    async with asyncio.TaskGroup() as tasks:
-        loading = tasks.create_task(engine.start())
-        stopping = tasks.create_task(shutdown.wait())
-        await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        is_loaded = loading.done() and not shutdown.is_draining
-        loading.cancel()
-        stopping.cancel()
-    return is_loaded
+    """Load the model; False when asked to stop meanwhile. Raises what loading raises."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            loading = tasks.create_task(engine.start())
+            stopping = tasks.create_task(shutdown.wait())
+            await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            loading.cancel()
+            stopping.cancel()
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None  # only loading can fail
+    return not shutdown.is_draining
 
 
 class Worker:
@@ -93,36 +95,39 @@ class Worker:
         self._idle.set()
 
     async def serve(self, shutdown: process.Shutdown) -> None:
-        """Serve until drained. Raises RuntimeError when the device thread ends."""
-        async with asyncio.TaskGroup() as tasks:
+        """Serve until drained. Raises RuntimeError, grouped, when the device thread ends."""
+        async with asyncio.TaskGroup() as cleanups:
             sessions = Sessions(
-                self._admission, self._engine, self._tracer, self._settings.limits, tasks
+                self._admission, self._engine, self._tracer, self._settings.limits, cleanups
             )
             session_pb2_grpc.add_SessionServiceServicer_to_server(sessions, self._server.grpc)
             bound = await self._server.start(self._settings.listen)
+            self._address = self._settings.advertise or bound
+            grace_s = 0.0
             try:
-                self._address = self._settings.advertise or bound
-                background = [
-                    tasks.create_task(
-                        self._engine.watch(self._settings.stuck_after_s, self._on_stuck),
-                        name="watch the device",
-                    ),
-                    *self._attach(tasks, sessions),
-                ]
                 process.announce("worker", bound)
-                await shutdown.wait()
-                await self._drain(sessions)
-                for task in background:
-                    task.cancel()
+                await self._run(sessions, shutdown)
+                grace_s = _STOP_GRACE_S
             finally:
-                await self._server.stop(_STOP_GRACE_S)
+                # The calls end here, and with them their slots' cleanups begin.
+                await self._server.stop(grace_s)
 
-    def _attach(self, tasks: asyncio.TaskGroup, sessions: Sessions) -> list[asyncio.Task[None]]:
+    async def _run(self, sessions: Sessions, shutdown: process.Shutdown) -> None:
+        """Be present at every scheduler until asked to drain, and while draining."""
         presence = Presence(self._admission, self._register, sessions.report, sessions.end)
         self._attachments = [
             Attachment(scheduler, presence) for scheduler in self._settings.schedulers
         ]
-        return [tasks.create_task(attachment.run()) for attachment in self._attachments]
+        watch = self._engine.watch(self._settings.stuck_after_s, self._on_stuck)
+        async with asyncio.TaskGroup() as tasks:
+            background = [
+                tasks.create_task(coroutine)
+                for coroutine in (watch, *(attachment.run() for attachment in self._attachments))
+            ]
+            await shutdown.wait()
+            await self._drain(sessions)
+            for task in background:
+                task.cancel()
 
     async def _drain(self, sessions: Sessions) -> None:
         """Let running sessions end by themselves, for a while."""
