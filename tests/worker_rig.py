@@ -77,7 +77,9 @@ class FakeScheduler(registry_pb2_grpc.RegistryServiceServicer):
         assert self._server
         await self._server.stop(None)
 
-    async def Attach(self, request_iterator, context):
+    async def Attach(  # pyright: ignore[reportIncompatibleMethodOverride] - gRPC knows this form too
+        self, request_iterator, context
+    ):
         request = await context.read()
         if self.refusal:
             async with self._news:
@@ -181,13 +183,14 @@ class Rig:
     @contextlib.asynccontextmanager
     async def call(self, channel: grpc.aio.Channel | None = None) -> AsyncGenerator[Client]:
         """Begin a Converse call that has claimed nothing yet."""
-        own = None if channel else open_channel(self.address)
-        call = session_pb2_grpc.SessionServiceStub(channel or own).Converse()
+        own = channel or open_channel(self.address)
+        stub: session_pb2_grpc.SessionServiceAsyncStub = session_pb2_grpc.SessionServiceStub(own)
+        call = stub.Converse()
         try:
             yield Client(call, lease_pb2.Granted())
         finally:
             call.cancel()
-            if own:
+            if own is not channel:
                 await own.close()
 
     @contextlib.asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from typing import Any
 
 import grpc.aio
 import numpy as np
@@ -174,7 +175,7 @@ async def test_an_open_that_fails_ends_the_call_and_frees_the_slot() -> None:
         await rig.all_free()
 
 
-def _limits(**limits: float) -> dict:
+def _limits(**limits: Any) -> dict[str, Any]:
     return {"limits": SessionLimits(**limits)}
 
 
@@ -276,6 +277,7 @@ class _CuttingProxy:
         self.address = ""
         self._writers: list[asyncio.StreamWriter] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
 
     @classmethod
     async def start(cls, target: str) -> _CuttingProxy:
@@ -288,12 +290,13 @@ class _CuttingProxy:
             for source, sink in ((reader, back), (there, writer)):
                 proxy._tasks.add(asyncio.create_task(_copy(source, sink)))
 
-        proxy._server = await asyncio.start_server(carry, "127.0.0.1", 0)
-        bound = proxy._server.sockets[0].getsockname()
+        proxy._server = server = await asyncio.start_server(carry, "127.0.0.1", 0)
+        bound = server.sockets[0].getsockname()
         proxy.address = f"127.0.0.1:{bound[1]}"
         return proxy
 
     async def cut(self) -> None:
+        assert self._server
         self._server.close()
         for writer in self._writers:
             writer.transport.abort()

@@ -109,7 +109,7 @@ class Worker:
                 await self._run(sessions, shutdown)
                 grace_s = _STOP_GRACE_S
             finally:
-                # The calls end here, and with them their slots' cleanups begin.
+                sessions.stop()
                 await self._server.stop(grace_s)
 
     async def _run(self, sessions: Sessions, shutdown: process.Shutdown) -> None:
@@ -130,15 +130,15 @@ class Worker:
                 task.cancel()
 
     async def _drain(self, sessions: Sessions) -> None:
-        """Let running sessions end by themselves, for a while."""
+        """Let running sessions end by themselves for a while, then close them."""
         self._admission.drain()
+        await self._until_idle(self._settings.drain_timeout_s)
+        sessions.stop()
+        await self._until_idle(_STOP_GRACE_S)
+
+    async def _until_idle(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.drain_timeout_s):
-                await self._idle.wait()
-        for slot in self._admission.slots:
-            sessions.end(slot.index, session_pb2.CLOSE_REASON_SHUTDOWN)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_STOP_GRACE_S):
+            async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
 
     def _on_change(self) -> None:

@@ -19,7 +19,7 @@ import grpc.aio
 from duplane.fabric import telemetry
 from duplane.fabric.errors import FabricError, Reason, abort
 from duplane.fabric.telemetry import Telemetry
-from duplane.fabric.v1 import lease_pb2, registry_pb2, session_pb2, session_pb2_grpc
+from duplane.fabric.v1 import registry_pb2, session_pb2, session_pb2_grpc
 from duplane.worker.admission import Admission
 from duplane.worker.deltas import Account
 from duplane.worker.engine import Conversation, Engine
@@ -82,6 +82,13 @@ class Sessions(session_pb2_grpc.SessionServiceServicer):
         if session := self._running.get(slot):
             session.end(session_pb2.Closed(reason=reason))
 
+    def stop(self) -> None:
+        """Take no more sessions, close those that run and begin their cleanups, now."""
+        self._admission.drain()
+        for session in tuple(self._running.values()):
+            session.end(session_pb2.Closed(reason=session_pb2.CLOSE_REASON_SHUTDOWN))
+            self._release(session)
+
     def report(self) -> registry_pb2.Report:
         """Say how the worker is, for a scheduler."""
         report = registry_pb2.Report(
@@ -122,20 +129,19 @@ class Sessions(session_pb2_grpc.SessionServiceServicer):
         self._running[claims.slot] = session
         _log.info("slot %d: session %s", claims.slot, claims.session_id or claims.lease_id)
 
-        def release() -> None:
-            if self._running.get(claims.slot) is session:
-                self._release(claims, session.conversation)
-
         try:
-            await session.run(release)
+            await session.run(lambda: self._release(session))
         finally:
-            release()
+            self._release(session)
             span.end()
 
-    def _release(self, claims: lease_pb2.LeaseClaims, conversation: Conversation) -> None:
-        del self._running[claims.slot]
-        self._admission.begin_cleanup(claims.slot)
-        self._tasks.create_task(self._clean(conversation), name=f"clean slot {claims.slot}")
+    def _release(self, session: Session) -> None:
+        """Begin the cleanup of a session's slot, once."""
+        slot = session.conversation.slot
+        if self._running.get(slot) is session:
+            del self._running[slot]
+            self._admission.begin_cleanup(slot)
+            self._tasks.create_task(self._clean(session.conversation), name=f"clean slot {slot}")
 
     async def _clean(self, conversation: Conversation) -> None:
         is_clean = await self._engine.close(conversation)
