@@ -189,12 +189,15 @@ async def test_a_slot_that_is_not_opened_in_time_is_freed() -> None:
 
 
 async def test_silence_ends_a_session() -> None:
-    async with running_worker(**_limits(idle_timeout_s=0.05)) as rig, rig.opened() as client:
-        assert (await client.closed()).reason == session_pb2.CLOSE_REASON_IDLE_TIMEOUT
+    async with running_worker(**_limits(idle_timeout_s=0.05)) as rig, rig.claimed() as client:
+        await client.write(Request(open=session_pb2.Open()))
+        while not (response := await client.read()).HasField("closed"):
+            assert response.HasField("opened")
+        assert response.closed.reason == session_pb2.CLOSE_REASON_IDLE_TIMEOUT
 
 
 async def test_a_paused_session_refuses_units_until_it_resumes() -> None:
-    async with running_worker(**_limits(idle_timeout_s=0.2)) as rig, rig.opened() as client:
+    async with running_worker() as rig, rig.opened() as client:
         await client.write(Request(pause=session_pb2.Pause()))
         await client.send(unit(0))
         failed = await client.failed()

@@ -154,7 +154,7 @@ async def health_of(address: str) -> int:
 
 async def test_a_stuck_device_is_noticed_and_forgiven() -> None:
     status = health_pb2.HealthCheckResponse
-    async with running_worker(stuck_after_s=0.05) as rig, rig.opened() as client:
+    async with running_worker(stuck_after_s=0.3) as rig, rig.opened() as client:
         assert await health_of(rig.address) == status.SERVING
         rig.model.hold()
         await client.send(unit(0))
