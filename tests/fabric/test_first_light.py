@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -330,11 +331,10 @@ async def test_killed_worker_ends_its_sessions_and_comes_back(fabric: Fabric) ->
         worker = next(role for role in roles if "worker" in role.cmdline())
         worker.kill()
         events: list[dict[str, Any]] = []
-        with pytest.raises(ConnectionClosedError) as closed:
+        with contextlib.suppress(ConnectionClosedError):
             while True:
                 events.append(await client.receive())
-        assert closed.value.rcvd
-        assert closed.value.rcvd.code == 1011
+        assert connection.close_code == 1011
         assert events[-1] == {"type": "session.closed", "reason": "error"}
 
     async def is_ready() -> bool:
