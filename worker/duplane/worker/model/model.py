@@ -136,7 +136,7 @@ class DuplexModel:
                 rows = embeds[start : start + PREFILL_ROWS]
                 self.llm.append([(slot, len(rows))], rows)
             if speech is not None:
-                self._prime(slot)
+                self._prime(slot, options.seed)
         except BaseException:
             self.close(slot)
             raise
@@ -164,11 +164,10 @@ class DuplexModel:
             return None, (*ignored, "generate_audio")
         return self._speaking.buffer(), tuple(ignored)
 
-    def _prime(self, slot: int) -> None:
+    def _prime(self, slot: int, seed: int | None) -> None:
         """Give the slot's vocoder its voice."""
         if self.parts.vocoder is not None and self.parts.vocoder_voice is not None:
-            self.parts.vocoder.prime(slot, self.parts.vocoder_voice)
-            self.parts.vocoder.start_turn(slot)
+            self.parts.vocoder.prime(slot, self.parts.vocoder_voice, seed=seed)
 
     @torch.inference_mode()
     def step(self, units: Sequence[UnitInput]) -> Iterator[UnitOutput | UnitFailure]:
