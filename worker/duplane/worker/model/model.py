@@ -306,11 +306,16 @@ class DuplexModel:
     def settle(self, slots: Sequence[int]) -> None:
         """Complete the units of these slots in the context: terminator and unit end.
 
-        Slots whose unit failed, or was settled, are left as they are.
+        Slots whose unit failed, or was settled, are left as they are; after a fatal failure a
+        slot can only be closed.
         """
         watch = Stopwatch(self._device)
-        open_ = [(slot, self.conversation(slot)) for slot in sorted(set(slots))]
-        pending = [(slot, held, held.unsettled) for slot, held in open_ if held.unsettled]
+        held = [(slot, self.conversation(slot)) for slot in sorted(set(slots))]
+        pending = [
+            (slot, conversation, conversation.unsettled)
+            for slot, conversation in held
+            if conversation.unsettled is not None and conversation.unsettled.is_over
+        ]
         if not pending:
             return
         ids = [token for _, _, rules in pending for token in rules.closing()]
