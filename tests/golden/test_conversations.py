@@ -244,12 +244,12 @@ def test_the_unit_that_fills_the_context_is_whole_and_the_next_is_refused(
 ) -> None:
     model.open(0, GREEDY)
     lengths = [0]
-    for number in range(60):
-        (result,) = run(model, [UnitInput(0, unit_at(number % 30))])
-        if isinstance(result, UnitFailure):
-            break
+    numbers = (number % 30 for number in range(60))
+    results = (run(model, [UnitInput(0, unit_at(number))])[0] for number in numbers)
+    result = next(results)
+    while isinstance(result, UnitOutput):
         lengths.append(result.context_length)
-    assert isinstance(result, UnitFailure)
+        result = next(results)
     assert (result.reason, result.is_fatal) == ("CONTEXT_FULL", False)
     assert lengths[-2] < model.context_capacity <= model.context_length(0)
 

@@ -6,7 +6,7 @@ One thread at a time may use it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -170,13 +170,14 @@ class DuplexModel:
             self.parts.vocoder.prime(slot, self.parts.vocoder_voice, seed=seed)
 
     @torch.inference_mode()
-    def step(self, units: Sequence[UnitInput]) -> Iterator[UnitOutput | UnitFailure]:
+    def step(self, units: Sequence[UnitInput]) -> Generator[UnitOutput | UnitFailure, None, None]:
         """Run one unit per slot, together; one output or failure for each, as they are done.
 
         Units that listen come before the talker and the vocoder run for those that speak. Run
-        the iterator to its end; then settle. Audio of a unit that is refused as too short is
-        kept and counts towards the next. Raises ValueError for a slot that is named twice, has
-        no conversation or was not settled, before anything is done.
+        it to its end, then settle; a slot whose unit was abandoned can only be closed. Audio of
+        a unit that is refused as too short is kept and counts towards the next. Raises
+        ValueError for a slot that is named twice, has no conversation or was not settled,
+        before anything is done.
         """
         self._check(units)
         watch = Stopwatch(self._device)
