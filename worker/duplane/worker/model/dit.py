@@ -96,7 +96,7 @@ class Attention(nn.Module):
         mixed = functional.scaled_dot_product_attention(
             query.transpose(1, 2), keys, values, attn_mask=seen
         )
-        return self.proj(mixed.transpose(1, 2).unflatten(2, (2, -1)).flatten(-2))
+        return self.proj(mixed.transpose(1, 2).reshape(*x.shape[:3], -1))
 
 
 class Mlp(nn.Module):
