@@ -169,12 +169,10 @@ class Vocoder:
         going_on = [row for row in rows if not row.is_last]
         if going_on:
             self.flow.retain(going_on, self.live)
-        frames = [
-            self.flow.encoded(len(row.tokens), row.is_last) * self.flow.stride for row in rows
-        ]
-        found = {
-            place: mel[row, : tokens[row] * self.flow.stride] for row, place in enumerate(order)
-        }
+        found: dict[int, Tensor] = {}
+        for place, row, made in zip(order, rows, mel, strict=True):
+            tokens = self.flow.encoded(len(row.tokens), row.is_last)
+            found[place] = made[: tokens * self.flow.stride]
         return [found[place] for place in range(len(chunks))]
 
     @torch.inference_mode()
