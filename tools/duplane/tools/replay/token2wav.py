@@ -41,7 +41,7 @@ def checks(golden: Path) -> Iterator[Check]:
         arrays["prompt_tokens"][0], arrays["prompt_mel"][0], arrays["speaker_embedding"][0]
     )
     vocoder = _load(directory, recorded, arrays)
-    yield same("token2wav.cfg_rate", vocoder.flow.decoder.rate, recorded["cfg_rate"])
+    yield same("token2wav cfg_rate", vocoder.flow.decoder.rate, recorded["cfg_rate"])
     vocoder.prime(0, voice, seed=0)
     yield from _setup_checks(vocoder, arrays, len(voice.prompt_mel))
     yield from _chunk_checks(vocoder, recorded, arrays)
@@ -49,7 +49,7 @@ def checks(golden: Path) -> Iterator[Check]:
     yield from _own_mel_checks(vocoder, recorded, arrays)
     vocoder.reset(0)
     yield from _offline_checks(vocoder, voice, recorded, arrays)
-    yield same("token2wav.slot_is_clean", vocoder.is_clean(0), True)
+    yield same("token2wav slot_is_clean", vocoder.is_clean(0), True)
 
 
 def _load(directory: Path, recorded: Mapping[str, Any], arrays: Arrays) -> Vocoder:
@@ -101,11 +101,11 @@ def _chunk_checks(vocoder: Vocoder, recorded: Mapping[str, Any], arrays: Arrays)
         mel = vocoder.encode([chunk])[0]
         name = f"c{number}"
         yield _near(f"{name}_mel", mel.T[None], arrays)
-        yield same(f"token2wav.{name}_mel_frames", len(mel), entry["mel_frames"])
+        yield same(f"token2wav {name}_mel_frames", len(mel), entry["mel_frames"])
         yield from _length_checks(vocoder, name, entry, before + len(mel))
         recorded_mel = torch.tensor(arrays[f"{name}_mel"][0].T)
         samples = vocoder.decode_mel([chunk], [recorded_mel])[0]
-        yield same(f"token2wav.{name}_samples", len(samples), entry["samples"])
+        yield same(f"token2wav {name}_samples", len(samples), entry["samples"])
         if f"{name}_wav" in arrays:
             yield _near(f"{name}_wav", samples[None], arrays)
 
@@ -120,7 +120,7 @@ def _length_checks(
     for when, length in lengths.items():
         shapes = entry[f"caches_{when}_trim"]
         kept = [shapes["conformer_att_cache"][3], shapes["estimator_att_cache"][4]]
-        yield same(f"token2wav.{name}_frames_{when}_trim", [length, length], kept)
+        yield same(f"token2wav {name}_frames_{when}_trim", [length, length], kept)
 
 
 def _own_mel_checks(
@@ -148,9 +148,9 @@ def _offline_checks(
 
 
 def _near(name: str, got: Any, arrays: Arrays) -> Check:
-    return compare(f"token2wav.{name}", got, arrays[name], TOLERANCE)
+    return compare(f"token2wav {name}", got, arrays[name], TOLERANCE)
 
 
 def _loosely(name: str, got: Any, arrays: Arrays) -> Check:
-    check = compare(f"token2wav.{name}_own_mel", got, arrays[name], OWN_MEL_TOLERANCE)
+    check = compare(f"token2wav {name}_own_mel", got, arrays[name], OWN_MEL_TOLERANCE)
     return replace(check, note=check.note or OWN_MEL_NOTE)
