@@ -1,0 +1,31 @@
+"""The committed stubs are what the protos say, and the protos are what buf accepts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROTOS = sorted((ROOT / "proto/duplane/fabric/v1").glob("*.proto"))
+STUBS = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("stubs")
+    flags = [f"--{kind}_out={out}" for kind in ("python", "pyi", "grpc_python")]
+    protoc = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'proto'}"]
+    command = [*protoc, *flags, f"--mypy_grpc_out=quiet:{out}", *map(str, PROTOS)]
+    subprocess.run(command, check=True)
+    return out
+
+
+@pytest.mark.parametrize("proto", PROTOS, ids=lambda proto: proto.stem)
+@pytest.mark.parametrize("suffix", STUBS)
+def test_committed_stub_is_fresh(generated: Path, proto: Path, suffix: str) -> None:
+    committed = proto.with_name(proto.stem + suffix)
+    fresh = generated / "duplane/fabric/v1" / committed.name
+    assert committed.read_text() == fresh.read_text(), "run `make proto`"

@@ -1,0 +1,20 @@
+"""Sound that a model for speech takes for speech: voiced syllables, pauses, a little noise."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def speech_like(seconds: float, rate_hertz: int = 16_000, seed: int = 0) -> NDArray[np.float32]:
+    """Return mono float32 samples: harmonics of a moving pitch, four syllables a second, with
+    a pause every few seconds."""
+    random = np.random.default_rng(seed)
+    time_s = np.arange(int(seconds * rate_hertz)) / rate_hertz
+    pitch = 120 + 30 * np.sin(2 * np.pi * 0.4 * time_s)
+    phase = 2 * np.pi * np.cumsum(pitch) / rate_hertz
+    voice = sum(np.sin(n * phase) / n for n in range(1, 12))
+    syllables = np.clip(np.sin(2 * np.pi * 4 * time_s), 0, 1)
+    talking = (np.sin(2 * np.pi * time_s / 5) > -0.5).astype(np.float64)
+    noise = random.normal(0, 0.002, time_s.size)
+    return (0.15 * voice * syllables * talking + noise).astype(np.float32)

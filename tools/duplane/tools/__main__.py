@@ -1,0 +1,5 @@
+"""`python -m duplane.tools` is the `duplane` command."""
+
+from duplane.tools.main import main
+
+main()

@@ -1,0 +1,291 @@
+"""The `duplane` command: its verbs, flags and help. What they do is in the files they name.
+
+Flags win over `DUPLANE_*` environment variables, which win over defaults. Imports that are slow
+or need an extra stay inside the verbs.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from duplane.fabric import process
+
+app = typer.Typer(
+    name="duplane",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Serve full-duplex speech models to many people at once.",
+    epilog="Every flag can be set as an environment variable too: --port as DUPLANE_PORT.",
+)
+checkpoint = typer.Typer(no_args_is_help=True, help="Make and check checkpoint directories.")
+app.add_typer(checkpoint, name="checkpoint")
+
+DEFAULT_PORT = 8006
+
+Listen = Annotated[
+    str,
+    typer.Option(
+        envvar="DUPLANE_LISTEN", metavar="HOST:PORT", help="Where to serve; port 0 picks one."
+    ),
+]
+Schedulers = Annotated[
+    str,
+    typer.Option(
+        "--scheduler",
+        envvar="DUPLANE_SCHEDULER",
+        metavar="HOST:PORT[,HOST:PORT]",
+        help="The schedulers of the fabric.",
+    ),
+]
+Slots = Annotated[
+    int, typer.Option(envvar="DUPLANE_SLOTS", min=1, help="Conversations per worker at once.")
+]
+Device = Annotated[
+    str, typer.Option(envvar="DUPLANE_DEVICE", metavar="cpu|cuda:N", help="Where the model runs.")
+]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        envvar="DUPLANE_DTYPE", metavar="float32|bfloat16|float16", help="The model's numbers."
+    ),
+]
+LogLevel = Annotated[
+    str,
+    typer.Option(envvar="DUPLANE_LOG_LEVEL", metavar="DEBUG|INFO|WARNING|ERROR", help="Log level."),
+]
+
+
+def fail(message: str) -> NoReturn:
+    """End with a message for people and exit code 2, as for a wrong flag."""
+    typer.echo(f"duplane: {message}", err=True)
+    raise typer.Exit(2)
+
+
+def _version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"duplane {importlib.metadata.version('duplane')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[  # acts through its callback
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version.")
+    ] = False,
+) -> None:
+    """Serve full-duplex speech models to many people at once."""
+
+
+@app.command()
+def up(
+    host: Annotated[
+        str, typer.Option(envvar="DUPLANE_HOST", help="Address the edge listens on.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(envvar="DUPLANE_PORT", min=0, max=65535, help="Port of the edge.")
+    ] = DEFAULT_PORT,
+    workers: Annotated[
+        int, typer.Option(envvar="DUPLANE_WORKERS", min=1, help="Worker processes.")
+    ] = 1,
+    slots: Slots = 4,
+    checkpoint_directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--checkpoint",
+            envvar="DUPLANE_CHECKPOINT",
+            exists=True,
+            file_okay=False,
+            help="A checkpoint in the public format. Default: a tiny random one, built on the"
+            " spot, whose answers mean nothing.",
+        ),
+    ] = None,
+    device: Annotated[
+        str,
+        typer.Option(
+            envvar="DUPLANE_DEVICE",
+            metavar="cpu|cuda:N[,cuda:N]",
+            help="Where the model runs; workers take turns over a list.",
+        ),
+    ] = "cpu",
+    dtype: Dtype = "float32",
+    log_level: LogLevel = "INFO",
+) -> None:
+    """Start scheduler, workers and edge on this machine, as separate supervised processes.
+
+    Prints one ready line with the URLs. The first Ctrl-C lets running sessions end, the second
+    stops at once. A process that dies is started again.
+    """
+    from duplane.tools.up import UpSettings, serve_up
+
+    process.configure_logging("up", log_level)
+    settings = UpSettings(
+        host=host,
+        port=port,
+        worker_count=workers,
+        slot_count=slots,
+        checkpoint=checkpoint_directory,
+        devices=tuple(device.split(",")),
+        dtype=dtype,
+        log_level=log_level,
+    )
+    raise typer.Exit(serve_up(settings))
+
+
+@app.command()
+def edge(
+    listen: Listen = f"127.0.0.1:{DEFAULT_PORT}",
+    scheduler: Schedulers = "127.0.0.1:8010",
+    log_level: LogLevel = "INFO",
+) -> None:
+    """Run one edge: public WebSockets in, the fabric's streams out."""
+    from duplane.edge.server import serve
+    from duplane.edge.settings import EdgeSettings
+
+    process.configure_logging("edge", log_level)
+    settings = EdgeSettings(listen=listen, schedulers=tuple(scheduler.split(",")))
+    raise typer.Exit(process.run(lambda shutdown: serve(settings, shutdown)))
+
+
+@app.command()
+def scheduler(
+    listen: Listen = "127.0.0.1:8010",
+    store: Annotated[
+        str, typer.Option(envvar="DUPLANE_STORE", metavar="memory:", help="Where leases are kept.")
+    ] = "memory:",
+    log_level: LogLevel = "INFO",
+) -> None:
+    """Run one scheduler: it decides who gets which slot."""
+    from duplane.scheduler.service import serve
+    from duplane.scheduler.settings import SchedulerSettings
+
+    process.configure_logging("scheduler", log_level)
+    settings = SchedulerSettings(listen=listen, store=store)
+    raise typer.Exit(process.run(lambda shutdown: serve(settings, shutdown)))
+
+
+@app.command()
+def worker(
+    checkpoint_directory: Annotated[
+        Path,
+        typer.Option(
+            "--checkpoint",
+            envvar="DUPLANE_CHECKPOINT",
+            exists=True,
+            file_okay=False,
+            help="A checkpoint in the public format.",
+        ),
+    ],
+    listen: Listen = "127.0.0.1:0",
+    scheduler: Schedulers = "127.0.0.1:8010",
+    slots: Slots = 4,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    log_level: LogLevel = "INFO",
+) -> None:
+    """Run one worker: one device, one model, many conversations."""
+    try:
+        from duplane.worker.service import serve
+        from duplane.worker.settings import WorkerSettings
+    except ModuleNotFoundError as missing:
+        fail(f"{missing.name} is not installed; a worker needs the extra: duplane[worker]")
+
+    process.configure_logging("worker", log_level)
+    settings = WorkerSettings(
+        listen=listen,
+        schedulers=tuple(scheduler.split(",")),
+        slot_count=slots,
+        device=device,
+        dtype=dtype,
+        checkpoint=checkpoint_directory,
+    )
+    raise typer.Exit(process.run(lambda shutdown: serve(settings, shutdown)))
+
+
+@app.command()
+def talk(
+    wav: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, help="Any sound file soundfile reads.")
+    ],
+    url: Annotated[
+        str, typer.Option(envvar="DUPLANE_URL", help="The server, with or without a path.")
+    ] = f"ws://127.0.0.1:{DEFAULT_PORT}",
+    dialect: Annotated[
+        str, typer.Option(envvar="DUPLANE_DIALECT", metavar="A|B", help="The protocol to speak.")
+    ] = "A",
+    out: Annotated[Path | None, typer.Option(help="Write the reply here, as a 24 kHz WAV.")] = None,
+    prompt: Annotated[
+        str, typer.Option(help="What the model is told it is.")
+    ] = "You are a helpful assistant.",
+    voice: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="A sound file with the voice to use."),
+    ] = None,
+    tail: Annotated[
+        float, typer.Option(min=0, help="Seconds of silence to go on sending after the file.")
+    ] = 5.0,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per row.")] = False,
+) -> None:
+    """Speak a sound file to a server at real-time pace and show how it answers.
+
+    Prints a row per unit: decision, text, length of audio, latency. Exit code 0 means that the
+    whole conversation worked: every unit was answered and the session closed in order.
+    """
+    from duplane.tools.talk import TalkFailed, TalkSettings, talk_to
+
+    settings = TalkSettings(
+        wav=wav, url=url, dialect=dialect.upper(), prompt=prompt, voice=voice, tail_s=tail
+    )
+    try:
+        talk_to(settings, out=out, as_json=json)
+    except ValueError as error:
+        fail(str(error))
+    except TalkFailed as error:
+        typer.echo(f"duplane: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+@checkpoint.command("tiny")
+def checkpoint_tiny(
+    directory: Annotated[Path, typer.Argument(file_okay=False, help="Created if missing.")],
+    seed: Annotated[int, typer.Option(envvar="DUPLANE_SEED", help="Same seed, same bytes.")] = 0,
+) -> None:
+    """Build a tiny random checkpoint in the public format, in seconds.
+
+    It listens and speaks, and means nothing by it: its weights are random.
+    """
+    from duplane.tools.tiny import build_tiny
+
+    build_tiny(directory, seed=seed)
+    typer.echo(f"tiny checkpoint (seed {seed}) in {directory}; its answers mean nothing")
+
+
+@checkpoint.command("replay")
+def checkpoint_replay(
+    directory: Annotated[
+        Path, typer.Argument(exists=True, file_okay=False, help="A directory of recorded traces.")
+    ],
+) -> None:
+    """Replay recorded traces of the reference and compare.
+
+    Prints a line per check with the largest error, the tolerance and ok or FAIL. Exit code 1
+    means that something failed.
+    """
+    from duplane.tools.replay.run import replay
+
+    raise typer.Exit(replay(directory))
+
+
+def main() -> NoReturn:
+    """Run the command."""
+    app()
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""`duplane talk`: a client of the public protocols that speaks a file at real-time pace."""
+
+# pyright: reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import numpy as np
+import orjson
+import pybase64
+import soundfile
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
+
+from duplane.fabric.audio import (
+    INPUT_RATE_HERTZ,
+    OUTPUT_RATE_HERTZ,
+    AudioError,
+    Samples,
+    pcm_from_samples,
+    read_audio_file,
+)
+from duplane.tools.talk_dialects import DIALECTS, TalkDialect, UnitReply
+
+_UNIT_SAMPLES = INPUT_RATE_HERTZ  # one second
+_REPLY_TIMEOUT_S = 10.0  # for the replies still due once everything is sent
+_QUEUE_TIMEOUT_S = 3600.0
+_MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+
+
+class TalkFailed(Exception):  # noqa: N818  # reads as what happened
+    """The conversation did not work; the message says how."""
+
+
+@dataclass(frozen=True)
+class TalkSettings:
+    """Everything `duplane talk` can be told."""
+
+    wav: Path
+    url: str
+    dialect: str
+    prompt: str
+    voice: Path | None
+    tail_s: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One unit and what came of it, as printed."""
+
+    unit: int
+    latency_ms: float
+    decision: str = ""
+    text: str = ""
+    audio_s: float = 0.0
+    context: int = 0
+    end_of_turn: bool = False
+
+
+@dataclass
+class _Conversation:
+    """What was sent and what came back."""
+
+    as_json: bool
+    rows: list[Row] = field(default_factory=list[Row])
+    audio: list[Samples] = field(default_factory=list[Samples])
+    unanswered: dict[int, float] = field(default_factory=dict[int, float])
+    errors: list[str] = field(default_factory=list[str])
+    closed_reason: str | None = None
+    all_answered: asyncio.Event = field(default_factory=asyncio.Event)
+    _pending: Row | None = None
+
+    def sent(self, unit: int) -> None:
+        self.unanswered[unit] = time.monotonic()
+        self.all_answered.clear()
+
+    def heard(self, reply: UnitReply) -> None:
+        """Take what the server said of a unit; print its row once nothing more can come."""
+        if self._pending and self._pending.unit != reply.unit:
+            self.flush()
+        samples = np.frombuffer(pybase64.b64decode(reply.audio, validate=True), "<f4")
+        if samples.size:
+            self.audio.append(samples)
+        now = time.monotonic()
+        before = self._pending or Row(
+            unit=reply.unit,
+            latency_ms=round((now - self.unanswered.pop(reply.unit, now)) * 1000, 1),
+        )
+        self._pending = Row(
+            unit=reply.unit,
+            decision="speak" if reply.is_speech else "listen",
+            text=before.text + reply.text,
+            audio_s=round(before.audio_s + samples.size / OUTPUT_RATE_HERTZ, 3),
+            latency_ms=before.latency_ms,
+            context=reply.context or before.context,
+            end_of_turn=reply.end_of_turn,
+        )
+        if not self.unanswered:
+            self.all_answered.set()
+        if reply.is_whole:
+            self.flush()
+
+    def flush(self) -> None:
+        """Print the row that was waiting for more."""
+        row, self._pending = self._pending, None
+        if row is None:
+            return
+        self.rows.append(row)
+        if self.as_json:
+            sys.stdout.write(orjson.dumps(asdict(row)).decode() + "\n")
+        else:
+            end = "  end of turn" if row.end_of_turn else ""
+            sys.stdout.write(
+                f"{row.unit:4d}  {row.decision:6s}  {row.audio_s:6.2f} s  {row.latency_ms:7.1f} ms"
+                f"  context {row.context:5d}  {row.text!r}{end}\n"
+            )
+        sys.stdout.flush()
+
+
+def talk_to(settings: TalkSettings, *, out: Path | None, as_json: bool) -> None:
+    """Hold the conversation, print its rows and write the reply.
+
+    Raises ValueError for settings that cannot work, TalkFailed when the conversation did not.
+    """
+    dialect_type = DIALECTS.get(settings.dialect)
+    if dialect_type is None:
+        raise ValueError(f"dialect {settings.dialect!r} is not one of {', '.join(DIALECTS)}")
+    try:
+        speech = read_audio_file(settings.wav)
+        voice = read_audio_file(settings.voice) if settings.voice else None
+    except AudioError as error:
+        raise ValueError(str(error)) from None
+    dialect = dialect_type(settings.prompt, _base64(voice) if voice is not None else None)
+    conversation = _Conversation(as_json)
+    asyncio.run(_converse(settings, dialect, speech, conversation))
+    if out:
+        reply = np.concatenate(conversation.audio) if conversation.audio else np.zeros(0, "f4")
+        soundfile.write(out, reply, OUTPUT_RATE_HERTZ)
+    _summarize(conversation, out)
+
+
+def _summarize(conversation: _Conversation, out: Path | None) -> None:
+    rows = conversation.rows
+    spoken = sum(row.decision == "speak" for row in rows)
+    seconds = sum(row.audio_s for row in rows)
+    latencies = sorted(row.latency_ms for row in rows) or [0.0]
+    sys.stderr.write(
+        f"{len(rows)} units: {len(rows) - spoken} listened, {spoken} spoken,"
+        f" {seconds:.1f} s of speech{f' in {out}' if out else ''};"
+        f" latency p50 {latencies[len(latencies) // 2]:.0f} ms, max {latencies[-1]:.0f} ms;"
+        f" closed: {conversation.closed_reason}\n"
+    )
+    if conversation.errors:
+        raise TalkFailed("; ".join(conversation.errors))
+    if conversation.unanswered:
+        raise TalkFailed(f"{len(conversation.unanswered)} units were never answered")
+    if conversation.closed_reason is None:
+        raise TalkFailed("the server did not close the session in order")
+
+
+def _base64(samples: Samples) -> str:
+    return pybase64.b64encode_as_string(pcm_from_samples(samples))
+
+
+def _realtime_url(url: str) -> str:
+    """Fill in what a bare server address leaves out."""
+    parts = urlsplit(url if "://" in url else f"ws://{url}")
+    path = parts.path if parts.path not in ("", "/") else "/v1/realtime"
+    return urlunsplit((parts.scheme, parts.netloc, path, parts.query or "mode=audio", ""))
+
+
+async def _converse(
+    settings: TalkSettings, dialect: TalkDialect, speech: Samples, conversation: _Conversation
+) -> None:
+    url = _realtime_url(settings.url)
+    try:
+        async with connect(url, max_size=_MAX_MESSAGE_BYTES, compression=None) as connection:
+            async with asyncio.timeout(_QUEUE_TIMEOUT_S):
+                await _start(connection, dialect)
+            await _stream(connection, dialect, _units(speech, settings.tail_s), conversation)
+    except TimeoutError:
+        raise TalkFailed("the server does not answer") from None
+    except (OSError, InvalidHandshake) as error:
+        raise TalkFailed(f"no connection to {url}: {error}") from None
+    except ConnectionClosed as error:
+        raise TalkFailed(f"the connection ended early: {error}") from None
+
+
+async def _start(connection: ClientConnection, dialect: TalkDialect) -> None:
+    async for event in _events(connection):
+        match event.get("type"):
+            case "session.queued" | "session.queue_update":
+                wait = event.get("estimated_wait_s")
+                sys.stderr.write(f"queued: place {event.get('position')}, about {wait} s\n")
+            case "session.queue_done":
+                await connection.send(orjson.dumps(dialect.start()), text=True)
+            case "session.created":
+                return
+            case _:
+                raise TalkFailed(f"refused: {orjson.dumps(event).decode()}")
+    raise TalkFailed("the connection ended before the session began")
+
+
+async def _stream(
+    connection: ClientConnection,
+    dialect: TalkDialect,
+    units: list[Samples],
+    conversation: _Conversation,
+) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        receiver = tasks.create_task(_receive(connection, dialect, conversation))
+        await _send(connection, dialect, units, conversation)
+        await asyncio.wait({receiver}, timeout=_REPLY_TIMEOUT_S)
+        receiver.cancel()
+
+
+async def _send(
+    connection: ClientConnection,
+    dialect: TalkDialect,
+    units: list[Samples],
+    conversation: _Conversation,
+) -> None:
+    begin = time.monotonic()
+    with contextlib.suppress(ConnectionClosed):  # the receiver says why
+        for number, unit in enumerate(units):
+            # A microphone has a second of sound only when the second is over.
+            await asyncio.sleep(max(0.0, begin + number + 1 - time.monotonic()))
+            conversation.sent(number)
+            message = dialect.unit(number, _base64(unit))
+            await connection.send(orjson.dumps(message), text=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_REPLY_TIMEOUT_S):
+                await conversation.all_answered.wait()
+        await connection.send(orjson.dumps(dialect.close()), text=True)
+
+
+async def _receive(
+    connection: ClientConnection, dialect: TalkDialect, conversation: _Conversation
+) -> None:
+    try:
+        async for event in _events(connection):
+            match event.get("type"):
+                case "error":
+                    conversation.errors.append(orjson.dumps(event.get("error")).decode())
+                case "session.closed":
+                    conversation.closed_reason = str(event.get("reason"))
+                case _:
+                    for reply in dialect.replies(event):
+                        conversation.heard(reply)
+    except ConnectionClosed as closed:
+        conversation.errors.append(f"the connection broke: {closed}")
+    finally:
+        conversation.flush()
+        conversation.all_answered.set()
+
+
+async def _events(connection: ClientConnection) -> AsyncGenerator[dict[str, Any]]:
+    async for message in connection:
+        yield orjson.loads(message)
+
+
+def _units(speech: Samples, tail_s: float) -> list[Samples]:
+    """Cut into whole seconds, the last filled with silence, and the tail after it."""
+    count = -(-(speech.size + int(tail_s * INPUT_RATE_HERTZ)) // _UNIT_SAMPLES)
+    padded = np.zeros(count * _UNIT_SAMPLES, np.float32)
+    padded[: speech.size] = speech
+    return list(padded.reshape(count, _UNIT_SAMPLES))

@@ -1,0 +1,207 @@
+"""`duplane up`: starts one process per role and keeps them running until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Generator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from duplane.fabric import process
+
+_log = logging.getLogger(__name__)
+
+_READY_TIMEOUT_S = 300.0  # a large checkpoint takes a while to load
+_STOP_TIMEOUT_S = 15.0  # after the second signal, before SIGKILL
+_RESTART_DELAY_S = 0.5
+_MAX_FAST_FAILURES = 5  # deaths in a row, each before its role was ready, until we give up
+
+
+@dataclass(frozen=True)
+class UpSettings:
+    """Everything `duplane up` can be told."""
+
+    host: str
+    port: int
+    worker_count: int
+    slot_count: int
+    checkpoint: Path | None
+    devices: tuple[str, ...]
+    dtype: str
+    log_level: str
+
+
+class RoleFailed(Exception):  # noqa: N818  # reads as what happened
+    """A role did not come up."""
+
+
+@dataclass
+class Role:
+    """One process that is kept running: started again when it dies."""
+
+    name: str
+    arguments: Sequence[str]
+    address: str  # where to serve; port 0 until it has told which one it got
+    _process: asyncio.subprocess.Process | None = None
+    _ready: asyncio.Event = field(default_factory=asyncio.Event)
+    _has_served: bool = False
+    _is_stopping: bool = False
+
+    async def keep_running(self) -> None:
+        """Start, watch, start again; returns after `stop`, raises RoleFailed on a bad start."""
+        failures = 0
+        while not self._is_stopping:
+            code = await self._run_once()
+            if self._is_stopping:
+                return
+            failures = 0 if self._ready.is_set() else failures + 1
+            if failures >= _MAX_FAST_FAILURES or not self._has_served:
+                raise RoleFailed(f"{self.name} does not start (exit code {code})")
+            _log.error("%s ended with exit code %s; starting it again", self.name, code)
+            self._ready.clear()
+            await asyncio.sleep(_RESTART_DELAY_S)
+
+    async def _run_once(self) -> int:
+        running = self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "duplane.tools", *self.arguments),
+            # Where it served once it must serve again: the others know that address.
+            *("--listen", self.address),
+            stdin=asyncio.subprocess.PIPE,  # its end tells the role that we are gone
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, process.SUPERVISED: "1"},
+            start_new_session=True,  # Ctrl-C is for us; the roles are told by us, in order
+        )
+        try:
+            assert running.stdout
+            async for line in running.stdout:
+                self._heard(line.decode(errors="replace").rstrip())
+            return await running.wait()
+        finally:
+            if running.returncode is None:
+                running.kill()
+                await running.wait()
+
+    def _heard(self, line: str) -> None:
+        match line.split():
+            case [process.READY, _, address]:
+                self.address = address
+                self._has_served = True
+                self._ready.set()
+            case _:
+                _log.info("%s: %s", self.name, line)
+
+    async def ready(self) -> str:
+        """Wait until it serves; return its address."""
+        try:
+            async with asyncio.timeout(_READY_TIMEOUT_S):
+                await self._ready.wait()
+        except TimeoutError:
+            raise RoleFailed(f"{self.name} is not ready after {_READY_TIMEOUT_S:g} s") from None
+        return self.address
+
+    async def drain(self) -> None:
+        """Ask it to end by itself and wait until it has."""
+        self._is_stopping = True
+        if self._process and self._process.returncode is None:
+            self._process.terminate()
+            await self._process.wait()
+
+    async def stop(self) -> None:
+        """Make it end now: ask once more, then kill."""
+        self._is_stopping = True
+        running = self._process
+        if running is None or running.returncode is not None:
+            return
+        # Two signals mean at once; two different ones, since equal ones may arrive as one.
+        running.terminate()
+        running.send_signal(signal.SIGINT)
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await running.wait()
+        except TimeoutError:
+            _log.error("%s does not stop; killing it", self.name)
+            running.kill()
+            await running.wait()
+
+
+def serve_up(settings: UpSettings) -> int:
+    """Run until stopped; return the exit code."""
+    try:
+        return process.run(lambda shutdown: _up(settings, shutdown))
+    except ExceptionGroup as failures:
+        ours, others = failures.split(RoleFailed)
+        if others or not ours:
+            raise
+        for failure in ours.exceptions:
+            _log.error("%s", failure)  # the message says it all
+        return 1
+
+
+async def _up(settings: UpSettings, shutdown: process.Shutdown) -> None:
+    with _checkpoint(settings) as checkpoint:
+        async with _running(settings, checkpoint) as (edge, others):
+            scheduler = others[-1]
+            tiny = "; tiny random model, its answers mean nothing"
+            sys.stdout.write(
+                f"duplane is ready: ws://{edge.address}/v1/realtime?mode=audio"
+                f" http://{edge.address}/status grpc://{scheduler.address}"
+                f" ({settings.worker_count * settings.slot_count} slots"
+                f"{tiny if settings.checkpoint is None else ''})\n"
+            )
+            sys.stdout.flush()
+            await shutdown.wait()
+            _log.info("draining: running sessions may end; Ctrl-C again stops at once")
+            for role in (edge, *others):
+                await role.drain()
+
+
+@contextlib.contextmanager
+def _checkpoint(settings: UpSettings) -> Generator[Path]:
+    """Lend the directory of the checkpoint; the tiny default lives as long as we do."""
+    if settings.checkpoint:
+        yield settings.checkpoint
+        return
+    from duplane.tools.tiny import build_tiny
+
+    with tempfile.TemporaryDirectory(prefix="duplane-tiny-") as directory:
+        build_tiny(Path(directory))
+        yield Path(directory)
+
+
+@contextlib.asynccontextmanager
+async def _running(
+    settings: UpSettings, checkpoint: Path
+) -> AsyncGenerator[tuple[Role, Sequence[Role]]]:
+    log = ("--log-level", settings.log_level)
+    async with contextlib.AsyncExitStack() as stack:
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+
+        def start(name: str, *arguments: str, address: str) -> Role:
+            role = Role(name, (name, *arguments, *log), address)
+            stack.push_async_callback(role.stop)
+            tasks.create_task(role.keep_running(), name=name)
+            return role
+
+        scheduler = start("scheduler", address="127.0.0.1:0")
+        at = ("--scheduler", await scheduler.ready())
+        flags = ("--checkpoint", str(checkpoint), "--slots", str(settings.slot_count))
+        workers = [
+            start(
+                "worker",
+                *(*at, *flags, "--dtype", settings.dtype),
+                *("--device", settings.devices[index % len(settings.devices)]),
+                address="127.0.0.1:0",
+            )
+            for index in range(settings.worker_count)
+        ]
+        for worker in workers:
+            await worker.ready()
+        edge = start("edge", *at, address=f"{settings.host}:{settings.port}")
+        await edge.ready()
+        yield edge, (*workers, scheduler)
