@@ -9,6 +9,7 @@ from duplane.tools.tiny.layout import tensor_shapes
 from duplane.tools.tiny.steer_language import steer_language
 from duplane.tools.tiny.steer_talker import steer_talker
 from duplane.tools.tiny.tokenizer_files import train_tokenizer, write_tokenizer
+from duplane.tools.tiny.voice_files import write_vocoder
 from duplane.tools.tiny.weights import random_tensors, write_shards
 
 
@@ -27,3 +28,4 @@ def build_tiny(directory: Path, seed: int = 0) -> None:
     steer_language(tensors, config, tokenizer, seed)
     steer_talker(tensors, config, tokenizer, seed)
     write_shards(tensors, directory)
+    write_vocoder(directory, seed)

@@ -1,24 +1,26 @@
-"""How random decoder weights are given a will: reserved residual channels and one made head.
+"""How random decoder weights are given a will: reserved residual channels and a few made heads.
 
 A decoder row is a constant in channel CONST, a unit vector that says what the row is in the free
-channels, and perhaps a flag. Random layers write small noise into the free channels only. One
-head of the first layer writes GATE, about +1 or -1; output rows read CONST, GATE and the unit
-vectors, and so act on what the current row is and on the state of the gate.
+channels, and perhaps a flag. Random layers write small noise into the free channels only. A
+made head of the first layer writes GATE, plus or minus; output rows read CONST, GATE and the
+unit vectors, and so act on what the current row is and on the state of the gate.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from duplane.tools.tiny.weights import Array, Tensors, generator
 
-CONST, GATE, START, MARK = range(4)
-FREE = 4
+CONST, GATE, START, MARK, WORD = range(5)
+FREE = 5
 CONST_SIZE = 0.5
 GATE_SIZE = 0.5
+WORD_SIZE = 0.5
 
 
 def unit_vectors(name: str, count: int, width: int, seed: int) -> Array:
@@ -35,6 +37,13 @@ def orthogonal_vectors(name: str, width: int, seed: int) -> Array:
     rows = np.zeros((free, width), np.float32)
     rows[:, FREE:] = np.linalg.qr(square)[0]
     return rows
+
+
+def gate_output(width: int) -> Array:
+    """What the head that opens and closes the gate adds."""
+    output = np.zeros(width, np.float32)
+    output[GATE] = GATE_SIZE
+    return output
 
 
 def normed(*parts: float, width: int) -> float:
@@ -55,42 +64,55 @@ def quieten(tensors: Tensors, prefix: str, noise: float) -> None:
 
 
 @dataclass(frozen=True)
-class GateHead:
-    """A head that weighs the one START row against the MARK rows, and sees nothing else.
+class Swing:
+    """What one made head adds to a row: `output` [width] times a wave between -1 and +1.
 
-    A MARK row scores 0, other rows about -`far`, and the START row `near` times the cosine of
-    (distance * the frequency of rotary pair `pair` + `angle`). The first writes -1 to GATE, the
-    last +1, so the gate swings with the distance to START.
+    The wave follows the cosine of (distance to the START row * frequency of rotary pair `pair` +
+    `angle`), the more like a square the larger `near`.
     """
 
-    head_dim: int
     pair: int
     angle: float
     near: float
-    far: float
-    start_value: float
-    """What a START row shows in its channel after the layer's norm; MARK likewise."""
-    mark_value: float
+    output: Array
 
-    def write(self, tensors: Tensors, layer: str) -> None:
-        """Replace the first key head of the layer, and the query heads that share it."""
+
+@dataclass(frozen=True)
+class FlagHeads:
+    """Heads that weigh the one START row against the MARK rows, and see nothing else.
+
+    A MARK row scores 0 and shows -1, the START row shows +1 and scores by its distance; rows
+    without a flag score far below both.
+    """
+
+    head_dim: int
+    far: float
+    start_size: float
+    """What a START row shows in its channel after the layer's norm."""
+    mark_size: float
+
+    def write(self, tensors: Tensors, layer: str, swings: Sequence[Swing]) -> None:
+        """Replace the first query heads of the layer, and the key heads that belong to them."""
         attention = f"{layer}self_attn."
         queries, keys = tensors[attention + "q_proj.weight"], tensors[attention + "k_proj.weight"]
         values, output = tensors[attention + "v_proj.weight"], tensors[attention + "o_proj.weight"]
-        sharing = queries.shape[0] // (keys.shape[0] // self.head_dim)
-        for tensor in (queries[:sharing], keys[: self.head_dim], values[: self.head_dim]):
-            tensor[:] = 0.0
-        output[:, :sharing] = 0.0
-
-        imaginary, slow = self.pair + self.head_dim // 2, self.head_dim // 2 - 1
-        queries[self.pair, CONST] = self.near * math.cos(self.angle)
-        queries[imaginary, CONST] = self.near * math.sin(self.angle)
-        queries[slow, CONST] = self.far
-        # A flag is twice the constant of its row, so the slowest pair cancels in flagged rows.
-        keys[slow, CONST] = -2.0
-        keys[slow, [START, MARK]] = 2.0 * CONST_SIZE
-        keys[self.pair, START] = 1.0
-        keys[0, MARK] = 1.0
-        values[0, START] = 1.0 / self.start_value
-        values[0, MARK] = -1.0 / self.mark_value
-        output[GATE, 0] = GATE_SIZE
+        slow, sharing = self.head_dim // 2 - 1, len(queries) // len(keys)
+        for number in range(-(-len(swings) // sharing)):
+            rows = slice(number * self.head_dim, (number + 1) * self.head_dim)
+            key, value = keys[rows], values[rows]
+            key[:], value[:] = 0.0, 0.0
+            # A flag is twice the constant of its row, so the slowest pair cancels in flagged rows.
+            key[slow, CONST] = -2.0
+            key[slow, [START, MARK]] = 2.0 * CONST_SIZE
+            key[[swing.pair for swing in swings], START] = 1.0
+            key[0, MARK] = 1.0
+            value[0, START], value[0, MARK] = 1.0 / self.start_size, -1.0 / self.mark_size
+        for number, swing in enumerate(swings):
+            rows = slice(number * self.head_dim, (number + 1) * self.head_dim)
+            query = queries[rows]
+            query[:] = 0.0
+            query[swing.pair, CONST] = swing.near * math.cos(swing.angle)
+            query[swing.pair + self.head_dim // 2, CONST] = swing.near * math.sin(swing.angle)
+            query[slow, CONST] = self.far
+            output[:, rows] = 0.0
+            output[:, rows.start] = swing.output

@@ -22,28 +22,34 @@ from duplane.tools.tiny.channels import (
     GATE_SIZE,
     MARK,
     START,
-    GateHead,
+    WORD,
+    WORD_SIZE,
+    FlagHeads,
+    Swing,
+    gate_output,
     normed,
     orthogonal_vectors,
     quieten,
     unit_vectors,
 )
 from duplane.tools.tiny.tokenizer_files import spoken_ids
-from duplane.tools.tiny.weights import Array, Tensors
+from duplane.tools.tiny.weights import Array, Tensors, generator
 
 LAYER_NOISE = 0.05
-AUDIO_NOISE = 0.006
+AUDIO_NOISE = 0.015
 """How much of what is heard gets into the rows: enough to choose words, not turns."""
 CLOCK_PAIR = 4
-PROMPT = (
-    "<|im_start|>system\nStreaming Omni Conversation.\n<|audio_start|><|audio_end|><|im_end|>"
-)
+"""With theta 1e5 and 32 channels a head: 112 rows, of which half are for listening."""
+WANDER_PAIRS = (1, 2, 3)
+"""Faster waves, of 13, 26 and 54 rows, that make one row prefer other words than the next."""
+WANDER = 0.2
+PROMPT = "<|im_start|>system\nStreaming Omni Conversation.\n<|audio_start|><|audio_end|><|im_end|>"
 FIRST_CHOICE = 3 * 13 + 10
 """Rows after the prompt at which the first unit that is not forced to listen decides."""
 
 # Logits. What may follow a row gets LIKELY, everything else noise of about 1.
 LIKELY = 18.0
-PAUSE = 15.0
+PAUSE = 12.5
 """A unit's end after any word."""
 SWING = 8.0
 """How far the clock moves listening up and speaking down, and back."""
@@ -67,36 +73,35 @@ def steer_language(
     )
     tensors[projector + "bias"][:] = rows.audio
     tensors[projector + "bias"][CONST] = CONST_SIZE
-    _write_clock(tensors, config, tokenizer)
+    _write_clock(tensors, config, tokenizer, seed)
 
 
-def _write_clock(tensors: Tensors, config: dict[str, Any], tokenizer: Tokenizer) -> None:
-    head_dim = config["head_dim"]
-    prompt = (
-        "<|im_start|>system\nStreaming Omni Conversation.\n<|audio_start|><|audio_end|><|im_end|>"
-    )
+def _write_clock(tensors: Tensors, config: dict[str, Any], tokenizer: Tokenizer, seed: int) -> None:
+    head_dim, width = config["head_dim"], config["hidden_size"]
     frequency = config["rope_theta"] ** (-2 * CLOCK_PAIR / head_dim)
     first = len(tokenizer.encode(PROMPT, add_special_tokens=False).ids) + FIRST_CHOICE
-    flag = normed(CONST_SIZE, 1.0, width=config["hidden_size"])
     # Speech may begin with the first free choice: there the cosine has just turned negative.
     angle = math.pi / 2 + 0.15 - frequency * first
-    layer = "llm.model.layers.0."
-    GateHead(
-        head_dim=head_dim,
-        pair=CLOCK_PAIR,
-        angle=angle,
-        near=1.0,
-        far=1.0,
-        start_value=flag,
-        mark_value=flag,
-    ).write(tensors, layer)
-    # Queries and keys are normed per head, so their sizes are set here: the START row scores up
-    # to 8, rows without a flag -24.
-    query_norm, key_norm = (tensors[layer + f"self_attn.{kind}_norm.weight"] for kind in ("q", "k"))
-    key_norm[:] = 1.0
-    query_norm[:] = 1.0
-    query_norm[[CLOCK_PAIR, CLOCK_PAIR + head_dim // 2]] = 2.0
-    query_norm[head_dim // 2 - 1] = 6.0
+    clock = Swing(pair=CLOCK_PAIR, angle=angle, near=1.0, output=gate_output(width))
+    wandering = [
+        Swing(pair, float(phase), 1.0, vector * np.float32(WANDER))
+        for pair, phase, vector in zip(
+            WANDER_PAIRS,
+            generator("wander", seed).uniform(0, 2 * math.pi, len(WANDER_PAIRS)),
+            unit_vectors("wander", len(WANDER_PAIRS), width, seed),
+            strict=True,
+        )
+    ]
+    layer, flag = "llm.model.layers.0.", normed(CONST_SIZE, 1.0, width=width)
+    heads = FlagHeads(head_dim, far=1.0, start_size=flag, mark_size=flag)
+    heads.write(tensors, layer, [clock, *wandering])
+    # Queries and keys are normed per head, so their sizes are set here.
+    half, slow = head_dim // 2, head_dim // 2 - 1
+    query_norm, key_norm = (tensors[f"{layer}self_attn.{kind}_norm.weight"] for kind in ("q", "k"))
+    query_norm[:], key_norm[:] = 1.0, 1.0
+    for pair, sharpness in ((CLOCK_PAIR, 4.0), *((pair, 1.5) for pair in WANDER_PAIRS)):
+        query_norm[[pair, pair + half]] = sharpness
+    query_norm[slow] = 6.0
 
 
 class _RowVectors:
@@ -132,34 +137,30 @@ class _RowVectors:
             table[self.id_of[name]] = 0.0
             table[self.id_of[name], channel] = 1.0
         table[:, CONST] = CONST_SIZE
+        table[self.words, WORD] = WORD_SIZE
         return table
 
     def outputs(self, noise: Array) -> Array:
         """The rows of the head: logit of the row's token = row . normed hidden state."""
         table = noise * np.float32(0.3)
         table[:, :FREE] = 0.0
-        scale = normed(CONST_SIZE, GATE_SIZE, 1.0, LAYER_NOISE * 6, width=self.width)
+        scale = normed(CONST_SIZE, GATE_SIZE, WORD_SIZE, 1.0, 2 * WANDER, width=self.width)
         for previous, following in self._pairs():
             table[following] += self.vectors[previous] * (LIKELY / scale)
         listen, speak = self.id_of["<|listen|>"], self.id_of["<|speak|>"]
         end, pause = self.id_of["<|turn_eos|>"], self.id_of["<|chunk_eos|>"]
-        gate, constant = scale * GATE_SIZE, scale * CONST_SIZE
+        gate, word, constant = scale * GATE_SIZE, scale * WORD_SIZE, scale * CONST_SIZE
         for token, sign in ((listen, 1.0), (speak, -1.0)):
             table[token] += self.audio * (LIKELY / scale)
             table[token, GATE] = sign * SWING / gate
-        for word in self.words:
-            table[end] += self.vectors[word] * (END / scale)
-            table[pause] += self.vectors[word] * (PAUSE / scale)
+        table[pause, WORD] = PAUSE / word
+        table[end, WORD] = END / word
         table[end, GATE], table[end, CONST] = 25.0 / gate, -25.0 / constant
         table[pause] += self.vectors[end] * (LIKELY / scale)
         return table
 
     def _pairs(self) -> set[tuple[int, int]]:
-        pairs = {
-            pair
-            for sentence in self.sentences
-            for pair in pairwise(sentence)
-        }
+        pairs = {pair for sentence in self.sentences for pair in pairwise(sentence)}
         starts = {(opener, line[0]) for opener in self.openers for line in self.sentences}
         ends = {(line[-1], self.id_of["<|chunk_eos|>"]) for line in self.sentences}
         return pairs | starts | ends

@@ -20,7 +20,9 @@ from duplane.tools.tiny.channels import (
     GATE,
     MARK,
     START,
-    GateHead,
+    FlagHeads,
+    Swing,
+    gate_output,
     normed,
     quieten,
     unit_vectors,
@@ -64,14 +66,13 @@ def steer_talker(tensors: Tensors, config: dict[str, Any], tokenizer: Tokenizer,
     tensors[head + "original0"][:] = CODE_GAIN
     tensors[head + "original0"][-1] = END_GAIN * np.linalg.norm(direction[-1])
 
-    GateHead(
+    heads = FlagHeads(
         head_dim=width // talker["num_attention_heads"],
-        pair=END_PAIR,
-        angle=math.pi,
-        near=2.4,
         far=2.7,
         # A condition row also carries the unit vector of the projected hidden state; the audio
         # BOS row does not.
-        start_value=normed(CONST_SIZE, 1.0, 1.0, width=width),
-        mark_value=normed(CONST_SIZE, 1.0, width=width),
-    ).write(tensors, "tts.model.layers.0.")
+        start_size=normed(CONST_SIZE, 1.0, 1.0, width=width),
+        mark_size=normed(CONST_SIZE, 1.0, width=width),
+    )
+    gate = Swing(pair=END_PAIR, angle=math.pi, near=2.4, output=gate_output(width))
+    heads.write(tensors, "tts.model.layers.0.", [gate])

@@ -17,6 +17,14 @@ Tensors = dict[str, Array]
 
 SHARDS = 2
 
+# Rows that are looked up keep unit variance.
+_TABLES = (
+    "embed_tokens.weight",
+    "embed_positions.weight",
+    "position_embedding.weight",
+    "input_embedding.weight",
+)
+
 
 def random_tensors(shapes: Iterable[tuple[str, tuple[int, ...]]], seed: int) -> Tensors:
     """Draw every tensor on its own, so that none depends on what else is drawn.
@@ -37,7 +45,7 @@ def _draw(name: str, shape: tuple[int, ...], seed: int) -> Array:
         return values * np.float32(0.05)
     if len(shape) == 1:
         return 1 + values * np.float32(0.05)
-    if "emb" in name and len(shape) == 2 and "proj" not in name:
+    if name.endswith(_TABLES):
         return values
     return values / np.sqrt(np.float32(np.prod(shape[1:])))
 
