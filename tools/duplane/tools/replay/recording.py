@@ -51,11 +51,11 @@ class CountingVocoder:
 
     def __init__(self, silence_token_id: int) -> None:
         self.silence_token_id = silence_token_id
-        self._primed: dict[int, VocoderVoice] = {}
+        self._primed: dict[int, tuple[VocoderVoice, int | None]] = {}
 
-    def prime(self, slot: int, voice: VocoderVoice) -> None:
-        """Counting needs no voice; that there is one is remembered."""
-        self._primed[slot] = voice
+    def prime(self, slot: int, voice: VocoderVoice, *, seed: int | None = None) -> None:
+        """Counting needs neither; that there is a voice is remembered."""
+        self._primed[slot] = (voice, seed)
 
     def start_turn(self, slot: int) -> None:
         """Nothing is kept from piece to piece."""

@@ -1,0 +1,69 @@
+"""Random tensors by name, and the sharded files they are stored in."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import orjson
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+
+Array = NDArray[np.float32]
+Tensors = dict[str, Array]
+
+SHARDS = 2
+
+# Rows that are looked up keep unit variance.
+_TABLES = (
+    "embed_tokens.weight",
+    "embed_positions.weight",
+    "position_embedding.weight",
+    "input_embedding.weight",
+)
+
+
+def random_tensors(shapes: Iterable[tuple[str, tuple[int, ...]]], seed: int) -> Tensors:
+    """Draw every tensor on its own, so that none depends on what else is drawn.
+
+    Matrices and kernels keep the variance of their input, norms are near one, biases near zero.
+    """
+    return {name: _draw(name, shape, seed) for name, shape in shapes}
+
+
+def generator(name: str, seed: int) -> np.random.Generator:
+    """The random numbers that belong to a name."""
+    return np.random.default_rng([seed, zlib.crc32(name.encode())])
+
+
+def _draw(name: str, shape: tuple[int, ...], seed: int) -> Array:
+    values = generator(name, seed).standard_normal(shape).astype(np.float32)
+    if name.endswith(("bias", "pos_bias_u", "pos_bias_v")):
+        return values * np.float32(0.05)
+    if len(shape) == 1:
+        return 1 + values * np.float32(0.05)
+    if name.endswith(_TABLES):
+        return values
+    return values / np.sqrt(np.float32(np.prod(shape[1:])))
+
+
+def write_shards(tensors: Tensors, directory: Path) -> None:
+    """Store as bfloat16 safetensors of about equal size, with their index."""
+    stored = {name: torch.from_numpy(value).bfloat16() for name, value in tensors.items()}
+    total = sum(tensor.nbytes for tensor in stored.values())
+    shards: list[dict[str, torch.Tensor]] = [{} for _ in range(SHARDS)]
+    written = 0
+    for name, tensor in stored.items():
+        shards[min(SHARDS - 1, written * SHARDS // total)][name] = tensor.contiguous()
+        written += tensor.nbytes
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        file = f"model-{number:05}-of-{SHARDS:05}.safetensors"
+        save_file(shard, directory / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(shard, file)
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    path = directory / "model.safetensors.index.json"
+    path.write_bytes(orjson.dumps(index, option=orjson.OPT_INDENT_2))
