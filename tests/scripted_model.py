@@ -108,7 +108,7 @@ class ScriptedModel:
         self.on_open(slot, options)
         self.options[slot] = options
         self._lengths[slot] = PROMPT_TOKENS
-        return Opened(PROMPT_TOKENS, ("tts_voice",) if options.tts_voice is not None else ())
+        return Opened(PROMPT_TOKENS, ("generate_audio", "tts_voice"))
 
     def step(self, units: Sequence[UnitInput]) -> Iterator[UnitOutput | UnitFailure]:
         self._check_thread()

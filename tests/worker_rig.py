@@ -321,7 +321,8 @@ async def running_worker(
         yield rig
         rig.model.let_go()
         if not rig.worker.done():
-            if not is_broken_at_end:
+            # One that drains may be gone before its last report.
+            if not is_broken_at_end and not rig.shutdown.is_draining:
                 await rig.all_free()
             rig.shutdown.drain()
             async with asyncio.timeout(WITHIN_S):

@@ -45,7 +45,10 @@ class Account:
         unit = done.taken.unit
         stages_s = {
             "inbox": done.started_s - unit.received_s,
-            **{stage: output.stage_s[stage] for stage in _MODEL_STAGES if stage in output.stage_s},
+            # A stage that took no time did not run.
+            **{
+                stage: output.stage_s[stage] for stage in _MODEL_STAGES if output.stage_s.get(stage)
+            },
             "total": now_s - unit.received_s,
         }
         delta = session_pb2.Delta(

@@ -50,6 +50,12 @@ def field_path(option: str) -> str:
     return _PATHS.get(option, option)
 
 
+def sent_paths(wish: session_pb2.Open) -> frozenset[str]:
+    """Return the paths of all fields that the client has set."""
+    paths = {field.name for field, _ in wish.ListFields()}
+    return frozenset(paths | {f"config.{field.name}" for field, _ in wish.config.ListFields()})
+
+
 def conversation_options(wish: session_pb2.Open, limits: SessionLimits) -> ConversationOptions:
     """Return what `wish` asks for; what it leaves out is left to the model.
 

@@ -24,6 +24,7 @@ from duplane.worker.options import (
     conversation_options,
     field_path,
     invalid_option,
+    sent_paths,
     token_limit,
 )
 from duplane.worker.phases import Phase, Phases
@@ -64,6 +65,7 @@ class Session:
         self._token_limit = engine.model.context_capacity
         self._last_sequence = -1
         self._is_open = False
+        self._sent_paths: frozenset[str] = frozenset()
         self._end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         # One place more than is let in, for the last: `closed`, or None before a failure.
         self._outbox = asyncio.Queue[session_pb2.ConverseResponse | None](
@@ -127,6 +129,7 @@ class Session:
             case "open":
                 options = conversation_options(request.open, self._limits)
                 self._token_limit = token_limit(request.open, self._token_limit)
+                self._sent_paths = sent_paths(request.open)
                 self._engine.open(self.conversation, options)
             case "close":
                 self.end(session_pb2.Closed(reason=session_pb2.CLOSE_REASON_CLIENT))
@@ -174,7 +177,9 @@ class Session:
         message = session_pb2.Opened(
             prompt_token_count=opened.context_length,
             context_token_limit=self._token_limit,
-            ignored_fields=[field_path(option) for option in opened.ignored],
+            ignored_fields=[
+                path for path in map(field_path, opened.ignored) if path in self._sent_paths
+            ],
         )
         self._say(session_pb2.ConverseResponse(opened=message))
 
