@@ -127,6 +127,7 @@ class Rig:
         self.spans = InMemorySpanExporter()
         self.worker: asyncio.Task[None] | None = None
         self._numbers = itertools.count(1)
+        self._last_numbers: dict[int, int] = {}
         self._received_count = 0
         self._received_more = asyncio.Event()
 
@@ -153,7 +154,7 @@ class Rig:
         return self.scheduler.registers[-1].address
 
     def claims(self, slot: int = 0, **claims: Any) -> lease_pb2.LeaseClaims:
-        number = next(self._numbers)
+        number = self._last_numbers[slot] = next(self._numbers)
         told = lease_pb2.LeaseClaims(
             **{
                 "lease_id": f"lease-{number}",
@@ -169,6 +170,10 @@ class Rig:
         if not told.HasField("expire_time"):
             told.expire_time.FromDatetime(datetime.now(UTC) + timedelta(seconds=10))
         return told
+
+    def last_number(self, slot: int) -> int:
+        """The fencing number granted last on a slot."""
+        return self._last_numbers[slot]
 
     def grant(self, slot: int = 0, **claims: Any) -> lease_pb2.Granted:
         told = self.claims(slot, **claims)

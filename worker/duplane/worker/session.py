@@ -121,6 +121,8 @@ class Session:
                 self.end(error)
         except FabricError as error:
             self.end(error)
+        except grpc.aio.BaseError as error:
+            self._on_gone(error)
 
     def _receive(self, request: session_pb2.ConverseRequest) -> None:
         match request.WhichOneof("message"):
@@ -224,6 +226,8 @@ class Session:
                 if response.HasField("closed"):
                     return
         except grpc.aio.BaseError as error:
-            # Reading notices as well; whichever comes first ends the session.
-            _log.debug("the client is gone: %s", error)
-            self.end(session_pb2.Closed(reason=session_pb2.CLOSE_REASON_CLIENT))
+            self._on_gone(error)
+
+    def _on_gone(self, error: Exception) -> None:
+        _log.debug("the client is gone: %s", error)
+        self.end(session_pb2.Closed(reason=session_pb2.CLOSE_REASON_CLIENT))

@@ -66,7 +66,15 @@ class Sessions(session_pb2_grpc.SessionServiceServicer):
         try:
             await self._converse(context)
         except FabricError as error:
-            await abort(context, error)
+            failure = error
+        except grpc.aio.BaseError:
+            raise  # gRPC's own way to leave a call
+        except Exception:  # noqa: BLE001 - a task root; the client learns no internals
+            _log.exception("a session failed")
+            failure = FabricError(Reason.UNKNOWN, "the worker failed; its log says why")
+        else:
+            return
+        await abort(context, failure)
 
     async def Chat(  # noqa: N802  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
