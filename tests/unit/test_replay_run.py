@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from duplane.tools.replay.check import Check, Verdict, compare, same
+from duplane.tools.replay.check import Check, Verdict, compare, same, skipped
 from duplane.tools.replay.run import replay
 
 
@@ -18,6 +18,10 @@ def wrong(golden: Path) -> Iterator[Check]:
 
 def by_design(golden: Path) -> Iterator[Check]:
     yield Check("quirk", 1.0, 0.0, Verdict.DIFFERS, "because")
+
+
+def later(golden: Path) -> Iterator[Check]:
+    yield skipped("session", "needs frames")
 
 
 def nothing(golden: Path) -> Iterator[Check]:
@@ -36,7 +40,7 @@ def test_agreement_and_deliberate_differences_pass(
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["embeds", "5.00e-06", "1.0e-04", "ok"]
     assert lines[2].split()[3:] == ["differs", "by", "design", "because"]
-    assert lines[3] == "2 checks: 1 ok, 0 FAIL, 1 differs by design"
+    assert lines[3] == "2 checks: 1 ok, 0 FAIL, 1 differs by design, 0 not replayed"
 
 
 def test_one_failure_fails_the_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,3 +59,13 @@ def test_a_part_that_breaks_off_fails_and_the_others_still_run(
 
 def test_nothing_to_check_is_a_failure(tmp_path: Path) -> None:
     assert replay(tmp_path, {"a": nothing}) == 1
+
+
+def test_what_was_not_replayed_is_said_and_does_not_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert replay(tmp_path, {"a": good, "b": later}) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split()[3:] == ["not", "replayed", "needs", "frames"]
+    assert lines[3] == "1 checks: 1 ok, 0 FAIL, 0 differs by design, 1 not replayed"
+    assert replay(tmp_path, {"b": later}) == 1

@@ -50,6 +50,13 @@ def read_audio(path: Path, sample_count: int) -> NDArray[np.float32]:
     return np.resize(samples, sample_count).astype(np.float32) / np.float32(32768)
 
 
+def read_clip(path: Path) -> NDArray[np.float32]:
+    """All samples of an int16 mono file, once, float32."""
+    with wave.open(str(path)) as file:
+        count = file.getnframes()
+    return read_audio(path, count)
+
+
 def _stream(encoder: AudioEncoder, golden: Path, trace: dict[str, Any]) -> Iterator[Check]:
     arrays = np.load(golden / "units" / "audio_stream.npz")
     count, size = trace["n_units"], trace["unit_samples"]

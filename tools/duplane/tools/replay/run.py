@@ -6,12 +6,17 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from duplane.tools.replay import audio
+from duplane.tools.replay import audio, duplex, token2wav, tts
 from duplane.tools.replay.check import Check, Verdict
 
 Checks = Callable[[Path], Iterator[Check]]
 
-PARTS: Mapping[str, Checks] = {"audio": audio.checks}
+PARTS: Mapping[str, Checks] = {
+    "audio": audio.checks,
+    "tts": tts.checks,
+    "token2wav": token2wav.checks,
+    "duplex": duplex.checks,
+}
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +33,7 @@ def replay(golden: Path, parts: Mapping[str, Checks] = PARTS) -> int:
         for check in _run(name, checks, golden):
             counts[check.verdict] += 1
             print(_line(check), flush=True)
-    total = sum(counts.values())
+    total = sum(counts.values()) - counts[Verdict.SKIPPED]
     if total == 0:
         print(f"nothing to check in {golden}")
         return 1

@@ -91,9 +91,9 @@ class ConformerLayer(nn.Module):
         self.norm_ff = nn.LayerNorm(width, eps=1e-12)
         self.norm_mha = nn.LayerNorm(width, eps=1e-12)
 
-    def forward(self, x: Tensor, window: Window, layer: int, hidden: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, window: Window, layer: int, mask: Tensor | None) -> Tensor:
         """Keep the shape `[batch, new, width]`."""
-        x = x + self.self_attn(self.norm_mha(x), window, layer, hidden)
+        x = x + self.self_attn(self.norm_mha(x), window, layer, mask)
         return x + self.feed_forward(self.norm_ff(x))
 
 
@@ -175,14 +175,14 @@ class UpsampleConformer(nn.Module):
             x = x.masked_fill(batch.beyond[..., None], 0.0)
         last, ends = caches.lookahead_tail[slots], batch.token_ends
         x, caches.lookahead_tail[slots] = self.pre_lookahead_layer(x, last, ends)
-        x = _run(self.encoders, x, batch.token_window, batch.hidden_tokens)
+        x = _run(self.encoders, x, batch.token_window, batch.token_mask)
         last, ends = caches.upsample_tail[slots], batch.frame_ends
         x, caches.upsample_tail[slots] = self.up_layer(x, last, ends)
-        x = _run(self.up_encoders, self.up_embed(x), batch.frame_window, batch.hidden_frames)
+        x = _run(self.up_encoders, self.up_embed(x), batch.frame_window, batch.frame_mask)
         return self.after_norm(x)
 
 
-def _run(layers: nn.ModuleList, x: Tensor, window: Window, hidden: Tensor | None) -> Tensor:
+def _run(layers: nn.ModuleList, x: Tensor, window: Window, mask: Tensor | None) -> Tensor:
     for place, layer in enumerate(layers):
-        x = layer(x, window, place, hidden)
+        x = layer(x, window, place, mask)
     return x

@@ -47,6 +47,9 @@ class DecoderConfig:
         if activation != "silu":
             raise CheckpointError(f"hidden_act {activation!r} is not supported")
         rope = cast("dict[str, Any]", config.get("rope_parameters") or {})
+        scaling = cast("dict[str, Any]", config.get("rope_scaling") or rope)
+        if scaling.get("rope_type", scaling.get("type", "default")) != "default":
+            raise CheckpointError(f"rope scaling {scaling!r} is not supported")
         return cls(
             hidden_size=hidden,
             intermediate_size=field(config, "intermediate_size", int),
@@ -54,7 +57,7 @@ class DecoderConfig:
             query_heads=heads,
             key_heads=key_heads,
             head_dim=field(config, "head_dim", int, hidden // heads),
-            rope_theta=field({**rope, **config}, "rope_theta", float, rope_theta),
+            rope_theta=field({**config, **rope}, "rope_theta", float, rope_theta),
             norm_eps=field(config, "rms_norm_eps", float, 1e-6),
             has_head_norm=has_head_norm,
             has_attention_bias=field(config, "attention_bias", bool, False),

@@ -92,11 +92,10 @@ class Attention(nn.Module):
         keys, values = batch.estimator_window.extend(
             place, key.transpose(1, 2), value.transpose(1, 2)
         )
-        seen = None if batch.hidden_frames is None else ~batch.hidden_frames
         mixed = functional.scaled_dot_product_attention(
-            query.transpose(1, 2), keys, values, attn_mask=seen
+            query.transpose(1, 2), keys, values, attn_mask=batch.frame_mask
         )
-        return self.proj(mixed.transpose(1, 2).unflatten(2, (2, -1)).flatten(-2))
+        return self.proj(mixed.transpose(1, 2).reshape(*x.shape[:3], -1))
 
 
 class Mlp(nn.Module):

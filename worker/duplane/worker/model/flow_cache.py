@@ -6,6 +6,7 @@ layers that compute them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -126,9 +127,9 @@ class Window:
 class Batch:
     """One chunk of several slots at once, padded to the longest cache and the longest chunk.
 
-    Lengths and masks are None where no row is padded. `token_ends`, `frame_ends`: int64 `[batch]`,
-    how many tokens and frames each row really has. `hidden_tokens`, `hidden_frames`: boolean
-    `[batch, 1, 1, columns]`, the columns that hold nothing for a row. `beyond`: boolean
+    Ends and masks are None where no row is padded. `token_ends`, `frame_ends`: int64 `[batch]`,
+    how many tokens and frames each row really has. `token_mask`, `frame_mask`: float `[batch, 1,
+    1, columns]`, minus infinity where a column holds nothing for a row. `beyond`: boolean
     `[batch, new + lookahead]`, the positions behind the last token of a row.
     """
 
@@ -139,8 +140,8 @@ class Batch:
     estimator_window: Window
     token_ends: Tensor | None
     frame_ends: Tensor | None
-    hidden_tokens: Tensor | None
-    hidden_frames: Tensor | None
+    token_mask: Tensor | None
+    frame_mask: Tensor | None
     beyond: Tensor | None
 
 
@@ -166,14 +167,16 @@ def batch_of(rows: Sequence[Row], caches: FlowCaches, lookahead: int) -> Batch:
         width = new * stride // scale
         return Window(cache, slots, capacity=capacity, cached=cached // scale, new=width)
 
-    def hidden(scale: int) -> Tensor | None:
+    def mask(scale: int) -> Tensor | None:
         if not is_ragged:
             return None
         starts = torch.tensor([(cached - row.cached) // scale for row in rows], device=device)
         stops = torch.tensor([(cached + row.new * stride) // scale for row in rows], device=device)
         columns = torch.arange((cached + new * stride) // scale, device=device)
         outside = (columns < starts[:, None]) | (columns >= stops[:, None])
-        return outside[:, None, None]
+        return torch.zeros(outside.shape, device=device).masked_fill_(outside, -math.inf)[
+            :, None, None
+        ]
 
     return Batch(
         caches=caches,
@@ -183,8 +186,8 @@ def batch_of(rows: Sequence[Row], caches: FlowCaches, lookahead: int) -> Batch:
         estimator_window=window(caches.estimator_attention, caches.capacity, 1),
         token_ends=ends,
         frame_ends=None if ends is None else ends * stride,
-        hidden_tokens=hidden(stride),
-        hidden_frames=hidden(1),
+        token_mask=mask(stride),
+        frame_mask=mask(1),
         beyond=_beyond([row.tokens for row in rows], new + lookahead, device),
     )
 

@@ -48,12 +48,13 @@ class TextGeneration:
         """Generate from `logits` [units, ids]; yield each unit as soon as it is over."""
         while units:
             chosen = self._choose(units, logits)
-            fed = [unit.rules.take(token) for unit, token in zip(units, chosen, strict=True)]
-            yield from (unit for unit in units if unit.rules.is_over or unit.is_broken)
+            fed = [
+                None if unit.is_broken else unit.rules.take(token)
+                for unit, token in zip(units, chosen, strict=True)
+            ]
+            yield from (unit for unit, token in zip(units, fed, strict=True) if token is None)
             going = [
-                (unit, token)
-                for unit, token in zip(units, fed, strict=True)
-                if token is not None and not unit.is_broken
+                (unit, token) for unit, token in zip(units, fed, strict=True) if token is not None
             ]
             units = [unit for unit, _ in going]
             if units:

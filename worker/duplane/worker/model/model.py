@@ -6,7 +6,7 @@ One thread at a time may use it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -136,13 +136,13 @@ class DuplexModel:
                 rows = embeds[start : start + PREFILL_ROWS]
                 self.llm.append([(slot, len(rows))], rows)
             if speech is not None:
-                self._prime(slot)
+                self._prime(slot, options.seed)
         except BaseException:
             self.close(slot)
             raise
         conversation.prompt_length = self.context_length(slot)
         if self._probe is not None:
-            self._probe.prepared(slot, heard, conversation.prompt_length)
+            self._probe.prepared(slot, heard)
         return Opened(conversation.prompt_length, ignored)
 
     def _prompt(self, text: str, voice: FloatArray | None) -> tuple[Tensor, Tensor | None]:
@@ -164,20 +164,20 @@ class DuplexModel:
             return None, (*ignored, "generate_audio")
         return self._speaking.buffer(), tuple(ignored)
 
-    def _prime(self, slot: int) -> None:
+    def _prime(self, slot: int, seed: int | None) -> None:
         """Give the slot's vocoder its voice."""
         if self.parts.vocoder is not None and self.parts.vocoder_voice is not None:
-            self.parts.vocoder.prime(slot, self.parts.vocoder_voice)
-            self.parts.vocoder.start_turn(slot)
+            self.parts.vocoder.prime(slot, self.parts.vocoder_voice, seed=seed)
 
     @torch.inference_mode()
-    def step(self, units: Sequence[UnitInput]) -> Iterator[UnitOutput | UnitFailure]:
+    def step(self, units: Sequence[UnitInput]) -> Generator[UnitOutput | UnitFailure, None, None]:
         """Run one unit per slot, together; one output or failure for each, as they are done.
 
         Units that listen come before the talker and the vocoder run for those that speak. Run
-        the iterator to its end; then settle. Audio of a unit that is refused as too short is
-        kept and counts towards the next. Raises ValueError for a slot that is named twice, has
-        no conversation or was not settled, before anything is done.
+        it to its end, then settle; a slot whose unit was abandoned can only be closed. Audio of
+        a unit that is refused as too short is kept and counts towards the next. Raises
+        ValueError for a slot that is named twice, has no conversation or was not settled,
+        before anything is done.
         """
         self._check(units)
         watch = Stopwatch(self._device)
@@ -215,10 +215,11 @@ class DuplexModel:
         if len(set(slots)) < len(slots):
             raise ValueError(f"a slot is named twice: {slots}")
         for slot in slots:
-            if self._conversation(slot).unsettled is not None:
+            if self.conversation(slot).unsettled is not None:
                 raise ValueError(f"slot {slot} was not settled")
 
-    def _conversation(self, slot: int) -> Conversation:
+    def conversation(self, slot: int) -> Conversation:
+        """The slot's conversation; ValueError if it has none."""
         conversation = self._conversations[slot]
         if conversation is None:
             raise ValueError(f"slot {slot} has no conversation")
@@ -228,7 +229,7 @@ class DuplexModel:
         """Take the unit's audio, or say why it cannot be run; nothing else has changed then."""
         if unit.frames:
             return _refused(unit, "FRAMES_UNSUPPORTED", "this model does not see frames")
-        options = self._conversation(unit.slot).options
+        options = self.conversation(unit.slot).options
         rows = self.parts.audio.unit_rows + options.max_new_speak_tokens_per_chunk + CLOSING_ROWS
         held = self.context_length(unit.slot)
         if held >= self.context_capacity or held + rows + 2 > self.llm.cache.capacity:
@@ -245,7 +246,7 @@ class DuplexModel:
         return None
 
     def _begin(self, unit: UnitInput) -> RunningUnit:
-        conversation = self._conversation(unit.slot)
+        conversation = self.conversation(unit.slot)
         rules = UnitRules.begin(self.tokens, conversation.turn, force_listen=unit.force_listen)
         conversation.unsettled = rules
         conversation.unit_start = self.context_length(unit.slot)
@@ -306,11 +307,16 @@ class DuplexModel:
     def settle(self, slots: Sequence[int]) -> None:
         """Complete the units of these slots in the context: terminator and unit end.
 
-        Slots whose unit failed, or was settled, are left as they are.
+        Slots whose unit failed, or was settled, are left as they are; after a fatal failure a
+        slot can only be closed.
         """
         watch = Stopwatch(self._device)
-        open_ = [(slot, self._conversation(slot)) for slot in sorted(set(slots))]
-        pending = [(slot, held, held.unsettled) for slot, held in open_ if held.unsettled]
+        held = [(slot, self.conversation(slot)) for slot in sorted(set(slots))]
+        pending = [
+            (slot, conversation, conversation.unsettled)
+            for slot, conversation in held
+            if conversation.unsettled is not None and conversation.unsettled.is_over
+        ]
         if not pending:
             return
         ids = [token for _, _, rules in pending for token in rules.closing()]

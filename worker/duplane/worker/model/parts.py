@@ -16,7 +16,13 @@ from duplane.worker.model.language_model import LanguageModel
 from duplane.worker.model.talker import Talker
 from duplane.worker.model.tokens import Tokens
 from duplane.worker.model.types import FloatArray
-from duplane.worker.model.vocoder import Vocoder, VocoderChunk, VocoderVoice
+from duplane.worker.model.vocoder import (
+    Vocoder,
+    VocoderChunk,
+    VocoderError,
+    VocoderOptions,
+    VocoderVoice,
+)
 from duplane.worker.model.voices import load_prompt_voice, load_vocoder_voice
 from duplane.worker.model.whisper import AudioConfig
 
@@ -36,7 +42,7 @@ class SpeechVocoder(Protocol):
     def lookahead(self) -> int: ...
     @property
     def memory_bytes(self) -> int: ...
-    def prime(self, slot: int, voice: VocoderVoice) -> None: ...
+    def prime(self, slot: int, voice: VocoderVoice, *, seed: int | None = None) -> None: ...
     def start_turn(self, slot: int) -> None: ...
     def decode(self, chunks: Sequence[VocoderChunk]) -> list[FloatArray]: ...
     def reset(self, slot: int) -> None: ...
@@ -83,9 +89,11 @@ def load_parts(
         talker = Talker(config, slot_count, place, kind)
         unused += talker.load(checkpoint)
     log.info("%s: no place for %s", directory, ", ".join(unused) or "nothing")
-    vocoder, folder = None, directory / VOCODER_FOLDER
-    if talker is not None and folder.is_dir():
-        vocoder = Vocoder.load(folder, slot_count=slot_count, device=device)
+    folder = directory / VOCODER_FOLDER
+    voice = load_vocoder_voice(folder)
+    vocoder = None
+    if talker is not None and voice is not None:
+        vocoder = _load_vocoder(folder, voice, slot_count, device)
     return ModelParts(
         name=_name(directory, checkpoint),
         tokens=tokens,
@@ -93,9 +101,21 @@ def load_parts(
         audio=audio,
         talker=talker,
         vocoder=vocoder,
-        vocoder_voice=load_vocoder_voice(folder),
+        vocoder_voice=voice,
         prompt_voice=load_prompt_voice(directory),
     )
+
+
+def _load_vocoder(folder: Path, voice: VocoderVoice, slot_count: int, device: str) -> SpeechVocoder:
+    """Load the vocoder with room for the one voice there is, and see that they fit together."""
+    options = VocoderOptions(max_prompt_frames=len(voice.prompt_mel))
+    vocoder = Vocoder.load(folder, slot_count=slot_count, device=device, options=options)
+    try:
+        vocoder.prime(0, voice)
+    except VocoderError as error:
+        raise CheckpointError(f"{folder}: the built-in voice: {error}") from error
+    vocoder.reset(0)
+    return vocoder
 
 
 def _dtype(name: str) -> torch.dtype:

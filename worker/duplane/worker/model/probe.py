@@ -23,7 +23,7 @@ class Probe:
     Tensors are the model's own: copy what is to be kept. Lengths are rows in the LLM's cache.
     """
 
-    def prepared(self, slot: int, voice: Tensor | None, length: int) -> None:
+    def prepared(self, slot: int, voice: Tensor | None) -> None:
         """The prompt was fed; `voice` [rows, hidden] are the embeddings of the voice in it."""
 
     def prefilled(self, slot: int, embeds: Tensor, logits: Tensor, length: int) -> None:

@@ -48,8 +48,8 @@ class RelativeAttention(nn.Module):
         self.positions = projected.permute(1, 2, 0).contiguous()
         self._farthest = farthest
 
-    def forward(self, x: Tensor, window: Window, layer: int, hidden: Tensor | None) -> Tensor:
-        """Map `[batch, new, width]` to the same shape; `hidden` marks columns of no frame."""
+    def forward(self, x: Tensor, window: Window, layer: int, mask: Tensor | None) -> Tensor:
+        """Map `[batch, new, width]` to the same shape; `mask` is added to scores."""
         query, key, value = (
             linear(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for linear in (self.linear_q, self.linear_k, self.linear_v)
@@ -61,8 +61,8 @@ class RelativeAttention(nn.Module):
         positions = self.positions[..., first : first + columns + new]
         by_distance = ((query + self.pos_bias_v[:, None]) * scale) @ positions
         bias = _by_column(by_distance, columns)
-        if hidden is not None:
-            bias = bias.masked_fill(hidden, -math.inf)
+        if mask is not None:
+            bias = bias + mask
         mixed = functional.scaled_dot_product_attention(
             query + self.pos_bias_u[:, None], keys, values, attn_mask=bias, scale=scale
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import zip_longest
 
 import torch
 
@@ -58,17 +57,16 @@ class Speaking:
         self, units: Sequence[RunningUnit], tokens: Sequence[Sequence[int]]
     ) -> list[FloatArray]:
         """The samples of each unit, float32 at 24 kHz; empty where nothing is to be heard yet."""
-        pieces: dict[int, list[FloatArray]] = {unit.slot: [] for unit in units}
-        waiting = [
-            [(unit.slot, chunk) for chunk in self._chunks(unit, spoken)]
+        chunks = [
+            VocoderChunk(unit.slot, chunk.tokens, chunk.is_last)
             for unit, spoken in zip(units, tokens, strict=True)
+            for chunk in self._cut(unit, spoken)
         ]
-        for round_ in zip_longest(*waiting):
-            together = [entry for entry in round_ if entry is not None]
-            for (slot, chunk), samples in zip(together, self._decode(together), strict=True):
-                pieces[slot].append(samples)
-                if self._probe is not None:
-                    self._probe.vocoded(slot, list(chunk.tokens), chunk.is_last, len(samples))
+        pieces: dict[int, list[FloatArray]] = {unit.slot: [] for unit in units}
+        for chunk, samples in zip(chunks, self._vocoder.decode(chunks), strict=True):
+            pieces[chunk.slot].append(samples)
+            if self._probe is not None:
+                self._probe.vocoded(chunk.slot, list(chunk.tokens), chunk.is_last, len(samples))
         for unit in units:
             if unit.rules.end_of_turn:
                 self.end_turn(unit)
@@ -76,14 +74,11 @@ class Speaking:
             unit_speech(pieces[unit.slot], end_of_turn=unit.rules.end_of_turn) for unit in units
         ]
 
-    def _chunks(self, unit: RunningUnit, tokens: Sequence[int]) -> list[TokenChunk]:
+    def _cut(self, unit: RunningUnit, tokens: Sequence[int]) -> list[TokenChunk]:
         speech = unit.conversation.speech
-        return [] if speech is None else speech.push(tokens, end_of_turn=unit.rules.end_of_turn)
-
-    def _decode(self, together: Sequence[tuple[int, TokenChunk]]) -> list[FloatArray]:
-        return self._vocoder.decode(
-            [VocoderChunk(slot, chunk.tokens, chunk.is_last) for slot, chunk in together]
-        )
+        if speech is None:
+            return []
+        return speech.push(tokens, end_of_turn=unit.rules.end_of_turn)
 
     def end_turn(self, unit: RunningUnit) -> None:
         """Begin the next turn's speech afresh.
