@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from duplane.tools.replay.check import Check, compare, same
 from duplane.worker.model.vocoder import Vocoder
 from duplane.worker.model.vocoder_input import VocoderChunk, VocoderOptions, VocoderVoice
+from duplane.worker.model.voice_features import prompt_mel
 
 TOLERANCE = 1e-3
 # From our own mel: rounding of the mel, summed up as phase and played loud.
@@ -40,6 +41,8 @@ def checks(golden: Path) -> Iterator[Check]:
     voice = VocoderVoice(
         arrays["prompt_tokens"][0], arrays["prompt_mel"][0], arrays["speaker_embedding"][0]
     )
+    mel = prompt_mel(torch.tensor(arrays["prompt_wav_24k"]), len(voice.prompt_mel))
+    yield _near("prompt_mel", mel[None], arrays)
     vocoder = _load(directory, recorded, arrays)
     yield same("token2wav cfg_rate", vocoder.flow.decoder.rate, recorded["cfg_rate"])
     vocoder.prime(0, voice, seed=0)

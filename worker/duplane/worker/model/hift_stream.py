@@ -12,6 +12,7 @@ from itertools import groupby
 import numpy as np
 import torch
 from torch import Tensor
+from torch.backends import cudnn
 
 from duplane.worker.model.flow_cache import slot_index
 from duplane.worker.model.hift import HiFT
@@ -69,7 +70,10 @@ class HiFTStream:
         order = sorted(range(len(chunks)), key=lambda place: (shape(place), chunks[place].slot))
         for _, group in groupby(order, key=shape):
             places = list(group)
-            speech = self._run([chunks[place] for place in places]).cpu().numpy()
+            # TF32 in a convolution would be heard: the source adds up the error of its f0.
+            with cudnn.flags(enabled=True, allow_tf32=False):
+                speech = self._run([chunks[place] for place in places])
+            speech = speech.cpu().numpy()
             for place, row in zip(places, speech, strict=True):
                 samples[place] = self._cut(chunks[place], row)
         return [samples[place] for place in range(len(chunks))]
