@@ -32,8 +32,8 @@ from duplane.tools.tiny.channels import (
     quieten,
     unit_vectors,
 )
-from duplane.tools.tiny.tokenizer_files import spoken_ids
-from duplane.tools.tiny.weights import Array, Tensors, generator
+from duplane.tools.tiny.tokenizer_files import spoken_ids, token_id
+from duplane.tools.tiny.weights import Array, Tensors, random_numbers
 
 LAYER_NOISE = 0.05
 AUDIO_NOISE = 0.015
@@ -87,7 +87,7 @@ def _write_clock(tensors: Tensors, config: dict[str, Any], tokenizer: Tokenizer,
         Swing(pair, float(phase), 1.0, vector * np.float32(WANDER))
         for pair, phase, vector in zip(
             WANDER_PAIRS,
-            generator("wander", seed).uniform(0, 2 * math.pi, len(WANDER_PAIRS)),
+            random_numbers("wander", seed).uniform(0, 2 * math.pi, len(WANDER_PAIRS)),
             unit_vectors("wander", len(WANDER_PAIRS), width, seed),
             strict=True,
         )
@@ -112,7 +112,7 @@ class _RowVectors:
         self.words = sorted({token for sentence in self.sentences for token in sentence})
         self.rows, self.width = config["vocab_size"], config["hidden_size"]
         self.id_of = {
-            name: tokenizer.token_to_id(name)
+            name: token_id(tokenizer, name)
             for name in (
                 *("<|im_start|>", "<|audio_start|>", "<|listen|>", "<|speak|>"),
                 *("<|tts_bos|>", "<|turn_eos|>", "<|chunk_eos|>"),
