@@ -67,8 +67,10 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
             if waiter.has_lost_grant:
                 await self._line.rejoin(waiter)
             elif waiter.grant:
-                await context.write(self._granted(waiter.grant))
+                # Before the write: a caller may cancel as soon as it has read the grant, and then
+                # the grant is its own. One that dies without reading lets the claim time out.
                 waiter.is_delivered = True
+                await context.write(self._granted(waiter.grant))
                 return
             else:
                 await self._tell_place(waiter, context)
