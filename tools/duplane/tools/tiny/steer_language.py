@@ -36,6 +36,7 @@ from duplane.tools.tiny.tokenizer_files import spoken_ids, token_id
 from duplane.tools.tiny.weights import Array, Tensors, random_numbers
 
 LAYER_NOISE = 0.05
+"""What the random layers add, as a part of what they would: enough to choose among words."""
 AUDIO_NOISE = 0.015
 """How much of what is heard gets into the rows: enough to choose words, not turns."""
 CLOCK_PAIR = 4
@@ -54,7 +55,8 @@ PAUSE = 12.5
 SWING = 8.0
 """How far the clock moves listening up and speaking down, and back."""
 END = 40.0
-"""A turn's end after any word while the clock says listen; far from everything else."""
+END_SWING = 25.0
+"""A turn's end: END after any word while the clock says listen, otherwise never."""
 
 
 def steer_language(
@@ -155,7 +157,7 @@ class _RowVectors:
             table[token, GATE] = sign * SWING / gate
         table[pause, WORD] = PAUSE / word
         table[end, WORD] = END / word
-        table[end, GATE], table[end, CONST] = 25.0 / gate, -25.0 / constant
+        table[end, GATE], table[end, CONST] = END_SWING / gate, -END_SWING / constant
         table[pause] += self.vectors[end] * (LIKELY / scale)
         return table
 

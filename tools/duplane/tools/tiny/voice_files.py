@@ -34,10 +34,10 @@ SPEAKER_WIDTH = 192
 PITCH = 140.0
 """Hz, about."""
 PITCH_RANGE = 40.0
-HARMONICS = (3.0, 2.0, 1.5, 1.0, 0.8, 0.6, 0.5, 0.4, 0.3)
-WAVE = 0.22
+HARMONICS = (2.0, 2.0, 1.8, 1.6, 1.3, 1.0, 0.8, 0.6, 0.5)
+WAVE = 0.11
 LOUDNESS = -2.3
-LOUDNESS_RANGE = 0.5
+LOUDNESS_RANGE = 0.4
 LEVEL = 0.06
 LISTENING_S = 4
 SILENCE = -9.0
@@ -75,7 +75,7 @@ flow: !new:cosyvoice2.flow.flow.CausalMaskedDiffWithXvec
       in_channels: 320
       out_channels: 80
       mlp_ratio: 4.0
-      depth: 2
+      depth: 1
       num_heads: 2
       head_dim: 24
       hidden_size: 48
@@ -86,9 +86,10 @@ _HIFT_DIMS: dict[str, Any] = {
     "base_channels": 32,
     "f0_cond_channels": 32,
     "nb_harmonics": 8,
-    "upsample_rates": [8, 5, 3],
-    "upsample_kernel_sizes": [16, 11, 7],
-    "istft": {"n_fft": 16, "hop_len": 4},
+    # 480 samples a mel frame, as released; the longer hop halves the work.
+    "upsample_rates": [5, 4, 3],
+    "upsample_kernel_sizes": [11, 8, 7],
+    "istft": {"n_fft": 32, "hop_len": 8},
 }
 
 # Layers of HiFT that the released files store without weight norm.
