@@ -312,12 +312,17 @@ async def test_every_unit_is_a_trace_from_the_edge_to_the_worker(fabric: Fabric)
             if span.name == "worker.unit" and span.parent_span_id in edge_units
         ]
 
-    spans = await fabric.spans.until(lambda spans: len(with_parents(spans)) >= 4)
-    sessions = {span.trace_id for span in spans if span.name == "edge.session"}
+    def is_complete(spans: Sequence[Span]) -> bool:
+        sessions = {span.trace_id for span in spans if span.name == "edge.session"}
+        pairs = with_parents(spans)
+        return len(pairs) >= 4 and all(
+            of_edge.links[0].trace_id in sessions for _, of_edge in pairs
+        )
+
+    spans = await fabric.spans.until(is_complete)
     for of_worker, of_edge in with_parents(spans):
         assert of_worker.trace_id == of_edge.trace_id
         assert not of_edge.parent_span_id
-        assert of_edge.links[0].trace_id in sessions
     units = [of_edge.trace_id for _, of_edge in with_parents(spans)]
     assert len(set(units)) == len(units)
 

@@ -23,8 +23,14 @@ CONFIG = AudioConfig(
 
 
 def build(config: AudioConfig = CONFIG, slot_count: int = 1, **kwargs: object) -> AudioEncoder:
-    torch.manual_seed(0)
-    return AudioEncoder(config, slot_count, **kwargs)  # type: ignore[arg-type]
+    encoder = AudioEncoder(config, slot_count, **kwargs)  # type: ignore[arg-type]
+    random = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            values = torch.randn(parameter.shape, generator=random)
+            fan_in = parameter[0].numel() if parameter.ndim > 1 else 25
+            parameter.copy_(values / fan_in**0.5)
+    return encoder
 
 
 def noise(seed: int, count: int) -> np.ndarray:

@@ -22,6 +22,7 @@ from duplane.worker.model.types import ConversationOptions, OptionError
         ("seed", -1),
         ("llm_voice", np.zeros(0, np.float32)),
         ("llm_voice", np.zeros((2, 8), np.float32)),
+        ("llm_voice", np.zeros(61 * 16_000, np.float32)),
         ("tts_voice", np.zeros(8, np.int16)),
         ("tts_voice", np.full(8, np.inf, np.float32)),
     ],

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from duplane.tools.tiny.weights import Array, Tensors, generator
+from duplane.tools.tiny.weights import Array, Tensors, random_numbers
 
 CONST, GATE, START, MARK, WORD = range(5)
 FREE = 5
@@ -25,7 +25,7 @@ WORD_SIZE = 0.5
 
 def unit_vectors(name: str, count: int, width: int, seed: int) -> Array:
     """Rows of unit length in the free channels."""
-    rows = generator(name, seed).standard_normal((count, width)).astype(np.float32)
+    rows = random_numbers(name, seed).standard_normal((count, width)).astype(np.float32)
     rows[:, :FREE] = 0.0
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
@@ -33,7 +33,7 @@ def unit_vectors(name: str, count: int, width: int, seed: int) -> Array:
 def orthogonal_vectors(name: str, width: int, seed: int) -> Array:
     """As many rows as there are free channels, of unit length and at right angles."""
     free = width - FREE
-    square = generator(name, seed).standard_normal((free, free))
+    square = random_numbers(name, seed).standard_normal((free, free))
     rows = np.zeros((free, width), np.float32)
     rows[:, FREE:] = np.linalg.qr(square)[0]
     return rows

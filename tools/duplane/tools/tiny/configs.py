@@ -8,6 +8,8 @@ from typing import Any
 import orjson
 from tokenizers import Tokenizer
 
+from duplane.tools.tiny.tokenizer_files import token_id
+
 HIDDEN = 128
 TALKER_WIDTH = 64
 ROW_MULTIPLE = 64
@@ -15,12 +17,6 @@ ROW_MULTIPLE = 64
 
 def model_config(tokenizer: Tokenizer) -> dict[str, Any]:
     """config.json for a tokenizer."""
-
-    def id_of(name: str) -> int:
-        found = tokenizer.token_to_id(name)
-        if found is None:
-            raise KeyError(name)
-        return found
 
     rows = -(-tokenizer.get_vocab_size() // ROW_MULTIPLE) * ROW_MULTIPLE
     return {
@@ -42,8 +38,8 @@ def model_config(tokenizer: Tokenizer) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "attention_bias": False,
         "hidden_act": "silu",
-        "bos_token_id": id_of("<|im_start|>"),
-        "eos_token_id": id_of("<|im_end|>"),
+        "bos_token_id": token_id(tokenizer, "<|im_start|>"),
+        "eos_token_id": token_id(tokenizer, "<|im_end|>"),
         "pad_token_id": None,
         "vision_config": _VISION,
         "audio_config": _AUDIO,
@@ -51,8 +47,8 @@ def model_config(tokenizer: Tokenizer) -> dict[str, Any]:
             **_TALKER,
             "llm_dim": HIDDEN,
             "num_text_tokens": rows,
-            "audio_bos_token_id": id_of("<focus>"),
-            "text_eos_token_id": id_of("</perception>"),
+            "audio_bos_token_id": token_id(tokenizer, "<focus>"),
+            "text_eos_token_id": token_id(tokenizer, "</perception>"),
         },
         "slice_config": {"max_slice_nums": 1, "patch_size": 14, "scale_resolution": 448},
         "query_num": 64,

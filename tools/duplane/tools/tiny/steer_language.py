@@ -32,10 +32,11 @@ from duplane.tools.tiny.channels import (
     quieten,
     unit_vectors,
 )
-from duplane.tools.tiny.tokenizer_files import spoken_ids
-from duplane.tools.tiny.weights import Array, Tensors, generator
+from duplane.tools.tiny.tokenizer_files import spoken_ids, token_id
+from duplane.tools.tiny.weights import Array, Tensors, random_numbers
 
 LAYER_NOISE = 0.05
+"""What the random layers add, as a part of what they would: enough to choose among words."""
 AUDIO_NOISE = 0.015
 """How much of what is heard gets into the rows: enough to choose words, not turns."""
 CLOCK_PAIR = 4
@@ -54,7 +55,8 @@ PAUSE = 12.5
 SWING = 8.0
 """How far the clock moves listening up and speaking down, and back."""
 END = 40.0
-"""A turn's end after any word while the clock says listen; far from everything else."""
+END_SWING = 25.0
+"""A turn's end: END after any word while the clock says listen, otherwise never."""
 
 
 def steer_language(
@@ -87,7 +89,7 @@ def _write_clock(tensors: Tensors, config: dict[str, Any], tokenizer: Tokenizer,
         Swing(pair, float(phase), 1.0, vector * np.float32(WANDER))
         for pair, phase, vector in zip(
             WANDER_PAIRS,
-            generator("wander", seed).uniform(0, 2 * math.pi, len(WANDER_PAIRS)),
+            random_numbers("wander", seed).uniform(0, 2 * math.pi, len(WANDER_PAIRS)),
             unit_vectors("wander", len(WANDER_PAIRS), width, seed),
             strict=True,
         )
@@ -112,7 +114,7 @@ class _RowVectors:
         self.words = sorted({token for sentence in self.sentences for token in sentence})
         self.rows, self.width = config["vocab_size"], config["hidden_size"]
         self.id_of = {
-            name: tokenizer.token_to_id(name)
+            name: token_id(tokenizer, name)
             for name in (
                 *("<|im_start|>", "<|audio_start|>", "<|listen|>", "<|speak|>"),
                 *("<|tts_bos|>", "<|turn_eos|>", "<|chunk_eos|>"),
@@ -155,7 +157,7 @@ class _RowVectors:
             table[token, GATE] = sign * SWING / gate
         table[pause, WORD] = PAUSE / word
         table[end, WORD] = END / word
-        table[end, GATE], table[end, CONST] = 25.0 / gate, -25.0 / constant
+        table[end, GATE], table[end, CONST] = END_SWING / gate, -END_SWING / constant
         table[pause] += self.vectors[end] * (LIKELY / scale)
         return table
 

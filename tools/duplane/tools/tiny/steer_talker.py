@@ -27,6 +27,7 @@ from duplane.tools.tiny.channels import (
     quieten,
     unit_vectors,
 )
+from duplane.tools.tiny.tokenizer_files import token_id
 from duplane.tools.tiny.weights import Tensors
 
 LAYER_NOISE = 0.15
@@ -46,7 +47,7 @@ def steer_talker(tensors: Tensors, config: dict[str, Any], tokenizer: Tokenizer,
     tensors["tts.model.embed_tokens.weight"][:] = 0.0
 
     text = unit_vectors("tts.emb_text", talker["num_text_tokens"], width, seed)
-    flags = ((tokenizer.token_to_id("<|turn_eos|>"), START), (talker["audio_bos_token_id"], MARK))
+    flags = ((token_id(tokenizer, "<|turn_eos|>"), START), (talker["audio_bos_token_id"], MARK))
     for token, channel in flags:
         text[token] = 0.0
         text[token, channel] = 1.0

@@ -119,7 +119,7 @@ def write_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
     (directory / "vocab.json").write_bytes(orjson.dumps(dict(vocabulary)))
     merges = [" ".join(pair) for pair in parsed["model"]["merges"]]
     (directory / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]), "utf-8")
-    added = {str(entry.pop("id")): entry for entry in sorted(parsed["added_tokens"], key=_token_id)}
+    added = {str(entry.pop("id")): entry for entry in sorted(parsed["added_tokens"], key=_added_id)}
     config = {
         "tokenizer_class": "MiniCPMOTokenizerFast",
         "add_bos_token": False,
@@ -138,6 +138,14 @@ def write_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
     path.write_bytes(orjson.dumps(config, option=orjson.OPT_INDENT_2))
 
 
+def token_id(tokenizer: Tokenizer, name: str) -> int:
+    """The id of an added token; KeyError when there is none."""
+    found = tokenizer.token_to_id(name)
+    if found is None:
+        raise KeyError(name)
+    return found
+
+
 def spoken_ids(tokenizer: Tokenizer) -> list[list[int]]:
     """The ids of each spoken sentence, as they follow other text."""
     return [tokenizer.encode(f" {line}", add_special_tokens=False).ids for line in SPOKEN]
@@ -147,7 +155,7 @@ def _is_additional(name: str) -> bool:
     return name not in (*_BASE, *_PLAIN, *_TURNS)
 
 
-def _token_id(entry: dict[str, Any]) -> int:
+def _added_id(entry: dict[str, Any]) -> int:
     return entry["id"]
 
 

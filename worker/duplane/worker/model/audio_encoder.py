@@ -28,8 +28,8 @@ _CONTEXT_POSITIONS = CONTEXT_FRAMES // 2
 class AudioEncoder(nn.Module):
     """Live audio of each slot to embeddings, one unit at a time; and whole clips.
 
-    Weights come from `Checkpoint.load_into(encoder, "")`, or `apm` and
-    `audio_projection_layer` one by one. State per slot is allocated once and only reset.
+    The weights of `apm` and `audio_projection_layer` are left for `Checkpoint.load_into` to fill,
+    under the prefixes of the same names. State per slot is allocated once and only reset.
     """
 
     cache: Tensor
@@ -43,9 +43,10 @@ class AudioEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        with torch.device(device):
-            self.apm = WhisperEncoder(config).to(dtype)
-            self.audio_projection_layer = AudioProjector(config).to(dtype)
+        with torch.device("meta"):
+            apm, projector = WhisperEncoder(config), AudioProjector(config)
+        self.apm = apm.to(dtype).to_empty(device=device)
+        self.audio_projection_layer = projector.to(dtype).to_empty(device=device)
         self.mel = MelStream(config.mel_bins, slot_count, device)
         head_dim = config.width // config.head_count
         cache = torch.zeros(

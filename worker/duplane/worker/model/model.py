@@ -19,6 +19,7 @@ from duplane.worker.model.generation import RunningUnit, TextGeneration
 from duplane.worker.model.mel import AudioBacklogError
 from duplane.worker.model.parts import UNIT_OVERHANG, ModelParts, load_parts
 from duplane.worker.model.probe import Probe
+from duplane.worker.model.prompt import embed_prompt
 from duplane.worker.model.sampling import TextSampling, Uniforms
 from duplane.worker.model.speaking import Speaking
 from duplane.worker.model.speech_tokens import SpeechTokens
@@ -27,7 +28,6 @@ from duplane.worker.model.types import (
     ConversationOptions,
     FloatArray,
     Opened,
-    OptionError,
     UnitFailure,
     UnitInput,
     UnitOutput,
@@ -35,8 +35,6 @@ from duplane.worker.model.types import (
 
 PREFILL_ROWS = 512
 """Rows of a prompt that are fed at once."""
-CHARACTERS_PER_ROW = 64
-"""A prompt with more characters than this per row of context is refused unread."""
 CLOSING_ROWS = 2
 _NO_AUDIO = np.zeros(0, np.float32)
 
@@ -123,10 +121,8 @@ class DuplexModel:
         if self._conversations[slot] is not None:
             raise ValueError(f"slot {slot} has a conversation")
         voice = self.parts.prompt_voice if options.llm_voice is None else options.llm_voice
-        embeds, heard = self._prompt(options.system_prompt, voice)
         room = self.context_capacity - options.max_new_speak_tokens_per_chunk
-        if len(embeds) > room:
-            raise OptionError("system_prompt", f"takes {len(embeds)} tokens of {room}")
+        embeds, heard = embed_prompt(self.parts, options.system_prompt, voice, room)
         speech, ignored = self._speech(options)
         conversation = Conversation.begin(options, speech, uniforms)
         self._conversations[slot] = conversation
@@ -144,16 +140,6 @@ class DuplexModel:
         if self._probe is not None:
             self._probe.prepared(slot, heard)
         return Opened(conversation.prompt_length, ignored)
-
-    def _prompt(self, text: str, voice: FloatArray | None) -> tuple[Tensor, Tensor | None]:
-        """The prompt's embeddings [rows, hidden], and those of the voice in it."""
-        if len(text) > CHARACTERS_PER_ROW * self.context_capacity:
-            raise OptionError("system_prompt", f"has {len(text)} characters")
-        before = self.tokens.encode(f"<|im_start|>system\n{text}\n<|audio_start|>")
-        after = self.tokens.encode("<|audio_end|><|im_end|>")
-        heard = None if voice is None else self.parts.audio.encode_clip(voice)
-        pieces = [self.llm.embed(before), heard, self.llm.embed(after)]
-        return torch.cat([piece for piece in pieces if piece is not None]), heard
 
     def _speech(self, options: ConversationOptions) -> tuple[SpeechTokens | None, tuple[str, ...]]:
         """The speech buffer, if there is to be audio, and the options that have no effect."""

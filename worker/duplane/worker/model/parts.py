@@ -75,8 +75,8 @@ def load_parts(
     config, place, kind = checkpoint.config, torch.device(device), _dtype(dtype)
     tokens = Tokens.load(directory)
     llm = LanguageModel(config, slot_count, context_capacity + UNIT_OVERHANG, place, kind)
-    if len(tokens) > llm.vocabulary:
-        raise CheckpointError(f"{len(tokens)} tokens, but vocab_size is {llm.vocabulary}")
+    if max(len(tokens) - 1, *tokens.forbidden) >= llm.vocabulary:
+        raise CheckpointError(f"the tokenizer has ids beyond vocab_size {llm.vocabulary}")
     unused = [*llm.load(checkpoint)]
     audio = AudioEncoder(AudioConfig.from_json(config), slot_count, place, kind)
     for name, module in (
@@ -87,6 +87,7 @@ def load_parts(
     talker = None
     if field(config, "init_tts", bool, True):
         talker = Talker(config, slot_count, place, kind)
+        _check_talker(talker, llm, tokens)
         unused += talker.load(checkpoint)
     log.info("%s: no place for %s", directory, ", ".join(unused) or "nothing")
     folder = directory / VOCODER_FOLDER
@@ -104,6 +105,15 @@ def load_parts(
         vocoder_voice=voice,
         prompt_voice=load_prompt_voice(directory),
     )
+
+
+def _check_talker(talker: Talker, llm: LanguageModel, tokens: Tokens) -> None:
+    """See that the talker can be conditioned on the LLM."""
+    dims = talker.dims
+    if dims.llm_hidden_size != llm.hidden_size:
+        raise CheckpointError(f"tts_config: llm_dim is {dims.llm_hidden_size}, not hidden_size")
+    if max(len(tokens) - 1, dims.bos) >= dims.text_rows:
+        raise CheckpointError(f"tts_config: num_text_tokens is {dims.text_rows}, too few")
 
 
 def _load_vocoder(folder: Path, voice: VocoderVoice, slot_count: int, device: str) -> SpeechVocoder:

@@ -16,6 +16,7 @@ INPUT_SAMPLE_RATE = 16_000
 OUTPUT_SAMPLE_RATE = 24_000
 MAX_SPEAK_TOKENS = 256
 MAX_REPETITION_WINDOW = 65_536
+MAX_VOICE_SECONDS = 60
 
 
 class OptionError(ValueError):
@@ -90,11 +91,13 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
 
 
 def check_samples(name: str, samples: NDArray[Any]) -> None:
-    """Raise `OptionError` unless `samples` is a non-empty run of finite float32 samples."""
+    """Raise `OptionError` unless `samples` are finite float32, at least one, at most a minute."""
     if samples.dtype != np.float32 or samples.ndim != 1:
         raise OptionError(name, f"is {samples.dtype} {samples.shape}, not one row of float32")
     if not samples.size:
         raise OptionError(name, "is empty")
+    if samples.size > MAX_VOICE_SECONDS * INPUT_SAMPLE_RATE:
+        raise OptionError(name, f"is longer than {MAX_VOICE_SECONDS} s")
     if not np.isfinite(samples).all():
         raise OptionError(name, "has samples that are not finite")
 
