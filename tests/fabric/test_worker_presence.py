@@ -18,6 +18,7 @@ from duplane.fabric import telemetry
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.process import Shutdown
 from duplane.fabric.v1 import lease_pb2, registry_pb2, session_pb2, trace_pb2
+from duplane.worker.rounds import Rounds
 from duplane.worker.service import serve
 from duplane.worker.settings import WorkerSettings
 
@@ -228,3 +229,18 @@ async def test_a_refused_unit_is_a_span_with_its_reason() -> None:
         # Without a trace of its own the session's span is linked to all the same.
         session = spans[telemetry.WORKER_SESSION]
         assert run.links[0].context.span_id == session.context.span_id
+
+
+async def test_a_worker_whose_device_thread_dies_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(*_: object) -> None:
+        raise KeyError("a bug of ours")
+
+    async with running_worker() as rig, rig.opened() as client:
+        monkeypatch.setattr(Rounds, "run", die)
+        await client.send(unit(0))
+        assert (await client.refused()).reason is Reason.UNAVAILABLE
+        assert rig.worker
+        await asyncio.wait({rig.worker})
+        failure = rig.worker.exception()
+        assert isinstance(failure, ExceptionGroup)
+        assert failure.subgroup(KeyError)

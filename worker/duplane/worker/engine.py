@@ -84,13 +84,15 @@ class Engine:
         done, _ = await asyncio.wait({self._ended}, timeout=_JOIN_TIMEOUT_S)
         if not done:
             _log.error("the device thread does not answer; it is left behind")
+        elif error := self._ended.exception():
+            _log.error("the device thread had failed: %r", error)
 
     async def watch(
         self, stuck_after_s: float, on_stuck: Callable[[bool], Awaitable[None]]
     ) -> None:
         """Tell when one call into the model lasts longer than `stuck_after_s`, and when it ends.
 
-        Raises RuntimeError when the device thread has ended unasked.
+        Returns when the device thread has ended; raises what ended it, if it was not asked to.
         """
         is_stuck = False
         while not self._ended.done():
@@ -99,8 +101,7 @@ class Engine:
             if is_stuck != (busy_s > stuck_after_s):
                 is_stuck = not is_stuck
                 await on_stuck(is_stuck)
-        if not self._is_stopping:
-            raise RuntimeError("the device thread has ended")
+        self._ended.result()
 
     def _busy_s(self) -> float:
         since_s = self._busy_since_s
@@ -170,7 +171,9 @@ class Engine:
         try:
             while self._round(rounds):
                 pass
-        finally:
+        except Exception as error:  # noqa: BLE001 - the thread's root; raised again by `watch`
+            self._call(self._resolve, self._ended, error)
+        else:
             self._call(self._resolve, self._ended, None)
 
     def _round(self, rounds: Rounds) -> bool:

@@ -95,7 +95,7 @@ class Worker:
         self._idle.set()
 
     async def serve(self, shutdown: process.Shutdown) -> None:
-        """Serve until drained. Raises RuntimeError, grouped, when the device thread ends."""
+        """Serve until drained. Raises, grouped, what ended the device thread."""
         async with asyncio.TaskGroup() as cleanups:
             sessions = Sessions(
                 self._admission, self._engine, self._tracer, self._settings.limits, cleanups
