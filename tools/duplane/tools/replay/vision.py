@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ def checks(golden: Path) -> Iterator[Check]:
     """All checks of the vision traces that the directory has."""
     trace = golden / "units" / "vision.json"
     sessions = sorted((golden / "sessions").glob("duplex_*.json"))
-    with_frames = [path for path in sessions if _frames(orjson.loads(path.read_bytes()))]
+    with_frames = [path for path in sessions if any(_frames(orjson.loads(path.read_bytes())))]
     if not (trace.exists() or with_frames):
         return
     vision = load_vision(golden / "checkpoint")
@@ -82,12 +82,14 @@ def _pixels(
     name: str, vision: Vision, image: PreparedImage, unit: dict[str, Any], head: NDArray[np.float32]
 ) -> Iterator[Check]:
     patch = vision.rules.patch_size
-    patches = [
-        vision.normalize(torch.from_numpy(piece.patches)).unflatten(-1, (3, patch, patch))
+    # The traces lay the patches side by side: [3, patch, patches * patch].
+    strips = [
+        vision.normalize(torch.as_tensor(piece.patches))
+        .view(-1, 3, patch, patch)
+        .permute(1, 2, 0, 3)
+        .flatten(2)
         for piece in image.pieces
     ]
-    # The traces lay the patches side by side: [3, patch, patches * patch].
-    strips = [rows.permute(1, 2, 0, 3).flatten(2) for rows in patches]
     heads = torch.stack([strip[..., : HEAD_PATCHES * patch] for strip in strips])
     yield same(f"{name} pixel_shapes", [list(x.shape) for x in strips], unit["pixel_shapes"])
     yield compare(f"{name} pixels_head", heads.numpy(), head, TOLERANCE)
@@ -112,10 +114,9 @@ def _session(vision: Vision, golden: Path, path: Path) -> Iterator[Check]:
         key = f"u{index}_vision_embeds"
         if key not in arrays:
             continue
-        counts = slices if isinstance(slices, list) else [slices] * len(names)
         images = [
             vision.prepare((golden / "images" / name).read_bytes(), count)
-            for name, count in zip(names, counts, strict=True)
+            for name, count in zip(names, slices, strict=True)
         ]
         got = torch.cat(vision.encode(images)).numpy()
         found.append(compare(f"unit {index}", got, arrays[key], TOLERANCE))
@@ -123,10 +124,10 @@ def _session(vision: Vision, golden: Path, path: Path) -> Iterator[Check]:
         yield worst(f"vision {path.stem} frames", found)
 
 
-def _frames(session: dict[str, Any]) -> list[tuple[int, Sequence[str], Any]]:
-    """Units with frames: index, the files' names, slices allowed for each."""
-    return [
-        (index, unit["frames"], unit["max_slice_nums"])
-        for index, unit in enumerate(session["units"])
-        if unit["frames"]
-    ]
+def _frames(session: dict[str, Any]) -> Iterator[tuple[int, list[str], list[int]]]:
+    """Units with frames: index, names of files, slices allowed for each."""
+    for index, unit in enumerate(session["units"]):
+        names, allowed = unit["frames"], unit["max_slice_nums"]
+        if names:
+            is_shared = isinstance(allowed, int)
+            yield index, names, [allowed] * len(names) if is_shared else allowed

@@ -36,16 +36,17 @@ class PackedAttention(nn.Module):
         """
         weights, biases = self.in_proj_weight.chunk(3), self.in_proj_bias.chunk(3)
         asked, offered, held = (
-            functional.linear(states, weight, bias).unflatten(-1, (self.head_count, -1))
+            self._heads(functional.linear(states, weight, bias))
             for states, weight, bias in zip((queries, keys, values), weights, biases, strict=True)
         )
         mixed = functional.scaled_dot_product_attention(
-            asked.expand(len(keys), -1, -1, -1).transpose(1, 2),
-            offered.transpose(1, 2),
-            held.transpose(1, 2),
-            attn_mask=mask,
+            asked.expand(len(keys), -1, -1, -1), offered, held, attn_mask=mask
         )
         return self.out_proj(mixed.transpose(1, 2).flatten(2))
+
+    def _heads(self, states: Tensor) -> Tensor:
+        """States [..., heads, rows, head_dim] of [..., rows, hidden]."""
+        return states.view(*states.shape[:-1], self.head_count, -1).transpose(-2, -3)
 
 
 class Resampler(nn.Module):

@@ -92,10 +92,10 @@ class Vision(nn.Module):
     def normalize(self, patches: Tensor) -> Tensor:
         """Pixels uint8 [..., 3 * patch_size^2] as the encoder takes them, in float32."""
         mean, std = (
-            torch.tensor(values, dtype=torch.float32).to(patches.device, non_blocking=True)[:, None]
+            torch.tensor(values, dtype=torch.float32, device=patches.device)[:, None]
             for values in (self.rules.mean, self.rules.std)
         )
-        channels = patches.unflatten(-1, (len(mean), -1)).float() / 255
+        channels = patches.view(*patches.shape[:-1], len(mean), -1).float() / 255
         return ((channels - mean) / std).flatten(-2)
 
     def _batches(self, pieces: Sequence[Piece]) -> Iterator[list[int]]:
@@ -132,7 +132,7 @@ class Vision(nn.Module):
         mask = None
         if min(lengths) < longest:
             mask = (order < torch.tensor(lengths, device=device)[:, None])[:, None, None]
-        patches = self.normalize(torch.from_numpy(pixels).to(device)).to(weight.dtype)
+        patches = self.normalize(torch.as_tensor(pixels, device=device)).to(weight.dtype)
         states = self.vpm(patches, positions.to(device), mask)
 
         widths = torch.tensor([piece.columns for piece in pieces], device=device)[:, None]
