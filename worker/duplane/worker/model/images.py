@@ -149,7 +149,7 @@ def decode(data: bytes) -> Image.Image:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ImageError(f"the image has more than {MAX_PIXELS} pixels") from error
     except Exception as error:  # decoders raise a dozen kinds for hostile bytes
-        raise ImageError(f"the image cannot be decoded: {error}") from error
+        raise ImageError(f"the image cannot be decoded: {error}"[:200]) from error
 
 
 def plan_sizes(rules: ImageRules, size: Size, max_slices: int) -> Plan:
