@@ -15,7 +15,7 @@ from duplane.worker.model.checkpoint import CheckpointError
 from duplane.worker.model.images import (
     MAX_PIXELS,
     MAX_SCALED_AREAS,
-    MAX_SCANS,
+    MAX_SCANNED_PIXELS,
     MAX_SLICES,
     ImageError,
     ImageRules,
@@ -143,9 +143,12 @@ def test_an_image_without_pixels_is_refused(size: tuple[int, int]) -> None:
 
 
 def test_a_jpeg_with_endless_scans_is_refused_before_it_is_decoded() -> None:
-    data = encode(noise(64, 64), "JPEG", progressive=True)
-    with pytest.raises(ImageError, match="scans"):
-        decode(data[:-2] + b"\xff\xda\x00\x02" * MAX_SCANS + b"\xff\xd9")
+    side = 1024
+    data = encode(Image.new("RGB", (side, side)), "JPEG", progressive=True)
+    assert decode(data).size == (side, side)
+    scans = b"\xff\xda\x00\x02" * (MAX_SCANNED_PIXELS // side**2)
+    with pytest.raises(ImageError, match="scans of 1024 x 1024 pixels"):
+        decode(data[:-2] + scans + data[-2:])
 
 
 @pytest.mark.parametrize("count", [0, -1, MAX_SLICES + 1])
@@ -161,13 +164,15 @@ def test_a_strip_is_refused_before_it_is_scaled(size: tuple[int, int]) -> None:
 
 
 WHOLE = [
-    encode(noise(40, 30), kind, **options)
-    for kind, options in (
-        ("PNG", {}),
-        ("JPEG", {}),
-        ("JPEG", {"progressive": True, "exif": b"Exif\0\0II*\0\x08\0\0\0\0\0"}),
-    )
-] + [encode(noise(40, 30).convert("P"), transparency=bytes(256))]
+    encode(noise(40, 30)),
+    encode(noise(40, 30).convert("P"), transparency=bytes(256)),
+    encode(noise(40, 30), "JPEG", dpi=(72, 72)),
+    encode(noise(40, 30), "JPEG", progressive=True),
+]
+
+
+def test_images_that_are_broken_below_are_whole() -> None:
+    assert [decode(data).size for data in WHOLE] == [(40, 30)] * len(WHOLE)
 
 
 @given(

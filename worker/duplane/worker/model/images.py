@@ -24,9 +24,9 @@ MAX_PIXELS = 1 << 25
 """Pixels of an encoded image; a larger one is refused before it is decoded."""
 MAX_SLICES = 64
 """Slices that may be asked for; each costs as much as an image of its own."""
-MAX_SCANS = 100
-"""Scans of a JPEG: each is a pass over all pixels and may be a few bytes, so few bytes could
-keep a decoder busy for hours. Progressive files have about ten."""
+MAX_SCANNED_PIXELS = 12 * MAX_PIXELS
+"""Pixels of a JPEG times its scans: each scan is a pass over all pixels and may be a few bytes,
+so few bytes could keep a decoder busy for hours. Progressive files have about ten scans."""
 MAX_SCALED_AREAS = 8
 """Patches of one piece, in multiples of a square one's: only a strip needs more."""
 
@@ -200,10 +200,10 @@ def _check_cost(opened: Image.Image, data: bytes) -> None:
     width, height = opened.size
     if width * height > MAX_PIXELS:
         raise ImageError(f"the image has {width} x {height} pixels, more than {MAX_PIXELS}")
-    # Entropy-coded bytes never hold this marker, embedded images may: they are few.
+    # Entropy-coded bytes never hold this marker; embedded images may, but they are few.
     scans = 0 if opened.format == "PNG" else data.count(b"\xff\xda")
-    if scans > MAX_SCANS:
-        raise ImageError(f"the image has {scans} scans, more than {MAX_SCANS}")
+    if scans * width * height > MAX_SCANNED_PIXELS:
+        raise ImageError(f"the image has {scans} scans of {width} x {height} pixels, too many")
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
