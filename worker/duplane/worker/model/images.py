@@ -132,8 +132,9 @@ def prepare(rules: ImageRules, data: bytes, max_slices: int | None = None) -> Pr
 def decode(data: bytes) -> Image.Image:
     """The RGB image in JPEG or PNG bytes.
 
-    As the model was trained: an alpha channel is dropped, a palette applied, EXIF orientation
-    not. Sixteen bits are cut to the upper eight. Of an animation it is the first frame.
+    As in the reference, an alpha channel is dropped, a palette applied, EXIF orientation not.
+    Sixteen bits of grey are cut to the upper eight, where the reference shows them all white.
+    Of an animation it is the first frame. Raises `ImageError`.
     """
     if not data:
         raise ImageError("the image is empty")
