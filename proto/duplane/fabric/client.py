@@ -232,6 +232,7 @@ class FabricClient:
         for attempt in range(_CLAIM_ATTEMPTS):
             wish.request_id = f"{request.request_id}/{attempt}"
             granted = await self.acquire(wish, remember)
+            wish.ticket_id = granted.ticket_id
             async with contextlib.AsyncExitStack() as stack:
                 stack.push_async_callback(self.release, granted.lease_id)
                 try:
