@@ -6,13 +6,14 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from duplane.tools.replay import audio, duplex, token2wav, tts
+from duplane.tools.replay import audio, duplex, token2wav, tts, vision
 from duplane.tools.replay.check import Check, Verdict
 
 Checks = Callable[[Path], Iterator[Check]]
 
 PARTS: Mapping[str, Checks] = {
     "audio": audio.checks,
+    "vision": vision.checks,
     "tts": tts.checks,
     "token2wav": token2wav.checks,
     "duplex": duplex.checks,
