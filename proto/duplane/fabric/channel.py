@@ -11,6 +11,8 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1 import health_pb2_grpc as _typed_health_grpc
 from grpc_reflection.v1alpha import reflection
 
+from duplane.fabric.process import StartError
+
 # The published stubs of the health package know only its threaded half.
 health: Any = _typed_health
 health_grpc: Any = _typed_health_grpc
@@ -61,8 +63,14 @@ class FabricServer:
         reflection.enable_server_reflection(names, self.grpc)
 
     async def start(self, listen: str) -> str:
-        """Serve on host:port (port 0 picks one) and return the host:port that was bound."""
-        port = self.grpc.add_insecure_port(listen)
+        """Serve on host:port (port 0 picks one) and return the host:port that was bound.
+
+        Raises StartError when it cannot be bound.
+        """
+        try:
+            port = self.grpc.add_insecure_port(listen)
+        except RuntimeError as error:
+            raise StartError(f"cannot listen on {listen}: {error}") from None
         await self.grpc.start()
         await self.set_serving(True)
         return f"{listen.rpartition(':')[0]}:{port}"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from duplane.fabric.process import StartError
 from duplane.fabric.v1 import registry_pb2
+from duplane.worker.model.checkpoint import CheckpointError
 from duplane.worker.model.model import DuplexModel
 from duplane.worker.rounds import Model
 from duplane.worker.settings import WorkerSettings
@@ -15,7 +17,7 @@ class TorchDevice:
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
-        self._device = torch.device(settings.device)
+        self._device = _open_device(settings.device)
 
     def description(self) -> registry_pb2.Device:
         """Say what it is, for operators."""
@@ -29,7 +31,13 @@ class TorchDevice:
         )
 
     def load(self) -> Model:
-        """Load the checkpoint. Raises CheckpointError."""
+        """Load the checkpoint. Raises StartError."""
+        try:
+            return self._load()
+        except (CheckpointError, torch.OutOfMemoryError) as error:
+            raise StartError(str(error)) from error
+
+    def _load(self) -> Model:
         settings = self._settings
         torch.set_num_threads(settings.threads)
         if self._device.type == "cuda":
@@ -47,3 +55,16 @@ class TorchDevice:
         if self._device.type == "cuda":
             return torch.cuda.memory_allocated(self._device)
         return model.memory_bytes
+
+
+def _open_device(name: str) -> torch.device:
+    """Return the device of that name. Raises StartError where there is none."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise StartError(f"device is {name!r}, must be cpu or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise StartError(f"device {name} is not there: torch sees {torch.cuda.device_count()}")
+    return device
