@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from duplane.edge.faults import ErrorCode
-from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import session_pb2
 
 
@@ -72,15 +71,6 @@ class Farewell:
     code: int
     reason: str
 
-
-# Why a wish for a slot was refused, as clients know it.
-REFUSED: Mapping[Reason, Ending] = {
-    Reason.QUEUE_FULL: Ending(End.QUEUE_FULL, "Queue full"),
-    Reason.TICKET_CANCELLED: Ending(End.WORKER_BUSY, "taken out of the queue"),
-    Reason.KIND_NOT_SERVED: Ending(End.SERVICE_UNAVAILABLE, "no worker serves this mode"),
-    Reason.UNAVAILABLE: Ending(End.WORKER_CONNECT_FAILED, "the worker cannot be reached"),
-}
-NOT_READY = Ending(End.SERVICE_UNAVAILABLE, "Service not ready")
 
 # Why a worker closed a conversation, as clients know it.
 WORKER_CLOSED: Mapping[int, End] = {

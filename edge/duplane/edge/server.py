@@ -111,10 +111,14 @@ class Edge:
                 connection.end(Ending(End.SHUTDOWN))
             await self._idle_within(limits.send_s + limits.close_s)
 
+    async def idle(self) -> None:
+        """Wait until no session is left."""
+        await self._is_idle.wait()
+
     async def _idle_within(self, seconds: float) -> bool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._is_idle.wait()
+                await self.idle()
         return self._is_idle.is_set()
 
     async def _serve_socket(self, socket: ServerConnection) -> None:

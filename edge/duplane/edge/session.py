@@ -29,8 +29,6 @@ from duplane.edge.dialects.dialect import (
 from duplane.edge.dialects.fields import Fields, parse
 from duplane.edge.ends import (
     CLOSE_CODES,
-    NOT_READY,
-    REFUSED,
     WORKER_CLOSED,
     End,
     Ending,
@@ -64,6 +62,15 @@ _EXPIRED: Mapping[Wait, Ending] = {
     Wait.WHOLE_SESSION: Ending(End.TIMEOUT, "session time limit"),
 }
 
+# Why a wish for a slot was refused, as clients know it.
+_REFUSED: Mapping[Reason, Ending] = {
+    Reason.QUEUE_FULL: Ending(End.QUEUE_FULL, "Queue full"),
+    Reason.TICKET_CANCELLED: Ending(End.WORKER_BUSY, "taken out of the queue"),
+    Reason.KIND_NOT_SERVED: Ending(End.SERVICE_UNAVAILABLE, "no worker serves this mode"),
+    Reason.UNAVAILABLE: Ending(End.WORKER_CONNECT_FAILED, "the worker cannot be reached"),
+}
+_NOT_READY = Ending(End.SERVICE_UNAVAILABLE, "Service not ready")
+
 
 class Session:
     """One session. Every method returns the events that go to the client because of it."""
@@ -92,14 +99,14 @@ class Session:
         try:
             event = parse(message)
             if not self._is_decided:
-                self._decide(event)
+                self._decide(event, now)
             return self._act(self.dialect.receive(event), now)
         except ClientError as fault:
             return [self.dialect.error(fault.code, fault.message, now)]
         except UnreadableError as fault:
             return self.end(Ending(End.UNREADABLE, str(fault)), now)
 
-    def _decide(self, event: Fields) -> None:
+    def _decide(self, event: Fields, now: Moment) -> None:
         kind = event.get("type")
         if (chosen := detect(kind)) is None:
             return
@@ -107,7 +114,7 @@ class Session:
         self.dialect = chosen(self.identity, self._limits)
         if needs_init(kind):
             init = Fields({"type": "session.init", "payload": {}})
-            self._act(self.dialect.receive(init), Moment(0.0, 0))
+            self._act(self.dialect.receive(init), now)
 
     def _act(self, action: Configure | Append | Leave, now: Moment) -> list[bytes]:
         match action:
@@ -189,7 +196,7 @@ class Session:
         if self.farewell:
             return []
         if not self.has_slot:
-            return self.end(REFUSED.get(error.reason, NOT_READY), now)
+            return self.end(_REFUSED.get(error.reason, _NOT_READY), now)
         if error.reason is Reason.INVALID_FIELD:
             message = f"{error.field}: {error.message}" if error.field else error.message
             told = [self.dialect.error(ErrorCode.INVALID_PAYLOAD, message, now)]

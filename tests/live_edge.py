@@ -1,0 +1,86 @@
+"""A live edge over a scripted fabric, in this process, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import urllib.error
+import urllib.request
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any
+
+import orjson
+from scripted_fabric import WITHIN_S, ScriptedFabric
+from websockets.asyncio.client import connect
+
+from duplane.edge.server import Edge
+from duplane.edge.settings import EdgeSettings, Limits
+from duplane.fabric.client import FabricClient
+from duplane.fabric.telemetry import Telemetry
+
+
+class LiveEdge:
+    """One edge and its fabric."""
+
+    def __init__(self, edge: Edge, fabric: ScriptedFabric) -> None:
+        self.edge = edge
+        self.fabric = fabric
+        self._draining: asyncio.Task[None] | None = None
+
+    def url(self, query: str = "?mode=audio") -> str:
+        return f"ws://{self.edge.address}/v1/realtime{query}"
+
+    def connect(self, query: str = "?mode=audio") -> connect:
+        return connect(self.url(query), compression=None, max_size=None, proxy=None)
+
+    def drain(self) -> None:
+        self._draining = asyncio.ensure_future(self.edge.drain())
+
+    async def get(self, path: str, method: str = "GET") -> tuple[int, dict[str, Any]]:
+        return await asyncio.to_thread(self._get, path, method)
+
+    def _get(self, path: str, method: str) -> tuple[int, dict[str, Any]]:
+        request = urllib.request.Request(f"http://{self.edge.address}{path}", method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=WITHIN_S) as response:
+                return response.status, orjson.loads(response.read())
+        except urllib.error.HTTPError as error:
+            return error.code, orjson.loads(error.read())
+
+    async def settled(self) -> None:
+        """Wait until no session is left here and nothing is held in the fabric."""
+        if self._draining:
+            await self._draining
+        async with asyncio.timeout(WITHIN_S):
+            await self.edge.idle()
+        await self.fabric.settled()
+
+
+@contextlib.asynccontextmanager
+async def live_edge(
+    limits: Limits | None = None, *, slot_count: int = 1, telemetry: Telemetry | None = None
+) -> AsyncGenerator[LiveEdge]:
+    """Run an edge with the given bounds; afterwards no task of it may be left."""
+    before = asyncio.all_tasks()
+    limits = limits or Limits()
+    async with ScriptedFabric.running(slot_count) as fabric:
+        settings = EdgeSettings(listen="127.0.0.1:0", schedulers=(fabric.scheduler,), limits=limits)
+        async with (
+            FabricClient(settings.schedulers) as client,
+            Edge.listening(settings, client, telemetry or Telemetry("edge")) as edge,
+        ):
+            live = LiveEdge(edge, fabric)
+            yield live
+            await live.settled()
+    left = [
+        task
+        for task in asyncio.all_tasks() - before
+        if not task.done() and "duplane/edge" in str(task.get_coro())
+    ]
+    assert not left, left
+
+
+def impatient(limits: Limits) -> Limits:
+    """The same bounds without patience for a drain."""
+    return replace(limits, drain_s=0.05)
