@@ -7,10 +7,12 @@ from collections import deque
 from typing import Any
 
 import orjson
+import pytest
 from edge_transcripts import Matcher, Step, Transcript, json_of, message_of, response_of
 from live_edge import LiveEdge
 from scripted_fabric import WITHIN_S, Acquisition, ScriptedConversation
 from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
 
 from duplane.edge.dialects.dialect import Identity, Moment, Phase
 from duplane.edge.ends import End, Ending
@@ -170,6 +172,8 @@ class LiveReplay:
     async def _ends(self, step: Step, client: ClientConnection) -> None:
         async with asyncio.timeout(WITHIN_S):
             await client.wait_closed()
+        with pytest.raises(ConnectionClosed):
+            await client.recv()  # the client was told no more than is written
         if not any(other.who == "leaves" for other in self.transcript.steps):
             assert client.close_code == int(step.rest)
         if self._conversation:

@@ -14,9 +14,10 @@ from typing import assert_never
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from duplane.edge.dialects.a import DialectA
-from duplane.edge.dialects.detect import detect, needs_init
+from duplane.edge.dialects.detect import detect, implied_init, needs_init
 from duplane.edge.dialects.dialect import (
     QUEUE_DONE,
+    Action,
     Append,
     Configure,
     Dialect,
@@ -97,26 +98,30 @@ class Session:
         if self.farewell:
             return []
         try:
-            event = parse(message)
-            if not self._is_decided:
-                self._decide(event, now)
-            return self._act(self.dialect.receive(event), now)
+            actions = self._read(parse(message))
         except ClientError as fault:
             return [self.dialect.error(fault.code, fault.message, now)]
         except UnreadableError as fault:
             return self.end(Ending(End.UNREADABLE, str(fault)), now)
+        return [told for action in actions for told in self._act(action, now)]
 
-    def _decide(self, event: Fields, now: Moment) -> None:
+    def _read(self, event: Fields) -> list[Action]:
+        """Read one event, deciding the dialect if it is still open. Raises ClientError."""
         kind = event.get("type")
-        if (chosen := detect(kind)) is None:
-            return
-        self._is_decided = True
+        chosen = None if self._is_decided else detect(kind)
+        if chosen is None:
+            return [self.dialect.receive(event)]
         self.dialect = chosen(self.identity, self._limits)
-        if needs_init(kind):
-            init = Fields({"type": "session.init", "payload": {}})
-            self._act(self.dialect.receive(init), now)
+        if not needs_init(kind):
+            self._is_decided = True
+            return [self.dialect.receive(event)]
+        # Settings are implied only by audio that can be used.
+        trial = chosen(self.identity, self._limits)
+        actions = [trial.receive(implied_init()), trial.receive(event)]
+        self.dialect, self._is_decided = trial, True
+        return actions
 
-    def _act(self, action: Configure | Append | Leave, now: Moment) -> list[bytes]:
+    def _act(self, action: Action, now: Moment) -> list[bytes]:
         match action:
             case Configure():
                 self._settings = action.settings
@@ -137,6 +142,8 @@ class Session:
 
     def queued(self, queued: lease_pb2.Queued, now: Moment) -> list[bytes]:
         """Take the session's place in the queue; a place that has not changed is not news."""
+        if self.farewell:
+            return []
         self._waits.pop(Wait.SCHEDULER, None)
         before, self._queued = self._queued, queued
         if before is None:
@@ -155,6 +162,8 @@ class Session:
 
         The worker waits `open_s` for settings.
         """
+        if self.farewell:
+            return []
         for wait in (Wait.SCHEDULER, Wait.SLOT, Wait.QUEUE_UPDATE):
             self._waits.pop(wait, None)
         self.has_slot = True

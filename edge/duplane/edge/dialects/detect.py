@@ -8,6 +8,7 @@ from duplane.edge.dialects import a, b
 from duplane.edge.dialects.a import DialectA
 from duplane.edge.dialects.b import DialectB
 from duplane.edge.dialects.dialect import Dialect
+from duplane.edge.dialects.fields import Fields
 
 _FIRST_EVENTS: Mapping[str, type[Dialect]] = {
     a.UPDATE: DialectA,
@@ -26,5 +27,10 @@ def detect(kind: object) -> type[Dialect] | None:
 
 
 def needs_init(kind: object) -> bool:
-    """Tell whether this first event implies an empty `session.init`, as B's own gateway took it."""
+    """Tell whether this first event implies settings, as B's own gateway took it."""
     return kind == b.APPEND
+
+
+def implied_init() -> Fields:
+    """Return the settings event that is implied."""
+    return Fields({"type": b.INIT, "payload": {}})
