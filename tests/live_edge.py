@@ -11,8 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 import orjson
+import pybase64
+from edge_transcripts import pcm
 from scripted_fabric import WITHIN_S, ScriptedFabric
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection, connect
 
 from duplane.edge.server import Edge
 from duplane.edge.settings import EdgeSettings, Limits
@@ -84,3 +86,45 @@ async def live_edge(
 def impatient(limits: Limits) -> Limits:
     """The same bounds without patience for a drain."""
     return replace(limits, drain_s=0.05)
+
+
+# --- a client of dialect A, step by step ---
+
+AUDIO = pybase64.b64encode(pcm(16_000)).decode()
+UPDATE = {"type": "session.update", "session": {"instructions": "Be brief."}}
+APPEND = {"type": "input_audio_buffer.append", "audio": AUDIO}
+CLOSE = {"type": "session.close", "reason": "user_stop"}
+
+
+async def send(client: ClientConnection, event: object) -> None:
+    await client.send(orjson.dumps(event), text=True)
+
+
+async def receive(client: ClientConnection) -> dict[str, Any]:
+    async with asyncio.timeout(WITHIN_S):
+        return orjson.loads(await client.recv())
+
+
+async def begin(client: ClientConnection) -> None:
+    assert (await receive(client))["type"] == "session.queue_done"
+    await send(client, UPDATE)
+    assert (await receive(client))["type"] == "session.created"
+
+
+async def exchange(client: ClientConnection) -> dict[str, Any]:
+    await send(client, APPEND)
+    answer = await receive(client)
+    assert answer["type"] == "response.listen", answer
+    return answer
+
+
+async def end(client: ClientConnection) -> None:
+    await send(client, CLOSE)
+    assert await receive(client) == {"type": "session.closed", "reason": "stopped"}
+    await closed(client, 1000)
+
+
+async def closed(client: ClientConnection, code: int) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        await client.wait_closed()
+    assert client.close_code == code

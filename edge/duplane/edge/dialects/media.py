@@ -33,7 +33,10 @@ def decode_audio(encoded: str, path: str, max_s: float) -> bytes:
         raise invalid(path, "is empty")
     try:
         if is_wav(audio):
-            return pcm_from_samples(read_audio_file(audio, max_s=max_s))
+            audio = pcm_from_samples(read_audio_file(audio, max_s=max_s))
+            if not audio:
+                raise AudioError("is empty")
+            return audio
         if len(audio) > max_s * _SECOND_BYTES:
             raise AudioError(f"lasts more than {max_s:g} s")
         samples_from_pcm(audio)
