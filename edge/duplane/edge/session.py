@@ -210,6 +210,8 @@ class Session:
             message = f"{error.field}: {error.message}" if error.field else error.message
             told = [self.dialect.error(ErrorCode.INVALID_PAYLOAD, message, now)]
             return told + self.end(Ending(End.FAILED, "settings were refused"), now)
+        if error.reason is Reason.OPEN_TIMEOUT:
+            return self.end(_EXPIRED[Wait.SETTINGS], now)
         is_open = self.dialect.phase is Phase.ACTIVE
         end = End.FAILED if is_open else self.dialect.lost_while_opening
         return self.end(Ending(end, "the worker was lost"), now)
