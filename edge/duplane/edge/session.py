@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from typing import assert_never
 
-from google.protobuf.timestamp_pb2 import Timestamp
-
 from duplane.edge.dialects.a import DialectA
 from duplane.edge.dialects.detect import detect, implied_init, needs_init
 from duplane.edge.dialects.dialect import (
@@ -228,15 +226,15 @@ class Session:
             return request
         if self.dialect.phase is not Phase.ACTIVE or (taken := self._uplink.take()) is None:
             return None
-        sequence, unit = taken
-        return session_pb2.ConverseRequest(
-            unit=session_pb2.Unit(
-                sequence=sequence,
-                audio=unit.audio,
-                force_listen=unit.force_listen,
-                receive_time=_timestamp(unit.receive_wall_ns),
-            )
-        )
+        sequence, gathered = taken
+        request = session_pb2.ConverseRequest()
+        unit = request.unit  # filled in place: the audio is copied once
+        unit.sequence = sequence
+        unit.audio = gathered.audio
+        unit.force_listen = gathered.force_listen
+        seconds, nanos = divmod(gathered.receive_wall_ns, 1_000_000_000)
+        unit.receive_time.seconds, unit.receive_time.nanos = seconds, nanos
+        return request
 
     # --- time and the end ---
 
@@ -266,7 +264,3 @@ class Session:
 
     def _wait(self, wait: Wait, seconds: float, now: Moment) -> None:
         self._waits[wait] = now.monotonic_s + seconds
-
-
-def _timestamp(wall_ns: int) -> Timestamp:
-    return Timestamp(seconds=wall_ns // 1_000_000_000, nanos=wall_ns % 1_000_000_000)

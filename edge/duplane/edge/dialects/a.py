@@ -21,7 +21,7 @@ from duplane.edge.dialects.dialect import (
 )
 from duplane.edge.dialects.duplex_config import read_duplex_config
 from duplane.edge.dialects.fields import Fields, invalid
-from duplane.edge.dialects.media import decode_audio
+from duplane.edge.dialects.media import decode_audio, read_voice
 from duplane.edge.ends import End, Ending
 from duplane.edge.faults import ErrorCode
 from duplane.fabric.v1 import session_pb2
@@ -70,14 +70,11 @@ class DialectA(Dialect):
         if not instructions:
             raise invalid(session.path("instructions"), "must not be empty")
         settings = session_pb2.Open(
-            system_prompt=instructions, context_token_limit=self.limits.context_token_count
+            system_prompt=instructions,
+            llm_voice=read_voice(session, "ref_audio", self.limits.voice_s),
+            tts_voice=read_voice(session, "tts_ref_audio", self.limits.voice_s),
+            context_token_limit=self.limits.context_token_count,
         )
-        if (voice := session.text("ref_audio")) is not None:
-            settings.llm_voice = decode_audio(voice, session.path("ref_audio"), self.limits.voice_s)
-        if (voice := session.text("tts_ref_audio")) is not None:
-            settings.tts_voice = decode_audio(
-                voice, session.path("tts_ref_audio"), self.limits.voice_s
-            )
         # Documented nowhere, sent by clients in the wild.
         if (config := session.fields("voice_config")) is not None:
             read_duplex_config(config, settings.config)

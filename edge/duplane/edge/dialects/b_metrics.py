@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -13,7 +13,7 @@ BACKEND = "duplane"
 
 
 def _ms(*durations: Duration) -> float:
-    return sum(duration.ToMicroseconds() for duration in durations) / 1e3
+    return sum(duration.seconds * 1e3 + duration.nanos / 1e6 for duration in durations)
 
 
 def metrics(delta: session_pb2.Delta, dropped_count: int) -> dict[str, object]:
@@ -61,9 +61,11 @@ class Usage:
 
     def add(self, other: Usage) -> None:
         """Add what another used."""
-        for field in fields(self):
-            name = field.name
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.input_text += other.input_text
+        self.input_audio += other.input_audio
+        self.input_video += other.input_video
+        self.output_text += other.output_text
+        self.output_audio += other.output_audio
 
     def to_json(self) -> dict[str, object]:
         """Return it as clients know it."""

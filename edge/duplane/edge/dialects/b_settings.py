@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from duplane.edge.dialects.duplex_config import read_duplex_config
 from duplane.edge.dialects.fields import Fields
-from duplane.edge.dialects.media import decode_audio
+from duplane.edge.dialects.media import read_voice
 from duplane.edge.settings import Limits
 from duplane.fabric.v1 import session_pb2
 
@@ -57,10 +57,6 @@ def _read_bag(bag: Fields, settings: session_pb2.Open, limits: Limits) -> list[F
 
 def _read_voices(fields: Fields, settings: session_pb2.Open, limits: Limits) -> None:
     if (key := fields.first(*_LLM_VOICE_ALIASES)) is not None:
-        settings.llm_voice = decode_audio(
-            fields.required_text(key), fields.path(key), limits.voice_s
-        )
+        settings.llm_voice = read_voice(fields, key, limits.voice_s)
     if (key := fields.first(*_TTS_VOICE_ALIASES)) is not None:
-        settings.tts_voice = decode_audio(
-            fields.required_text(key), fields.path(key), limits.voice_s
-        )
+        settings.tts_voice = read_voice(fields, key, limits.voice_s)

@@ -6,7 +6,7 @@ import binascii
 
 import pybase64
 
-from duplane.edge.dialects.fields import invalid
+from duplane.edge.dialects.fields import Fields, invalid
 from duplane.fabric.audio import (
     INPUT_RATE_HERTZ,
     AudioError,
@@ -43,3 +43,9 @@ def decode_audio(encoded: str, path: str, max_s: float) -> bytes:
     except AudioError as error:
         raise invalid(path, str(error)) from None
     return audio
+
+
+def read_voice(fields: Fields, key: str, max_s: float) -> bytes:
+    """Return a voice, empty when it is absent: clients without one may send empty text."""
+    encoded = fields.text(key)
+    return decode_audio(encoded, fields.path(key), max_s) if encoded else b""
