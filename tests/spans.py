@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import grpc.aio
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
@@ -39,11 +39,10 @@ class SpanReceiver(trace_service_pb2_grpc.TraceServiceServicer):
             self._more.notify_all()
         return trace_service_pb2.ExportTraceServiceResponse()
 
-    async def named(self, name: str, at_least: int, within_s: float = 10.0) -> list[Span]:
-        """Wait for spans of a name and return all of them."""
+    async def until(
+        self, is_enough: Callable[[Sequence[Span]], bool], within_s: float = 10.0
+    ) -> Sequence[Span]:
+        """Wait until `is_enough` says so of all spans so far, and return them."""
         async with asyncio.timeout(within_s), self._more:
-            await self._more.wait_for(lambda: len(self._of(name)) >= at_least)
-            return self._of(name)
-
-    def _of(self, name: str) -> list[Span]:
-        return [span for span in self.spans if span.name == name]
+            await self._more.wait_for(lambda: is_enough(self.spans))
+            return list(self.spans)

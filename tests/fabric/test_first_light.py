@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -11,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,11 @@ import psutil
 import pybase64
 import pytest
 import soundfile
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from spans import SpanReceiver
 from speech import speech_like
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosedError
 
 from duplane.fabric.client import FabricClient
 from duplane.fabric.v1 import lease_pb2, session_pb2
@@ -95,16 +98,21 @@ async def fabric() -> AsyncGenerator[Fabric]:
                 "OTEL_BSP_SCHEDULE_DELAY": "100",
             },
         )
-        assert up.stdout
-        line = (await up.stdout.readline()).decode()
-        ready = re.search(r"ws://(\S+?)/\S* \S* grpc://(\S+)", line)
-        assert ready, line
-        assert "mean nothing" in line
-        yield Fabric(up, ready[1], ready[2], spans)
-        children = psutil.Process(up.pid).children(recursive=True)
-        up.send_signal(signal.SIGINT)
-        assert await up.wait() == 0
-        assert not [child for child in children if child.is_running()], "a process was left"
+        try:
+            assert up.stdout
+            line = (await up.stdout.readline()).decode()
+            ready = re.search(r"ws://(\S+?)/\S* \S* grpc://(\S+)", line)
+            assert ready, line
+            assert "mean nothing" in line
+            yield Fabric(up, ready[1], ready[2], spans)
+            children = psutil.Process(up.pid).children(recursive=True)
+            up.send_signal(signal.SIGINT)
+            assert await up.wait() == 0
+            assert not [child for child in children if child.is_running()], "a process was left"
+        finally:
+            if up.returncode is None:
+                up.kill()
+                await up.wait()
 
 
 class Client:
@@ -295,15 +303,28 @@ async def test_every_unit_is_a_trace_from_the_edge_to_the_worker(fabric: Fabric)
         for _ in range(4):
             await client.exchange()
         await client.end()
-    edge_units = await fabric.spans.named("edge.unit", at_least=4)
-    worker_units = await fabric.spans.named("worker.unit", at_least=4)
-    by_id = {span.span_id: span for span in edge_units}
-    parents = [by_id[span.parent_span_id] for span in worker_units if span.parent_span_id in by_id]
-    assert len(parents) >= 4
-    for parent in parents:
-        assert not parent.parent_span_id
-        assert parent.links
-    assert len({span.trace_id for span in edge_units}) == len(edge_units)
+
+    def with_parents(spans: Sequence[Span]) -> list[tuple[Span, Span]]:
+        edge_units = {span.span_id: span for span in spans if span.name == "edge.unit"}
+        return [
+            (span, edge_units[span.parent_span_id])
+            for span in spans
+            if span.name == "worker.unit" and span.parent_span_id in edge_units
+        ]
+
+    def is_complete(spans: Sequence[Span]) -> bool:
+        sessions = {span.trace_id for span in spans if span.name == "edge.session"}
+        pairs = with_parents(spans)
+        return len(pairs) >= 4 and all(
+            of_edge.links[0].trace_id in sessions for _, of_edge in pairs
+        )
+
+    spans = await fabric.spans.until(is_complete)
+    for of_worker, of_edge in with_parents(spans):
+        assert of_worker.trace_id == of_edge.trace_id
+        assert not of_edge.parent_span_id
+    units = [of_edge.trace_id for _, of_edge in with_parents(spans)]
+    assert len(set(units)) == len(units)
 
 
 async def test_killed_worker_ends_its_sessions_and_comes_back(fabric: Fabric) -> None:
@@ -314,8 +335,11 @@ async def test_killed_worker_ends_its_sessions_and_comes_back(fabric: Fabric) ->
         roles = psutil.Process(fabric.process.pid).children()
         worker = next(role for role in roles if "worker" in role.cmdline())
         worker.kill()
-        async with asyncio.timeout(5):
-            events = [orjson.loads(message) async for message in connection]
+        events: list[dict[str, Any]] = []
+        with contextlib.suppress(ConnectionClosedError):
+            while True:
+                events.append(await client.receive())
+        assert connection.close_code == 1011
         assert events[-1] == {"type": "session.closed", "reason": "error"}
 
     async def is_ready() -> bool:

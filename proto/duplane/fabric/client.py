@@ -174,18 +174,24 @@ class FabricClient:
     ) -> lease_pb2.Granted:
         stub = lease_pb2_grpc.LeaseServiceStub(self._schedulers[self._preferred])
         call = stub.AcquireLease(wish)
+        granted: lease_pb2.Granted | None = None
         try:
+            # Read to the end: a call cancelled in mid-grant leaves the scheduler in doubt.
             async for response in call:
                 if response.WhichOneof("event") == "granted":
-                    return response.granted
+                    granted = response.granted
+                    continue
                 wish.ticket_id = response.queued.ticket_id
                 if on_queued:
                     await on_queued(response.queued)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc(error) from None
+            if granted is None:
+                raise from_rpc(error) from None
         finally:
             call.cancel()
-        raise FabricError(Reason.UNAVAILABLE, "the scheduler ended the call without a grant")
+        if granted is None:
+            raise FabricError(Reason.UNAVAILABLE, "the scheduler ended the call without a grant")
+        return granted
 
     async def release(self, lease_id: str) -> None:
         """Give a lease back; one that cannot be delivered expires by itself."""
@@ -239,6 +245,7 @@ class FabricClient:
         for attempt in range(_CLAIM_ATTEMPTS):
             wish.request_id = f"{request.request_id}/{attempt}"
             granted = await self.acquire(wish, remember)
+            wish.ticket_id = granted.ticket_id
             async with contextlib.AsyncExitStack() as stack:
                 stack.push_async_callback(self.release, granted.lease_id)
                 try:

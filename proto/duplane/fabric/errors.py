@@ -98,7 +98,7 @@ def from_rpc(error: grpc.aio.AioRpcError) -> FabricError:
     return FabricError(reason, f"{error.code().name}: {error.details()}")
 
 
-async def abort(context: grpc.aio.ServicerContext[object, object], error: FabricError) -> NoReturn:
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: FabricError) -> NoReturn:
     """End a served call with `error`."""
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
     if error.field:

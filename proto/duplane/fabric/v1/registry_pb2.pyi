@@ -43,7 +43,7 @@ class AttachResponse(_message.Message):
     def __init__(self, registered: _Optional[_Union[Registered, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "address", "pool", "device", "model", "kinds", "slots")
+    __slots__ = ("worker_id", "incarnation", "address", "pool", "device", "model", "kinds", "slots", "is_draining")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class Register(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     KINDS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     address: str
@@ -60,7 +61,8 @@ class Register(_message.Message):
     model: Model
     kinds: _containers.RepeatedScalarFieldContainer[_lease_pb2.SessionKind]
     slots: _containers.RepeatedCompositeFieldContainer[SlotReport]
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., pool: _Optional[str] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., kinds: _Optional[_Iterable[_Union[_lease_pb2.SessionKind, str]]] = ..., slots: _Optional[_Iterable[_Union[SlotReport, _Mapping]]] = ...) -> None: ...
+    is_draining: bool
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., pool: _Optional[str] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., kinds: _Optional[_Iterable[_Union[_lease_pb2.SessionKind, str]]] = ..., slots: _Optional[_Iterable[_Union[SlotReport, _Mapping]]] = ..., is_draining: _Optional[bool] = ...) -> None: ...
 
 class Device(_message.Message):
     __slots__ = ("name", "description", "memory_bytes")
@@ -83,18 +85,20 @@ class Model(_message.Message):
     def __init__(self, name: _Optional[str] = ..., parameter_count: _Optional[int] = ..., context_token_limit: _Optional[int] = ...) -> None: ...
 
 class SlotReport(_message.Message):
-    __slots__ = ("slot", "state", "fencing_number", "lease_id", "session_id")
+    __slots__ = ("slot", "state", "fencing_number", "lease_id", "session_id", "kind")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     FENCING_NUMBER_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     slot: int
     state: SlotState
     fencing_number: int
     lease_id: str
     session_id: str
-    def __init__(self, slot: _Optional[int] = ..., state: _Optional[_Union[SlotState, str]] = ..., fencing_number: _Optional[int] = ..., lease_id: _Optional[str] = ..., session_id: _Optional[str] = ...) -> None: ...
+    kind: _lease_pb2.SessionKind
+    def __init__(self, slot: _Optional[int] = ..., state: _Optional[_Union[SlotState, str]] = ..., fencing_number: _Optional[int] = ..., lease_id: _Optional[str] = ..., session_id: _Optional[str] = ..., kind: _Optional[_Union[_lease_pb2.SessionKind, str]] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("slots", "is_draining", "memory_used_bytes", "unit_count", "unit_time")
