@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 from edge_transcripts import Matcher, Step, Transcript, json_of, message_of, response_of
-from live_edge import LiveEdge
+from live_edge import HandSetClock, LiveEdge
 from scripted_fabric import WITHIN_S, Acquisition, ScriptedConversation
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
@@ -109,7 +109,9 @@ class LiveReplay:
     """A real client, a live edge, and a fabric that says what is written."""
 
     def __init__(self, transcript: Transcript, edge: LiveEdge) -> None:
+        assert isinstance(edge.clock, HandSetClock)
         self.transcript = transcript
+        self._clock_hand = edge.clock
         self._edge_process = edge
         self._fabric = edge.fabric
         self._fabric.is_automatic = False
@@ -167,7 +169,9 @@ class LiveReplay:
             self._conversation.say(response_of(step))
 
     async def _clock(self, step: Step, client: ClientConnection) -> None:
-        """Time goes by without help: what it brings is awaited by the next line."""
+        if self._acquisition is None:  # it is asked for once the session's clock runs
+            self._acquisition = await self._fabric.acquisition()
+        self._clock_hand.advance(float(step.rest))
 
     async def _ends(self, step: Step, client: ClientConnection) -> None:
         async with asyncio.timeout(WITHIN_S):

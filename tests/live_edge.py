@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import urllib.error
 import urllib.request
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,16 +16,54 @@ from edge_transcripts import pcm
 from scripted_fabric import WITHIN_S, ScriptedFabric
 from websockets.asyncio.client import ClientConnection, connect
 
+from duplane.edge.clock import Clock
+from duplane.edge.dialects.dialect import Moment
 from duplane.edge.server import Edge
 from duplane.edge.settings import EdgeSettings, Limits
 from duplane.fabric.client import FabricClient
 from duplane.fabric.telemetry import Telemetry
 
 
+class SetAlarm:
+    """A call that a hand-set clock will make."""
+
+    def __init__(self, due_s: float, callback: Callable[[], None]) -> None:
+        self.due_s = due_s
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class HandSetClock:
+    """Time stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self._now = Moment(1000.0, 1_714_200_000_000_000_000)
+        self._alarms: list[SetAlarm] = []
+
+    def now(self) -> Moment:
+        return self._now
+
+    def call_at(self, monotonic_s: float, callback: Callable[[], None]) -> SetAlarm:
+        self._alarms.append(SetAlarm(monotonic_s, callback))
+        return self._alarms[-1]
+
+    def advance(self, seconds: float) -> None:
+        now = self._now
+        self._now = Moment(now.monotonic_s + seconds, now.wall_ns + int(seconds * 1e9))
+        due = [alarm for alarm in self._alarms if alarm.due_s <= self._now.monotonic_s]
+        self._alarms = [alarm for alarm in self._alarms if alarm not in due]
+        for alarm in due:
+            if alarm.callback:
+                alarm.callback()
+
+
 class LiveEdge:
     """One edge and its fabric."""
 
-    def __init__(self, edge: Edge, fabric: ScriptedFabric) -> None:
+    def __init__(self, edge: Edge, fabric: ScriptedFabric, clock: Clock | None) -> None:
+        self.clock = clock
         self.edge = edge
         self.fabric = fabric
         self._draining: asyncio.Task[None] | None = None
@@ -61,7 +99,11 @@ class LiveEdge:
 
 @contextlib.asynccontextmanager
 async def live_edge(
-    limits: Limits | None = None, *, slot_count: int = 1, telemetry: Telemetry | None = None
+    limits: Limits | None = None,
+    *,
+    slot_count: int = 1,
+    telemetry: Telemetry | None = None,
+    clock: Clock | None = None,
 ) -> AsyncGenerator[LiveEdge]:
     """Run an edge with the given bounds; afterwards no task of it may be left."""
     before = asyncio.all_tasks()
@@ -70,9 +112,9 @@ async def live_edge(
         settings = EdgeSettings(listen="127.0.0.1:0", schedulers=(fabric.scheduler,), limits=limits)
         async with (
             FabricClient(settings.schedulers) as client,
-            Edge.listening(settings, client, telemetry or Telemetry("edge")) as edge,
+            Edge.listening(settings, client, telemetry or Telemetry("edge"), clock) as edge,
         ):
-            live = LiveEdge(edge, fabric)
+            live = LiveEdge(edge, fabric, clock)
             yield live
             await live.settled()
     left = [

@@ -105,19 +105,20 @@ async def test_slow_reader_is_closed_and_no_other_session_feels_it(
     caplog.set_level(logging.INFO, logger="duplane")
     async with live_edge(limits, slot_count=2) as edge:
         edge.fabric.on_unit = spoken
-        async with edge.connect() as slow, edge.connect() as witness:
+        async with edge.connect() as slow:
             await begin(slow)
-            await begin(witness)
-            slow.transport.pause_reading()
             conversation = await edge.fabric.conversation()
-            # Answers by the hundred: more than sockets hold.
-            for sequence in range(200):
-                conversation.say(*spoken(session_pb2.Unit(sequence=sequence)))
-            async with asyncio.timeout(WITHIN_S):
-                await conversation.is_over.wait()
-            await send(witness, APPEND)
-            assert (await receive(witness))["type"] == "response.output_audio.delta"
-            await end(witness)
+            async with edge.connect() as witness:
+                await begin(witness)
+                slow.transport.pause_reading()
+                # Answers by the hundred: more than sockets hold.
+                for sequence in range(200):
+                    conversation.say(*spoken(session_pb2.Unit(sequence=sequence)))
+                async with asyncio.timeout(WITHIN_S):
+                    await conversation.is_over.wait()
+                await send(witness, APPEND)
+                assert (await receive(witness))["type"] == "response.output_audio.delta"
+                await end(witness)
             slow.transport.abort()
     assert "dialect A) ended" in caplog.text
     assert "too_slow" in caplog.text

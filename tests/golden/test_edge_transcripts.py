@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from edge_replay import LiveReplay, PureReplay
 from edge_transcripts import Transcript, all_transcripts, server_events
-from live_edge import impatient, live_edge
+from live_edge import HandSetClock, impatient, live_edge
 
 from duplane.edge.dialects import a, b
 from duplane.edge.dialects.a import DialectA
@@ -30,7 +30,7 @@ def test_pure_session_says_what_is_written(name: str) -> None:
 @pytest.mark.parametrize("name", TRANSCRIPTS)
 async def test_live_edge_says_what_is_written(name: str) -> None:
     transcript = TRANSCRIPTS[name]
-    async with live_edge(impatient(transcript.limits)) as edge:
+    async with live_edge(impatient(transcript.limits), clock=HandSetClock()) as edge:
         await LiveReplay(transcript, edge).run()
 
 

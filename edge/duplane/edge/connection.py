@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request, Response
 
-from duplane.edge.dialects.dialect import Moment
+from duplane.edge.clock import Alarm, Clock
 from duplane.edge.ends import End, Ending
 from duplane.edge.outbox import Outbox, OutboxFullError
 from duplane.edge.session import Session
@@ -42,11 +41,6 @@ class EdgeSocket(ServerConnection):
         super().process_event(event)
 
 
-def now() -> Moment:
-    """Read the clocks of the running loop and of the wall."""
-    return Moment(asyncio.get_running_loop().time(), time.time_ns())
-
-
 class Connection:
     """Runs one session on one socket."""
 
@@ -57,17 +51,19 @@ class Connection:
         limits: Limits,
         fabric: FabricClient,
         spans: SessionSpans,
+        clock: Clock,
     ) -> None:
         self.session = session
         self._socket = socket
         self._limits = limits
         self._fabric = fabric
         self._spans = spans
+        self._clock = clock
         self._outbox = Outbox(limits.outbox_bytes)
         self._over = asyncio.Event()
         self._wake = asyncio.Event()  # there may be something for the worker
         self._has_stream = False
-        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm: Alarm | None = None
         self._alarm_at = math.inf
 
     async def run(self, wish: lease_pb2.AcquireLeaseRequest) -> None:
@@ -88,7 +84,7 @@ class Connection:
 
     def end(self, ending: Ending) -> None:
         """End the session from outside."""
-        self._apply(self.session.end(ending, now()))
+        self._apply(self.session.end(ending, self._clock.now()))
 
     # --- the client ---
 
@@ -101,7 +97,7 @@ class Connection:
                 if self._socket.has_binary:
                     self.end(Ending(End.UNREADABLE, "binary frames are not used"))
                 else:
-                    self._apply(self.session.receive(message, now()))
+                    self._apply(self.session.receive(message, self._clock.now()))
         except ConnectionClosed:
             self.end(Ending(End.GONE))
 
@@ -134,16 +130,16 @@ class Connection:
                 self._has_stream = True
                 self._spans.granted(stream.granted.lease_id)
                 open_s = stream.claimed.open_timeout.ToTimedelta().total_seconds()
-                self._apply(self.session.granted(open_s, now()))
+                self._apply(self.session.granted(open_s, self._clock.now()))
                 async with asyncio.TaskGroup() as tasks:
                     sending = tasks.create_task(self._send_requests(stream))
                     await self._receive_responses(stream)
                     sending.cancel()
         except FabricError as error:
-            self._apply(self.session.lost(error, now()))
+            self._apply(self.session.lost(error, self._clock.now()))
 
     async def _on_queued(self, queued: lease_pb2.Queued) -> None:
-        self._apply(self.session.queued(queued, now()))
+        self._apply(self.session.queued(queued, self._clock.now()))
 
     async def _send_requests(self, stream: ConverseStream) -> None:
         try:
@@ -163,10 +159,10 @@ class Connection:
     async def _receive_responses(self, stream: ConverseStream) -> None:
         try:
             async for response in stream.responses():
-                self._apply(self.session.answered(response, now()))
+                self._apply(self.session.answered(response, self._clock.now()))
                 self._spans.answered(response)
         except FabricError as error:
-            self._apply(self.session.lost(error, now()))
+            self._apply(self.session.lost(error, self._clock.now()))
 
     async def _let_go(self, conversing: asyncio.Task[None]) -> None:
         """Leave the queue at once, or let the worker say its last word."""
@@ -181,7 +177,7 @@ class Connection:
         try:
             self._outbox.put(events)
         except OutboxFullError:
-            self.session.end(Ending(End.TOO_SLOW, "events are not read"), now())
+            self.session.end(Ending(End.TOO_SLOW, "events are not read"), self._clock.now())
         if self.session.farewell:
             self._over.set()
         self._wake.set()
@@ -195,8 +191,8 @@ class Connection:
         if self._alarm:
             self._alarm.cancel()
         self._alarm_at = deadline
-        self._alarm = asyncio.get_running_loop().call_at(deadline, self._ring)
+        self._alarm = self._clock.call_at(deadline, self._ring)
 
     def _ring(self) -> None:
         self._alarm_at = math.inf
-        self._apply(self.session.expire(now()))
+        self._apply(self.session.expire(self._clock.now()))

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import time
 import uuid
 from collections.abc import AsyncGenerator
 from urllib.parse import parse_qs, urlsplit
@@ -15,7 +14,8 @@ from websockets.asyncio.server import Server, ServerConnection
 from websockets.asyncio.server import serve as serve_websockets
 from websockets.exceptions import ConnectionClosed
 
-from duplane.edge.connection import Connection, EdgeSocket, now
+from duplane.edge.clock import Clock, LoopClock
+from duplane.edge.connection import Connection, EdgeSocket
 from duplane.edge.dialects.a import DialectA
 from duplane.edge.dialects.dialect import Identity
 from duplane.edge.ends import CLOSE_CODES, End, Ending
@@ -57,11 +57,14 @@ async def serve(settings: EdgeSettings, shutdown: Shutdown) -> None:
 class Edge:
     """Every session of one process."""
 
-    def __init__(self, settings: EdgeSettings, fabric: FabricClient, telemetry: Telemetry) -> None:
+    def __init__(
+        self, settings: EdgeSettings, fabric: FabricClient, telemetry: Telemetry, clock: Clock
+    ) -> None:
         self.address = ""
         self._settings = settings
         self._fabric = fabric
         self._telemetry = telemetry
+        self._clock = clock
         self._connections: set[Connection] = set()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -71,10 +74,14 @@ class Edge:
     @classmethod
     @contextlib.asynccontextmanager
     async def listening(
-        cls, settings: EdgeSettings, fabric: FabricClient, telemetry: Telemetry
+        cls,
+        settings: EdgeSettings,
+        fabric: FabricClient,
+        telemetry: Telemetry,
+        clock: Clock | None = None,
     ) -> AsyncGenerator[Edge]:
         """Serve at `settings.listen` for the body of the `with`; what still runs then is cut."""
-        edge = cls(settings, fabric, telemetry)
+        edge = cls(settings, fabric, telemetry, clock or LoopClock())
         host, _, port = settings.listen.rpartition(":")
         server = await serve_websockets(
             edge._serve_socket,
@@ -150,7 +157,7 @@ class Edge:
 
     async def _refuse(self, socket: EdgeSocket, identity: Identity, ending: Ending) -> None:
         """Close after accepting: a refused upgrade would hide code and reason from browsers."""
-        told = DialectA(identity, self._settings.limits).ended(ending, now())
+        told = DialectA(identity, self._settings.limits).ended(ending, self._clock.now())
         with contextlib.suppress(ConnectionClosed):
             for event in told:
                 await socket.send(event, text=True)
@@ -160,9 +167,9 @@ class Edge:
         self, socket: EdgeSocket, identity: Identity, mode: Mode, client_id: str
     ) -> None:
         limits = self._settings.limits
-        session = Session(identity, limits, mode.session_s, now())
+        session = Session(identity, limits, mode.session_s, self._clock.now())
         spans = SessionSpans(self._telemetry, identity.session_id)
-        connection = Connection(socket, session, limits, self._fabric, spans)
+        connection = Connection(socket, session, limits, self._fabric, spans, self._clock)
         wish = lease_pb2.AcquireLeaseRequest(
             request_id=str(uuid.uuid4()),
             kind=mode.kind,
@@ -171,7 +178,7 @@ class Edge:
             client_id=client_id,
             trace=spans.context,
         )
-        began_s = time.monotonic()
+        began = self._clock.now()
         self._connections.add(connection)
         self._is_idle.clear()
         try:
@@ -185,12 +192,14 @@ class Edge:
             _log.info(
                 "session %s (%s, dialect %s) ended after %.1f s: %s",
                 *(identity.session_id, identity.realtime_id, session.dialect.name),
-                *(time.monotonic() - began_s, outcome),
+                *(self._clock.now().monotonic_s - began.monotonic_s, outcome),
             )
 
     def _new_identity(self) -> Identity:
         """Name a session. A's form is a time in milliseconds: two in one get neighbouring ones."""
-        self._last_realtime_ms = max(time.time_ns() // 1_000_000, self._last_realtime_ms + 1)
+        self._last_realtime_ms = max(
+            self._clock.now().wall_ns // 1_000_000, self._last_realtime_ms + 1
+        )
         return Identity(f"sess_{secrets.token_hex(6)}", f"rt_{self._last_realtime_ms}")
 
 
