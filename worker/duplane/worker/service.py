@@ -172,4 +172,5 @@ class Worker:
             ),
             kinds=_KINDS,
             slots=slot_reports(self._admission),
+            is_draining=self._admission.is_draining,
         )
