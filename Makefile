@@ -39,7 +39,8 @@ golden: $(INSTALLED) ## replay the recorded traces through the model
 	$(BIN)/duplane checkpoint replay $(GOLDEN)
 
 bench: $(INSTALLED) ## measure the hot paths
-	$(BIN)/duplane bench $(ARGS)
+	$(BIN)/duplane bench codec
+	$(BIN)/duplane bench fabric $(ARGS)
 
 clean: ## forget the virtual environment
 	rm -rf $(VENV)

@@ -27,14 +27,14 @@ _MAX_FAST_FAILURES = 5  # deaths in a row, each before its role was ready, until
 class UpSettings:
     """Everything `duplane up` can be told."""
 
-    host: str
-    port: int
-    worker_count: int
-    slot_count: int
-    checkpoint: Path | None
-    devices: tuple[str, ...]
-    dtype: str
-    log_level: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    worker_count: int = 1
+    slot_count: int = 4
+    checkpoint: Path | None = None
+    devices: tuple[str, ...] = ("cpu",)
+    dtype: str = "float32"
+    log_level: str = "INFO"
 
 
 class RoleFailed(Exception):  # noqa: N818  # reads as what happened
@@ -143,22 +143,29 @@ def serve_up(settings: UpSettings) -> int:
         return 1
 
 
+@dataclass(frozen=True)
+class Fabric:
+    """A fabric that runs: where it serves, and its roles in the order in which they drain."""
+
+    edge: str
+    scheduler: str
+    roles: Sequence[Role]
+
+
 async def _up(settings: UpSettings, shutdown: process.Shutdown) -> None:
-    with _checkpoint(settings) as checkpoint:
-        async with _running(settings, checkpoint) as (edge, others):
-            scheduler = others[-1]
-            tiny = "; tiny random model, its answers mean nothing"
-            sys.stdout.write(
-                f"duplane is ready: ws://{edge.address}/v1/realtime?mode=audio"
-                f" http://{edge.address}/status grpc://{scheduler.address}"
-                f" ({settings.worker_count * settings.slot_count} slots"
-                f"{tiny if settings.checkpoint is None else ''})\n"
-            )
-            sys.stdout.flush()
-            await shutdown.wait()
-            _log.info("draining: running sessions may end; Ctrl-C again stops at once")
-            for role in (edge, *others):
-                await role.drain()
+    async with running(settings) as fabric:
+        tiny = "; tiny random model, its answers mean nothing"
+        sys.stdout.write(
+            f"duplane is ready: ws://{fabric.edge}/v1/realtime?mode=audio"
+            f" http://{fabric.edge}/status grpc://{fabric.scheduler}"
+            f" ({settings.worker_count * settings.slot_count} slots"
+            f"{tiny if settings.checkpoint is None else ''})\n"
+        )
+        sys.stdout.flush()
+        await shutdown.wait()
+        _log.info("draining: running sessions may end; Ctrl-C again stops at once")
+        for role in fabric.roles:
+            await role.drain()
 
 
 @contextlib.contextmanager
@@ -175,33 +182,28 @@ def _checkpoint(settings: UpSettings) -> Generator[Path]:
 
 
 @contextlib.asynccontextmanager
-async def _running(
-    settings: UpSettings, checkpoint: Path
-) -> AsyncGenerator[tuple[Role, Sequence[Role]]]:
+async def running(settings: UpSettings) -> AsyncGenerator[Fabric]:
+    """Run scheduler, workers and edge for the body of the `with`. Raises RoleFailed in a group."""
     log = ("--log-level", settings.log_level)
     async with contextlib.AsyncExitStack() as stack:
+        checkpoint = stack.enter_context(_checkpoint(settings))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
 
-        def start(name: str, *arguments: str, address: str) -> Role:
+        def start(name: str, *arguments: str, address: str = "127.0.0.1:0") -> Role:
             role = Role(name, (name, *arguments, *log), address)
             stack.push_async_callback(role.stop)
             tasks.create_task(role.keep_running(), name=name)
             return role
 
-        scheduler = start("scheduler", address="127.0.0.1:0")
+        scheduler = start("scheduler")
         at = ("--scheduler", await scheduler.ready())
         flags = ("--checkpoint", str(checkpoint), "--slots", str(settings.slot_count))
-        workers = [
-            start(
-                "worker",
-                *(*at, *flags, "--dtype", settings.dtype),
-                *("--device", settings.devices[index % len(settings.devices)]),
-                address="127.0.0.1:0",
-            )
-            for index in range(settings.worker_count)
-        ]
+        workers: list[Role] = []
+        for index in range(settings.worker_count):
+            device = settings.devices[index % len(settings.devices)]
+            place = ("--device", device, "--dtype", settings.dtype)
+            workers.append(start("worker", *at, *flags, *place))
         for worker in workers:
             await worker.ready()
         edge = start("edge", *at, address=f"{settings.host}:{settings.port}")
-        await edge.ready()
-        yield edge, (*workers, scheduler)
+        yield Fabric(await edge.ready(), scheduler.address, (edge, *workers, scheduler))

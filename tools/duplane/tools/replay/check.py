@@ -16,6 +16,7 @@ class Verdict(Enum):
     OK = "ok"
     FAIL = "FAIL"
     DIFFERS = "differs by design"
+    SKIPPED = "not replayed"
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,16 @@ def same(name: str, got: object, want: object) -> Check:
     if got == want:
         return Check(name, 0.0, 0.0, Verdict.OK)
     return Check(name, float("inf"), 0.0, Verdict.FAIL, f"got {got!r}, recorded {want!r}"[:300])
+
+
+def skipped(name: str, reason: str) -> Check:
+    """Say that a recorded trace was not looked at, and what it would need."""
+    return Check(name, 0.0, 0.0, Verdict.SKIPPED, reason)
+
+
+def differs(name: str, reason: str) -> Check:
+    """Say that the model rightly does not do what the trace records."""
+    return Check(name, 0.0, 0.0, Verdict.DIFFERS, reason)
 
 
 def worst(name: str, checks: Sequence[Check]) -> Check:

@@ -1,0 +1,91 @@
+import pytest
+import torch
+
+from duplane.worker.model.cache import CacheFullError, KVCache
+
+
+def build(slots: int = 4, capacity: int = 8) -> KVCache:
+    return KVCache(
+        layers=2,
+        slots=slots,
+        heads=2,
+        queries_per_head=3,
+        capacity=capacity,
+        head_dim=4,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+    )
+
+
+def write(cache: KVCache, counts: list[tuple[int, int]], value: float) -> None:
+    rows = cache.extend(counts)
+    states = torch.full((len(rows.slots), 2, 4), value)
+    for layer in range(2):
+        cache.write(layer, rows, states, states)
+
+
+def test_rows_follow_what_the_slot_holds() -> None:
+    cache = build()
+    write(cache, [(1, 2)], 1.0)
+    rows = cache.extend([(0, 1), (1, 3), (3, 1)])
+    assert rows.slots.tolist() == [0, 1, 1, 1, 3]
+    assert rows.positions.tolist() == [0, 2, 3, 4, 0]
+    assert rows.last.tolist() == [0, 3, 4]
+    assert [cache.length(slot) for slot in range(4)] == [1, 5, 0, 1]
+
+
+def test_neighbours_with_as_many_rows_attend_in_one_run() -> None:
+    cache = build()
+    write(cache, [(1, 3)], 1.0)
+    runs = cache.extend([(0, 2), (1, 2), (3, 2)]).runs
+    assert [(run.first_slot, run.slot_count, run.length) for run in runs] == [(0, 2, 5), (3, 1, 2)]
+    mask = runs[0].mask
+    assert mask is not None
+    assert mask.shape == (2, 1, 6, 5)
+    assert mask[:, 0, :2].int().tolist() == [
+        [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0]],
+        [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]],
+    ]
+
+
+def test_one_row_of_one_slot_needs_no_mask() -> None:
+    assert build().extend([(2, 1)]).runs[0].mask is None
+
+
+def test_a_slot_without_room_changes_nothing_for_any() -> None:
+    cache = build()
+    write(cache, [(0, 8)], 1.0)
+    with pytest.raises(CacheFullError, match="slot 0 holds 8 of 8"):
+        cache.extend([(0, 1), (1, 1)])
+    assert [cache.length(slot) for slot in range(4)] == [8, 0, 0, 0]
+
+
+@pytest.mark.parametrize("counts", [[(1, 1), (0, 1)], [(1, 1), (1, 1)]])
+def test_slots_must_ascend(counts: list[tuple[int, int]]) -> None:
+    with pytest.raises(ValueError, match="ascending"):
+        build().extend(counts)
+
+
+def test_reset_zeroes_rows_that_were_forgotten_before_too() -> None:
+    cache = build()
+    write(cache, [(1, 6), (2, 6)], 5.0)
+    cache.truncate(1, 2)
+    assert not cache.is_clean(1)
+    cache.reset(1)
+    assert cache.is_clean(1)
+    assert cache.length(1) == 0
+    assert cache.length(2) == 6
+    assert bool((cache.keys[:, 2, :, :6] == 5).all())
+
+
+def test_a_stray_value_makes_an_empty_slot_unclean() -> None:
+    cache = build()
+    cache.values[1, 3, 1, 7, 3] = 1e-20
+    assert cache.is_clean(2)
+    assert not cache.is_clean(3)
+
+
+def test_only_what_is_held_can_be_kept() -> None:
+    cache = build()
+    with pytest.raises(ValueError, match="holds 0 rows, not 1"):
+        cache.truncate(0, 1)

@@ -1,0 +1,106 @@
+from pathlib import Path
+
+import orjson
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from duplane.worker.model.checkpoint import Checkpoint, CheckpointError, field, section
+
+
+def write(directory: Path, shards: dict[str, dict[str, torch.Tensor]]) -> Path:
+    """A sharded checkpoint with an empty configuration."""
+    (directory / "config.json").write_bytes(b"{}")
+    index: dict[str, str] = {}
+    for name, tensors in shards.items():
+        save_file(tensors, directory / name)
+        index |= dict.fromkeys(tensors, name)
+    path = directory / "model.safetensors.index.json"
+    path.write_bytes(orjson.dumps({"weight_map": index}))
+    return directory
+
+
+def test_a_module_is_filled_from_its_prefix_in_its_own_dtype(tmp_path: Path) -> None:
+    weight, bias = torch.randn(2, 3), torch.randn(2)
+    write(
+        tmp_path,
+        {
+            "one.safetensors": {"a.weight": weight.bfloat16(), "a.stray": torch.zeros(1)},
+            "two.safetensors": {"a.bias": bias, "b.weight": torch.zeros(1)},
+        },
+    )
+    module = nn.Linear(3, 2)
+    assert Checkpoint(tmp_path).load_into(module, "a.") == ("a.stray",)
+    assert module.weight.dtype == torch.float32
+    assert torch.equal(module.weight, weight.bfloat16().float())
+    assert torch.equal(module.bias, bias)
+
+
+def test_a_checkpoint_of_one_file_needs_no_index(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(b"{}")
+    save_file({"bias": torch.ones(2), "weight": torch.ones(2, 3)}, tmp_path / "model.safetensors")
+    module = nn.Linear(3, 2)
+    assert Checkpoint(tmp_path).load_into(module, "") == ()
+    assert module.bias.tolist() == [1, 1]
+
+
+def test_one_error_lists_everything_missing_or_misshapen(tmp_path: Path) -> None:
+    write(tmp_path, {"one.safetensors": {"a.0.weight": torch.zeros(3, 3)}})
+    module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    with pytest.raises(CheckpointError) as error:
+        Checkpoint(tmp_path).load_into(module, "a.")
+    message = str(error.value)
+    assert "a.0.weight has shape [3, 3], expected [2, 3]" in message
+    for name in ("a.0.bias", "a.1.weight", "a.1.bias"):
+        assert f"{name} is missing" in message
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [(None, "does not exist"), (b"{", "cannot be read"), (b"[]", "not a JSON object")],
+)
+def test_a_bad_configuration_names_the_file(
+    tmp_path: Path, content: bytes | None, complaint: str
+) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"config\.json.*{complaint}"):
+        Checkpoint(tmp_path)
+
+
+def test_a_directory_without_tensors_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(b"{}")
+    with pytest.raises(CheckpointError, match="neither"):
+        Checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("content", [None, b"not safetensors"])
+def test_a_shard_that_is_gone_or_broken_is_named(tmp_path: Path, content: bytes | None) -> None:
+    write(tmp_path, {"one.safetensors": {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}})
+    shard = tmp_path / "one.safetensors"
+    shard.unlink() if content is None else shard.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"one\.safetensors"):
+        Checkpoint(tmp_path).load_into(nn.Linear(3, 2), "")
+
+
+def test_an_index_cannot_point_out_of_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(b"{}")
+    index = {"weight_map": {"weight": "../other.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_bytes(orjson.dumps(index))
+    with pytest.raises(CheckpointError, match="elsewhere"):
+        Checkpoint(tmp_path)
+
+
+def test_fields_are_read_with_their_type() -> None:
+    config = {"layers": 3, "eps": 1, "name": "x", "none": None, "flag": True, "inner": {"a": 1}}
+    assert field(config, "layers", int) == 3
+    assert field(config, "eps", float) == 1.0
+    assert field(config, "none", int, 7) == 7
+    assert field(config, "absent", str, "y") == "y"
+    assert section(config, "inner") == {"a": 1}
+    for name, kind in (("absent", int), ("name", int), ("flag", int), ("layers", bool)):
+        with pytest.raises(CheckpointError, match=name):
+            field(config, name, kind)
+    with pytest.raises(CheckpointError, match="layers"):
+        section(config, "layers")

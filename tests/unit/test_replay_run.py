@@ -1,0 +1,71 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from duplane.tools.replay.check import Check, Verdict, compare, same, skipped
+from duplane.tools.replay.run import replay
+
+
+def good(golden: Path) -> Iterator[Check]:
+    yield compare("embeds", np.zeros(3), np.full(3, 5e-6), 1e-4)
+
+
+def wrong(golden: Path) -> Iterator[Check]:
+    yield same("lengths", 1, 2)
+
+
+def by_design(golden: Path) -> Iterator[Check]:
+    yield Check("quirk", 1.0, 0.0, Verdict.DIFFERS, "because")
+
+
+def later(golden: Path) -> Iterator[Check]:
+    yield skipped("session", "needs frames")
+
+
+def nothing(golden: Path) -> Iterator[Check]:
+    yield from ()
+
+
+def broken(golden: Path) -> Iterator[Check]:
+    yield from good(golden)
+    raise FileNotFoundError("checkpoint/config.json")
+
+
+def test_agreement_and_deliberate_differences_pass(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert replay(tmp_path, {"a": good, "b": by_design, "c": nothing}) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["embeds", "5.00e-06", "1.0e-04", "ok"]
+    assert lines[2].split()[3:] == ["differs", "by", "design", "because"]
+    assert lines[3] == "2 checks: 1 ok, 0 FAIL, 1 differs by design, 0 not replayed"
+
+
+def test_one_failure_fails_the_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert replay(tmp_path, {"a": wrong, "b": good}) == 1
+    assert "FAIL" in capsys.readouterr().out
+
+
+def test_a_part_that_breaks_off_fails_and_the_others_still_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert replay(tmp_path, {"a": broken, "b": good}) == 1
+    out = capsys.readouterr().out
+    assert "broke off: FileNotFoundError: checkpoint/config.json" in out
+    assert "3 checks: 2 ok, 1 FAIL" in out
+
+
+def test_nothing_to_check_is_a_failure(tmp_path: Path) -> None:
+    assert replay(tmp_path, {"a": nothing}) == 1
+
+
+def test_what_was_not_replayed_is_said_and_does_not_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert replay(tmp_path, {"a": good, "b": later}) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split()[3:] == ["not", "replayed", "needs", "frames"]
+    assert lines[3] == "1 checks: 1 ok, 0 FAIL, 0 differs by design, 1 not replayed"
+    assert replay(tmp_path, {"b": later}) == 1

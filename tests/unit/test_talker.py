@@ -1,0 +1,106 @@
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from duplane.worker.model.checkpoint import CheckpointError
+from duplane.worker.model.sampling import SeededUniforms
+from duplane.worker.model.talker import STEPS, Speech, Talker, penalise
+
+CONFIG = {
+    "tts_config": {
+        "llm_dim": 12,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_text_tokens": 40,
+        "num_audio_tokens": 30,
+        "audio_bos_token_id": 39,
+        "max_position_embeddings": 100,
+    }
+}
+
+
+def build(slots: int = 4) -> Talker:
+    torch.manual_seed(3)
+    talker = Talker(CONFIG, slots, torch.device("cpu"), torch.float32).requires_grad_(False)
+    for name, parameter in talker.named_parameters():
+        parameter.normal_(1.0 if "norm" in name or "original0" in name else 0.0, 0.5)
+    talker.head_code[0].fold()  # type: ignore[operator]
+    return talker
+
+
+def condition(talker: Talker, seed: int, count: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, 39, (count,), generator=generator).tolist()
+    return talker.condition(ids, torch.randn(count, 12, generator=generator))
+
+
+def speech(talker: Talker, slot: int, seed: int, count: int) -> Speech:
+    rows = condition(talker, seed, count)
+    return Speech(slot, rows, False, slot % 2 == 0, 0.8, SeededUniforms(seed))
+
+
+def test_slots_speak_together_as_each_does_alone() -> None:
+    together = build()
+    speeches = [speech(together, slot, 10 + slot, slot) for slot in range(4)]
+    first = together.speak(speeches)
+    again = together.speak([replace(each, is_turn_end=True) for each in speeches[1:]])
+    for slot in range(4):
+        alone = build()
+        own = speech(alone, slot, 10 + slot, slot)
+        assert alone.speak([own]) == [first[slot]]
+        if slot:
+            assert alone.speak([replace(own, is_turn_end=True)]) == [again[slot - 1]]
+            assert together.is_turn_start(slot)
+    assert any(len(tokens) == STEPS - 1 for tokens in first)
+
+
+def test_the_cache_holds_the_condition_and_what_was_said() -> None:
+    talker = build()
+    said = talker.speak([speech(talker, 1, 5, 6)])[0]
+    assert talker.cache.length(1) == 7 + len(said)
+    more = talker.speak([speech(talker, 1, 6, 2)])[0]
+    assert len(more) == STEPS - 1, "inside a turn nothing ends early"
+    assert talker.end not in said + more
+
+
+def test_a_turn_that_outgrows_the_cache_goes_on() -> None:
+    talker = build()
+    lengths: list[int] = []
+    for seed in range(6):
+        talker.speak([speech(talker, 0, seed, 9)])
+        lengths.append(talker.cache.length(0))
+    assert max(lengths) <= talker.cache.capacity
+    assert any(after < before for before, after in pairwise(lengths))
+
+
+def test_draws_are_used_up_for_every_token_and_the_one_that_is_dropped() -> None:
+    talker, uniforms = build(), SeededUniforms(1)
+    said = talker.speak([replace(speech(talker, 1, 5, 3), uniforms=uniforms)])[0]
+    fresh = SeededUniforms(1)
+    fresh.advance(len(said) + 1)
+    assert uniforms.peek(3) == fresh.peek(3)
+    greedy = SeededUniforms(1)
+    talker.speak([replace(speech(talker, 0, 5, 3), uniforms=greedy)])
+    assert greedy.peek(3) == SeededUniforms(1).peek(3)
+
+
+def test_the_penalty_counts_occurrences_and_minds_the_sign() -> None:
+    scores = torch.tensor([[2.0, -2.0, 1.0, -1.0]])
+    got = penalise(scores, torch.tensor([[0, 0, 1]]))
+    expected = torch.tensor([[2.0 / 1.05**2, -2.0 * 1.05, 1.0, -1.0]])
+    torch.testing.assert_close(got, expected)
+    assert penalise(scores, torch.zeros(1, 0, dtype=torch.long)) is scores
+
+
+@pytest.mark.parametrize(
+    "change", [{"num_vq": 2}, {"projector_type": "minicpm"}, {"llm_dim": None}]
+)
+def test_talkers_of_other_kinds_are_refused(change: dict[str, object]) -> None:
+    config = {"tts_config": {**CONFIG["tts_config"], **change}}
+    with pytest.raises(CheckpointError):
+        Talker(config, 1, torch.device("cpu"), torch.float32)

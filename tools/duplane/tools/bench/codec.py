@@ -1,0 +1,81 @@
+"""`duplane bench codec`: what one unit costs the edge in JSON and base64, beside the floor."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import orjson
+import pybase64
+
+from duplane.edge.dialects.a import DialectA
+from duplane.edge.dialects.b import DialectB
+from duplane.edge.dialects.dialect import NO_TAG, Append, Dialect, Identity, Moment
+from duplane.edge.dialects.fields import Fields, parse
+from duplane.edge.settings import Limits
+from duplane.fabric.audio import INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ, pcm_from_samples
+from duplane.fabric.v1 import session_pb2
+from duplane.tools.bench.table import show
+
+_ROUNDS = 7
+_REPEATS = 300
+
+
+def _best_us(work: Callable[[], object]) -> float:
+    """Return the best mean of several rounds: neighbours only ever add."""
+    best = float("inf")
+    for _ in range(_ROUNDS):
+        begin = time.perf_counter()
+        for _ in range(_REPEATS):
+            work()
+        best = min(best, (time.perf_counter() - begin) / _REPEATS)
+    return best * 1e6
+
+
+def _sound(rate_hertz: int) -> bytes:
+    samples = np.random.default_rng(0).normal(0, 0.1, rate_hertz).astype(np.float32)
+    return pcm_from_samples(samples)
+
+
+def _active(dialect_type: type[Dialect], first: dict[str, object]) -> Dialect:
+    dialect = dialect_type(Identity("sess_bench", "rt_0"), Limits())
+    dialect.receive(Fields(first))
+    dialect.opened(session_pb2.Opened(), Moment(0.0, 0))
+    return dialect
+
+
+def _up_us(dialect: Dialect, message: bytes) -> float:
+    def receive() -> None:
+        if not isinstance(dialect.receive(parse(message)), Append):
+            raise AssertionError("the dialect did not take the audio")
+
+    return _best_us(receive)
+
+
+def _down_us(dialect: Dialect, audio: bytes) -> float:
+    delta = session_pb2.Delta(speech=session_pb2.Speech(text="Hello there", audio=audio))
+    return _best_us(lambda: dialect.delta(delta, NO_TAG, 0, Moment(0.0, 0)))
+
+
+def bench_codec() -> None:
+    """Measure and print."""
+    up, down = _sound(INPUT_RATE_HERTZ), _sound(OUTPUT_RATE_HERTZ)
+    encoded = pybase64.b64encode_as_string(up)
+    a = _active(DialectA, {"type": "session.update", "session": {"instructions": "Hi."}})
+    b = _active(DialectB, {"type": "session.init", "payload": {}})
+    message_a = orjson.dumps({"type": "input_audio_buffer.append", "audio": encoded})
+    message_b = orjson.dumps({"type": "input.append", "input": {"audio": encoded}})
+    floor_up = _best_us(lambda: pybase64.b64decode(encoded, validate=True))
+    floor_down = _best_us(lambda: pybase64.b64encode(down))
+    rows: Sequence[tuple[str, float, float]] = (
+        ("dialect A", _up_us(a, message_a), _down_us(a, down)),
+        ("dialect B", _up_us(b, message_b), _down_us(b, down)),
+        ("floor: base64 alone", floor_up, floor_down),
+    )
+    show(
+        f"one unit through the dialects, us of one core ({len(message_a) / 1e3:.0f} KB up,"
+        f" {len(pybase64.b64encode(down)) / 1e3:.0f} KB down)",
+        ("", "up", "down", "both"),
+        [(name, f"{u:.1f}", f"{d:.1f}", f"{u + d:.1f}") for name, u, d in rows],
+    )

@@ -1,0 +1,291 @@
+"""Replays sessions/duplex_*: whole conversations, every decision and every cache length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from duplane.tools.replay.audio import read_audio, read_clip
+from duplane.tools.replay.check import Check, Verdict, compare, differs, same, skipped, worst
+from duplane.tools.replay.recording import (
+    NO_VOICE,
+    CountingVocoder,
+    RecordedUniforms,
+    Recorder,
+    SeenUnit,
+)
+from duplane.worker.model.model import DuplexModel
+from duplane.worker.model.parts import ModelParts, load_parts
+from duplane.worker.model.types import (
+    ConversationOptions,
+    DecodeMode,
+    FloatArray,
+    UnitFailure,
+    UnitInput,
+    UnitOutput,
+)
+
+TOLERANCE = 1e-4
+SLOT = 0
+PROMPT_HEAD, PROMPT_TAIL = "<|im_start|>system\n", "\n<|audio_start|>"
+
+NEEDS: Mapping[str, Callable[[dict[str, Any]], bool]] = {
+    "frames": lambda trace: any(unit["frames"] for unit in trace["units"]),
+    "context windows": lambda trace: (
+        trace["duplex_config"].get("sliding_window_mode", "off") != "off"
+    ),
+}
+"""What sessions may need that the model does not have yet."""
+
+
+def checks(golden: Path) -> Iterator[Check]:
+    """All checks of the duplex sessions that the directory has."""
+    traces = {
+        path: orjson.loads(path.read_bytes())
+        for path in sorted((golden / "sessions").glob("duplex_*.json"))
+    }
+    if not traces:
+        return
+    rows = max(unit["kv_after_generate"] for trace in traces.values() for unit in trace["units"])
+    loaded = load_parts(
+        golden / "checkpoint",
+        slot_count=1,
+        context_capacity=rows + 64,
+        device="cpu",
+        dtype="float32",
+    )
+    for path, trace in traces.items():
+        needs = [need for need, is_needed in NEEDS.items() if is_needed(trace)]
+        if needs:
+            yield skipped(path.stem, f"needs {', '.join(needs)}")
+        else:
+            arrays = np.load(path.with_suffix(".npz"))
+            yield from SessionReplay(golden, loaded, trace, arrays).checks()
+
+
+class SessionReplay:
+    """One recorded session, played through a model of its own."""
+
+    def __init__(
+        self, golden: Path, loaded: ModelParts, trace: dict[str, Any], arrays: Any
+    ) -> None:
+        self._trace, self._arrays = trace, arrays
+        self._name = trace["name"]
+        self._units: list[dict[str, Any]] = trace["units"]
+        self._recorder = Recorder()
+        buffers = [unit["token2wav_buffer_before"] for unit in self._units]
+        silence = next((buffer[0] for buffer in buffers if buffer), 0)
+        parts = replace(loaded, vocoder=CountingVocoder(silence), vocoder_voice=NO_VOICE)
+        self._model = DuplexModel(parts, probe=self._recorder)
+        draws = [draw["u"] for unit in self._units for draw in unit.get("multinomial", [])]
+        self._uniforms = RecordedUniforms(draws)
+        self._voice = _voice(golden, trace)
+        last = max(unit["audio_offset"] + unit["audio_samples"] for unit in self._units)
+        self._audio = read_audio(golden / "audio" / trace["audio"], last)
+        self._ids: list[int] = []
+        self._seen: dict[str, list[Check]] = {}
+
+    def checks(self) -> Iterator[Check]:
+        """One line per kind of comparison, folded over all units."""
+        try:
+            yield from self._prepare()
+            for unit in self._units:
+                if unit["stop"]:
+                    break  # the session is over; the worker sends no more units
+                self._play(unit)
+            for kind, found in self._seen.items():
+                yield _fold(f"{self._name} {kind}", found)
+            yield from self._finish()
+        finally:
+            self._model.close(SLOT)
+
+    def _prepare(self) -> Iterator[Check]:
+        trace, name = self._trace, self._name
+        opened = self._model.open(SLOT, _options(trace, self._voice), uniforms=self._uniforms)
+        yield same(f"{name} prepare kv", opened.context_length, trace["prepare"]["kv"])
+        preserved = trace["prepare"]["system_preserve_length"]
+        yield same(f"{name} system_preserve_length", opened.context_length, preserved)
+        yield from self._array("prepare_ref_embeds", self._recorder.voices.get(SLOT))
+
+    def _play(self, unit: dict[str, Any]) -> None:
+        """Run one unit and compare everything that was recorded of it."""
+        start, seen = unit["audio_offset"], self._recorder.begin_unit(SLOT)
+        before = self._model.context_length(SLOT)
+        buffered = self._pending_speech()
+        audio = self._audio[start : start + unit["audio_samples"]]
+        (result,) = self._model.step([UnitInput(SLOT, audio, unit["force_listen"])])
+        match result:
+            case UnitOutput():
+                self._ids += result.token_ids
+                self._model.settle([SLOT])
+                found = [
+                    *self._lengths(unit, seen, before, result),
+                    *self._decisions(unit, seen, result),
+                    *self._tensors(unit, seen),
+                    *self._speech(unit, seen, result, buffered),
+                ]
+            case UnitFailure():
+                found = list(self._failed(unit, result))
+        for check in found:
+            labelled = replace(check, note=f"unit {unit['unit']}: {check.note}".rstrip(": "))
+            self._seen.setdefault(check.name, []).append(labelled)
+
+    def _failed(self, unit: dict[str, Any], failure: UnitFailure) -> Iterator[Check]:
+        """A unit that was too short. The reference leaves a `<unit>` row behind, we do not.
+
+        The row is fed here, so that the rest of the session has the context it was recorded in.
+        """
+        yield same("prefill_success", False, unit["prefill_success"])
+        yield same("failure", failure.reason, "AUDIO_TOO_SHORT")
+        yield differs("short unit", "leaves no row in the context; the replay fed it")
+        with torch.inference_mode():
+            self._model.llm.append([(SLOT, 1)], self._model.llm.embed([self._model.tokens.unit]))
+        yield same("kv_after_finalize", self._model.context_length(SLOT), unit["kv_after_finalize"])
+        yield same(
+            "buffer_left", self._model.parts.audio.buffered(SLOT), unit["whisper_buffer_left"]
+        )
+
+    def _lengths(
+        self, unit: dict[str, Any], seen: SeenUnit, before: int, output: UnitOutput
+    ) -> Iterator[Check]:
+        audio = self._model.parts.audio
+        yield same("prefill_success", True, unit["prefill_success"])
+        yield same("kv_before", before, unit["kv_before"])
+        yield same("kv_after_prefill", seen.prefilled, unit["kv_after_prefill"])
+        yield same("kv_after_generate", output.context_length, unit["kv_after_generate"])
+        yield same("kv_after_finalize", seen.settled, unit["kv_after_finalize"])
+        yield same("audio_encoder_kv", audio.cache_length(SLOT), unit["audio_encoder_kv"])
+        yield same("buffer_left", audio.buffered(SLOT), unit["whisper_buffer_left"])
+
+    def _decisions(
+        self, unit: dict[str, Any], seen: SeenUnit, output: UnitOutput
+    ) -> Iterator[Check]:
+        conversation = self._model.conversation(SLOT)
+        yield same("decoded_ids", seen.decided, unit["decoded_ids"])
+        for name in ("is_listen", "text", "end_of_turn"):
+            yield same(name, getattr(output, name), unit[name])
+        yield same("n_tokens", output.text_token_count, unit["n_tokens"])
+        yield same("n_tts_tokens", output.audio_token_count, unit["n_tts_tokens"])
+        yield same("current_time", conversation.turn.unit_count, unit["current_time"])
+        yield same("current_turn_ended", not conversation.turn.is_open, unit["current_turn_ended"])
+        history = [
+            [index, record.row_count, record.is_listen]
+            for index, record in enumerate(conversation.units)
+        ]
+        yield same("unit_history", history, unit["unit_history"])
+
+    def _tensors(self, unit: dict[str, Any], seen: SeenUnit) -> Iterator[Check]:
+        key = f"u{unit['unit']}"
+        yield from self._array(f"{key}_audio_embeds", seen.embeds, "audio_embeds")
+        yield from self._array(f"{key}_pending_logits", seen.pending, "pending_logits")
+        if seen.hidden:
+            yield from self._array(f"{key}_fed_hidden", np.stack(seen.hidden), "fed_hidden")
+        if seen.pending is not None:
+            yield from self._at(f"{key}_pending_top24", seen.pending, "pending_logits")
+        if seen.logits:
+            yield from self._at(f"{key}_step_topk", np.stack(seen.logits), "step_logits")
+
+    def _speech(
+        self,
+        unit: dict[str, Any],
+        seen: SeenUnit,
+        output: UnitOutput,
+        buffered: list[int],
+    ) -> Iterator[Check]:
+        talker = self._model.parts.talker
+        recorded = unit.get("tts")
+        yield same("tts runs", seen.speech is not None, recorded is not None)
+        if seen.speech is not None and recorded is not None:
+            yield same("tts text_start_pos", seen.speech.start, recorded["text_start_pos"])
+            yield same("tts tokens", seen.speech.tokens, recorded["tokens"])
+            yield same("tts kv_after", seen.speech.length, recorded["kv_after"])
+            key = f"u{unit['unit']}_tts_condition"
+            yield from self._array(key, seen.speech.condition.numpy(), "tts_condition")
+        if talker is not None:
+            length = talker.cache.length(SLOT)
+            yield same("tts text_start_pos_after", length, unit["tts_text_start_pos_after"])
+        calls = [
+            (call["tokens"], call["last"], call["samples"]) for call in unit["token2wav_calls"]
+        ]
+        yield same("token2wav_calls", seen.pieces, calls)
+        yield same("token2wav_buffer_before", buffered, unit["token2wav_buffer_before"])
+        yield same("token2wav_buffer_after", self._pending_speech(), unit["token2wav_buffer_after"])
+        # Where nothing was decoded the reference hands out a second of silence, and we nothing.
+        heard = unit["out_audio_samples"] if calls else 0
+        yield same("out_audio_samples", len(output.audio), heard)
+        draws = [
+            draw for done in self._units[: unit["unit"] + 1] for draw in done.get("multinomial", [])
+        ]
+        yield same("draws", self._uniforms.used, len(draws))
+
+    def _finish(self) -> Iterator[Check]:
+        name, cache = self._name, self._model.llm.cache
+        yield same(f"{name} all_token_ids", self._ids, self._trace["all_token_ids"])
+        length = cache.length(SLOT)
+        for key in self._arrays.files:
+            if key.startswith(("final_k_l", "final_v_l")):
+                held = cache.keys if key.startswith("final_k") else cache.values
+                rows = self._arrays[key].shape[1]
+                layer = int(key.removeprefix("final_k_l").removeprefix("final_v_l"))
+                last = held[layer, SLOT, :, length - rows : length]
+                yield compare(f"{name} {key}", last.numpy(), self._arrays[key], TOLERANCE)
+
+    def _pending_speech(self) -> list[int]:
+        speech = self._model.conversation(SLOT).speech
+        return [] if speech is None else list(speech.pending)
+
+    def _array(self, key: str, got: NDArray[np.float32] | None, name: str = "") -> Iterator[Check]:
+        """Compare with the recorded array, or with its every eighth channel."""
+        forms: dict[str, ArrayLike | None] = {key: got}
+        if got is not None:
+            forms[f"{key}_c8"] = got[..., ::8]
+        for form, value in forms.items():
+            if form in self._arrays and value is not None:
+                label = name or f"{self._name} {key}"
+                yield compare(label, value, self._arrays[form], TOLERANCE)
+
+    def _at(self, key: str, got: NDArray[np.float32], name: str) -> Iterator[Check]:
+        """Compare logits at the ids that were recorded."""
+        if f"{key}_ids" in self._arrays:
+            ids, values = self._arrays[f"{key}_ids"], self._arrays[f"{key}_values"]
+            if got.shape[:-1] == ids.shape[:-1]:
+                got = np.take_along_axis(got, ids.astype(np.int64), axis=-1)
+            yield compare(name, got, values, TOLERANCE)
+
+
+def _fold(name: str, found: list[Check]) -> Check:
+    different = [check for check in found if check.verdict is Verdict.DIFFERS]
+    return replace(different[0], name=name) if different else worst(name, found)
+
+
+def _options(trace: dict[str, Any], voice: FloatArray | None) -> ConversationOptions:
+    """The options of a recorded session. What the reference's constructor takes and its
+    generation ignores (all sampling parameters but these) is left out.
+    """
+    prefix: str = trace["prefix"]
+    prompt = prefix.removeprefix(PROMPT_HEAD).removesuffix(PROMPT_TAIL)
+    if f"{PROMPT_HEAD}{prompt}{PROMPT_TAIL}" != prefix:
+        raise ValueError(f"{trace['name']}: the prompt {prefix!r} is of another form")
+    chosen = {"force_listen_count": 0, **trace["duplex_config"]}
+    fixed = {
+        name: chosen[name]
+        for name in ("generate_audio", "force_listen_count", "tts_temperature")
+        if name in chosen
+    }
+    sampling = {**trace["generate_params"]}
+    mode = DecodeMode(sampling.pop("decode_mode", "sampling"))
+    return ConversationOptions(
+        system_prompt=prompt, llm_voice=voice, decode_mode=mode, **fixed, **sampling
+    )
+
+
+def _voice(golden: Path, trace: dict[str, Any]) -> FloatArray | None:
+    name = trace["ref_audio"]
+    return None if name is None else read_clip(golden / "audio" / name)

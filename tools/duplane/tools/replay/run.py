@@ -1,0 +1,56 @@
+"""`checkpoint replay`: every check of a directory of recorded traces, one line each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from duplane.tools.replay import audio, duplex, token2wav, tts, vision
+from duplane.tools.replay.check import Check, Verdict
+
+Checks = Callable[[Path], Iterator[Check]]
+
+PARTS: Mapping[str, Checks] = {
+    "audio": audio.checks,
+    "vision": vision.checks,
+    "tts": tts.checks,
+    "token2wav": token2wav.checks,
+    "duplex": duplex.checks,
+}
+
+log = logging.getLogger(__name__)
+
+
+def replay(golden: Path, parts: Mapping[str, Checks] = PARTS) -> int:
+    """Run all parts over the directory, print a line per check, return the exit code.
+
+    The directory holds `checkpoint/ audio/ units/ sessions/ token2wav/`, or some of them. 1 if
+    a check fails, if a part cannot run, or if there is nothing to check.
+    """
+    counts = dict.fromkeys(Verdict, 0)
+    print(f"{'check':<56} {'error':>9} {'allowed':>9}  verdict")
+    for name, checks in parts.items():
+        for check in _run(name, checks, golden):
+            counts[check.verdict] += 1
+            print(_line(check), flush=True)
+    total = sum(counts.values()) - counts[Verdict.SKIPPED]
+    if total == 0:
+        print(f"nothing to check in {golden}")
+        return 1
+    print(f"{total} checks: " + ", ".join(f"{n} {kind.value}" for kind, n in counts.items()))
+    return 1 if counts[Verdict.FAIL] else 0
+
+
+def _run(name: str, checks: Checks, golden: Path) -> Iterator[Check]:
+    try:
+        yield from checks(golden)
+    except Exception as error:  # the root of a part: the others still run
+        log.exception("%s broke off", name)
+        note = f"broke off: {type(error).__name__}: {error}"
+        yield Check(name, float("inf"), 0.0, Verdict.FAIL, note[:300])
+
+
+def _line(check: Check) -> str:
+    numbers = f"{check.error:>9.2e} {check.tolerance:>9.1e}"
+    return f"{check.name:<56} {numbers}  {check.verdict.value:<17} {check.note}".rstrip()

@@ -1,0 +1,216 @@
+"""The tiny vocoder: random flow and HiFT that buzz at a speaking pitch, and a voice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import torch
+from torch import nn
+
+from duplane.tools.tiny.weights import (
+    Array,
+    Tensors,
+    random_numbers,
+    random_tensors,
+    save_safetensors,
+)
+from duplane.worker.model.flow import Flow
+from duplane.worker.model.hift import HiFT
+from duplane.worker.model.types import OUTPUT_SAMPLE_RATE
+from duplane.worker.model.vocoder import Vocoder, VocoderChunk, VocoderVoice
+from duplane.worker.model.vocoder_files import read_flow_config, read_hift_config
+
+FOLDER = Path("assets", "token2wav")
+VOICE_TOKENS = 25
+SPEECH_TOKENS = 6561
+MEL_BINS = 80
+SPEAKER_WIDTH = 192
+
+PITCH = 140.0
+"""Hz, about."""
+PITCH_RANGE = 40.0
+HARMONICS = (2.0, 2.0, 1.8, 1.6, 1.3, 1.0, 0.8, 0.6, 0.5)
+WAVE = 0.11
+LOUDNESS = -2.3
+LOUDNESS_RANGE = 0.4
+LEVEL = 0.06
+LISTENING_S = 4
+SILENCE = -9.0
+NOTHING = 1e-3
+
+# The layout of the released model's file; the tags name its classes.
+_FLOW_YAML = """\
+flow: !new:cosyvoice2.flow.flow.CausalMaskedDiffWithXvec
+  input_size: 32
+  output_size: 80
+  spk_embed_dim: 192
+  output_type: 'mel'
+  vocab_size: 6561
+  encoder: !new:cosyvoice2.transformer.upsample_encoder_v2.UpsampleConformerEncoderV2
+    input_size: 32
+    output_size: 32
+    input_layer: 'linear'
+    pre_lookahead_len: 3
+    num_blocks: 2
+    num_up_blocks: 1
+    up_stride: 2
+    up_scale_factor: 2
+    attention_heads: 4
+    pos_enc_layer_type: 'rel_pos_espnet'
+    selfattention_layer_type: 'rel_selfattn'
+    key_bias: true
+    linear_units: 96
+    dropout_rate: 0.1
+    positional_dropout_rate: 0.1
+    attention_dropout_rate: 0.1
+    normalize_before: True
+  decoder: !new:cosyvoice2.flow.flow_matching.CausalConditionalCFM
+    inference_cfg_rate: 0.7
+    estimator: !new:cosyvoice2.flow.decoder_dit.DiT
+      in_channels: 320
+      out_channels: 80
+      mlp_ratio: 4.0
+      depth: 1
+      num_heads: 2
+      head_dim: 24
+      hidden_size: 48
+"""
+
+_HIFT_DIMS: dict[str, Any] = {
+    "in_channels": 80,
+    "base_channels": 32,
+    "f0_cond_channels": 32,
+    "nb_harmonics": 8,
+    # 480 samples a mel frame, as released; the longer hop halves the work.
+    "upsample_rates": [5, 4, 3],
+    "upsample_kernel_sizes": [11, 8, 7],
+    "istft": {"n_fft": 32, "hop_len": 8},
+}
+
+# Layers of HiFT that the released files store without weight norm.
+_PLAIN_LAYERS = ("m_source.", "source_downs.", "f0_predictor.classifier.")
+
+
+def write_vocoder(directory: Path, seed: int) -> None:
+    """Write assets/token2wav: both models, their dimensions, and the built-in voice."""
+    folder = directory / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "flow.yaml").write_text(_FLOW_YAML, encoding="utf-8")
+    (folder / "hift_dims.json").write_bytes(orjson.dumps(_HIFT_DIMS))
+    with torch.device("meta"):
+        flow, hift = Flow(read_flow_config(folder), steps=1), HiFT(read_hift_config(folder))
+    _save(_tuned_flow(_random(flow, seed)), folder / "flow.pt")
+    voice, generator = _voice(seed), _tuned_hift(_random(hift, seed))
+    save_safetensors(_torch(voice), folder / "voice.safetensors")
+    _save(_weight_normed(generator), folder / "hift.pt")
+    # How much of the mel gets through is chance: listen once, and set the level.
+    change = math.log(LEVEL / _loudness(folder, voice, seed))
+    generator["conv_post.bias"][:2] += round(change, 2)
+    _save(_weight_normed(generator), folder / "hift.pt")
+
+
+def _random(module: nn.Module, seed: int) -> Tensors:
+    shapes = ((name, tuple(tensor.shape)) for name, tensor in module.state_dict().items())
+    return random_tensors(shapes, seed)
+
+
+def _tuned_flow(tensors: Tensors) -> Tensors:
+    """Let the mel depend on the tokens more than on the solver's noise."""
+    estimator = "decoder.estimator."
+    noise, mean = slice(MEL_BINS), slice(MEL_BINS, 2 * MEL_BINS)
+    tensors[estimator + "in_proj.weight"][:, noise] *= 0.1
+    tensors[estimator + "in_proj.weight"][:, mean] *= 2.0
+    tensors[estimator + "final_layer.linear.weight"] *= 2.0
+    return tensors
+
+
+def _tuned_hift(tensors: Tensors) -> Tensors:
+    """Make a voice of it: a tone at a speaking pitch, its loudness and pitch led by the mel.
+
+    Random layers alone give noise at full scale. Here the residual blocks add little, and two of
+    the four channels that reach the last layer are the source's wave, straight and inverted (the
+    layer sees only what is positive). The lowest two bins of the output spectrum follow the wave
+    in opposite ways: at zero phase one sounds as the other's negative, so that the sum swings
+    about zero. The other two channels come from the mel and lead both bins alike. Nothing is set
+    to exactly zero, as weight norm divides by a row's length.
+    """
+    for name, tensor in tensors.items():
+        if "convs2" in name and name.endswith("weight"):
+            tensor *= 0.1
+    tensors["f0_predictor.classifier.weight"] *= PITCH_RANGE
+    tensors["f0_predictor.classifier.bias"][:] = PITCH
+    tensors["m_source.l_linear.weight"][:] = HARMONICS
+    tensors["m_source.l_linear.bias"][:] = 0.0
+
+    wave, inverse = 0, 3
+    down, up = tensors["source_downs.2.weight"], tensors["ups.2.weight"]
+    down[:] = 0.0
+    down[wave, 0], down[inverse, 0] = WAVE, -WAVE
+    up[:, [wave, inverse]] *= NOTHING
+    for level in (0, 1):  # the mel alone leads the loudness
+        tensors[f"source_downs.{level}.weight"] *= NOTHING
+    for layer in ("source_downs.2", "ups.2"):
+        tensors[layer + ".bias"][:] = 0.0
+
+    last, levels = tensors["conv_post.weight"], tensors["conv_post.bias"]
+    bins, middle = _HIFT_DIMS["istft"]["n_fft"] // 2 + 1, last.shape[-1] // 2
+    last *= NOTHING
+    for row, sign in ((0, 1.0), (1, -1.0)):
+        last[row, wave, middle], last[row, inverse, middle] = sign, -sign
+        last[row, 1], last[row, 2] = LOUDNESS_RANGE, -LOUDNESS_RANGE
+    levels[:] = 0.0
+    levels[:2] = LOUDNESS
+    levels[2:bins] = SILENCE
+    return tensors
+
+
+def _loudness(folder: Path, voice: dict[str, np.ndarray], seed: int) -> float:
+    """Median loudness, as root mean square of 20 ms, of some seconds of random speech tokens."""
+    vocoder = Vocoder.load(folder, slot_count=1)
+    vocoder.prime(0, VocoderVoice(**voice))
+    vocoder.start_turn(0)
+    count = vocoder.window + vocoder.lookahead
+    random = random_numbers("tokens", seed)
+    heard: list[Array] = []
+    for _ in range(LISTENING_S):
+        tokens: list[int] = random.integers(0, SPEECH_TOKENS, count).tolist()
+        heard += vocoder.decode([VocoderChunk(0, tokens, is_last=False)])
+    frames = np.concatenate(heard)[OUTPUT_SAMPLE_RATE:].reshape(-1, OUTPUT_SAMPLE_RATE // 50)
+    return float(np.median(frames.std(axis=1)))
+
+
+def _weight_normed(tensors: Tensors) -> Tensors:
+    """The names of hift.pt: most layers as directions and their lengths, all with a prefix."""
+    stored: Tensors = {}
+    for name, tensor in tensors.items():
+        if name.startswith(_PLAIN_LAYERS) or not name.endswith(".weight"):
+            stored["generator." + name] = tensor
+            continue
+        layer = "generator." + name.removesuffix(".weight") + ".parametrizations.weight."
+        axes = tuple(range(1, tensor.ndim))
+        stored[layer + "original0"] = np.sqrt(np.sum(tensor**2, axis=axes, keepdims=True))
+        stored[layer + "original1"] = tensor
+    return stored
+
+
+def _save(tensors: Tensors, path: Path) -> None:
+    torch.save(_torch(tensors), path)
+
+
+def _torch(tensors: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    return {name: torch.tensor(value) for name, value in tensors.items()}
+
+
+def _voice(seed: int) -> dict[str, np.ndarray]:
+    random = random_numbers("voice", seed)
+    mel: Array = random.standard_normal((2 * VOICE_TOKENS, MEL_BINS)).astype(np.float32)
+    return {
+        "prompt_tokens": random.integers(0, SPEECH_TOKENS, VOICE_TOKENS, dtype=np.int64),
+        "prompt_mel": mel - 3.0,
+        "speaker_embedding": random.standard_normal(SPEAKER_WIDTH).astype(np.float32),
+    }

@@ -1,0 +1,67 @@
+"""The whole-clip audio path: voice prompts and chat audio, without caches.
+
+A clip is cut into pieces of 30 s, or what the table of positions covers; within a piece
+attention goes by one-second blocks, each seeing itself and all before it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from duplane.worker.model.mel import HISTORY_SAMPLES, HOP, LogMel
+from duplane.worker.model.whisper import AudioConfig, AudioProjector, WhisperEncoder
+
+
+def encode_clip(
+    apm: WhisperEncoder, projector: AudioProjector, log_mel: LogMel, samples: np.ndarray
+) -> Tensor:
+    """Embeddings [rows, hidden] of a 16 kHz clip [n].
+
+    Raises ValueError for samples that are not one finite row.
+    """
+    if samples.ndim != 1 or not np.isfinite(samples).all():
+        raise ValueError("audio: expected one row of finite samples")
+    pieces = [log_mel.clip(piece) for piece in split(apm.config, samples)]
+    counts = [rows_of(len(piece), apm.config.pool) for piece in pieces]
+    if sum(counts) == 0:
+        parameter = apm.conv1.weight
+        return torch.zeros(0, apm.config.hidden, device=parameter.device, dtype=parameter.dtype)
+    hidden = apm.convolve(pad_sequence(pieces, batch_first=True))
+    positions = hidden.shape[1]
+    hidden = hidden + apm.embed_positions.weight[:positions]
+    mask = block_mask([len(piece) for piece in pieces], positions, apm.config.chunk_positions)
+    mask = mask.to(hidden.device)
+    for layer in apm.layers:
+        hidden = layer(hidden, mask)
+    embeds = projector(apm.layer_norm(hidden))
+    return torch.cat([rows[:count] for rows, count in zip(embeds, counts, strict=True)])
+
+
+def split(config: AudioConfig, samples: np.ndarray) -> list[np.ndarray]:
+    """The pieces of a clip that are encoded apart from each other."""
+    length = min(HISTORY_SAMPLES, config.position_count * 2 * HOP)
+    return [samples[start : start + length] for start in range(0, len(samples), length)]
+
+
+def rows_of(frames: int, pool: int) -> int:
+    """How many embeddings a piece of so many mel frames gives."""
+    return ((frames + 1) // 2) // pool
+
+
+def block_mask(frames: list[int], positions: int, block: int) -> Tensor:
+    """[pieces, 1, positions, positions], True where a position sees another.
+
+    The limit of a padded piece is its length in mel frames, not in positions: the model was
+    trained and is run elsewhere with that, so what pads a short last piece is seen up to the
+    end of its block.
+    """
+    index = torch.arange(positions)
+    inside = index < torch.tensor(frames)[:, None]
+    mask = inside[:, None, None, :].expand(-1, 1, positions, -1)
+    if block > 0:
+        blocks = index // block
+        mask = mask & (blocks[None, :] <= blocks[:, None])
+    return mask

@@ -1,0 +1,133 @@
+"""A checkpoint directory: its config.json, and its tensors, read one at a time by name.
+
+Knows file formats and says what is wrong with them; knows nothing about the modules it fills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import orjson
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+
+T = TypeVar("T", int, float, bool, str)
+
+
+class CheckpointError(Exception):
+    """A checkpoint that cannot be used; the message names the file, and the field or tensors."""
+
+
+def field(config: Mapping[str, Any], name: str, kind: type[T], default: T | None = None) -> T:
+    """Read one value of a configuration, checking its type.
+
+    A whole number is accepted where a float is asked for. Raises `CheckpointError` when the
+    field is absent (or null) and has no default, or is of another type.
+    """
+    value = config.get(name)
+    if value is None:
+        if default is None:
+            raise CheckpointError(f"configuration lacks {name!r}")
+        return default
+    if kind is float and type(value) is int:
+        return cast("T", float(value))
+    if type(value) is not kind:
+        raise CheckpointError(f"configuration field {name!r} is {value!r}, not {kind.__name__}")
+    return value
+
+
+def section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Read one nested object of a configuration, e.g. `audio_config`."""
+    value = config.get(name)
+    if not isinstance(value, dict):
+        raise CheckpointError(f"configuration lacks the object {name!r}")
+    return cast("dict[str, Any]", value)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object, or raise `CheckpointError` naming the file."""
+    try:
+        value: object = orjson.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} does not exist") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} is not a JSON object")
+    return cast("dict[str, Any]", value)
+
+
+class Checkpoint:
+    """One checkpoint directory in the public format: config.json and (sharded) safetensors."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.config = read_json(directory / "config.json")
+        self._file_of = _index(directory)
+
+    @property
+    def tensor_names(self) -> frozenset[str]:
+        """The names of all tensors the checkpoint holds."""
+        return frozenset(self._file_of)
+
+    def load_into(self, module: nn.Module, prefix: str) -> tuple[str, ...]:
+        """Fill every parameter and persistent buffer of `module` from the tensor `prefix + name`.
+
+        Tensors are read one at a time and converted to the parameter's own dtype and device.
+        Raises one `CheckpointError` that lists everything missing or of another shape. Returns
+        the names under `prefix` that the module has no place for; they are not read.
+        """
+        wanted = {prefix + name: tensor for name, tensor in module.state_dict().items()}
+        faults = [f"{name} is missing" for name in wanted if name not in self._file_of]
+        with torch.no_grad():
+            for name, tensor in self._read(name for name in wanted if name in self._file_of):
+                target = wanted[name]
+                if tensor.shape != target.shape:
+                    faults.append(
+                        f"{name} has shape {list(tensor.shape)}, expected {list(target.shape)}"
+                    )
+                    continue
+                target.copy_(tensor)
+        if faults:
+            raise CheckpointError(f"{self.directory}: " + "; ".join(sorted(faults)))
+        return tuple(
+            sorted(name for name in self._file_of if name.startswith(prefix) and name not in wanted)
+        )
+
+    def _read(self, names: Iterator[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        opened: dict[Path, Any] = {}
+        with ExitStack() as stack:
+            for name in names:
+                path = self._file_of[name]
+                try:
+                    if path not in opened:
+                        opened[path] = stack.enter_context(safe_open(path, framework="pt"))
+                    tensor = cast("torch.Tensor", opened[path].get_tensor(name))
+                except (OSError, SafetensorError) as error:
+                    raise CheckpointError(f"{path}: {name} cannot be read: {error}") from error
+                yield name, tensor
+
+
+def _index(directory: Path) -> dict[str, Path]:
+    """Map every tensor name to its file."""
+    if (directory / INDEX_FILE).exists():
+        entries = section(read_json(directory / INDEX_FILE), "weight_map")
+        outside = sorted({str(file) for file in entries.values() if Path(file).name != file})
+        if outside:
+            raise CheckpointError(f"{directory / INDEX_FILE} names files elsewhere: {outside}")
+        return {name: directory / file for name, file in entries.items()}
+    path = directory / SINGLE_FILE
+    if not path.exists():
+        raise CheckpointError(f"{directory} has neither {INDEX_FILE} nor {SINGLE_FILE}")
+    try:
+        with cast("Any", safe_open(path, framework="pt")) as file:
+            return dict.fromkeys(file.keys(), path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error

@@ -1,0 +1,271 @@
+"""JPEG and PNG bytes to the patches the vision encoder takes: decode, scale, slice, cut.
+
+Decides sizes, the slice grid and what is too much; numpy and Pillow only, no tensor, no text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from duplane.worker.model.checkpoint import CheckpointError, field
+
+RULES_FILE = "preprocessor_config.json"
+FORMATS = ("JPEG", "PNG")
+
+MAX_PIXELS = 1 << 25
+"""Pixels of an encoded image; a larger one is refused before it is decoded."""
+MAX_SLICES = 64
+"""Slices that may be asked for; each costs as much as an image of its own."""
+MAX_SCANNED_PIXELS = 12 * MAX_PIXELS
+"""Pixels of a JPEG times its scans: each scan is a pass over all pixels and may be a few bytes,
+so few bytes could keep a decoder busy for hours. Progressive files have about ten scans."""
+MAX_SCALED_AREAS = 8
+"""Patches of one piece, in multiples of a square one's: only a strip needs more."""
+
+Size = tuple[int, int]
+"""Width and height."""
+Grid = tuple[int, int]
+"""Columns and rows of slices."""
+
+
+class ImageError(ValueError):
+    """An image that cannot be shown to the model; the message says what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class ImageRules:
+    """How preprocessor_config.json wants images prepared."""
+
+    patch_size: int = 14
+    scale_resolution: int = 448
+    """Side of the square whose area every piece is scaled to."""
+    max_slices: int = 9
+    is_scaled: bool = True
+    """False: the image is taken as it is, never scaled or sliced."""
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> ImageRules:
+        """Read the preprocessor's configuration; raises `CheckpointError`."""
+        return cls(
+            patch_size=field(config, "patch_size", int, cls.patch_size),
+            scale_resolution=field(config, "scale_resolution", int, cls.scale_resolution),
+            max_slices=field(config, "max_slice_nums", int, cls.max_slices),
+            is_scaled=field(config, "slice_mode", bool, cls.is_scaled),
+            mean=_per_channel(config, "norm_mean", cls.mean),
+            std=_per_channel(config, "norm_std", cls.std),
+        )
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.patch_size <= self.scale_resolution:
+            raise CheckpointError(
+                f"patch_size is {self.patch_size}, scale_resolution {self.scale_resolution}"
+            )
+        if not 1 <= self.max_slices <= MAX_SLICES:
+            raise CheckpointError(f"max_slice_nums is {self.max_slices}, not 1 to {MAX_SLICES}")
+        if not all(map(math.isfinite, (*self.mean, *self.std))) or 0.0 in self.std:
+            raise CheckpointError(f"norm_mean {self.mean} or norm_std {self.std} cannot be used")
+
+    @property
+    def scaled_patches(self) -> int:
+        """Patches of a square piece; others have a few more or less."""
+        return (self.scale_resolution // self.patch_size) ** 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The sizes an image is scaled to. All sides are whole patches."""
+
+    source: Size
+    grid: Grid | None = None
+    refined: Size = (0, 0)
+    """Size of the image that is cut along the grid; (0, 0) without one."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A scaled image, or one slice of it, as `rows` x `columns` patches in reading order.
+
+    `patches` are uint8 [rows * columns, 3 * patch_size^2]: channel, line, pixel.
+    """
+
+    patches: NDArray[np.uint8]
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class PreparedImage:
+    """An image as the encoder takes it: the whole of it first, then its slices row by row.
+
+    `size` is that of the decoded image; without slices `grid` is None.
+    """
+
+    pieces: tuple[Piece, ...]
+    grid: Grid | None
+    size: Size
+
+
+def prepare(rules: ImageRules, data: bytes, max_slices: int | None = None) -> PreparedImage:
+    """Decode, scale and cut an encoded image; safe in any thread.
+
+    `max_slices` 1 means none; None takes the checkpoint's own bound. Raises `ImageError`.
+    """
+    allowed = rules.max_slices if max_slices is None else max_slices
+    if not 1 <= allowed <= MAX_SLICES:
+        raise ImageError(f"max_slices is {allowed}, not between 1 and {MAX_SLICES}")
+    picture = decode(data)
+    plan = plan_sizes(rules, picture.size, allowed)
+    pieces = tuple(_piece(rules, image) for image in _cut(rules, picture, plan))
+    return PreparedImage(pieces, plan.grid, picture.size)
+
+
+def decode(data: bytes) -> Image.Image:
+    """The RGB image in JPEG or PNG bytes.
+
+    As in the reference, an alpha channel is dropped, a palette applied, EXIF orientation not.
+    Sixteen bits of grey are cut to the upper eight, where the reference shows them all white.
+    Of an animation it is the first frame. Raises `ImageError`.
+    """
+    if not data:
+        raise ImageError("the image is empty")
+    try:
+        with Image.open(BytesIO(data), formats=FORMATS) as opened:
+            _check_cost(opened, data)
+            opened.load()
+            return _to_rgb(opened)
+    except ImageError:
+        raise
+    except UnidentifiedImageError as error:
+        raise ImageError("the image is no readable JPEG or PNG") from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise ImageError(f"the image has more than {MAX_PIXELS} pixels") from error
+    except Exception as error:  # decoders raise a dozen kinds for hostile bytes
+        raise ImageError(f"the image cannot be decoded: {error}"[:200]) from error
+
+
+def plan_sizes(rules: ImageRules, size: Size, max_slices: int) -> Plan:
+    """Choose what an image of this size is scaled to, and its slices.
+
+    Raises `ImageError` for a strip so narrow that its pieces would be out of all proportion.
+    """
+    patch = rules.patch_size
+    if not rules.is_scaled:
+        plan = Plan(source=(size[0] // patch * patch, size[1] // patch * patch))
+    else:
+        grid = slice_grid(rules, size, max_slices)
+        if grid is None:
+            plan = Plan(source=_scaled(rules, size))
+        else:
+            plan = Plan(_scaled(rules, size), grid, _refined(rules, size, grid))
+    columns, rows = plan.grid or (1, 1)
+    largest = max(math.prod(plan.source), math.prod(plan.refined) // (columns * rows))
+    if not 0 < largest <= MAX_SCALED_AREAS * rules.scaled_patches * patch**2:
+        raise ImageError(f"an image of {size[0]} x {size[1]} pixels is too large or too narrow")
+    return plan
+
+
+def slice_grid(rules: ImageRules, size: Size, max_slices: int) -> Grid | None:
+    """Columns and rows of slices for an image, None if it is shown whole.
+
+    As many slices as it has scaled areas, give or take one, at most `max_slices`; of all such
+    grids the one nearest in shape to the image.
+    """
+    width, height = size
+    areas = width * height / rules.scale_resolution**2
+    wanted = min(math.ceil(areas), max_slices)
+    if wanted <= 1:
+        return None
+    counts = [count for count in range(wanted - 1, wanted + 2) if 1 < count <= max_slices]
+    grids = [
+        (columns, count // columns)
+        for count in counts
+        for columns in range(1, count + 1)
+        if count % columns == 0
+    ]
+    shape = math.log(width / height)
+    return min(grids, key=lambda grid: abs(shape - math.log(grid[0] / grid[1])))
+
+
+def _check_cost(opened: Image.Image, data: bytes) -> None:
+    """Refuse what would take too much to decode; only the header has been read."""
+    width, height = opened.size
+    if width * height > MAX_PIXELS:
+        raise ImageError(f"the image has {width} x {height} pixels, more than {MAX_PIXELS}")
+    # Entropy-coded bytes never hold this marker; embedded images may, but they are few.
+    scans = 0 if opened.format == "PNG" else data.count(b"\xff\xda")
+    if scans * width * height > MAX_SCANNED_PIXELS:
+        raise ImageError(f"the image has {scans} scans of {width} x {height} pixels, too many")
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """RGB without a look at transparency."""
+    image.info.pop("transparency", None)
+    if image.mode.startswith("I"):  # sixteen bits of grey, which `convert` would clip
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    return image.convert("RGB")
+
+
+def _scaled(rules: ImageRules, size: tuple[float, float]) -> Size:
+    """The size with about the wanted area, the given shape, and whole patches along each side."""
+    shape = size[0] / size[1]
+    height = int(rules.scale_resolution / math.sqrt(shape))
+    width = int(height * shape)
+    return _nearest(width, rules.patch_size), _nearest(height, rules.patch_size)
+
+
+def _refined(rules: ImageRules, size: Size, grid: Grid) -> Size:
+    """The size of the image whose slices have about the wanted area each."""
+    columns, rows = grid
+    width = _nearest(size[0], columns) / columns
+    height = _nearest(size[1], rows) / rows
+    slice_width, slice_height = _scaled(rules, (width, height))
+    return slice_width * columns, slice_height * rows
+
+
+def _nearest(length: int, step: int) -> int:
+    """The multiple of `step` nearest to `length`, but not zero; halves go to the even one."""
+    return max(round(length / step), 1) * step
+
+
+def _cut(rules: ImageRules, picture: Image.Image, plan: Plan) -> Iterator[Image.Image]:
+    if not rules.is_scaled:
+        yield picture.crop((0, 0, *plan.source))
+        return
+    yield picture.resize(plan.source, Image.Resampling.BICUBIC)
+    if plan.grid is None:
+        return
+    columns, rows = plan.grid
+    refined = picture.resize(plan.refined, Image.Resampling.BICUBIC)
+    width, height = plan.refined[0] // columns, plan.refined[1] // rows
+    for top in range(0, plan.refined[1], height):
+        for left in range(0, plan.refined[0], width):
+            yield refined.crop((left, top, left + width, top + height))
+
+
+def _piece(rules: ImageRules, image: Image.Image) -> Piece:
+    patch = rules.patch_size
+    pixels = np.asarray(image)
+    rows, columns = pixels.shape[0] // patch, pixels.shape[1] // patch
+    patches = pixels.reshape(rows, patch, columns, patch, 3).transpose(0, 2, 4, 1, 3)
+    return Piece(patches.reshape(rows * columns, 3 * patch**2), rows, columns)
+
+
+def _per_channel(
+    config: Mapping[str, Any], name: str, default: tuple[float, float, float]
+) -> tuple[float, float, float]:
+    value: object = config.get(name, default)
+    channels = cast("list[object]", value) if isinstance(value, (list, tuple)) else []
+    numbers = [float(entry) for entry in channels if isinstance(entry, (int, float))]
+    if len(channels) != 3 or len(numbers) != 3:
+        raise CheckpointError(f"configuration field {name!r} is {value!r}, not three numbers")
+    return numbers[0], numbers[1], numbers[2]

@@ -1,0 +1,83 @@
+"""The LLM: token embeddings, decoder and head, fed with packed rows of many slots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from duplane.worker.model.checkpoint import Checkpoint, field
+from duplane.worker.model.decoder import Decoder, DecoderConfig, embedding, linear
+
+PREFIX = "llm."
+
+
+class _Body(Decoder):
+    """The decoder with its embedding table, as the checkpoint nests them."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        vocabulary: int,
+        slot_count: int,
+        capacity: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__(config, slot_count, capacity, device, dtype)
+        self.embed_tokens = embedding(vocabulary, config.hidden_size, device=device, dtype=dtype)
+
+
+class LanguageModel(nn.Module):
+    """Qwen3 with a slotted cache. Rows in, hidden states out; logits where they are wanted."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        slot_count: int,
+        capacity: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        dims = DecoderConfig.from_json(config, has_head_norm=True, rope_theta=10_000.0)
+        self.vocabulary = field(config, "vocab_size", int)
+        self.hidden_size = dims.hidden_size
+        self.model = _Body(dims, self.vocabulary, slot_count, capacity, device, dtype)
+        self.cache = self.model.cache
+        self.is_tied = field(config, "tie_word_embeddings", bool, False)
+        if not self.is_tied:
+            self.lm_head = linear(
+                dims.hidden_size, self.vocabulary, bias=False, device=device, dtype=dtype
+            )
+
+    def load(self, checkpoint: Checkpoint) -> tuple[str, ...]:
+        """Fill the weights; returns the tensors of the LLM that have no place in it."""
+        return checkpoint.load_into(self, PREFIX)
+
+    def embed(self, ids: Sequence[int]) -> Tensor:
+        """Embeddings `[ids, hidden]`."""
+        table = self.model.embed_tokens
+        return table(torch.tensor(ids, dtype=torch.long).to(table.weight.device, non_blocking=True))
+
+    def feed(self, counts: Sequence[tuple[int, int]], embeds: Tensor) -> tuple[Tensor, Tensor]:
+        """Add packed embeddings `[rows, hidden]` to the context of `(slot, rows)`, ascending.
+
+        Returns the normed hidden state `[slots, hidden]` of each slot's last row and its logits,
+        float32 `[slots, vocabulary]`.
+        """
+        rows = self.cache.extend(counts)
+        hidden = self.model(embeds, rows)[rows.last]
+        return hidden, self.logits(hidden)
+
+    def append(self, counts: Sequence[tuple[int, int]], embeds: Tensor) -> None:
+        """`feed` for rows whose result nobody needs."""
+        self.model(embeds, self.cache.extend(counts))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits `[rows, vocabulary]` of hidden states `[rows, hidden]`, in float32."""
+        if self.is_tied:
+            return nn.functional.linear(hidden, self.model.embed_tokens.weight).float()
+        return self.lm_head(hidden).float()

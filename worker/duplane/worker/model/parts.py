@@ -1,0 +1,141 @@
+"""What a model is made of, and how it is loaded from a checkpoint directory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from duplane.worker.model.audio_encoder import AudioEncoder
+from duplane.worker.model.checkpoint import Checkpoint, CheckpointError, field
+from duplane.worker.model.language_model import LanguageModel
+from duplane.worker.model.talker import Talker
+from duplane.worker.model.tokens import Tokens
+from duplane.worker.model.types import FloatArray
+from duplane.worker.model.vocoder import (
+    Vocoder,
+    VocoderChunk,
+    VocoderError,
+    VocoderOptions,
+    VocoderVoice,
+)
+from duplane.worker.model.voices import load_prompt_voice, load_vocoder_voice
+from duplane.worker.model.whisper import AudioConfig
+
+VOCODER_FOLDER = Path("assets", "token2wav")
+UNIT_OVERHANG = 64
+"""Rows that the cache has beyond its nominal capacity, so the unit that reaches it is whole."""
+
+log = logging.getLogger(__name__)
+
+
+class SpeechVocoder(Protocol):
+    """What the model needs of a vocoder; see `vocoder.Vocoder`."""
+
+    @property
+    def silence_token_id(self) -> int: ...
+    @property
+    def lookahead(self) -> int: ...
+    @property
+    def memory_bytes(self) -> int: ...
+    def prime(self, slot: int, voice: VocoderVoice, *, seed: int | None = None) -> None: ...
+    def start_turn(self, slot: int) -> None: ...
+    def decode(self, chunks: Sequence[VocoderChunk]) -> list[FloatArray]: ...
+    def reset(self, slot: int) -> None: ...
+    def is_clean(self, slot: int) -> bool: ...
+
+
+@dataclass(frozen=True)
+class ModelParts:
+    """Loaded parts, all for the same number of slots.
+
+    Without talker, vocoder or the vocoder's voice, the model answers in text alone.
+    `prompt_voice` is the voice heard in the prompt when the client sends none.
+    """
+
+    name: str
+    tokens: Tokens
+    llm: LanguageModel
+    audio: AudioEncoder
+    talker: Talker | None = None
+    vocoder: SpeechVocoder | None = None
+    vocoder_voice: VocoderVoice | None = None
+    prompt_voice: FloatArray | None = None
+
+
+def load_parts(
+    directory: Path, *, slot_count: int, context_capacity: int, device: str, dtype: str
+) -> ModelParts:
+    """Load everything the directory has; `CheckpointError` says what is wrong with it."""
+    checkpoint = Checkpoint(directory)
+    config, place, kind = checkpoint.config, torch.device(device), _dtype(dtype)
+    tokens = Tokens.load(directory)
+    llm = LanguageModel(config, slot_count, context_capacity + UNIT_OVERHANG, place, kind)
+    if max(len(tokens) - 1, *tokens.forbidden) >= llm.vocabulary:
+        raise CheckpointError(f"the tokenizer has ids beyond vocab_size {llm.vocabulary}")
+    unused = [*llm.load(checkpoint)]
+    audio = AudioEncoder(AudioConfig.from_json(config), slot_count, place, kind)
+    for name, module in (
+        ("apm.", audio.apm),
+        ("audio_projection_layer.", audio.audio_projection_layer),
+    ):
+        unused += checkpoint.load_into(module, name)
+    talker = None
+    if field(config, "init_tts", bool, True):
+        talker = Talker(config, slot_count, place, kind)
+        _check_talker(talker, llm, tokens)
+        unused += talker.load(checkpoint)
+    log.info("%s: no place for %s", directory, ", ".join(unused) or "nothing")
+    folder = directory / VOCODER_FOLDER
+    voice = load_vocoder_voice(folder)
+    vocoder = None
+    if talker is not None and voice is not None:
+        vocoder = _load_vocoder(folder, voice, slot_count, device)
+    return ModelParts(
+        name=_name(directory, checkpoint),
+        tokens=tokens,
+        llm=llm,
+        audio=audio,
+        talker=talker,
+        vocoder=vocoder,
+        vocoder_voice=voice,
+        prompt_voice=load_prompt_voice(directory),
+    )
+
+
+def _check_talker(talker: Talker, llm: LanguageModel, tokens: Tokens) -> None:
+    """See that the talker can be conditioned on the LLM."""
+    dims = talker.dims
+    if dims.llm_hidden_size != llm.hidden_size:
+        raise CheckpointError(f"tts_config: llm_dim is {dims.llm_hidden_size}, not hidden_size")
+    if max(len(tokens) - 1, dims.bos) >= dims.text_rows:
+        raise CheckpointError(f"tts_config: num_text_tokens is {dims.text_rows}, too few")
+
+
+def _load_vocoder(folder: Path, voice: VocoderVoice, slot_count: int, device: str) -> SpeechVocoder:
+    """Load the vocoder with room for the one voice there is, and see that they fit together."""
+    options = VocoderOptions(max_prompt_frames=len(voice.prompt_mel))
+    vocoder = Vocoder.load(folder, slot_count=slot_count, device=device, options=options)
+    try:
+        vocoder.prime(0, voice)
+    except VocoderError as error:
+        raise CheckpointError(f"{folder}: the built-in voice: {error}") from error
+    vocoder.reset(0)
+    return vocoder
+
+
+def _dtype(name: str) -> torch.dtype:
+    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in kinds:
+        raise ValueError(f"dtype is {name!r}, not one of {', '.join(kinds)}")
+    return kinds[name]
+
+
+def _name(directory: Path, checkpoint: Checkpoint) -> str:
+    kind = field(checkpoint.config, "model_type", str, directory.name)
+    version = checkpoint.config.get("version")
+    return kind if version is None else f"{kind}-{version}"

@@ -1,0 +1,32 @@
+"""The prompt of a conversation: the instructions, around the voice it is to speak with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from duplane.worker.model.parts import ModelParts
+from duplane.worker.model.types import FloatArray, OptionError
+
+CHARACTERS_PER_ROW = 64
+"""A prompt with more characters than this per row of context is refused unread."""
+
+
+def embed_prompt(
+    parts: ModelParts, text: str, voice: FloatArray | None, room: int
+) -> tuple[Tensor, Tensor | None]:
+    """The prompt's embeddings [rows, hidden], and those [rows, hidden] of the voice in it.
+
+    Without `voice` (float32 [n] at 16 kHz) the prompt has none. Raises `OptionError` if it takes
+    more than `room` rows.
+    """
+    if len(text) > CHARACTERS_PER_ROW * room:
+        raise OptionError("system_prompt", f"has {len(text)} characters")
+    before = parts.tokens.encode(f"<|im_start|>system\n{text}\n<|audio_start|>")
+    after = parts.tokens.encode("<|audio_end|><|im_end|>")
+    heard = None if voice is None else parts.audio.encode_clip(voice)
+    pieces = [parts.llm.embed(before), heard, parts.llm.embed(after)]
+    rows = torch.cat([piece for piece in pieces if piece is not None])
+    if len(rows) > room:
+        raise OptionError("system_prompt", f"takes {len(rows)} tokens of {room}")
+    return rows, heard

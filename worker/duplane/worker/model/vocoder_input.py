@@ -1,0 +1,108 @@
+"""What the vocoder takes, and what it refuses before anything has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from duplane.worker.model.types import FloatArray
+
+
+class VocoderError(ValueError):
+    """A voice or a chunk that the vocoder cannot take; nothing has changed."""
+
+
+@dataclass(frozen=True)
+class VocoderOptions:
+    """What the vocoder's files do not say.
+
+    `steps`: solver steps; the reference's duplex path asks for 5. `max_prompt_frames`: the longest
+    voice there is room for, in mel frames, 50 per second. `silence_token_id`: the token that the
+    released model's codebook has for silence. `noise` `[columns, mel]`: the solver's noise table,
+    else drawn from a fixed seed. `has_source_noise` False: no noise in the source of HiFT.
+    """
+
+    steps: int = 5
+    max_prompt_frames: int = 500
+    silence_token_id: int = 4218
+    noise: Tensor | None = None
+    has_source_noise: bool = True
+
+
+@dataclass(frozen=True)
+class VocoderVoice:
+    """A voice to speak with, all three of one clip.
+
+    `prompt_tokens` `[P]` int, `prompt_mel` `[P * 2, mel]`, `speaker_embedding` `[width]`.
+    """
+
+    prompt_tokens: NDArray[np.integer]
+    prompt_mel: FloatArray
+    speaker_embedding: FloatArray
+
+
+@dataclass(frozen=True)
+class VocoderChunk:
+    """Tokens of one slot; `lookahead` of them are only looked at, unless it ends the turn."""
+
+    slot: int
+    tokens: Sequence[int]
+    is_last: bool
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one vocoder's models and caches can take; every method raises `VocoderError`."""
+
+    vocabulary: int
+    stride: int
+    mel_width: int
+    speaker_width: int
+    lookahead: int
+    max_prompt_frames: int
+    max_chunk_tokens: int
+    min_first_frames: int
+
+    def check_voice(self, voice: VocoderVoice, spoken: Sequence[int] = ()) -> None:
+        """Refuse a voice whose parts do not fit together, or too long with `spoken` behind it."""
+        count = len(voice.prompt_tokens)
+        if count == 0:
+            raise VocoderError("prompt_tokens is empty")
+        for name, array, shape in (
+            ("prompt_mel", voice.prompt_mel, (count * self.stride, self.mel_width)),
+            ("speaker_embedding", voice.speaker_embedding, (self.speaker_width,)),
+        ):
+            if array.shape != shape:
+                raise VocoderError(f"{name} has shape {list(array.shape)}, not {list(shape)}")
+            if not np.isfinite(array).all():
+                raise VocoderError(f"{name} has values that are not finite")
+        self._check_tokens([*voice.prompt_tokens.tolist(), *spoken], "prompt_tokens")
+        frames = (count + len(spoken)) * self.stride
+        if frames > self.max_prompt_frames:
+            raise VocoderError(
+                f"the voice's prompt has {frames} mel frames, "
+                f"more than max_prompt_frames {self.max_prompt_frames}"
+            )
+
+    def check_chunk(self, chunk: VocoderChunk, *, is_first: bool) -> None:
+        """Refuse a chunk that is empty, too long, or too short for the next to join on to."""
+        where = f"slot {chunk.slot}"
+        self._check_tokens(chunk.tokens, where)
+        count = len(chunk.tokens)
+        if count > self.max_chunk_tokens:
+            raise VocoderError(f"{where}: {count} tokens, at most {self.max_chunk_tokens}")
+        fewest = 1
+        if not chunk.is_last:
+            frames = self.min_first_frames if is_first else 1
+            fewest = -(-frames // self.stride) + self.lookahead
+        if count < fewest:
+            raise VocoderError(f"{where}: {count} tokens, at least {fewest}")
+
+    def _check_tokens(self, tokens: Sequence[int], where: str) -> None:
+        outside = [token for token in tokens if not 0 <= token < self.vocabulary]
+        if outside:
+            raise VocoderError(f"{where}: no such speech tokens: {outside[:10]}")
