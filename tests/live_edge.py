@@ -18,6 +18,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from duplane.edge.clock import Clock
 from duplane.edge.dialects.dialect import Moment
+from duplane.edge.recording.settings import RecordingSettings
 from duplane.edge.server import Edge
 from duplane.edge.settings import EdgeSettings, Limits
 from duplane.fabric.client import FabricClient
@@ -104,12 +105,18 @@ async def live_edge(
     slot_count: int = 1,
     telemetry: Telemetry | None = None,
     clock: Clock | None = None,
+    recording: RecordingSettings | None = None,
 ) -> AsyncGenerator[LiveEdge]:
     """Run an edge with the given bounds; afterwards no task of it may be left."""
     before = asyncio.all_tasks()
     limits = limits or Limits()
     async with ScriptedFabric.running(slot_count) as fabric:
-        settings = EdgeSettings(listen="127.0.0.1:0", schedulers=(fabric.scheduler,), limits=limits)
+        settings = EdgeSettings(
+            listen="127.0.0.1:0",
+            schedulers=(fabric.scheduler,),
+            limits=limits,
+            recording=recording,
+        )
         async with (
             FabricClient(settings.schedulers) as client,
             Edge.listening(settings, client, telemetry or Telemetry("edge"), clock) as edge,

@@ -17,6 +17,7 @@ from duplane.edge.clock import Alarm, Clock
 from duplane.edge.ends import End, Ending
 from duplane.edge.entry import close_reason
 from duplane.edge.outbox import Outbox, OutboxFullError
+from duplane.edge.recording.recorder import Recording
 from duplane.edge.session import Session
 from duplane.edge.settings import Limits
 from duplane.edge.spans import SessionSpans
@@ -52,6 +53,7 @@ class Connection:
         fabric: FabricClient,
         spans: SessionSpans,
         clock: Clock,
+        recording: Recording | None = None,
     ) -> None:
         self.session = session
         self._socket = socket
@@ -59,6 +61,7 @@ class Connection:
         self._fabric = fabric
         self._spans = spans
         self._clock = clock
+        self._recording = recording
         self._outbox = Outbox(limits.outbox_bytes)
         self._over = asyncio.Event()
         self._wake = asyncio.Event()  # there may be something for the worker
@@ -96,8 +99,11 @@ class Connection:
                 message = await self._socket.recv(decode=False)
                 if self._socket.has_binary:
                     self.end(Ending(End.UNREADABLE, "binary frames are not used"))
-                else:
-                    self._apply(self.session.receive(message, self._clock.now()))
+                    continue
+                now = self._clock.now()
+                if self._recording:
+                    self._recording.up(message, now)
+                self._apply(self.session.receive(message, now))
         except ConnectionClosed:
             self.end(Ending(End.GONE))
 
@@ -128,6 +134,8 @@ class Connection:
             async with self._fabric.session(wish, self._on_queued, self._spans.context) as stream:
                 self._has_stream = True
                 self._spans.granted(stream.granted.lease_id)
+                if self._recording:
+                    self._recording.worker = stream.granted.worker_address
                 open_s = stream.claimed.open_timeout.ToTimedelta().total_seconds()
                 self._apply(self.session.granted(open_s, self._clock.now()))
                 async with asyncio.TaskGroup() as tasks:
@@ -177,6 +185,9 @@ class Connection:
             self._outbox.put(events)
         except OutboxFullError:
             self.session.end(Ending(End.TOO_SLOW, "events are not read"), self._clock.now())
+        else:
+            if self._recording:
+                self._recording.down(events, self._clock.now())
         if self.session.farewell:
             self._over.set()
         self._wake.set()

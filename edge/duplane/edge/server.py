@@ -8,6 +8,7 @@ import logging
 import secrets
 import uuid
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 from websockets.asyncio.server import Server, ServerConnection
 from websockets.asyncio.server import serve as serve_websockets
@@ -18,9 +19,10 @@ from duplane.edge.connection import Connection, EdgeSocket
 from duplane.edge.dialects.a import DialectA
 from duplane.edge.dialects.dialect import Identity
 from duplane.edge.ends import CLOSE_CODES, End, Ending
-from duplane.edge.entry import close_reason, read_entry
+from duplane.edge.entry import Entry, close_reason, read_entry
 from duplane.edge.http import HttpAnswers
 from duplane.edge.modes import MODES, Mode
+from duplane.edge.recording.recorder import Recorder, Recording
 from duplane.edge.session import Session
 from duplane.edge.settings import EdgeSettings
 from duplane.edge.spans import SessionSpans
@@ -69,6 +71,7 @@ class Edge:
         self._is_idle.set()
         self._http = HttpAnswers(fabric, lambda: len(self._connections))
         self._last_realtime_ms = 0
+        self._recorder: Recorder | None = None
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -99,11 +102,25 @@ class Edge:
             reuse_port=settings.reuse_port or None,
         )
         edge.address = f"{host}:{_bound_port(server)}"
+        async with edge._recording():
+            try:
+                yield edge
+            finally:
+                server.close()
+                await server.wait_closed()
+
+    @contextlib.asynccontextmanager
+    async def _recording(self) -> AsyncGenerator[None]:
+        """Have a recorder, if sessions are to be recorded at all."""
+        settings = self._settings.recording
+        if settings is None:
+            yield
+            return
+        self._recorder = Recorder(settings, self._clock)
         try:
-            yield edge
+            yield
         finally:
-            server.close()
-            await server.wait_closed()
+            await asyncio.to_thread(self._recorder.close)
 
     async def drain(self) -> None:
         """Take no new sessions, end those in the queue, give the rest their time, end them too."""
@@ -151,7 +168,7 @@ class Edge:
             ending = Ending(End.SERVICE_UNAVAILABLE, "too many sessions")
             await self._refuse(socket, identity, ending)
         else:
-            await self._run(socket, identity, mode, entry.client_id)
+            await self._run(socket, identity, mode, entry)
 
     async def _refuse(self, socket: EdgeSocket, identity: Identity, ending: Ending) -> None:
         """Close after accepting: a refused upgrade would hide code and reason from browsers."""
@@ -161,19 +178,22 @@ class Edge:
                 await socket.send(event, text=True)
         await socket.close(CLOSE_CODES[ending.end], close_reason(ending.message))
 
-    async def _run(
-        self, socket: EdgeSocket, identity: Identity, mode: Mode, client_id: str
-    ) -> None:
+    async def _run(self, socket: EdgeSocket, identity: Identity, mode: Mode, entry: Entry) -> None:
         limits = self._settings.limits
+        recording = self._record(socket, identity, entry)
+        if recording:
+            identity = replace(identity, recording_id=identity.session_id)
         session = Session(identity, limits, mode.session_s, self._clock.now())
         spans = SessionSpans(self._telemetry, identity.session_id)
-        connection = Connection(socket, session, limits, self._fabric, spans, self._clock)
+        connection = Connection(
+            socket, session, limits, self._fabric, spans, self._clock, recording
+        )
         wish = lease_pb2.AcquireLeaseRequest(
             request_id=str(uuid.uuid4()),
             kind=mode.kind,
             pool=self._settings.pool,
             session_id=identity.session_id,
-            client_id=client_id,
+            client_id=entry.client_id,
             trace=spans.context,
         )
         began = self._clock.now()
@@ -186,12 +206,24 @@ class Edge:
             if not self._connections:
                 self._is_idle.set()
             outcome = session.farewell.end if session.farewell else End.FAILED
+            if recording:
+                recording.end(session.dialect.name, outcome, self._clock.now())
             spans.end(session.dialect.name, outcome, is_failure=outcome is End.FAILED)
             _log.info(
                 "session %s (%s, dialect %s) ended after %.1f s: %s",
                 *(identity.session_id, identity.realtime_id, session.dialect.name),
                 *(self._clock.now().monotonic_s - began.monotonic_s, outcome),
             )
+
+    def _record(self, socket: EdgeSocket, identity: Identity, entry: Entry) -> Recording | None:
+        """Begin to record, if the server records and the client's wish allows it."""
+        settings, recorder = self._settings.recording, self._recorder
+        if settings is None or recorder is None or socket.request is None:
+            return None
+        if not settings.is_wanted(socket.request.path):
+            return None
+        known = {"client_id": entry.client_id, "realtime_id": identity.realtime_id}
+        return recorder.begin(identity.session_id, entry.mode, known, self._clock.now())
 
     def _new_identity(self) -> Identity:
         """Name a session. A's form is a time in milliseconds: two in one get neighbouring ones."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from duplane.edge.recording.settings import RecordingSettings
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -50,3 +52,4 @@ class EdgeSettings:
     pool: str = ""
     reuse_port: bool = False  # several edges on one port, shared by the kernel
     limits: Limits = field(default_factory=Limits)
+    recording: RecordingSettings | None = None

@@ -160,15 +160,50 @@ def up(
 def edge(
     listen: Listen = f"127.0.0.1:{DEFAULT_PORT}",
     scheduler: Schedulers = "127.0.0.1:8010",
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="DUPLANE_RECORD",
+            file_okay=False,
+            metavar="DIR",
+            help="Record sessions here. Default: nothing is recorded.",
+        ),
+    ] = None,
+    record_consent: Annotated[
+        str,
+        typer.Option(
+            envvar="DUPLANE_RECORD_CONSENT",
+            metavar="always|unless_refused|on_request",
+            help="What ?recording=on or off in a client's URL counts for.",
+        ),
+    ] = "always",
+    record_days: Annotated[
+        float | None,
+        typer.Option(envvar="DUPLANE_RECORD_DAYS", min=0, help="Delete older recordings."),
+    ] = None,
+    record_gigabytes: Annotated[
+        float | None,
+        typer.Option(
+            envvar="DUPLANE_RECORD_GIGABYTES",
+            min=0,
+            help="Delete the oldest recordings above this, in all.",
+        ),
+    ] = None,
     log_level: LogLevel = "INFO",
 ) -> None:
     """Run one edge: public WebSockets in, the fabric's streams out."""
+    from duplane.edge.recording.settings import recording_settings
     from duplane.edge.server import serve
     from duplane.edge.settings import EdgeSettings
 
     process.configure_logging("edge", log_level)
     schedulers = tuple(scheduler.split(","))
-    settings = settled(lambda: EdgeSettings(listen=listen, schedulers=schedulers))
+    recording = settled(
+        lambda: recording_settings(record, record_consent, record_days, record_gigabytes)
+    )
+    settings = settled(
+        lambda: EdgeSettings(listen=listen, schedulers=schedulers, recording=recording)
+    )
     raise typer.Exit(process.run(lambda shutdown: serve(settings, shutdown)))
 
 

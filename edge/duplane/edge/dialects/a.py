@@ -82,15 +82,14 @@ class DialectA(Dialect):
 
     def _opened_events(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
         del now
-        return [
-            orjson.dumps(
-                {
-                    "type": "session.created",
-                    "session_id": self.identity.realtime_id,
-                    "prompt_length": opened.prompt_token_count,
-                }
-            )
-        ]
+        event: dict[str, object] = {
+            "type": "session.created",
+            "session_id": self.identity.realtime_id,
+            "prompt_length": opened.prompt_token_count,
+        }
+        if self.identity.recording_id:
+            event["recording_session_id"] = self.identity.recording_id
+        return [orjson.dumps(event)]
 
     def delta(
         self, delta: session_pb2.Delta, tag: Tag, dropped_count: int, now: Moment

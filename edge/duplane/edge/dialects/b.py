@@ -109,6 +109,8 @@ class DialectB(Dialect):
         event["prompt_length"] = opened.prompt_token_count
         event["metrics"] = {"kv_cache_length": opened.prompt_token_count}
         event["usage"] = self._usage.to_json()
+        if self.identity.recording_id:
+            event["recording_session_id"] = self.identity.recording_id
         if ignored := [*self._ignored, *opened.ignored_fields]:
             event["ignored_init_fields"] = ignored
         return [orjson.dumps(event)]

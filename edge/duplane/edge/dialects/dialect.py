@@ -48,6 +48,7 @@ class Identity:
 
     session_id: str  # sess_ and 12 hex digits
     realtime_id: str  # rt_ and a Unix time in milliseconds
+    recording_id: str = ""  # told to the client when the session is recorded
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,98 @@
+"""Events without their media: binary payloads are taken out and referenced, and put back. Pure."""
+
+from __future__ import annotations
+
+import binascii
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import orjson
+import pybase64
+
+_MIN_ENCODED = 64  # shorter base64 stays where it is: nobody listens to 12 samples
+_REFERENCE = re.compile(r"@(blob/\d{1,9}\.[a-z0-9]{1,4})")
+_DATA_KEYS = ("data", "base64")  # hold audio unless their first bytes say otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """One payload: its file below the recording, and the field it came from."""
+
+    name: str
+    key: str
+    content: bytes
+
+    @property
+    def is_picture(self) -> bool:
+        """True for frames."""
+        return self.name.endswith((".jpg", ".png"))
+
+    @property
+    def is_audio(self) -> bool:
+        """True for what is heard, be it raw float32 or a WAV file; a voice to imitate is not."""
+        return self.name.endswith((".f32", ".wav")) and "ref" not in self.key
+
+
+def split(frame: bytes, first_number: int) -> tuple[object, list[Blob]]:
+    """Return the event with `@blob/...` in place of each payload, and the payloads in order.
+
+    Whatever is base64 of some length counts as one, in any dialect's fields. A frame that is no
+    JSON text is itself the payload.
+    """
+    blobs: list[Blob] = []
+
+    def take(content: bytes, key: str) -> str:
+        name = f"blob/{first_number + len(blobs):06d}.{_suffix(content, key)}"
+        blobs.append(Blob(name, key, content))
+        return f"@{name}"
+
+    try:
+        event: object = orjson.loads(frame)
+    except orjson.JSONDecodeError:
+        return take(frame, ""), blobs
+    return _map_texts(event, lambda text, key: _split_text(text, key, take)), blobs
+
+
+def _split_text(text: str, key: str, take: Callable[[bytes, str], str]) -> str:
+    if len(text) < _MIN_ENCODED or len(text) % 4:
+        return text
+    try:
+        content = pybase64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return text
+    return take(content, key)
+
+
+def join(event: object, read: Callable[[str], bytes]) -> object:
+    """Undo `split`: `read` returns the content of a blob by its name."""
+
+    def join_text(text: str, key: str) -> str:
+        del key
+        reference = _REFERENCE.fullmatch(text)
+        return pybase64.b64encode_as_string(read(reference[1])) if reference else text
+
+    return _map_texts(event, join_text)
+
+
+def _map_texts(value: object, change: Callable[[str, str], str], key: str = "") -> object:
+    if isinstance(value, str):
+        return change(value, key)
+    if isinstance(value, dict):
+        fields = cast("dict[str, object]", value)
+        return {name: _map_texts(item, change, name) for name, item in fields.items()}
+    if isinstance(value, list):
+        return [_map_texts(item, change, key) for item in cast("list[object]", value)]
+    return value
+
+
+def _suffix(content: bytes, key: str) -> str:
+    if content[:4] == b"RIFF" and content[8:12] == b"WAVE":
+        return "wav"
+    if content[:3] == b"\xff\xd8\xff":
+        return "jpg"
+    if content[:8] == b"\x89PNG\r\n\x1a\n":
+        return "png"
+    is_audio = ("audio" in key or key in _DATA_KEYS) and len(content) % 4 == 0
+    return "f32" if is_audio else "bin"
