@@ -32,7 +32,7 @@ SPEECH = orjson.dumps(
 def main(directory: Path) -> None:
     clock = HandSetClock()
     recorder = Recorder(RecordingSettings(directory), clock)
-    recording = recorder.begin("sess_0", "audio", {}, clock.now())
+    recording = recorder.begin("sess_0", "/v1/realtime", "audio", {}, clock.now())
     for second in itertools.count(1):
         clock.advance(1.0)
         recording.up(APPEND, clock.now())

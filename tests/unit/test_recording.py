@@ -45,7 +45,7 @@ class Session:
         self.directory = settings.directory / name
         self.recorder = Recorder(settings, self.clock)
         self.recording: Recording = self.recorder.begin(
-            name, "audio", {"client_id": "c"}, self.clock.now()
+            name, "/v1/realtime?mode=audio", "audio", {"client_id": "c"}, self.clock.now()
         )
 
     def up(self, frame: bytes, after_s: float = 1.0) -> None:
@@ -210,6 +210,7 @@ def test_meta_tells_who_when_and_why(tmp_path: Path) -> None:
     meta = read_meta(session.directory)
     assert meta
     assert (meta.session_id, meta.mode, meta.dialect) == ("sess_0", "audio", "A")
+    assert meta.path == "/v1/realtime"
     assert (meta.duration_s, meta.close_reason, meta.worker) == (2.0, "client", "10.0.0.1:9")
     assert meta.ended_at == meta.created_at + 2.0
     assert meta.identity == {"client_id": "c"}

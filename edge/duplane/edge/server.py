@@ -218,12 +218,11 @@ class Edge:
     def _record(self, socket: EdgeSocket, identity: Identity, entry: Entry) -> Recording | None:
         """Begin to record, if the server records and the client's wish allows it."""
         settings, recorder = self._settings.recording, self._recorder
-        if settings is None or recorder is None or socket.request is None:
-            return None
-        if not settings.is_wanted(socket.request.path):
+        path = socket.request.path if socket.request else ""
+        if settings is None or recorder is None or not settings.is_wanted(path):
             return None
         known = {"client_id": entry.client_id, "realtime_id": identity.realtime_id}
-        return recorder.begin(identity.session_id, entry.mode, known, self._clock.now())
+        return recorder.begin(identity.session_id, path, entry.mode, known, self._clock.now())
 
     def _new_identity(self) -> Identity:
         """Name a session. A's form is a time in milliseconds: two in one get neighbouring ones."""

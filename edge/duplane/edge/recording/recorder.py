@@ -18,6 +18,7 @@ from duplane.edge.recording.tape import Direction, Tape
 
 _log = logging.getLogger(__name__)
 _CLOSE_S = 10.0  # for what is queued when the process ends
+_MAX_PATH = 256  # characters
 _EVENT_BYTES = 256  # what holding an event costs beside its bytes
 
 
@@ -89,10 +90,13 @@ class Recorder:
         self._writer.close(_CLOSE_S)
         self._upkeep.close(_CLOSE_S)
 
-    def begin(self, session_id: str, mode: str, identity: dict[str, str], now: Moment) -> Recording:
+    def begin(
+        self, session_id: str, url_path: str, mode: str, identity: dict[str, str], now: Moment
+    ) -> Recording:
         """Begin to record a session. Its id, drawn by the server, names the recording."""
         name = safe_name(session_id)
-        meta = Meta(name, mode, created_at=now.wall_s, identity=identity)
+        path = url_path.partition("?")[0][:_MAX_PATH]
+        meta = Meta(name, path, mode, created_at=now.wall_s, identity=identity)
         tape = Tape(self._settings.directory / name, meta, self._settings.session_bytes)
         self.put(tape.open, 0)
         return Recording(self, tape, now)

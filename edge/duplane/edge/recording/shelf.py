@@ -32,6 +32,7 @@ class Meta:
     """
 
     session_id: str
+    path: str  # of the client's URL
     mode: str
     created_at: float
     identity: dict[str, str] = field(default_factory=dict[str, str])
@@ -91,11 +92,12 @@ def recordings(root: Path) -> list[Path]:
         entries = list(root.iterdir())
     except OSError:
         return []
-    return [
-        entry
-        for entry in entries
-        if is_name(entry.name) and not entry.is_symlink() and (entry / STREAM).is_file()
-    ]
+    return [entry for entry in entries if is_name(entry.name) and is_recording(entry)]
+
+
+def is_recording(directory: Path) -> bool:
+    """Tell whether this is the directory of a recording; links are not followed to one."""
+    return not directory.is_symlink() and (directory / STREAM).is_file()
 
 
 def lock(stream: int) -> None:
