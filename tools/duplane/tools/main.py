@@ -42,6 +42,13 @@ class Dtype(StrEnum):
     FLOAT16 = "float16"
 
 
+class Pace(StrEnum):
+    """How fast a recording is replayed."""
+
+    RECORDED = "recorded"
+    ANSWERED = "answered"
+
+
 Listen = Annotated[
     str,
     typer.Option(
@@ -327,6 +334,32 @@ def talk(
     except TalkFailed as error:
         typer.echo(f"duplane: {error}", err=True)
         raise typer.Exit(1) from None
+
+
+@app.command()
+def replay(
+    directory: Annotated[
+        Path, typer.Argument(exists=True, file_okay=False, help="One recording of a session.")
+    ],
+    url: Annotated[
+        str, typer.Option(envvar="DUPLANE_URL", help="The server, with or without a path.")
+    ] = f"ws://127.0.0.1:{DEFAULT_PORT}",
+    pace: Annotated[
+        Pace, typer.Option(help="As it was timed, or each event once those before are answered.")
+    ] = Pace.ANSWERED,
+) -> None:
+    """Play the user's side of a recorded session again and compare what comes back.
+
+    Prints a row per server event: type, text and length of audio, then and now. Exit code 0 means
+    that all agree, which seeded or greedy sessions should.
+    """
+    from duplane.tools.replay_recording import ReplayFailed
+    from duplane.tools.replay_recording import replay as replay_recording
+
+    try:
+        raise typer.Exit(replay_recording(directory, url, is_paced=pace is Pace.RECORDED))
+    except ReplayFailed as error:
+        fail(str(error))
 
 
 @checkpoint.command("tiny")

@@ -1,0 +1,175 @@
+"""Replaying recorded sessions through a live edge."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from edge_transcripts import pcm
+from live_edge import APPEND, AUDIO, CLOSE, UPDATE, LiveEdge, closed, live_edge, receive, send
+from websockets.asyncio.client import ClientConnection
+
+from duplane.edge.recording.settings import RecordingSettings
+from duplane.edge.recording.shelf import Meta, read_events, recordings, write_meta
+from duplane.fabric.v1 import session_pb2
+from duplane.tools.replay_recording import (
+    ReplayFailed,
+    Script,
+    Take,
+    compare,
+    play,
+    read_script,
+    replay,
+    session_url,
+)
+
+INIT = {"type": "session.init", "payload": {"system_prompt": "x", "voice": {"ref_audio": AUDIO}}}
+FAULT = {"type": "input_audio_buffer.append"}
+SESSIONS: dict[str, list[dict[str, Any]]] = {
+    "A": [UPDATE, APPEND, FAULT, APPEND, APPEND, CLOSE],
+    "B": [
+        INIT,
+        *({"type": "input.append", "input": {"audio": AUDIO, "input_id": "i"}} for _ in range(3)),
+        {"type": "session.close", "reason": "enough"},
+    ],
+}
+ANSWERS = {"A": [1, 1, 1, 1, 1, 1], "B": [1, 1, 3, 1, 1]}
+
+
+def speaks_second(samples: int = 24_000, text: str = "so") -> Any:
+    """A model that speaks in its second unit."""
+
+    def answer(unit: session_pb2.Unit) -> list[session_pb2.ConverseResponse]:
+        delta = session_pb2.Delta(sequence=unit.sequence, context_token_count=1)
+        if unit.sequence == 1:
+            delta.speech.text, delta.speech.audio = text, pcm(samples)
+            delta.end_of_turn = True
+        else:
+            delta.listen.SetInParent()
+        return [session_pb2.ConverseResponse(delta=delta)]
+
+    return answer
+
+
+async def converse(client: ClientConnection, dialect: str) -> None:
+    assert (await receive(client))["type"] == "session.queue_done"
+    for event, answer_count in zip(SESSIONS[dialect], ANSWERS[dialect], strict=True):
+        await send(client, event)
+        for _ in range(answer_count):
+            await receive(client)
+    await closed(client, 1000)
+
+
+async def record(root: Path, dialect: str) -> Path:
+    async with live_edge(recording=RecordingSettings(root)) as edge:
+        edge.fabric.on_unit = speaks_second()
+        async with edge.connect() as client:
+            await converse(client, dialect)
+    (directory,) = recordings(root)
+    return directory
+
+
+async def take_again(edge: LiveEdge, script: Script, **changes: Any) -> Take:
+    options = {"is_paced": False, "timeout_s": 5.0, **changes}
+    return await play(script, edge.edge.address, **options)
+
+
+def differences(script: Script, take: Take) -> list[tuple[str, str]]:
+    rows = compare(script.told, take.told)
+    return [(was, came) for was, came, is_same in rows if not is_same]
+
+
+@pytest.mark.parametrize("dialect", ["A", "B"])
+async def test_the_same_model_says_the_same(tmp_path: Path, dialect: str) -> None:
+    script = read_script(await record(tmp_path / "first", dialect))
+    assert len(script.told) == sum(ANSWERS[dialect])
+    async with live_edge(recording=RecordingSettings(tmp_path / "again")) as edge:
+        edge.fabric.on_unit = speaks_second()
+        take = await take_again(edge, script)
+    assert not differences(script, take)
+    assert not take.failure
+    (again,) = recordings(tmp_path / "again")
+    assert said(again) == said(script.directory)
+    assert payloads(again) == payloads(script.directory)
+
+
+def said(directory: Path) -> list[Any]:
+    return [event["frame"] for event in read_events(directory) if event["dir"] == "up"]
+
+
+def payloads(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (directory / "blob").iterdir()}
+
+
+async def test_the_pace_of_the_recording_can_be_kept(tmp_path: Path) -> None:
+    script = read_script(await record(tmp_path, "A"))
+    slow = [replace(each, at_s=5.0 + number * 0.1) for number, each in enumerate(script.said)]
+    script = replace(script, said=slow)
+    begin = time.monotonic()
+    async with live_edge() as edge:
+        edge.fabric.on_unit = speaks_second()
+        take = await take_again(edge, script, is_paced=True)
+    assert time.monotonic() - begin >= 0.5
+    assert sorted(map(str, take.told)) == sorted(map(str, script.told))
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (speaks_second(text="no"), "response.output_audio.delta 1.000 s 'no' end of turn"),
+        (speaks_second(samples=12_000), "response.output_audio.delta 0.500 s 'so' end of turn"),
+    ],
+    ids=["text", "length"],
+)
+async def test_another_model_is_told_apart(tmp_path: Path, model: Any, expected: str) -> None:
+    script = read_script(await record(tmp_path, "A"))
+    async with live_edge() as edge:
+        edge.fabric.on_unit = model
+        take = await take_again(edge, script)
+    was = "response.output_audio.delta 1.000 s 'so' end of turn"
+    assert differences(script, take) == [(was, expected)]
+
+
+async def test_a_server_that_says_less_is_told_apart(tmp_path: Path) -> None:
+    script = read_script(await record(tmp_path, "B"))
+    async with live_edge() as edge:
+        take = await take_again(edge, script, timeout_s=0.2)
+    assert take.failure.startswith("no further answer")
+    assert ("session.closed enough", "-") in differences(script, take)
+
+
+async def test_the_command_tells_by_its_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = await record(tmp_path, "A")
+    async with live_edge() as edge:
+        edge.fabric.on_unit = speaks_second()
+        address = edge.edge.address
+        assert await asyncio.to_thread(replay, directory, address, is_paced=False) == 0
+        assert "6 events, 0 differ" in capsys.readouterr().out
+        edge.fabric.on_unit = speaks_second(text="else")
+        assert await asyncio.to_thread(replay, directory, address, is_paced=False) == 1
+    out = capsys.readouterr().out
+    assert "6 events, 1 differ" in out
+    assert "DIFFERS" in out
+
+
+def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ReplayFailed, match="is not a recording"):
+        read_script(tmp_path)
+    write_meta(tmp_path, Meta("s", "/v1/realtime", "audio", 0.0))
+    with pytest.raises(ReplayFailed, match="cannot be read"):
+        read_script(tmp_path)
+    (tmp_path / "stream.jsonl").touch()
+    with pytest.raises(ReplayFailed, match="said nothing"):
+        read_script(tmp_path)
+
+
+def test_a_session_is_replayed_at_the_path_it_was_held() -> None:
+    meta = Meta("s", "/ws/duplex/adx_1", "video", 0.0)
+    assert session_url("h:1", meta) == "ws://h:1/ws/duplex/adx_1?mode=video"
+    assert session_url("wss://h/v1/realtime?mode=audio", meta) == "wss://h/v1/realtime?mode=audio"
