@@ -30,17 +30,19 @@ from duplane.worker.model.types import (
     UnitFailure,
     UnitInput,
     UnitOutput,
+    WindowMode,
 )
 
 TOLERANCE = 1e-4
 SLOT = 0
 PROMPT_HEAD, PROMPT_TAIL = "<|im_start|>system\n", "\n<|audio_start|>"
+_WINDOW_NUMBERS = (
+    *("basic_window_high_tokens", "basic_window_low_tokens"),
+    *("context_max_units", "context_previous_max_tokens"),
+)
 
 NEEDS: Mapping[str, Callable[[dict[str, Any]], bool]] = {
     "frames": lambda trace: any(unit["frames"] for unit in trace["units"]),
-    "context windows": lambda trace: (
-        trace["duplex_config"].get("sliding_window_mode", "off") != "off"
-    ),
 }
 """What sessions may need that the model does not have yet."""
 
@@ -175,11 +177,11 @@ class SessionReplay:
         yield same("n_tts_tokens", output.audio_token_count, unit["n_tts_tokens"])
         yield same("current_time", conversation.turn.unit_count, unit["current_time"])
         yield same("current_turn_ended", not conversation.turn.is_open, unit["current_turn_ended"])
-        history = [
-            [index, record.row_count, record.is_listen]
-            for index, record in enumerate(conversation.units)
-        ]
+        window = conversation.window
+        history = [[record.number, record.row_count, record.is_listen] for record in window.units]
         yield same("unit_history", history, unit["unit_history"])
+        yield same("preserved", window.preserved_rows, unit["system_preserve_length"])
+        yield same("previous_token_ids", list(window.previous), unit["previous_token_ids"])
 
     def _tensors(self, unit: dict[str, Any], seen: SeenUnit) -> Iterator[Check]:
         key = f"u{unit['unit']}"
@@ -276,13 +278,19 @@ def _options(trace: dict[str, Any], voice: FloatArray | None) -> ConversationOpt
     chosen = {"force_listen_count": 0, **trace["duplex_config"]}
     fixed = {
         name: chosen[name]
-        for name in ("generate_audio", "force_listen_count", "tts_temperature")
+        for name in ("generate_audio", "force_listen_count", "tts_temperature", *_WINDOW_NUMBERS)
         if name in chosen
     }
+    window = WindowMode(chosen.get("sliding_window_mode", "off"))
     sampling = {**trace["generate_params"]}
     mode = DecodeMode(sampling.pop("decode_mode", "sampling"))
     return ConversationOptions(
-        system_prompt=prompt, llm_voice=voice, decode_mode=mode, **fixed, **sampling
+        system_prompt=prompt,
+        llm_voice=voice,
+        decode_mode=mode,
+        sliding_window_mode=window,
+        **fixed,
+        **sampling,
     )
 
 

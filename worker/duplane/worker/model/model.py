@@ -32,9 +32,8 @@ from duplane.worker.model.types import (
     UnitInput,
     UnitOutput,
 )
+from duplane.worker.model.windows import Window
 
-PREFILL_ROWS = 512
-"""Rows of a prompt that are fed at once."""
 CLOSING_ROWS = 2
 _NO_AUDIO = np.zeros(0, np.float32)
 
@@ -122,24 +121,23 @@ class DuplexModel:
             raise ValueError(f"slot {slot} has a conversation")
         voice = self.parts.prompt_voice if options.llm_voice is None else options.llm_voice
         room = self.context_capacity - options.max_new_speak_tokens_per_chunk
-        embeds, heard = embed_prompt(self.parts, options.system_prompt, voice, room)
+        rules = self.parts.windows.chosen(options)
+        prompt = embed_prompt(self.parts, options.system_prompt, voice, room)
+        head_rows = len(prompt.rows) - len(prompt.tail)
+        window = Window(rules, self.tokens, head_rows, prompt.tail)
         speech, ignored = self._speech(options)
-        conversation = Conversation.begin(options, speech, uniforms)
-        self._conversations[slot] = conversation
+        self._conversations[slot] = Conversation.begin(options, window, speech, uniforms)
         try:
             self._sampling.open(slot, options)
-            for start in range(0, len(embeds), PREFILL_ROWS):
-                rows = embeds[start : start + PREFILL_ROWS]
-                self.llm.append([(slot, len(rows))], rows)
+            self.llm.append_long(slot, prompt.rows)
             if speech is not None:
                 self._prime(slot, options.seed)
         except BaseException:
             self.close(slot)
             raise
-        conversation.prompt_length = self.context_length(slot)
         if self._probe is not None:
-            self._probe.prepared(slot, heard)
-        return Opened(conversation.prompt_length, ignored)
+            self._probe.prepared(slot, prompt.voice)
+        return Opened(self.context_length(slot), ignored)
 
     def _speech(self, options: ConversationOptions) -> tuple[SpeechTokens | None, tuple[str, ...]]:
         """The speech buffer, if there is to be audio, and the options that have no effect."""
@@ -291,7 +289,7 @@ class DuplexModel:
 
     @torch.inference_mode()
     def settle(self, slots: Sequence[int]) -> None:
-        """Complete the units of these slots in the context: terminator and unit end.
+        """Complete the units of these slots in the context: terminator, unit end, window.
 
         Slots whose unit failed, or was settled, are left as they are; after a fatal failure a
         slot can only be closed.
@@ -307,12 +305,15 @@ class DuplexModel:
             return
         ids = [token for _, _, rules in pending for token in rules.closing()]
         self.llm.append([(slot, CLOSING_ROWS) for slot, _, _ in pending], self.llm.embed(ids))
-        seconds = watch.lap("settle")
         for slot, conversation, _ in pending:
-            length = self.context_length(slot)
-            conversation.settle(length, seconds)
+            conversation.settle(self.context_length(slot))
+            if slide := conversation.window.slide():
+                self.llm.splice(slot, slide)
             if self._probe is not None:
-                self._probe.settled(slot, length)
+                self._probe.settled(slot, self.context_length(slot))
+        seconds = watch.lap("settle")
+        for _, conversation, _ in pending:
+            conversation.settle_s = seconds
 
     @torch.inference_mode()
     def close(self, slot: int) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from duplane.worker.model.audio_encoder import AudioEncoder
-from duplane.worker.model.checkpoint import Checkpoint, CheckpointError, field
+from duplane.worker.model.checkpoint import Checkpoint, CheckpointError, read_json
+from duplane.worker.model.checkpoint import field as read_field
 from duplane.worker.model.language_model import LanguageModel
 from duplane.worker.model.talker import Talker
 from duplane.worker.model.tokens import Tokens
@@ -25,7 +26,9 @@ from duplane.worker.model.vocoder import (
 )
 from duplane.worker.model.voices import load_prompt_voice, load_vocoder_voice
 from duplane.worker.model.whisper import AudioConfig
+from duplane.worker.model.windows import WindowRules
 
+GENERATION_FILE = "generation_config.json"
 VOCODER_FOLDER = Path("assets", "token2wav")
 UNIT_OVERHANG = 64
 """Rows that the cache has beyond its nominal capacity, so the unit that reaches it is whole."""
@@ -54,7 +57,8 @@ class ModelParts:
     """Loaded parts, all for the same number of slots.
 
     Without talker, vocoder or the vocoder's voice, the model answers in text alone.
-    `prompt_voice` is the voice heard in the prompt when the client sends none.
+    `prompt_voice` is the voice heard in the prompt when the client sends none, `windows` what
+    becomes of long contexts when the client does not say.
     """
 
     name: str
@@ -65,6 +69,7 @@ class ModelParts:
     vocoder: SpeechVocoder | None = None
     vocoder_voice: VocoderVoice | None = None
     prompt_voice: FloatArray | None = None
+    windows: WindowRules = field(default_factory=WindowRules)
 
 
 def load_parts(
@@ -85,7 +90,7 @@ def load_parts(
     ):
         unused += checkpoint.load_into(module, name)
     talker = None
-    if field(config, "init_tts", bool, True):
+    if read_field(config, "init_tts", bool, True):
         talker = Talker(config, slot_count, place, kind)
         _check_talker(talker, llm, tokens)
         unused += talker.load(checkpoint)
@@ -104,7 +109,14 @@ def load_parts(
         vocoder=vocoder,
         vocoder_voice=voice,
         prompt_voice=load_prompt_voice(directory),
+        windows=_window_rules(directory),
     )
+
+
+def _window_rules(directory: Path) -> WindowRules:
+    """The rules that the directory's generation settings name, else the ordinary ones."""
+    path = directory / GENERATION_FILE
+    return WindowRules.from_json(read_json(path)) if path.exists() else WindowRules()
 
 
 def _check_talker(talker: Talker, llm: LanguageModel, tokens: Tokens) -> None:
@@ -136,6 +148,6 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _name(directory: Path, checkpoint: Checkpoint) -> str:
-    kind = field(checkpoint.config, "model_type", str, directory.name)
+    kind = read_field(checkpoint.config, "model_type", str, directory.name)
     version = checkpoint.config.get("version")
     return kind if version is None else f"{kind}-{version}"

@@ -34,6 +34,14 @@ class DecodeMode(Enum):
     GREEDY = "greedy"
 
 
+class WindowMode(Enum):
+    """What becomes of a context that grows: nothing, the oldest units go, or their words stay."""
+
+    OFF = "off"
+    BASIC = "basic"
+    CONTEXT = "context"
+
+
 @dataclass(frozen=True)
 class ConversationOptions:
     """Everything one conversation can choose. Raises `OptionError` for values outside the bounds.
@@ -41,7 +49,8 @@ class ConversationOptions:
     `llm_voice` (the voice the model is asked to speak with, heard as part of the prompt) and
     `tts_voice` (the voice of the vocoder) are float32 mono samples at 16 kHz. With `GREEDY`,
     every draw is replaced by the most likely id, in the talker too. `seed` None means that the
-    conversation is not reproducible.
+    conversation is not reproducible. The fields of the context window (see `windows`) are the
+    checkpoint's own choice where they are None.
     """
 
     system_prompt: str = "You are a helpful assistant."
@@ -61,10 +70,17 @@ class ConversationOptions:
     force_listen_count: int = 3
     max_new_speak_tokens_per_chunk: int = 20
     tts_temperature: float = 0.8
+    sliding_window_mode: WindowMode | None = None
+    basic_window_high_tokens: int | None = None
+    basic_window_low_tokens: int | None = None
+    context_max_units: int | None = None
+    context_previous_max_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in _RANGES:
             value = getattr(self, name)
+            if value is None:
+                continue
             if not (math.isfinite(value) and low <= value <= high):
                 raise OptionError(name, f"is {value}, not between {low:g} and {high:g}")
         if self.listen_top_k is not None and self.listen_top_k < 0:
@@ -87,6 +103,10 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("force_listen_count", 0, 2**31),
     ("max_new_speak_tokens_per_chunk", 1, MAX_SPEAK_TOKENS),
     ("tts_temperature", 0, 100),
+    ("basic_window_high_tokens", 1, 2**31),
+    ("basic_window_low_tokens", 0, 2**31),
+    ("context_max_units", 1, 2**31),
+    ("context_previous_max_tokens", 0, 2**31),
 )
 
 
