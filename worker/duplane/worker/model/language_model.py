@@ -97,6 +97,17 @@ class LanguageModel(nn.Module):
             rows = embeds[start : start + PREFILL_ROWS]
             self.append([(slot, len(rows))], rows)
 
+    def feed_units(self, slots: Sequence[int], embeds: Sequence[Tensor]) -> Tensor:
+        """Feed each slot, ascending, its rows `[n, hidden]`; the logits behind the last of each.
+
+        One pass for all slots, after passes for what is more than a slot's share of it.
+        """
+        for slot, rows in zip(slots, embeds, strict=True):
+            self.append_long(slot, rows[:-PREFILL_ROWS])
+        last = [rows[-PREFILL_ROWS:] for rows in embeds]
+        counts = [(slot, len(rows)) for slot, rows in zip(slots, last, strict=True)]
+        return self.feed(counts, torch.cat(last))[1]
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits `[rows, vocabulary]` of hidden states `[rows, hidden]`, in float32."""
         if self.is_tied:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # it needs what this module does without
+    from duplane.worker.model.images import PreparedImage
 
 FloatArray = NDArray[np.float32]
 
@@ -124,12 +127,18 @@ def check_samples(name: str, samples: NDArray[Any]) -> None:
 
 @dataclass(frozen=True)
 class UnitInput:
-    """One unit for one slot: float32 mono samples at 16 kHz, about one second of them."""
+    """One unit for one slot: float32 mono samples at 16 kHz, about one second of them.
+
+    `frames` are JPEG or PNG pictures, or such as were prepared before; each is shown whole, and
+    cut into at most `max_slices` slices where that is more than 1. A unit with frames may have
+    no audio.
+    """
 
     slot: int
     audio: FloatArray
     force_listen: bool = False
-    frames: tuple[bytes, ...] = ()
+    frames: tuple[bytes | PreparedImage, ...] = ()
+    max_slices: int = 1
 
 
 @dataclass(frozen=True)
@@ -140,8 +149,9 @@ class UnitOutput:
     of rows in the KV cache after generation, before settle. `token_ids` are all ids this unit
     will have added to the context, in order, its terminator and the unit end included.
     `text_token_count` counts the ids behind `text`, special ones included; `audio_token_count`
-    the speech tokens. `stage_s` are seconds per stage of the batch that the unit was part of;
-    `settle` is that of the conversation's unit before.
+    the speech tokens. `input_*_count` are the rows that came in: embeddings of audio, embeddings
+    of frames, and the marks around them. `stage_s` are seconds per stage of the batch that the
+    unit was part of; `settle` is that of the conversation's unit before.
     """
 
     slot: int
@@ -153,6 +163,9 @@ class UnitOutput:
     token_ids: tuple[int, ...]
     text_token_count: int
     audio_token_count: int
+    input_audio_count: int = 0
+    input_video_count: int = 0
+    input_mark_count: int = 0
     stage_s: dict[str, float] = field(default_factory=dict[str, float])
 
 
