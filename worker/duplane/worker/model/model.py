@@ -138,7 +138,7 @@ class DuplexModel:
             raise
         if self._probe is not None:
             self._probe.prepared(slot, prompt.voice)
-        return Opened(self.context_length(slot), ignored)
+        return Opened(self.context_length(slot), ignored, window.is_on)
 
     def _speech(self, options: ConversationOptions) -> tuple[SpeechTokens | None, tuple[str, ...]]:
         """The speech buffer, if there is to be audio, and the options that have no effect."""
