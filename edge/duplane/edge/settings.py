@@ -22,12 +22,12 @@ class Limits:
     context_token_count: int = 8192
 
     # Waits.
-    scheduler_s: float = 10.0  # for the first word of any scheduler: service_unavailable
+    scheduler_s: float = 15.0  # for a place or a claimed slot to begin with: service_unavailable
     queue_s: float = 1800.0  # for a slot: worker_busy
     queue_update_s: float = 3.0  # between two updates of an unchanged place
     init_s: float = 60.0  # from queue_done to valid settings: timeout
     open_s: float = 60.0  # from settings to `session.created`: worker_connect_failed
-    idle_s: float = 300.0  # without audio (no audio is how clients pause): timeout
+    idle_s: float = 600.0  # without audio (no audio is how clients pause): timeout
     session_s: float | None = None  # from queue_done; None means the mode's own: timeout
     end_s: float = 2.0  # for the worker's last word once a session is over: cancelled
 

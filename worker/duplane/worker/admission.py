@@ -30,13 +30,14 @@ class SlotState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One slot. `fencing_number` is the highest it has seen; the ids are empty when unheld."""
+    """One slot. `fencing_number` is the highest it has seen; kind and ids are unset when unheld."""
 
     index: int
     state: SlotState = SlotState.FREE
     fencing_number: int = 0
     lease_id: str = ""
     session_id: str = ""
+    kind: lease_pb2.SessionKind = lease_pb2.SESSION_KIND_UNSPECIFIED
 
 
 class Admission:
@@ -130,6 +131,7 @@ class Admission:
                 fencing_number=claims.fencing_number,
                 lease_id=claims.lease_id,
                 session_id=claims.session_id,
+                kind=claims.kind,
             )
         )
         return claims
@@ -169,7 +171,7 @@ class Admission:
         """Make the slot leasable again, or break it for good."""
         slot = self._expect(index, SlotState.CLEANING)
         state = SlotState.FREE if is_clean else SlotState.BROKEN
-        self._set(replace(slot, state=state, lease_id="", session_id=""))
+        self._set(Slot(index, state, slot.fencing_number))
 
     def _expect(self, index: int, state: SlotState) -> Slot:
         slot = self._slots[index]

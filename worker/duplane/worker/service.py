@@ -171,6 +171,7 @@ class Worker:
             ),
             kinds=self._admission.kinds,
             slots=slot_reports(self._admission),
+            is_draining=self._admission.is_draining,
         )
 
 

@@ -185,6 +185,7 @@ def slot_reports(admission: Admission) -> list[registry_pb2.SlotReport]:
             fencing_number=slot.fencing_number,
             lease_id=slot.lease_id,
             session_id=slot.session_id,
+            kind=slot.kind,
         )
         for slot in admission.slots
     ]

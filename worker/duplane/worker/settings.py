@@ -15,7 +15,8 @@ class SessionLimits:
 
     claim_timeout_s: float = 10.0  # a call without a claim ends with OPEN_TIMEOUT
     open_timeout_s: float = 60.0  # a claimed slot without `open`: OPEN_TIMEOUT
-    idle_timeout_s: float = 120.0  # no message at all: closed IDLE_TIMEOUT
+    # No message at all: closed IDLE_TIMEOUT. Above what edges allow: pausing is not sending.
+    idle_timeout_s: float = 900.0
     pause_timeout_s: float = 60.0  # a pause that names no timeout: closed PAUSE_TIMEOUT
     max_pause_s: float = 3600.0  # a pause that asks for more gets this
     max_unit_s: float = 2.0  # a longer unit: failed UNIT_TOO_LONG
