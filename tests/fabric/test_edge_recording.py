@@ -9,6 +9,7 @@ import pytest
 import soundfile
 from edge_transcripts import pcm
 from live_edge import AUDIO, begin, closed, end, exchange, live_edge, receive, send
+from websockets.asyncio.client import connect
 
 from duplane.edge.recording.events import join
 from duplane.edge.recording.settings import Consent, RecordingSettings
@@ -90,6 +91,23 @@ async def test_a_session_of_dialect_b_is_recorded_whole(tmp_path: Path) -> None:
     assert len(events) == 9
     assert soundfile.info(directory / "user.wav").frames == 16_000
     assert soundfile.info(directory / "model.wav").frames == 24_000
+
+
+async def test_what_cannot_be_read_is_recorded_as_it_came(tmp_path: Path) -> None:
+    nested = b'{"type":' + b"[" * 900 + b"]" * 900 + b"}"
+    headers = [("x-client-id", "me"), ("x-client-id", "you")]
+    async with (
+        live_edge(recording=RecordingSettings(tmp_path)) as edge,
+        connect(edge.url(), additional_headers=headers, proxy=None) as client,
+    ):
+        await begin(client)
+        for frame in (nested, b"{nonsense"):
+            await client.send(frame, text=True)
+        await closed(client, 1003)
+    directory, meta, events = only(tmp_path)
+    assert not meta.is_incomplete
+    frames = [event["frame"] for event in events if event["dir"] == "up"][1:]
+    assert [(directory / frame[1:]).read_bytes() for frame in frames] == [nested, b"{nonsense"]
 
 
 async def test_nothing_is_recorded_unless_it_is_switched_on() -> None:

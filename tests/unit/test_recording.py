@@ -95,6 +95,20 @@ def test_payloads_are_moved_out_and_named_by_what_they_are() -> None:
     assert join(event, contents.__getitem__) == encoded
 
 
+def test_a_reference_to_nothing_is_text() -> None:
+    told = orjson.dumps({"text": "@blob/000009.f32", "other": "@../../etc/passwd"})
+    event, blobs = split(told, 0)
+    assert not blobs
+    assert join(event, dict[str, bytes]().__getitem__) == orjson.loads(told)
+
+
+def test_a_frame_that_is_nested_absurdly_is_a_payload() -> None:
+    frame = b'{"audio":"%s","x":%s1%s}' % (pybase64.b64encode(pcm(99)), b"[" * 500, b"]" * 500)
+    event, blobs = split(frame, 3)
+    assert event == "@blob/000003.bin"
+    assert [blob.content for blob in blobs] == [frame]
+
+
 def test_a_frame_that_is_no_json_is_a_payload() -> None:
     event, blobs = split(b"{nonsense", 0)
     assert event == "@blob/000000.bin"

@@ -53,15 +53,14 @@ class Connection:
         fabric: FabricClient,
         spans: SessionSpans,
         clock: Clock,
-        recording: Recording | None = None,
     ) -> None:
         self.session = session
+        self.recording: Recording | None = None
         self._socket = socket
         self._limits = limits
         self._fabric = fabric
         self._spans = spans
         self._clock = clock
-        self._recording = recording
         self._outbox = Outbox(limits.outbox_bytes)
         self._over = asyncio.Event()
         self._wake = asyncio.Event()  # there may be something for the worker
@@ -101,8 +100,8 @@ class Connection:
                     self.end(Ending(End.UNREADABLE, "binary frames are not used"))
                     continue
                 now = self._clock.now()
-                if self._recording:
-                    self._recording.up(message, now)
+                if self.recording:
+                    self.recording.up(message, now)
                 self._apply(self.session.receive(message, now))
         except ConnectionClosed:
             self.end(Ending(End.GONE))
@@ -134,8 +133,8 @@ class Connection:
             async with self._fabric.session(wish, self._on_queued, self._spans.context) as stream:
                 self._has_stream = True
                 self._spans.granted(stream.granted.lease_id)
-                if self._recording:
-                    self._recording.worker = stream.granted.worker_address
+                if self.recording:
+                    self.recording.worker = stream.granted.worker_address
                 open_s = stream.claimed.open_timeout.ToTimedelta().total_seconds()
                 self._apply(self.session.granted(open_s, self._clock.now()))
                 async with asyncio.TaskGroup() as tasks:
@@ -186,8 +185,8 @@ class Connection:
         except OutboxFullError:
             self.session.end(Ending(End.TOO_SLOW, "events are not read"), self._clock.now())
         else:
-            if self._recording:
-                self._recording.down(events, self._clock.now())
+            if self.recording:
+                self.recording.down(events, self._clock.now())
         if self.session.farewell:
             self._over.set()
         self._wake.set()

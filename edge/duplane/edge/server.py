@@ -8,7 +8,6 @@ import logging
 import secrets
 import uuid
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 
 from websockets.asyncio.server import Server, ServerConnection
 from websockets.asyncio.server import serve as serve_websockets
@@ -19,7 +18,7 @@ from duplane.edge.connection import Connection, EdgeSocket
 from duplane.edge.dialects.a import DialectA
 from duplane.edge.dialects.dialect import Identity
 from duplane.edge.ends import CLOSE_CODES, End, Ending
-from duplane.edge.entry import Entry, close_reason, read_entry
+from duplane.edge.entry import close_reason, read_entry
 from duplane.edge.http import HttpAnswers
 from duplane.edge.modes import MODES, Mode
 from duplane.edge.recording.recorder import Recorder, Recording
@@ -147,7 +146,7 @@ class Edge:
     async def _serve_socket(self, socket: ServerConnection) -> None:
         """Run one WebSocket to its end. The root of its task: our own faults stop here."""
         assert isinstance(socket, EdgeSocket)
-        identity = self._new_identity()
+        identity = self._new_identity(socket)
         try:
             await self._admit(socket, identity)
         except Exception:  # noqa: BLE001 - the root of a task
@@ -168,7 +167,7 @@ class Edge:
             ending = Ending(End.SERVICE_UNAVAILABLE, "too many sessions")
             await self._refuse(socket, identity, ending)
         else:
-            await self._run(socket, identity, mode, entry)
+            await self._run(socket, identity, mode, entry.client_id)
 
     async def _refuse(self, socket: EdgeSocket, identity: Identity, ending: Ending) -> None:
         """Close after accepting: a refused upgrade would hide code and reason from browsers."""
@@ -178,24 +177,22 @@ class Edge:
                 await socket.send(event, text=True)
         await socket.close(CLOSE_CODES[ending.end], close_reason(ending.message))
 
-    async def _run(self, socket: EdgeSocket, identity: Identity, mode: Mode, entry: Entry) -> None:
+    async def _run(
+        self, socket: EdgeSocket, identity: Identity, mode: Mode, client_id: str
+    ) -> None:
         limits = self._settings.limits
-        recording = self._record(socket, identity, entry)
-        if recording:
-            identity = replace(identity, recording_id=identity.session_id)
         session = Session(identity, limits, mode.session_s, self._clock.now())
         spans = SessionSpans(self._telemetry, identity.session_id)
-        connection = Connection(
-            socket, session, limits, self._fabric, spans, self._clock, recording
-        )
+        connection = Connection(socket, session, limits, self._fabric, spans, self._clock)
         wish = lease_pb2.AcquireLeaseRequest(
             request_id=str(uuid.uuid4()),
             kind=mode.kind,
             pool=self._settings.pool,
             session_id=identity.session_id,
-            client_id=entry.client_id,
+            client_id=client_id,
             trace=spans.context,
         )
+        recording = connection.recording = self._record(socket, identity)
         began = self._clock.now()
         self._connections.add(connection)
         self._is_idle.clear()
@@ -215,21 +212,29 @@ class Edge:
                 *(self._clock.now().monotonic_s - began.monotonic_s, outcome),
             )
 
-    def _record(self, socket: EdgeSocket, identity: Identity, entry: Entry) -> Recording | None:
-        """Begin to record, if the server records and the client's wish allows it."""
-        settings, recorder = self._settings.recording, self._recorder
-        path = socket.request.path if socket.request else ""
-        if settings is None or recorder is None or not settings.is_wanted(path):
+    def _record(self, socket: EdgeSocket, identity: Identity) -> Recording | None:
+        """Begin to record, if this session was found to be recorded."""
+        if self._recorder is None or not identity.recording_id or socket.request is None:
             return None
+        path = socket.request.path
+        headers = {name.lower(): value for name, value in socket.request.headers.raw_items()}
+        entry = read_entry(path, headers)
         known = {"client_id": entry.client_id, "realtime_id": identity.realtime_id}
-        return recorder.begin(identity.session_id, path, entry.mode, known, self._clock.now())
+        return self._recorder.begin(
+            identity.recording_id, path, entry.mode, known, self._clock.now()
+        )
 
-    def _new_identity(self) -> Identity:
+    def _new_identity(self, socket: EdgeSocket) -> Identity:
         """Name a session. A's form is a time in milliseconds: two in one get neighbouring ones."""
         self._last_realtime_ms = max(
             self._clock.now().wall_ns // 1_000_000, self._last_realtime_ms + 1
         )
-        return Identity(f"sess_{secrets.token_hex(6)}", f"rt_{self._last_realtime_ms}")
+        session_id = f"sess_{secrets.token_hex(6)}"
+        settings = self._settings.recording
+        is_recorded = settings and socket.request and settings.is_wanted(socket.request.path)
+        return Identity(
+            session_id, f"rt_{self._last_realtime_ms}", session_id if is_recorded else ""
+        )
 
 
 def _bound_port(server: Server) -> int:

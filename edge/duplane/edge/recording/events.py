@@ -13,7 +13,12 @@ import pybase64
 
 _MIN_ENCODED = 64  # shorter base64 stays where it is: nobody listens to 12 samples
 _REFERENCE = re.compile(r"@(blob/\d{1,9}\.[a-z0-9]{1,4})")
+_MAX_DEPTH = 64
 _DATA_KEYS = ("data", "base64")  # hold audio unless their first bytes say otherwise
+
+
+class _TooDeepError(ValueError):
+    """Deeper than any event, and than JSON can be written again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,7 @@ def split(frame: bytes, first_number: int) -> tuple[object, list[Blob]]:
     """Return the event with `@blob/...` in place of each payload, and the payloads in order.
 
     Whatever is base64 of some length counts as one, in any dialect's fields. A frame that is no
-    JSON text is itself the payload.
+    JSON text, or nested absurdly, is itself the payload.
     """
     blobs: list[Blob] = []
 
@@ -49,10 +54,11 @@ def split(frame: bytes, first_number: int) -> tuple[object, list[Blob]]:
         return f"@{name}"
 
     try:
-        event: object = orjson.loads(frame)
-    except orjson.JSONDecodeError:
+        event = _map_texts(orjson.loads(frame), lambda text, key: _split_text(text, key, take))
+    except (orjson.JSONDecodeError, _TooDeepError):
+        blobs.clear()
         return take(frame, ""), blobs
-    return _map_texts(event, lambda text, key: _split_text(text, key, take)), blobs
+    return event, blobs
 
 
 def _split_text(text: str, key: str, take: Callable[[bytes, str], str]) -> str:
@@ -66,24 +72,37 @@ def _split_text(text: str, key: str, take: Callable[[bytes, str], str]) -> str:
 
 
 def join(event: object, read: Callable[[str], bytes]) -> object:
-    """Undo `split`: `read` returns the content of a blob by its name."""
+    """Undo `split`: `read` returns the content of a blob by its name.
+
+    What reads like a reference, and leads to nothing (LookupError, FileNotFoundError), is text.
+    """
 
     def join_text(text: str, key: str) -> str:
         del key
         reference = _REFERENCE.fullmatch(text)
-        return pybase64.b64encode_as_string(read(reference[1])) if reference else text
+        if reference is None:
+            return text
+        try:
+            return pybase64.b64encode_as_string(read(reference[1]))
+        except (LookupError, FileNotFoundError):
+            return text
 
     return _map_texts(event, join_text)
 
 
-def _map_texts(value: object, change: Callable[[str, str], str], key: str = "") -> object:
+def _map_texts(
+    value: object, change: Callable[[str, str], str], key: str = "", depth: int = 0
+) -> object:
+    if depth > _MAX_DEPTH:
+        raise _TooDeepError
     if isinstance(value, str):
         return change(value, key)
     if isinstance(value, dict):
         fields = cast("dict[str, object]", value)
-        return {name: _map_texts(item, change, name) for name, item in fields.items()}
+        return {name: _map_texts(item, change, name, depth + 1) for name, item in fields.items()}
     if isinstance(value, list):
-        return [_map_texts(item, change, key) for item in cast("list[object]", value)]
+        items = cast("list[object]", value)
+        return [_map_texts(item, change, key, depth + 1) for item in items]
     return value
 
 

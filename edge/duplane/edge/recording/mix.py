@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ def mix(directory: Path) -> bool:
 
     Returns whether there was anything to hear. Raises OSError.
     """
-    part = directory / f"{REPLAY}.part"
+    # Named by process: another that starts now may take this recording for a lost one.
+    part = directory / f"{REPLAY}.{os.getpid()}.part"
     try:
         if not _mix_into(part, directory):
             return False
