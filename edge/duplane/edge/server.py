@@ -101,25 +101,14 @@ class Edge:
             reuse_port=settings.reuse_port or None,
         )
         edge.address = f"{host}:{_bound_port(server)}"
-        async with edge._recording():
-            try:
-                yield edge
-            finally:
-                server.close()
-                await server.wait_closed()
-
-    @contextlib.asynccontextmanager
-    async def _recording(self) -> AsyncGenerator[None]:
-        """Have a recorder, if sessions are to be recorded at all."""
-        settings = self._settings.recording
-        if settings is None:
-            yield
-            return
-        self._recorder = Recorder(settings, self._clock)
+        edge._recorder = Recorder(settings.recording, edge._clock) if settings.recording else None
         try:
-            yield
+            yield edge
         finally:
-            await asyncio.to_thread(self._recorder.close)
+            server.close()
+            await server.wait_closed()
+            if edge._recorder:
+                await asyncio.to_thread(edge._recorder.close)
 
     async def drain(self) -> None:
         """Take no new sessions, end those in the queue, give the rest their time, end them too."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import orjson
@@ -125,11 +125,12 @@ def _take(script: Script, event: dict[str, Any]) -> None:
 
 def _told(event: Any) -> Told:
     audio = event.get("audio") or event.get("audio_data") or ""
-    error: Any = event.get("error")
+    error = event.get("error")
+    code = cast("dict[str, Any]", error).get("code") if isinstance(error, dict) else error
     details = [
         "end of turn" if event.get("end_of_turn") else "",
         str(event.get("reason") or ""),
-        str(error.get("code", "")) if isinstance(error, dict) else "",  # pyright: ignore
+        str(code or ""),
     ]
     return Told(
         kind=":".join(filter(None, (str(event.get("type")), event.get("kind")))),

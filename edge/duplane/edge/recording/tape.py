@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import orjson
@@ -155,7 +156,9 @@ class Tape:
 
 
 def _kind(event: object) -> str:
-    return str(event.get("type", "")) if isinstance(event, dict) else ""  # pyright: ignore
+    if not isinstance(event, dict):
+        return ""
+    return str(cast("dict[str, object]", event).get("type", ""))
 
 
 def _samples(blob: Blob, direction: Direction) -> Samples | None:
