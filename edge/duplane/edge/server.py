@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import secrets
 import uuid
 from collections.abc import AsyncGenerator
+from typing import Any, cast
 
+from aiohttp import web
 from websockets.asyncio.server import Server, ServerConnection
 from websockets.asyncio.server import serve as serve_websockets
 from websockets.exceptions import ConnectionClosed
 
+from duplane.edge.assets import load_assets
 from duplane.edge.clock import Clock, LoopClock
 from duplane.edge.connection import Connection, EdgeSocket
 from duplane.edge.dialects.a import DialectA
 from duplane.edge.dialects.dialect import Identity
 from duplane.edge.ends import CLOSE_CODES, End, Ending
 from duplane.edge.entry import close_reason, read_entry
+from duplane.edge.front import Front, ProtocolFactory
 from duplane.edge.http import HttpAnswers
 from duplane.edge.modes import MODES, Mode
 from duplane.edge.session import Session
@@ -67,7 +72,8 @@ class Edge:
         self._connections: set[Connection] = set()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
-        self._http = HttpAnswers(fabric, lambda: len(self._connections))
+        assets = load_assets(settings.default_voice, settings.presets)
+        self._http = HttpAnswers(fabric, settings, assets, lambda: len(self._connections))
         self._last_realtime_ms = 0
 
     @classmethod
@@ -81,13 +87,22 @@ class Edge:
     ) -> AsyncGenerator[Edge]:
         """Serve at `settings.listen` for the body of the `with`; what still runs then is cut."""
         edge = cls(settings, fabric, telemetry, clock or LoopClock())
+        http = web.AppRunner(
+            edge._http.application(),
+            access_log=None,
+            shutdown_timeout=settings.limits.close_s,
+            lingering_time=settings.limits.close_s,
+        )
+        await http.setup()
+        undecided: set[Front] = set()
         host, _, port = settings.listen.rpartition(":")
         server = await serve_websockets(
             edge._serve_socket,
             host.strip("[]"),
             int(port),
-            process_request=edge._http.process_request,
-            create_connection=EdgeSocket,
+            process_request=edge._http.refuse_upgrade,
+            create_connection=_fronted(undecided, http, settings.limits.handshake_s),
+            open_timeout=settings.limits.handshake_s,
             compression=None,  # deflating an answer costs more than everything else together
             server_header=None,
             max_size=settings.limits.message_bytes,
@@ -103,6 +118,9 @@ class Edge:
             yield edge
         finally:
             server.close()
+            for front in set(undecided):
+                front.cut()
+            await http.cleanup()
             await server.wait_closed()
 
     async def drain(self) -> None:
@@ -199,6 +217,18 @@ class Edge:
             self._clock.now().wall_ns // 1_000_000, self._last_realtime_ms + 1
         )
         return Identity(f"sess_{secrets.token_hex(6)}", f"rt_{self._last_realtime_ms}")
+
+
+def _fronted(undecided: set[Front], http: web.AppRunner, within_s: float) -> Any:
+    """Return what makes each connection's first protocol, in place of a WebSocket's own."""
+    assert http.server
+    speak_http = cast(ProtocolFactory, http.server)
+
+    def front(*arguments: Any, **settings: Any) -> Front:
+        speak_websocket = functools.partial(EdgeSocket, *arguments, **settings)
+        return Front(undecided, speak_websocket, speak_http, within_s)
+
+    return front
 
 
 def _bound_port(server: Server) -> int:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from duplane.edge.peers import parse_networks
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,7 @@ class Limits:
     context_token_count: int = 8192
 
     # Waits.
+    handshake_s: float = 10.0  # for TLS, then for a request's head: cut; for its body: 408
     scheduler_s: float = 15.0  # for a place or a claimed slot to begin with: service_unavailable
     queue_s: float = 1800.0  # for a slot: worker_busy
     queue_update_s: float = 3.0  # between two updates of an unchanged place
@@ -43,10 +47,23 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class EdgeSettings:
-    """One edge process."""
+    """One edge process. Raises ValueError naming a setting that cannot be."""
 
     listen: str = "127.0.0.1:8006"
     schedulers: tuple[str, ...] = ("127.0.0.1:8007",)
     pool: str = ""
     reuse_port: bool = False  # several edges on one port, shared by the kernel
+    # Proxies whose word on their clients' addresses is believed: addresses and networks.
+    trusted_proxies: tuple[str, ...] = ()
+    # What operators send as `Authorization: Bearer`; empty: only those on this machine may act.
+    admin_token: str = field(default="", repr=False)
+    default_voice: Path | None = None  # a sound file, for `/api/default_ref_audio`
+    presets: Path | None = None  # a directory, see `assets.py`
+    playback_delay_ms: int = 200  # what web clients are told to buffer
     limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        try:
+            parse_networks(self.trusted_proxies)
+        except ValueError as error:
+            raise ValueError(f"trusted_proxies: {error}") from None
