@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from typing import cast
 
 ProtocolFactory = Callable[[], asyncio.Protocol]
 MAX_HEAD_BYTES = 32 * 1024  # a longer one is left to HTTP, which refuses it
@@ -37,9 +38,8 @@ class Front(asyncio.Protocol):
         self._head = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._alarm = asyncio.get_running_loop().call_later(self._within_s, transport.abort)
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are of no such class
+        self._alarm = asyncio.get_running_loop().call_later(self._within_s, self.cut)
         self._undecided.add(self)
 
     def data_received(self, data: bytes) -> None:
