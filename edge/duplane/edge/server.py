@@ -7,8 +7,10 @@ import contextlib
 import functools
 import logging
 import secrets
+import signal
 import uuid
 from collections.abc import AsyncGenerator
+from contextlib import nullcontext
 from typing import Any, cast
 
 from aiohttp import web
@@ -29,8 +31,9 @@ from duplane.edge.modes import MODES, Mode
 from duplane.edge.session import Session
 from duplane.edge.settings import EdgeSettings
 from duplane.edge.spans import SessionSpans
+from duplane.edge.tls import Certificate
 from duplane.fabric.client import FabricClient
-from duplane.fabric.process import Shutdown, announce
+from duplane.fabric.process import Shutdown, StartError, announce
 from duplane.fabric.telemetry import Telemetry
 from duplane.fabric.v1 import lease_pb2
 
@@ -51,6 +54,9 @@ async def serve(settings: EdgeSettings, shutdown: Shutdown) -> None:
             FabricClient(settings.schedulers) as fabric,
             Edge.listening(settings, fabric, telemetry) as edge,
         ):
+            if edge.certificate:
+                loop = asyncio.get_running_loop()
+                loop.add_signal_handler(signal.SIGHUP, edge.certificate.reload)
             announce("edge", edge.address)
             await shutdown.wait()
             await edge.drain()
@@ -72,6 +78,9 @@ class Edge:
         self._connections: set[Connection] = set()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
+        self.certificate: Certificate | None = None
+        if settings.tls_cert and settings.tls_key:
+            self.certificate = Certificate(settings.tls_cert, settings.tls_key)
         assets = load_assets(settings.default_voice, settings.presets)
         self._http = HttpAnswers(fabric, settings, assets, lambda: len(self._connections))
         self._last_realtime_ms = 0
@@ -85,8 +94,14 @@ class Edge:
         telemetry: Telemetry,
         clock: Clock | None = None,
     ) -> AsyncGenerator[Edge]:
-        """Serve at `settings.listen` for the body of the `with`; what still runs then is cut."""
-        edge = cls(settings, fabric, telemetry, clock or LoopClock())
+        """Serve at `settings.listen` for the body of the `with`; what still runs then is cut.
+
+        Raises StartError.
+        """
+        try:
+            edge = cls(settings, fabric, telemetry, clock or LoopClock())
+        except ValueError as error:
+            raise StartError(str(error)) from None
         http = web.AppRunner(
             edge._http.application(),
             access_log=None,
@@ -95,33 +110,54 @@ class Edge:
         )
         await http.setup()
         undecided: set[Front] = set()
-        host, _, port = settings.listen.rpartition(":")
-        server = await serve_websockets(
-            edge._serve_socket,
-            host.strip("[]"),
-            int(port),
-            process_request=edge._http.refuse_upgrade,
-            create_connection=_fronted(undecided, http, settings.limits.handshake_s),
-            open_timeout=settings.limits.handshake_s,
-            compression=None,  # deflating an answer costs more than everything else together
-            server_header=None,
-            max_size=settings.limits.message_bytes,
-            max_queue=_QUEUED_FRAMES,
-            ping_interval=_PING_S,
-            ping_timeout=_PING_S,
-            close_timeout=settings.limits.close_s,
-            logger=_websockets_log,
-            reuse_port=settings.reuse_port or None,
-        )
+        try:
+            server = await edge._listen(http, undecided)
+        except OSError as error:
+            await http.cleanup()
+            raise StartError(f"cannot listen on {settings.listen}: {error}") from None
+        host = settings.listen.rpartition(":")[0]
         edge.address = f"{host}:{_bound_port(server)}"
         try:
-            yield edge
+            async with edge.certificate.kept_fresh() if edge.certificate else nullcontext():
+                yield edge
         finally:
             server.close()
             for front in set(undecided):
                 front.cut()
             await http.cleanup()
             await server.wait_closed()
+
+    async def _listen(self, http: web.AppRunner, undecided: set[Front]) -> Server:
+        limits = self._settings.limits
+        host, _, port = self._settings.listen.rpartition(":")
+        return await serve_websockets(
+            self._serve_socket,
+            host.strip("[]"),
+            int(port),
+            process_request=self._http.refuse_upgrade,
+            create_connection=_fronted(undecided, http, limits.handshake_s),
+            open_timeout=limits.handshake_s,
+            compression=None,  # deflating an answer costs more than everything else together
+            server_header=None,
+            max_size=limits.message_bytes,
+            max_queue=_QUEUED_FRAMES,
+            ping_interval=_PING_S,
+            ping_timeout=_PING_S,
+            close_timeout=limits.close_s,
+            logger=_websockets_log,
+            reuse_port=self._settings.reuse_port or None,
+            **self._tls(),
+        )
+
+    def _tls(self) -> dict[str, Any]:
+        if self.certificate is None:
+            return {}
+        limits = self._settings.limits
+        return {
+            "ssl": self.certificate.context,
+            "ssl_handshake_timeout": limits.handshake_s,
+            "ssl_shutdown_timeout": limits.close_s,
+        }
 
     async def drain(self) -> None:
         """Take no new sessions, end those in the queue, give the rest their time, end them too."""

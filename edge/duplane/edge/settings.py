@@ -53,6 +53,9 @@ class EdgeSettings:
     schedulers: tuple[str, ...] = ("127.0.0.1:8007",)
     pool: str = ""
     reuse_port: bool = False  # several edges on one port, shared by the kernel
+    # PEM files; with them the port serves wss:// and https:// and nothing plain.
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     # Proxies whose word on their clients' addresses is believed: addresses and networks.
     trusted_proxies: tuple[str, ...] = ()
     # What operators send as `Authorization: Bearer`; empty: only those on this machine may act.
@@ -63,6 +66,8 @@ class EdgeSettings:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key must be set together")
         try:
             parse_networks(self.trusted_proxies)
         except ValueError as error:
