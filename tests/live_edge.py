@@ -88,6 +88,12 @@ class LiveEdge:
         except urllib.error.HTTPError as error:
             return error.code, orjson.loads(error.read())
 
+    async def until_session_count(self, count: int) -> None:
+        """Wait until that many sessions are left."""
+        async with asyncio.timeout(WITHIN_S):
+            while (await self.get("/status"))[1]["edge_session_count"] != count:
+                pass
+
     async def settled(self) -> None:
         """Wait until no session is left here and nothing is held in the fabric."""
         if self._draining:

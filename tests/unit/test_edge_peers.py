@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duplane.edge.peers import Peer, identify, parse_networks
+from duplane.edge.peers import Peer, identify, join_headers, parse_networks
 
 TRUSTED = parse_networks(("127.0.0.1", "10.0.0.0/8", "fd00::/8"))
 FORWARDED = "x-forwarded-for"
@@ -52,3 +52,23 @@ def test_nobody_behind_a_proxy_is_local() -> None:
 def test_what_is_no_network_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name.partition("/")[0]):
         parse_networks((name,))
+
+
+@pytest.mark.parametrize(
+    ("address", "site"),
+    [
+        ("198.51.100.1", "198.51.100.1"),
+        ("2001:db8:1:2:3::4", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+        ("", ""),
+    ],
+)
+def test_a_client_of_ipv6_is_its_network(address: str, site: str) -> None:
+    assert Peer(address, is_local=False).site == site
+
+
+def test_headers_that_come_twice_are_one_list() -> None:
+    fields = [("X-Forwarded-For", "1.2.3.4"), ("Host", "e"), ("x-forwarded-for", "5.6.7.8")]
+    headers = join_headers(fields)
+    assert headers == {FORWARDED: "1.2.3.4, 5.6.7.8", "host": "e"}
+    assert identify("10.1.1.1", headers, TRUSTED).address == "5.6.7.8"

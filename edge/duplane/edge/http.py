@@ -20,7 +20,7 @@ from websockets.http11 import Request, Response
 from duplane.edge.assets import Assets
 from duplane.edge.estimates import eta_status, read_eta
 from duplane.edge.modes import MODES
-from duplane.edge.peers import identify, parse_networks
+from duplane.edge.peers import identify, join_headers, parse_networks
 from duplane.edge.settings import EdgeSettings
 from duplane.edge.status import (
     cache_list,
@@ -137,7 +137,7 @@ class HttpAnswers:
             told = request.headers.get("Authorization", "").encode(errors="replace")
             is_operator = hmac.compare_digest(told, f"Bearer {token}".encode())
         else:
-            headers = {name.lower(): value for name, value in request.headers.items()}
+            headers = join_headers(request.headers.items())
             is_operator = identify(request.remote or "", headers, self._proxies).is_local
         if not is_operator:
             raise web.HTTPForbidden(text=_FORBIDDEN)

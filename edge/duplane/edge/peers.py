@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
@@ -16,6 +16,23 @@ class Peer:
 
     address: str
     is_local: bool
+
+    @property
+    def site(self) -> str:
+        """What counts as one client: an address, or the /64 that a client of IPv6 has to itself."""
+        address = _parse(self.address)
+        if isinstance(address, IPv6Address):
+            return str(IPv6Network((address, 64), strict=False))
+        return self.address
+
+
+def join_headers(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return headers by lower-case name; what is said several times is one list."""
+    joined: dict[str, str] = {}
+    for name, value in fields:
+        key = name.lower()
+        joined[key] = f"{joined[key]}, {value}" if key in joined else value
+    return joined
 
 
 def parse_networks(names: Sequence[str]) -> tuple[Network, ...]:

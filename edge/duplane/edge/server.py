@@ -9,7 +9,8 @@ import logging
 import secrets
 import signal
 import uuid
-from collections.abc import AsyncGenerator
+from collections import Counter
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import nullcontext
 from typing import Any, cast
 
@@ -28,6 +29,7 @@ from duplane.edge.entry import close_reason, read_entry
 from duplane.edge.front import Front, ProtocolFactory
 from duplane.edge.http import HttpAnswers
 from duplane.edge.modes import MODES, Mode
+from duplane.edge.peers import identify, join_headers, parse_networks
 from duplane.edge.session import Session
 from duplane.edge.settings import EdgeSettings
 from duplane.edge.spans import SessionSpans
@@ -76,6 +78,8 @@ class Edge:
         self._telemetry = telemetry
         self._clock = clock
         self._connections: set[Connection] = set()
+        self._sites: Counter[str] = Counter()  # sessions by client
+        self._proxies = parse_networks(settings.trusted_proxies)
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self.certificate: Certificate | None = None
@@ -193,7 +197,7 @@ class Edge:
 
     async def _admit(self, socket: EdgeSocket, identity: Identity) -> None:
         assert socket.request
-        headers = {name.lower(): value for name, value in socket.request.headers.raw_items()}
+        headers = join_headers(socket.request.headers.raw_items())
         entry = read_entry(socket.request.path, headers)
         mode = MODES.get(entry.mode)
         if mode is None:
@@ -205,7 +209,31 @@ class Edge:
             ending = Ending(End.SERVICE_UNAVAILABLE, "too many sessions")
             await self._refuse(socket, identity, ending)
         else:
-            await self._run(socket, identity, mode, entry.client_id)
+            with self._counted(self._site(socket, headers)) as is_admitted:
+                if is_admitted:
+                    await self._run(socket, identity, mode, entry.client_id)
+                else:
+                    ending = Ending(End.SERVICE_UNAVAILABLE, "too many sessions of one client")
+                    await self._refuse(socket, identity, ending)
+
+    def _site(self, socket: EdgeSocket, headers: Mapping[str, str]) -> str:
+        """Return what counts as the client of a connection."""
+        connected: tuple[str, ...] | None = socket.remote_address
+        return identify(connected[0] if connected else "", headers, self._proxies).site
+
+    @contextlib.contextmanager
+    def _counted(self, site: str) -> Generator[bool]:
+        """Count a session of a client for the body of the `with`, unless it has too many."""
+        if self._sites[site] >= self._settings.limits.client_session_count:
+            yield False
+            return
+        self._sites[site] += 1
+        try:
+            yield True
+        finally:
+            self._sites[site] -= 1
+            if not self._sites[site]:
+                del self._sites[site]
 
     async def _refuse(self, socket: EdgeSocket, identity: Identity, ending: Ending) -> None:
         """Close after accepting: a refused upgrade would hide code and reason from browsers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from duplane.edge.peers import parse_networks
@@ -10,7 +10,10 @@ from duplane.edge.peers import parse_networks
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one client may make the edge hold, and for how long. Times in seconds."""
+    """What one client may make the edge hold, and for how long. Times in seconds.
+
+    Raises ValueError naming a bound that cannot be.
+    """
 
     # Size of things. A message above it closes with 1009, the rest are `invalid_payload`.
     message_bytes: int = 8 * 1024 * 1024
@@ -22,6 +25,7 @@ class Limits:
     # Units kept here. The newest win; what is dropped is counted.
     early_unit_count: int = 4  # before the conversation is ready
     pending_unit_count: int = 32  # while the worker's host does not take them
+    units_per_s: float = 20.0  # to the worker, lasting; five seconds' worth at once
     context_token_count: int = 8192
 
     # Waits.
@@ -42,7 +46,16 @@ class Limits:
 
     # Of the whole process.
     session_count: int = 1000  # above it: service_unavailable
+    client_session_count: int = 1000  # per client address (IPv6: /64): service_unavailable
     drain_s: float = 30.0  # for running sessions, once draining: server_shutdown
+
+    def __post_init__(self) -> None:
+        for bound in fields(self):
+            value = getattr(self, bound.name)
+            if value is not None and not value >= 0:  # nor NaN
+                raise ValueError(f"{bound.name} is {value}, must not be below 0")
+        if not self.units_per_s > 0:
+            raise ValueError(f"units_per_s is {self.units_per_s}, must be above 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +79,9 @@ class EdgeSettings:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
+        host, _, port = self.listen.rpartition(":")
+        if not (host and port.isdecimal() and int(port) < 65536):
+            raise ValueError(f"listen is {self.listen!r}, must be host:port")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key must be set together")
         try:
