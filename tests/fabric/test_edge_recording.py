@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
+import urllib.error
+import urllib.request
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 import soundfile
 from edge_transcripts import pcm
 from live_edge import AUDIO, begin, closed, end, exchange, live_edge, receive, send
+from scripted_fabric import WITHIN_S
 from websockets.asyncio.client import connect
 
 from duplane.edge.recording.events import join
@@ -156,3 +163,53 @@ async def test_the_recording_of_a_client_that_vanishes_is_ended(tmp_path: Path) 
     assert meta.close_reason == "gone"
     assert meta.ended_at is not None
     assert len(events) == 3
+
+
+def download(url: str) -> tuple[int, str, bytes]:
+    try:
+        with urllib.request.urlopen(url, timeout=WITHIN_S) as response:
+            return response.status, response.headers["Content-Type"], response.read()
+    except urllib.error.HTTPError as refused:
+        return refused.code, "", b""
+
+
+async def test_operators_find_recordings_over_http(tmp_path: Path) -> None:
+    async with live_edge(recording=RecordingSettings(tmp_path)) as edge:
+        async with edge.connect() as client:
+            await begin(client)
+            await exchange(client)
+            await end(client)
+        (directory,) = recordings(tmp_path)
+        base = f"http://{edge.edge.address}/api/sessions"
+
+        async def get(path: str) -> tuple[int, str, bytes]:
+            return await asyncio.to_thread(download, f"{base}{path}")
+
+        _, kind, body = await get("")
+        assert kind.startswith("application/json")
+        assert [each["session_id"] for each in orjson.loads(body)["sessions"]] == [directory.name]
+        meta = orjson.loads((await get(f"/{directory.name}"))[2])
+        assert meta["mode"] == "audio"
+        told = orjson.loads((await get(f"/{directory.name}/recording"))[2])
+        assert told["session_id"] == directory.name
+        _, kind, sound = await get(f"/{directory.name}/assets/user.wav")
+        assert (kind, sound[:4]) == ("audio/wav", b"RIFF")
+        blob = next(each["frame"]["audio"] for each in told["events"] if "audio" in each["frame"])
+        assert (await get(f"/{directory.name}/assets/{blob}"))[2] == pcm(16_000)
+        _, kind, archive = await get(f"/{directory.name}/download")
+        assert kind == "application/zip"
+        assert zipfile.ZipFile(io.BytesIO(archive)).testzip() is None
+        for path in ("/nobody", "/nobody/download", "/..%2f..", f"/{directory.name}/assets/..%2fx"):
+            assert (await get(path))[0] == 404, path
+
+
+async def test_others_find_no_recordings(tmp_path: Path) -> None:
+    async with live_edge(recording=RecordingSettings(tmp_path), admin_token="secret") as edge:
+        for path in ("", "/x", "/x/recording", "/x/assets/meta.json", "/x/download"):
+            assert (await edge.get(f"/api/sessions{path}"))[0] == 403, path
+
+
+async def test_without_recording_there_are_no_sessions() -> None:
+    async with live_edge() as edge:
+        assert await edge.get("/api/sessions") == (200, {"total": 0, "sessions": []})
+        assert (await edge.get("/api/sessions/x/recording"))[0] == 404
