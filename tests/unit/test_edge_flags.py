@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from duplane.edge import server
+from duplane.edge.recording.settings import Consent, RecordingSettings
 from duplane.edge.settings import EdgeSettings, Limits
 from duplane.fabric import process
 from duplane.tools.edge_flags import LIMITS, SETTINGS
@@ -18,7 +19,7 @@ from duplane.tools.main import app
 
 # Of the protocols and of what runs inside: nothing for operators to move.
 INNER_LIMITS = {"text_bytes", "context_token_count", "end_s"}
-OTHER_SETTINGS = {"listen", "schedulers", "limits"}  # flags of their own
+OTHER_SETTINGS = {"listen", "schedulers", "limits", "recording"}  # flags of their own
 Run = Callable[..., EdgeSettings]
 
 
@@ -47,6 +48,19 @@ def test_every_setting_is_a_flag_or_kept_on_purpose() -> None:
 
 def test_without_flags_defaults_hold(run: Run) -> None:
     assert run() == EdgeSettings(schedulers=("127.0.0.1:8010",))
+
+
+def test_recording_is_switched_on_by_flag_and_by_environment(run: Run, tmp_path: Path) -> None:
+    flags = ("--record", str(tmp_path), "--record-consent", "on_request", "--record-days", "1")
+    assert run(*flags).recording == RecordingSettings(
+        tmp_path, Consent.ON_REQUEST, max_age_s=86_400
+    )
+    assert run(
+        DUPLANE_RECORD=str(tmp_path), DUPLANE_RECORD_GIGABYTES="2"
+    ).recording == RecordingSettings(tmp_path, max_total_bytes=2_000_000_000)
+    refused = CliRunner().invoke(app, ["edge", "--record-consent", "maybe"])
+    assert refused.exit_code == 2
+    assert "record-consent" in refused.output
 
 
 @pytest.mark.parametrize("name", LIMITS)

@@ -22,8 +22,8 @@ SETTINGS: Mapping[str, str] = {
     "tls_key": "The key of --tls-cert (PEM, no password).",
     "trusted_proxies": "Proxies whose X-Forwarded-For and X-Real-IP are believed:"
     " addresses and networks, separated by commas.",
-    "admin_token": "What changes things by HTTP must send as Authorization: Bearer. Default: only"
-    " this machine may, and not through a proxy.",
+    "admin_token": "What changes things or reads recordings by HTTP must send as"
+    " Authorization: Bearer. Default: only this machine may, and not through a proxy.",
     "default_voice": "A sound file, offered to clients at /api/default_ref_audio.",
     "presets": "A directory of MODE/*.json, offered to clients at /api/presets.",
     "playback_delay_ms": "What web clients are told to buffer.",
