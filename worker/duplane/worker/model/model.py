@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from duplane.worker.model.chat import Chats
+from duplane.worker.model.chat_types import ChatOutput, ChatRequest
 from duplane.worker.model.conversation import Conversation
 from duplane.worker.model.duplex import UnitRules
 from duplane.worker.model.generation import RunningUnit, TextGeneration
@@ -57,6 +59,7 @@ class DuplexModel:
         if parts.talker and parts.vocoder and parts.vocoder_voice:
             self._speaking = Speaking(parts.talker, parts.vocoder, probe)
         self._conversations: list[Conversation | None] = [None] * self.slot_count
+        self.chats = Chats(parts, self.context_capacity, probe)
         self._probe = probe
         for module in self._modules:
             module.requires_grad_(False).eval()
@@ -84,7 +87,7 @@ class DuplexModel:
 
     @property
     def parameter_count(self) -> int:
-        """The number of parameters of the LLM, the audio encoder and the talker."""
+        """The number of parameters of the LLM, the encoders and the talker."""
         return sum(tensor.numel() for module in self._modules for tensor in module.parameters())
 
     @property
@@ -96,14 +99,18 @@ class DuplexModel:
             for tensor in (*module.parameters(), *module.buffers())
         )
         parts = self.parts
-        caches = [parts.llm.cache, self._sampling, parts.talker and parts.talker.cache]
+        caches = [parts.llm.cache, self._sampling, self.chats, parts.talker and parts.talker.cache]
         holders = [holder for holder in (*caches, parts.vocoder) if holder is not None]
         return fixed + sum(holder.memory_bytes for holder in holders)
 
     @property
     def _modules(self) -> list[nn.Module]:
         parts = self.parts
-        return [part for part in (parts.llm, parts.audio, parts.talker) if part is not None]
+        return [
+            part
+            for part in (parts.llm, parts.audio, parts.vision, parts.talker)
+            if part is not None
+        ]
 
     def context_length(self, slot: int) -> int:
         """Rows of the slot's context."""
@@ -118,8 +125,7 @@ class DuplexModel:
         `uniforms` replaces the draws of `options.seed`. Raises `OptionError` for a prompt that
         does not fit, and leaves the slot clean then.
         """
-        if self._conversations[slot] is not None:
-            raise ValueError(f"slot {slot} has a conversation")
+        self._check_free(slot)
         voice = self.parts.prompt_voice if options.llm_voice is None else options.llm_voice
         room = self.context_capacity - options.max_new_speak_tokens_per_chunk
         embeds, heard = embed_prompt(self.parts, options.system_prompt, voice, room)
@@ -140,6 +146,22 @@ class DuplexModel:
         if self._probe is not None:
             self._probe.prepared(slot, heard)
         return Opened(conversation.prompt_length, ignored)
+
+    def _check_free(self, slot: int) -> None:
+        if self._conversations[slot] is not None or self.chats.has(slot):
+            raise ValueError(f"slot {slot} has a conversation")
+
+    @torch.inference_mode()
+    def open_chat(
+        self, slot: int, request: ChatRequest, *, uniforms: Uniforms | None = None
+    ) -> int:
+        """Begin a chat in a clean slot, as `Chats.open` does; returns the prompt's rows."""
+        self._check_free(slot)
+        return self.chats.open(slot, request, uniforms=uniforms)
+
+    def chat_step(self, slots: Sequence[int]) -> Generator[ChatOutput | UnitFailure, None, None]:
+        """Do one short thing for the chats in these slots, as `Chats.step` does."""
+        return self.chats.step(slots)
 
     def _speech(self, options: ConversationOptions) -> tuple[SpeechTokens | None, tuple[str, ...]]:
         """The speech buffer, if there is to be audio, and the options that have no effect."""
@@ -318,6 +340,7 @@ class DuplexModel:
     def close(self, slot: int) -> None:
         """Forget the slot's conversation and zero all state it used; a clean slot stays clean."""
         self._conversations[slot] = None
+        self.chats.close(slot)
         parts = self.parts
         parts.llm.cache.reset(slot)
         parts.audio.reset(slot)
@@ -333,6 +356,7 @@ class DuplexModel:
         parts = self.parts
         return (
             self._conversations[slot] is None
+            and self.chats.is_clean(slot)
             and parts.llm.cache.is_clean(slot)
             and parts.audio.is_clean(slot)
             and self._sampling.is_clean(slot)

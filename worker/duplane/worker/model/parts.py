@@ -11,11 +11,13 @@ from typing import Protocol
 import torch
 
 from duplane.worker.model.audio_encoder import AudioEncoder
+from duplane.worker.model.chat_template import ChatTemplate
 from duplane.worker.model.checkpoint import Checkpoint, CheckpointError, field
 from duplane.worker.model.language_model import LanguageModel
 from duplane.worker.model.talker import Talker
 from duplane.worker.model.tokens import Tokens
 from duplane.worker.model.types import FloatArray
+from duplane.worker.model.vision import Vision
 from duplane.worker.model.vocoder import (
     Vocoder,
     VocoderChunk,
@@ -65,6 +67,8 @@ class ModelParts:
     vocoder: SpeechVocoder | None = None
     vocoder_voice: VocoderVoice | None = None
     prompt_voice: FloatArray | None = None
+    vision: Vision | None = None
+    chat_template: ChatTemplate | None = None
 
 
 def load_parts(
@@ -84,6 +88,9 @@ def load_parts(
         ("audio_projection_layer.", audio.audio_projection_layer),
     ):
         unused += checkpoint.load_into(module, name)
+    vision = Vision.from_checkpoint(checkpoint, place, kind)
+    if vision is not None:
+        unused += vision.load(checkpoint)
     talker = None
     if field(config, "init_tts", bool, True):
         talker = Talker(config, slot_count, place, kind)
@@ -104,6 +111,8 @@ def load_parts(
         vocoder=vocoder,
         vocoder_voice=voice,
         prompt_voice=load_prompt_voice(directory),
+        vision=vision,
+        chat_template=ChatTemplate.load(directory),
     )
 
 
@@ -112,7 +121,7 @@ def _check_talker(talker: Talker, llm: LanguageModel, tokens: Tokens) -> None:
     dims = talker.dims
     if dims.llm_hidden_size != llm.hidden_size:
         raise CheckpointError(f"tts_config: llm_dim is {dims.llm_hidden_size}, not hidden_size")
-    if max(len(tokens) - 1, dims.bos) >= dims.text_rows:
+    if max(len(tokens) - 1, dims.bos, dims.text_end) >= dims.text_rows:
         raise CheckpointError(f"tts_config: num_text_tokens is {dims.text_rows}, too few")
 
 

@@ -26,9 +26,16 @@ _WORDS = (
 class Tokens:
     """Text to ids and back, and the ids that steer a duplex conversation."""
 
-    def __init__(self, tokenizer: Tokenizer, eos: str, bad_ids: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        eos: str,
+        bad_ids: Iterable[int] = (),
+        unknown: str = "<unk>",
+    ) -> None:
         self._tokenizer = tokenizer
         self.eos = self.id_of(eos)
+        self.unknown = self.id_of(unknown)
         self.unit = self.id_of("<unit>")
         self.unit_end = self.id_of("</unit>")
         self.listen = self.id_of("<|listen|>")
@@ -55,7 +62,8 @@ class Tokens:
         if not all(type(entry) is int and entry >= 0 for entry in bad_ids):
             raise CheckpointError(f"{CONFIG_FILE}: bad_token_ids are not all ids")
         eos = _content(config.get("eos_token")) or "<|im_end|>"
-        return cls(tokenizer, eos, cast("list[int]", bad_ids))
+        unknown = _content(config.get("unk_token")) or "<unk>"
+        return cls(tokenizer, eos, cast("list[int]", bad_ids), unknown)
 
     def id_of(self, name: str) -> int:
         """The id of a special token, e.g. `<|listen|>`; `CheckpointError` when there is none."""
@@ -63,6 +71,11 @@ class Tokens:
         if found is None:
             raise CheckpointError(f"the tokenizer has no token {name!r}")
         return found
+
+    def id_or_unknown(self, entry: str) -> int:
+        """The id of an entry of the vocabulary, or that of the unknown token."""
+        found = self._tokenizer.token_to_id(entry)
+        return self.unknown if found is None else found
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`; names of special tokens in it become those tokens."""
