@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from dataclasses import replace
@@ -20,6 +21,7 @@ from live_edge import (
     receive,
     send,
 )
+from scripted_fabric import WITHIN_S
 from websockets.exceptions import ConnectionClosed
 
 from duplane.edge.settings import Limits
@@ -107,3 +109,18 @@ async def test_logs_tell_how_a_session_ended_and_nothing_of_what_was_said(
     assert "ended after" in caplog.text
     assert "Be brief" not in caplog.text
     assert AUDIO[:32] not in caplog.text
+
+
+async def test_bytes_that_are_no_text_in_the_handshake_harm_nobody() -> None:
+    async with live_edge() as edge:
+        host, _, port = edge.edge.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(
+            b"GET /v1/realtime?mode=audio&client_id=%FF HTTP/1.1\r\nHost: x\r\n"
+            b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+            b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+            b"X-Client-Id: \xff\r\nX-Client-Id: \xfe\r\n\r\n"
+        )
+        async with asyncio.timeout(WITHIN_S):
+            await reader.readuntil(b"session.queue_done")
+        writer.transport.abort()

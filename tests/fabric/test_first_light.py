@@ -128,7 +128,9 @@ class Client:
             return orjson.loads(await self.connection.recv())
 
     async def begin(self) -> None:
-        assert (await self.receive())["type"] == "session.queue_done"
+        """Wait for a slot, which may still be cleaning up after the session before."""
+        while (event := await self.receive())["type"] != "session.queue_done":
+            assert event["type"] in ("session.queued", "session.queue_update"), event
         await self.configure()
 
     async def configure(self) -> None:

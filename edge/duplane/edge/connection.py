@@ -15,6 +15,7 @@ from websockets.http11 import Request, Response
 
 from duplane.edge.clock import Alarm, Clock
 from duplane.edge.ends import End, Ending
+from duplane.edge.entry import close_reason
 from duplane.edge.outbox import Outbox, OutboxFullError
 from duplane.edge.session import Session
 from duplane.edge.settings import Limits
@@ -23,7 +24,6 @@ from duplane.fabric.client import ConverseStream, FabricClient
 from duplane.fabric.errors import FabricError
 from duplane.fabric.v1 import lease_pb2
 
-_MAX_CLOSE_REASON_BYTES = 123  # RFC 6455, 5.5
 _UNTOLD = (End.GONE, End.TOO_SLOW)  # nobody reads the farewell
 
 
@@ -119,8 +119,7 @@ class Connection:
             await asyncio.wait({writing}, timeout=self._limits.send_s)
         writing.cancel()
         await asyncio.wait({writing})
-        reason = farewell.reason.encode()[:_MAX_CLOSE_REASON_BYTES].decode(errors="ignore")
-        await self._socket.close(farewell.code, reason)
+        await self._socket.close(farewell.code, close_reason(farewell.reason))
 
     # --- the fabric ---
 

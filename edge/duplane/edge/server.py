@@ -8,7 +8,6 @@ import logging
 import secrets
 import uuid
 from collections.abc import AsyncGenerator
-from urllib.parse import parse_qs, urlsplit
 
 from websockets.asyncio.server import Server, ServerConnection
 from websockets.asyncio.server import serve as serve_websockets
@@ -19,8 +18,9 @@ from duplane.edge.connection import Connection, EdgeSocket
 from duplane.edge.dialects.a import DialectA
 from duplane.edge.dialects.dialect import Identity
 from duplane.edge.ends import CLOSE_CODES, End, Ending
+from duplane.edge.entry import close_reason, read_entry
 from duplane.edge.http import HttpAnswers
-from duplane.edge.modes import DEFAULT_MODE, MODES, Mode
+from duplane.edge.modes import MODES, Mode
 from duplane.edge.session import Session
 from duplane.edge.settings import EdgeSettings
 from duplane.edge.spans import SessionSpans
@@ -32,7 +32,6 @@ from duplane.fabric.v1 import lease_pb2
 _log = logging.getLogger(__name__)
 _PING_S = 20.0
 _QUEUED_FRAMES = 4  # per connection; above it the client is slowed down
-_MAX_CLIENT_ID_CHARACTERS = 128
 
 # What the library says of handshakes and closings is each client's own affair.
 _websockets_log = logging.getLogger(f"{__name__}.websockets")
@@ -140,11 +139,11 @@ class Edge:
 
     async def _admit(self, socket: EdgeSocket, identity: Identity) -> None:
         assert socket.request
-        query = parse_qs(urlsplit(socket.request.path).query)
-        mode_name = query.get("mode", [DEFAULT_MODE])[0]
-        mode = MODES.get(mode_name)
+        headers = {name.lower(): value for name, value in socket.request.headers.raw_items()}
+        entry = read_entry(socket.request.path, headers)
+        mode = MODES.get(entry.mode)
         if mode is None:
-            ending = Ending(End.MODE_REFUSED, f"Unsupported realtime mode: {mode_name[:32]}")
+            ending = Ending(End.MODE_REFUSED, f"Unsupported realtime mode: {entry.mode}")
             await self._refuse(socket, identity, ending)
         elif self._http.is_draining:
             await self._refuse(socket, identity, Ending(End.SERVICE_UNAVAILABLE, "shutting down"))
@@ -152,8 +151,7 @@ class Edge:
             ending = Ending(End.SERVICE_UNAVAILABLE, "too many sessions")
             await self._refuse(socket, identity, ending)
         else:
-            client_id = query.get("client_id") or [socket.request.headers.get("x-client-id", "")]
-            await self._run(socket, identity, mode, client_id[0][:_MAX_CLIENT_ID_CHARACTERS])
+            await self._run(socket, identity, mode, entry.client_id)
 
     async def _refuse(self, socket: EdgeSocket, identity: Identity, ending: Ending) -> None:
         """Close after accepting: a refused upgrade would hide code and reason from browsers."""
@@ -161,7 +159,7 @@ class Edge:
         with contextlib.suppress(ConnectionClosed):
             for event in told:
                 await socket.send(event, text=True)
-        await socket.close(CLOSE_CODES[ending.end], ending.message)
+        await socket.close(CLOSE_CODES[ending.end], close_reason(ending.message))
 
     async def _run(
         self, socket: EdgeSocket, identity: Identity, mode: Mode, client_id: str

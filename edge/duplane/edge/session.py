@@ -26,13 +26,7 @@ from duplane.edge.dialects.dialect import (
     queue_event,
 )
 from duplane.edge.dialects.fields import Fields, parse
-from duplane.edge.ends import (
-    CLOSE_CODES,
-    WORKER_CLOSED,
-    End,
-    Ending,
-    Farewell,
-)
+from duplane.edge.ends import CLOSE_CODES, WORKER_CLOSED, End, Ending, Farewell
 from duplane.edge.faults import ClientError, ErrorCode, UnreadableError
 from duplane.edge.gather import Uplink
 from duplane.edge.settings import Limits
@@ -158,7 +152,7 @@ class Session:
     def granted(self, open_s: float, now: Moment) -> list[bytes]:
         """Take the slot, which is claimed; the session's clock starts.
 
-        The worker waits `open_s` for settings.
+        The worker waits `open_s` for settings; 0 means that it did not say.
         """
         if self.farewell:
             return []
@@ -167,7 +161,7 @@ class Session:
         self.has_slot = True
         self._wait(Wait.WHOLE_SESSION, self._session_s, now)
         if self._settings is None:
-            self._wait(Wait.SETTINGS, min(self._limits.init_s, open_s), now)
+            self._wait(Wait.SETTINGS, min(self._limits.init_s, open_s or math.inf), now)
         else:
             self._wait(Wait.CONVERSATION, self._limits.open_s, now)
         return [QUEUE_DONE]

@@ -22,7 +22,7 @@ class Limits:
     context_token_count: int = 8192
 
     # Waits.
-    scheduler_s: float = 10.0  # for the first word of any scheduler: service_unavailable
+    scheduler_s: float = 15.0  # for a place or a claimed slot to begin with: service_unavailable
     queue_s: float = 1800.0  # for a slot: worker_busy
     queue_update_s: float = 3.0  # between two updates of an unchanged place
     init_s: float = 60.0  # from queue_done to valid settings: timeout
