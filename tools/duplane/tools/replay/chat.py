@@ -84,8 +84,9 @@ def _chat(
     options = _options(trace["generate_args"], trace["prefill_args"])
     seen = Seen(loaded, trace["token2wav_calls"])
     model = seen.model
-    length = model.open_chat(SLOT, ChatRequest(tuple(messages), options))
-    prompt = model.chats.chat(SLOT).prompt
+    request = ChatRequest(tuple(messages), options)
+    prepared = model.prepare_chat(request)
+    prompt, length = prepared.prompt, prepared.prompt_rows
     yield same(f"{name} prompt", prompt.text, trace["prompt"])
     yield same(f"{name} input_ids", prompt.ids[:length], trace["input_ids"])
     for kind, bounds in (
@@ -100,8 +101,7 @@ def _chat(
     for key, stride in _STRIDES.items():
         if key in arrays:
             yield compare(f"{name} {key}", rows[:, ::stride], arrays[key], TOLERANCE)
-    model.close(SLOT)
-    model.open_chat(SLOT, ChatRequest(tuple(messages), options))
+    model.open_chat(SLOT, model.prepare_chat(request))
     seen.play()
     yield from seen.answer(name, trace, arrays["chunk_hidden"])
     yield same(f"{name} kv_after_generate", seen.context_length, trace["kv_after_generate"])

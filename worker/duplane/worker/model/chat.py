@@ -16,6 +16,7 @@ The prompt has `<|im_end|>` twice before the answer, as the reference has it: th
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from duplane.worker.model.chat_answer import Chat, Stage, Voice
 from duplane.worker.model.chat_prompt import ChatPrompt, PromptBuilder
 from duplane.worker.model.chat_sampling import NOT_FINITE, ChatSampling
 from duplane.worker.model.chat_types import ChatOptions, ChatOutput, ChatRequest, Finish
-from duplane.worker.model.parts import ModelParts
+from duplane.worker.model.parts import ModelParts, SpeechVocoder
 from duplane.worker.model.probe import Probe
 from duplane.worker.model.sampling import SeededUniforms, Uniforms
 from duplane.worker.model.speech_tokens import WINDOW_TOKENS, SpeechTokens
@@ -44,6 +45,15 @@ _TURNS = (Stage.PREFILL, Stage.TEXT, Stage.SPEECH)
 _NO_AUDIO = np.zeros(0, np.float32)
 
 
+@dataclass(frozen=True)
+class PreparedChat:
+    """A request that was found good: its prompt, which has `prompt_rows` before the answer mark."""
+
+    options: ChatOptions
+    prompt: ChatPrompt
+    prompt_rows: int
+
+
 class Chats:
     """The chats of all slots, over the parts that they share with the other conversations."""
 
@@ -61,6 +71,11 @@ class Chats:
         """The size of the tensors that stay."""
         return self._sampling.memory_bytes
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether the checkpoint says how chats are written."""
+        return self._parts.chat_template is not None
+
     def has(self, slot: int) -> bool:
         """Whether the slot has a chat."""
         return slot in self._chats
@@ -71,17 +86,21 @@ class Chats:
             raise ValueError(f"slot {slot} has no chat")
         return self._chats[slot]
 
-    def open(self, slot: int, request: ChatRequest, *, uniforms: Uniforms | None = None) -> int:
-        """Begin a chat in a clean slot: check the request whole; returns the prompt's rows.
+    def prepare(self, request: ChatRequest) -> PreparedChat:
+        """Check a request whole and lay out its prompt. May run in any thread, for many at once.
 
-        Nothing is fed yet. Raises `OptionError` and leaves the slot clean then.
+        Raises `OptionError` that names what is at fault.
         """
         builder = PromptBuilder(self._parts, request.options, self.prompt_room(request.options))
         prompt = builder.chat(request.messages)
-        length = len(prompt.ids)
-        self.begin(slot, request.options, uniforms=uniforms)
-        self.answer(slot, prompt)
-        return length
+        if request.options.generate_audio:
+            self._check_voice()
+        return PreparedChat(request.options, prompt, len(prompt.ids))
+
+    def open(self, slot: int, prepared: PreparedChat, *, uniforms: Uniforms | None = None) -> None:
+        """Begin a chat in a clean slot; nothing is fed yet. A prepared chat can be opened once."""
+        self.begin(slot, prepared.options, uniforms=uniforms)
+        self.answer(slot, prepared.prompt)
 
     def prompt_room(self, options: ChatOptions) -> int:
         """Rows that a prompt may have, so that at least one id fits behind it."""
@@ -102,13 +121,17 @@ class Chats:
             self.close(slot)
             raise
 
-    def _voice(self, slot: int, options: ChatOptions, uniforms: Uniforms) -> Voice:
+    def _check_voice(self) -> SpeechVocoder:
         parts = self._parts
         if parts.talker is None or parts.vocoder is None or parts.vocoder_voice is None:
             raise OptionError("generate_audio", "is not possible: this checkpoint has no voice")
+        return parts.vocoder
+
+    def _voice(self, slot: int, options: ChatOptions, uniforms: Uniforms) -> Voice:
+        vocoder = self._check_voice()
         tokens = SpeechTokens(
-            silence_token_id=parts.vocoder.silence_token_id,
-            lookahead=parts.vocoder.lookahead,
+            silence_token_id=vocoder.silence_token_id,
+            lookahead=vocoder.lookahead,
             fewest=WINDOW_TOKENS,
         )
         stream = SpeechStream(slot, uniforms, options.is_greedy, options.tts_temperature)
@@ -165,7 +188,6 @@ class Chats:
             if room:
                 embeds[chat.slot] = chat.prompt.take(self._parts, room)
                 room -= len(embeds[chat.slot])
-        watch.lap("encode")
         taken = [chat for chat in chats if chat.slot in embeds]
         counts = [(chat.slot, len(embeds[chat.slot])) for chat in taken]
         rows = torch.cat([embeds[chat.slot] for chat in taken])

@@ -28,7 +28,7 @@ from duplane.worker.model.image_layout import Layout, chat_layout
 from duplane.worker.model.images import ImageError, PreparedImage
 from duplane.worker.model.parts import ModelParts
 from duplane.worker.model.prompt import CHARACTERS_PER_ROW
-from duplane.worker.model.types import FloatArray, OptionError, check_samples
+from duplane.worker.model.types import FloatArray, OptionError
 from duplane.worker.model.whisper import AudioConfig
 
 AUDIO_START, AUDIO_END = "<|audio_start|>", "<|audio_end|>"
@@ -72,6 +72,16 @@ class ChatPrompt:
     image_bounds: list[Bound] = field(default_factory=list[Bound])
     audio_bounds: list[Bound] = field(default_factory=list[Bound])
     fed: int = 0
+
+    @property
+    def image_rows(self) -> int:
+        """Rows that are embeddings of pictures."""
+        return sum(stop - start for start, stop in self.image_bounds)
+
+    @property
+    def audio_rows(self) -> int:
+        """Rows that are embeddings of sounds."""
+        return sum(stop - start for start, stop in self.audio_bounds)
 
     @property
     def is_fed(self) -> bool:
@@ -214,7 +224,8 @@ class PromptBuilder:
         return bounds
 
     def _add_audio(self, samples: FloatArray, name: str, sounds: MessageSounds) -> None:
-        check_samples(name, samples)
+        if samples.dtype != np.float32 or samples.ndim != 1 or not np.isfinite(samples).all():
+            raise OptionError(name, "is not one row of finite float32 samples")
         self._add_text(AUDIO_START)
         rows = clip_rows(self._parts.audio.config, len(samples))
         bound = self._add_places(rows)

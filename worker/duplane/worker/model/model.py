@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from duplane.worker.model.chat import Chats
+from duplane.worker.model.chat import Chats, PreparedChat
 from duplane.worker.model.chat_types import ChatOutput, ChatRequest
 from duplane.worker.model.conversation import Conversation
 from duplane.worker.model.duplex import UnitRules
@@ -146,13 +146,22 @@ class DuplexModel:
         if self._conversations[slot] is not None or self.chats.has(slot):
             raise ValueError(f"slot {slot} has a conversation")
 
+    @property
+    def has_chat(self) -> bool:
+        """Whether it can chat."""
+        return self.chats.is_possible
+
+    def prepare_chat(self, request: ChatRequest) -> PreparedChat:
+        """Check a request and lay out its prompt, in any thread, as `Chats.prepare` does."""
+        return self.chats.prepare(request)
+
     @torch.inference_mode()
     def open_chat(
-        self, slot: int, request: ChatRequest, *, uniforms: Uniforms | None = None
-    ) -> int:
-        """Begin a chat in a clean slot, as `Chats.open` does; returns the prompt's rows."""
+        self, slot: int, prepared: PreparedChat, *, uniforms: Uniforms | None = None
+    ) -> None:
+        """Begin a chat in a clean slot, as `Chats.open` does."""
         self._check_free(slot)
-        return self.chats.open(slot, request, uniforms=uniforms)
+        self.chats.open(slot, prepared, uniforms=uniforms)
 
     def chat_step(self, slots: Sequence[int]) -> Generator[ChatOutput | UnitFailure, None, None]:
         """Do one short thing for the chats in these slots, as `Chats.step` does."""
