@@ -39,7 +39,7 @@ _PATHS = {
     "generate_audio": "config.generate_audio",
     "decode_mode": "config.decode_mode",
 }
-_DECODE_MODES = {
+DECODE_MODES = {
     session_pb2.DECODE_MODE_SAMPLING: DecodeMode.SAMPLING,
     session_pb2.DECODE_MODE_GREEDY: DecodeMode.GREEDY,
 }
@@ -71,7 +71,7 @@ def conversation_options(wish: session_pb2.Open, limits: SessionLimits) -> Conve
         chosen["seed"] = wish.seed
     for name, pcm in (("llm_voice", wish.llm_voice), ("tts_voice", wish.tts_voice)):
         if pcm:
-            chosen[name] = _voice(name, pcm, limits.max_voice_s)
+            chosen[name] = voice(name, pcm, limits.max_voice_s)
     try:
         return ConversationOptions(**chosen)
     except OptionError as error:
@@ -104,14 +104,15 @@ def _config(config: session_pb2.DuplexConfig) -> dict[str, Any]:
     if config.HasField("generate_audio"):
         chosen["generate_audio"] = config.generate_audio
     if config.decode_mode != session_pb2.DECODE_MODE_UNSPECIFIED:
-        mode = _DECODE_MODES.get(config.decode_mode)
+        mode = DECODE_MODES.get(config.decode_mode)
         if mode is None:
             raise _invalid("config.decode_mode", f"is {config.decode_mode}, not a known mode")
         chosen["decode_mode"] = mode
     return chosen
 
 
-def _voice(name: str, pcm: bytes, max_s: float) -> Samples:
+def voice(name: str, pcm: bytes, max_s: float) -> Samples:
+    """Return the samples of a voice. Raises FabricError INVALID_FIELD naming `name`."""
     try:
         samples = _samples(pcm)
     except AudioError as error:

@@ -28,7 +28,6 @@ from duplane.worker.settings import WorkerSettings
 _log = logging.getLogger(__name__)
 
 _SERVICE = session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name
-_KINDS = (lease_pb2.SESSION_KIND_AUDIO_DUPLEX,)
 _STOP_GRACE_S = 2.0  # for `closed` to reach clients once nothing runs any more
 # The device thread is Python between its kernels; it must let the event loop in soon.
 _SWITCH_INTERVAL_S = 0.0005
@@ -89,8 +88,11 @@ class Worker:
         self._idle = asyncio.Event()
         self._attachments: list[Attachment] = []
         self._server = FabricServer(_SERVICE)
+        self._kinds = [lease_pb2.SESSION_KIND_AUDIO_DUPLEX]
+        if engine.model.has_chat:
+            self._kinds.append(lease_pb2.SESSION_KIND_CHAT)
         self._admission = Admission(
-            settings.worker_id, engine.model.slot_count, _KINDS, self._on_change
+            settings.worker_id, engine.model.slot_count, self._kinds, self._on_change
         )
         self._idle.set()
 
@@ -170,7 +172,7 @@ class Worker:
                 parameter_count=model.parameter_count,
                 context_token_limit=model.context_capacity,
             ),
-            kinds=_KINDS,
+            kinds=self._kinds,
             slots=slot_reports(self._admission),
             is_draining=self._admission.is_draining,
         )

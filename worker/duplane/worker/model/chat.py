@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from duplane.worker.model.chat_answer import Chat, Stage, Voice
-from duplane.worker.model.chat_prompt import ChatPrompt, PromptBuilder
+from duplane.worker.model.chat_prompt import Bound, ChatPrompt, PromptBuilder
 from duplane.worker.model.chat_sampling import NOT_FINITE, ChatSampling
 from duplane.worker.model.chat_types import ChatOptions, ChatOutput, ChatRequest, Finish
 from duplane.worker.model.parts import ModelParts, SpeechVocoder
@@ -47,11 +47,16 @@ _NO_AUDIO = np.zeros(0, np.float32)
 
 @dataclass(frozen=True)
 class PreparedChat:
-    """A request that was found good: its prompt, which has `prompt_rows` before the answer mark."""
+    """A request that was found good: its prompt, which has `prompt_rows` before the answer mark.
+
+    `image_rows` and `audio_rows` of them are embeddings of pictures and of sounds.
+    """
 
     options: ChatOptions
     prompt: ChatPrompt
     prompt_rows: int
+    image_rows: int
+    audio_rows: int
 
 
 class Chats:
@@ -95,7 +100,13 @@ class Chats:
         prompt = builder.chat(request.messages)
         if request.options.generate_audio:
             self._check_voice()
-        return PreparedChat(request.options, prompt, len(prompt.ids))
+        return PreparedChat(
+            options=request.options,
+            prompt=prompt,
+            prompt_rows=len(prompt.ids),
+            image_rows=_rows(prompt.image_bounds),
+            audio_rows=_rows(prompt.audio_bounds),
+        )
 
     def open(self, slot: int, prepared: PreparedChat, *, uniforms: Uniforms | None = None) -> None:
         """Begin a chat in a clean slot; nothing is fed yet. A prepared chat can be opened once."""
@@ -326,3 +337,7 @@ class Chats:
     def is_clean(self, slot: int) -> bool:
         """Verify that nothing of a chat is left."""
         return slot not in self._chats and self._sampling.is_clean(slot)
+
+
+def _rows(bounds: Sequence[Bound]) -> int:
+    return sum(stop - start for start, stop in bounds)

@@ -74,16 +74,6 @@ class ChatPrompt:
     fed: int = 0
 
     @property
-    def image_rows(self) -> int:
-        """Rows that are embeddings of pictures."""
-        return sum(stop - start for start, stop in self.image_bounds)
-
-    @property
-    def audio_rows(self) -> int:
-        """Rows that are embeddings of sounds."""
-        return sum(stop - start for start, stop in self.audio_bounds)
-
-    @property
     def is_fed(self) -> bool:
         """Whether all rows were taken."""
         return self.fed == len(self.ids)
