@@ -142,6 +142,7 @@ def test_a_conversation_with_frames_is_what_it_is_alone(model: DuplexModel) -> N
         ((b"not a picture",), 1, r"frames\[0\]"),
         ((picture(), b""), 1, r"frames\[1\]: the image is empty"),
         ((picture(), picture()[:500]), 1, r"frames\[1\]"),
+        ((jpeg(4096, 2049),), 1, r"frames\[0\]: the image has 4096 x 2049 pixels"),
         ((picture(),), 65, "max_slices"),
         ((picture(),), 0, "max_slices"),
     ],

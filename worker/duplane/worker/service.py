@@ -21,7 +21,7 @@ from duplane.worker.admission import Admission
 from duplane.worker.attach import Attachment, Presence
 from duplane.worker.device import TorchDevice
 from duplane.worker.engine import Engine
-from duplane.worker.rounds import Device
+from duplane.worker.rounds import Device, Model
 from duplane.worker.sessions import Sessions, slot_reports
 from duplane.worker.settings import WorkerSettings
 
@@ -88,11 +88,8 @@ class Worker:
         self._idle = asyncio.Event()
         self._attachments: list[Attachment] = []
         self._server = FabricServer(_SERVICE)
-        self._kinds = [lease_pb2.SESSION_KIND_AUDIO_DUPLEX]
-        if engine.model.has_chat:
-            self._kinds.append(lease_pb2.SESSION_KIND_CHAT)
         self._admission = Admission(
-            settings.worker_id, engine.model.slot_count, self._kinds, self._on_change
+            settings.worker_id, engine.model.slot_count, _kinds(engine.model), self._on_change
         )
         self._idle.set()
 
@@ -172,7 +169,17 @@ class Worker:
                 parameter_count=model.parameter_count,
                 context_token_limit=model.context_capacity,
             ),
-            kinds=self._kinds,
+            kinds=self._admission.kinds,
             slots=slot_reports(self._admission),
             is_draining=self._admission.is_draining,
         )
+
+
+def _kinds(model: Model) -> list[lease_pb2.SessionKind]:
+    """What the model can serve."""
+    kinds = [lease_pb2.SESSION_KIND_AUDIO_DUPLEX]
+    if model.sees_frames:
+        kinds.append(lease_pb2.SESSION_KIND_OMNI_DUPLEX)
+    if model.has_chat:
+        kinds.append(lease_pb2.SESSION_KIND_CHAT)
+    return kinds

@@ -76,11 +76,6 @@ class Chats:
         """The size of the tensors that stay."""
         return self._sampling.memory_bytes
 
-    @property
-    def is_possible(self) -> bool:
-        """Whether the checkpoint says how chats are written."""
-        return self._parts.chat_template is not None
-
     def has(self, slot: int) -> bool:
         """Whether the slot has a chat."""
         return slot in self._chats

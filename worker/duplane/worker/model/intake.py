@@ -17,6 +17,9 @@ from duplane.worker.model.mel import AudioBacklogError
 from duplane.worker.model.parts import ModelParts
 from duplane.worker.model.types import UnitFailure, UnitInput
 
+MAX_FRAME_PIXELS = 1 << 23
+"""Pixels of one frame; a larger one would hold up a conversation that has a second for a unit."""
+
 Refused = UnitFailure
 
 
@@ -53,8 +56,11 @@ class Intake:
             if self._vision is None:
                 return refused(unit, "FRAMES_UNSUPPORTED", "this model does not see frames")
             try:
-                is_ready = isinstance(frame, PreparedImage)
-                images.append(frame if is_ready else self._vision.prepare(frame, unit.max_slices))
+                images.append(
+                    frame
+                    if isinstance(frame, PreparedImage)
+                    else self._vision.prepare(frame, unit.max_slices, MAX_FRAME_PIXELS)
+                )
             except ImageError as error:
                 return refused(unit, "IMAGE_INVALID", f"frames[{index}]: {error}")
         return replace(unit, frames=tuple(images)) if images else unit

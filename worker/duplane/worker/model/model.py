@@ -59,6 +59,7 @@ class DuplexModel:
             self._speaking = Speaking(parts.talker, parts.vocoder, probe)
         self._conversations: list[Conversation | None] = [None] * self.slot_count
         self.chats = Chats(parts, self.context_capacity, probe)
+        self.has_chat = parts.chat_template is not None
         self._probe = probe
         for module in self._modules:
             module.requires_grad_(False).eval()
@@ -140,16 +141,11 @@ class DuplexModel:
             raise
         if self._probe is not None:
             self._probe.prepared(slot, prompt.voice)
-        return Opened(self.context_length(slot), ignored)
+        return Opened(self.context_length(slot), ignored, window.is_on)
 
     def _check_free(self, slot: int) -> None:
         if self._conversations[slot] is not None or self.chats.has(slot):
             raise ValueError(f"slot {slot} has a conversation")
-
-    @property
-    def has_chat(self) -> bool:
-        """Whether it can chat."""
-        return self.chats.is_possible
 
     def prepare_chat(self, request: ChatRequest) -> PreparedChat:
         """Check a request and lay out its prompt, in any thread, as `Chats.prepare` does."""

@@ -183,8 +183,10 @@ class UnitFailure:
 class Opened:
     """A conversation that is ready for its first unit.
 
-    `ignored` names the options that have no effect with this checkpoint.
+    `ignored` names the options that have no effect with this checkpoint. `has_window` means that
+    a window makes room in the context, so that it is never full for long.
     """
 
     context_length: int
     ignored: tuple[str, ...] = ()
+    has_window: bool = False
