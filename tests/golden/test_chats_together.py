@@ -142,18 +142,22 @@ def test_chats_beside_each_other_and_a_duplex_session_are_as_alone(model: Duplex
     players = Players(model)
     model.open(1, DUPLEX)
     seen: list[UnitOutput] = []
+
+    def between(count: int) -> None:
+        for _ in range(count):
+            players.round()
+            seen.append(run_unit(model, 1, len(seen)))
+            players.round()
+
     speaking = players.join(0, HEARD)
-    for number in range(8):
-        if number == 1:
-            first = players.join(3, SAMPLED)
-        if number == 2:
-            seeing = players.join(2, SEEN)
-        if number == 5:
-            players.leave(3)  # in the middle of its answer
-            again = players.join(3, GREEDY)
-        players.round()
-        seen.append(run_unit(model, 1, number))
-        players.round()
+    between(1)
+    first = players.join(3, SAMPLED)
+    between(1)
+    seeing = players.join(2, SEEN)
+    between(3)
+    players.leave(3)  # in the middle of its answer
+    again = players.join(3, GREEDY)
+    between(3)
     players.finish()
     assert [output.token_ids for output in seen] == [output.token_ids for output in units]
     for output, unit in zip(seen, units, strict=True):

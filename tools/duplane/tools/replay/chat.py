@@ -227,16 +227,24 @@ class Seen:
         is_heard = any("samples" in entry for entry in trace["yields"])
         if is_heard:
             told = [{"samples": y.samples, "text": y.text} for y in self._waveforms()]
-            recorded = [{k: y[k] for k in ("samples", "text")} for y in trace["yields"]]
+            recorded = [
+                {"samples": entry["samples"], "text": self._plain(entry["text"])}
+                for entry in trace["yields"]
+            ]
             yield same(f"{name} yields", told, recorded)
         else:
             texts = [output.text for output in self.outputs if output.token_ids]
-            yield same(f"{name} yields", texts, [entry["text"] for entry in trace["yields"]])
+            recorded = [self._plain(entry["text"]) for entry in trace["yields"]]
+            yield same(f"{name} yields", texts, recorded)
         calls = [
             {"tokens": tokens, "last": is_last, "first": index == 0, "samples": count}
             for index, (tokens, is_last, count) in enumerate(self.unit.pieces)
         ]
         yield same(f"{name} token2wav_calls", calls, trace["token2wav_calls"])
+
+    def _plain(self, text: str) -> str:
+        """The reference tells special tokens by name."""
+        return self.model.tokens.decode(self.model.tokens.encode(text))
 
     def _chunks(self) -> list[dict[str, Any]]:
         """The ids chosen, as the reference cuts them: one more in the first chunk."""

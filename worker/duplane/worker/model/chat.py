@@ -7,6 +7,7 @@ never wait long. Its rules are the reference's, but for what it breaks:
   answer at once collects it.
 - It fails when the first id is a terminator. Here the answer is empty.
 - It strips `<|listen|>` from prompts, which moves everything behind it. Here nothing is stripped.
+- It tells the names of special tokens as text. Here text has none.
 - It runs up to ten ids over `max_new_tokens`. Here the bound is exact.
 - A prompt over the bound is cut off there. Here it is refused.
 

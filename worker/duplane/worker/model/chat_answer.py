@@ -88,7 +88,7 @@ class Chat:
 
     def tell(self, tokens: Tokens) -> str:
         """The text that is new; bytes of a character that is not whole yet wait for the rest."""
-        text = tokens.decode(self.answer[: self.fed_count], skip_special=False)
+        text = tokens.decode(self.answer[: self.fed_count])
         whole = text if self.finish else text.rstrip(_INCOMPLETE)
         new = whole[self.told_characters :]
         self.told_characters = max(self.told_characters, len(whole))
