@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 from scripted_model import PROMPT_TOKENS, ScriptedModel, echo
 from worker_rig import WITHIN_S, Rig, running_worker, unit
 
 from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2, registry_pb2, session_pb2
+from duplane.tools.tiny.build import build_tiny
 from duplane.worker.model.chat_types import (
     ChatAudio,
     ChatImage,
@@ -24,6 +29,7 @@ from duplane.worker.model.chat_types import (
     ChatRole,
     Finish,
 )
+from duplane.worker.model.model import DuplexModel
 from duplane.worker.model.types import DecodeMode, OptionError, UnitFailure
 from duplane.worker.settings import SessionLimits
 
@@ -53,8 +59,10 @@ async def chat(
         yield responses
 
 
-async def answer(rig: Rig, request: session_pb2.ChatRequest) -> list[session_pb2.ChatResponse]:
-    async with asyncio.timeout(WITHIN_S), chat(rig, request) as responses:
+async def answer(
+    rig: Rig, request: session_pb2.ChatRequest, slot: int = 0
+) -> list[session_pb2.ChatResponse]:
+    async with asyncio.timeout(WITHIN_S), chat(rig, request, slot) as responses:
         return [response async for response in responses]
 
 
@@ -222,6 +230,7 @@ async def test_a_client_that_leaves_stops_its_answer_and_frees_the_slot() -> Non
             async for response in responses:
                 if response.HasField("delta"):
                     break
+            await rig.scheduler.until_slot(0, registry_pb2.SLOT_STATE_OCCUPIED)
         await rig.all_free()
         steps = len(rig.model.chat_rounds)
         rig.model.on_chat = echo
@@ -315,3 +324,69 @@ async def test_a_chat_is_one_span_with_its_stages_and_none_of_its_words() -> Non
         assert attributes["duplane.chat.finish"] == Finish.STOP.name
         assert attributes["duplane.stage.decode_ms"] == pytest.approx(4.0)
         assert not any("secret" in str(value) for value in attributes.values())
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tiny") / "checkpoint"
+    build_tiny(directory)
+    return directory
+
+
+class TinyModel(ScriptedModel):
+    """The rig's device, with a real tiny model in place of the script."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        super().__init__()
+        self._checkpoint = checkpoint
+
+    def load(self) -> Any:
+        torch.set_num_threads(1)
+        return DuplexModel.load(self._checkpoint, slot_count=2, context_capacity=1024)
+
+    def memory_used_bytes(self, model: Any) -> int:
+        return model.memory_bytes
+
+
+@pytest.mark.parametrize("is_heard", [False, True], ids=["text", "speech"])
+async def test_a_real_model_answers_in_words_and_ends_by_itself(
+    checkpoint: Path, is_heard: bool
+) -> None:
+    picture = io.BytesIO()
+    Image.new("RGB", (320, 240), (10, 200, 90)).save(picture, "JPEG")
+    sound = np.zeros(16_000, "<f4").tobytes()
+    request = session_pb2.ChatRequest(
+        messages=[
+            says("What is this?", session_pb2.ChatPart(image=picture.getvalue())),
+            session_pb2.ChatMessage(
+                role=session_pb2.CHAT_ROLE_ASSISTANT, parts=says("A table.").parts
+            ),
+            says(session_pb2.ChatPart(audio=sound)),
+        ],
+        config=session_pb2.ChatConfig(generate_audio=is_heard, max_new_token_count=60),
+        seed=1,
+    )
+    async with running_worker(TinyModel(checkpoint)) as rig:
+        told = await answer(rig, request)
+        text = "".join(response.delta.text for response in told)
+        audio = np.frombuffer(b"".join(response.delta.audio for response in told), "<f4")
+        done = told[-1].done
+        assert done.reason == session_pb2.FINISH_REASON_STOP
+        assert text.strip()
+        assert "<|" not in text
+        assert (np.abs(audio).max(initial=0) > 0) == is_heard
+        assert done.token_counts.input_video_token_count == 64
+        assert done.token_counts.input_audio_token_count == 10
+        ids = [token for response in told for token in response.delta.token_ids]
+        assert done.token_counts.output_text_token_count == len(ids)
+        again = await answer(rig, request, slot=1)
+        assert [token for r in again for token in r.delta.token_ids] == ids
+
+
+async def test_a_real_model_refuses_what_is_no_picture_by_its_path(checkpoint: Path) -> None:
+    request = session_pb2.ChatRequest(
+        messages=[says("Look:", session_pb2.ChatPart(image=b"no picture"))]
+    )
+    async with running_worker(TinyModel(checkpoint)) as rig:
+        error = await refusal(rig, request)
+        assert (error.reason, error.field) == (Reason.INVALID_FIELD, "messages[0].parts[1].image")
