@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from duplane.fabric.audio import AudioError, Samples, is_wav, samples_from_pcm
+from duplane.fabric.bounds import CHAT_CONFIG
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
 from duplane.worker.model.chat_types import (
@@ -25,19 +26,9 @@ from duplane.worker.model.types import OptionError
 from duplane.worker.options import DECODE_MODES, voice
 from duplane.worker.settings import SessionLimits
 
-# Field of ChatConfig -> lowest and highest value.
-_RANGES: dict[str, tuple[float, float]] = {
-    "max_new_token_count": (1, 32_768),
-    "temperature": (0, 2),
-    "top_k": (0, 1_000_000),
-    "top_p": (0, 1),
-    "length_penalty": (0.1, 5),
-    "repetition_penalty": (0.1, 10),
-    "max_slice_count": (1, 9),
-}
 _MODEL_NAMES = {"max_new_token_count": "max_new_tokens", "max_slice_count": "max_slices"}
 _PATHS = {
-    **{_MODEL_NAMES.get(name, name): f"config.{name}" for name in _RANGES},
+    **{_MODEL_NAMES.get(name, name): f"config.{name}" for name in CHAT_CONFIG},
     "generate_audio": "config.generate_audio",
     "tts_voice": "config.tts_voice",
 }
@@ -137,7 +128,7 @@ def _config(config: session_pb2.ChatConfig, limits: SessionLimits) -> dict[str, 
         "is_omni": config.is_omni,
         "max_slices": 1,
     }
-    for name, (low, high) in _RANGES.items():
+    for name, (low, high) in CHAT_CONFIG.items():
         if not config.HasField(name):  # pyright: ignore[reportArgumentType] - names are checked
             continue
         value: float = getattr(config, name)
