@@ -87,9 +87,12 @@ class Chat:
         self.fed_count += 1
 
     def tell(self, tokens: Tokens) -> str:
-        """The text that is new; bytes of a character that is not whole yet wait for the rest."""
+        """The text that is new; bytes of a character that is not whole yet wait for the rest.
+
+        What the model itself ends with is told as it is, what is cut off ends with the last whole.
+        """
         text = tokens.decode(self.answer[: self.fed_count])
-        whole = text if self.finish else text.rstrip(_INCOMPLETE)
+        whole = text if self.finish is Finish.STOP else text.rstrip(_INCOMPLETE)
         new = whole[self.told_characters :]
         self.told_characters = max(self.told_characters, len(whole))
         return new

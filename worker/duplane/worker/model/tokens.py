@@ -35,7 +35,6 @@ class Tokens:
     ) -> None:
         self._tokenizer = tokenizer
         self.eos = self.id_of(eos)
-        self.unknown = self.id_of(unknown)
         self.unit = self.id_of("<unit>")
         self.unit_end = self.id_of("</unit>")
         self.listen = self.id_of("<|listen|>")
@@ -45,6 +44,7 @@ class Tokens:
         self.chunk_eos = self.id_of("<|chunk_eos|>")
         self.chunk_tts_eos = self.id_of("<|chunk_tts_eos|>")
         self.turn_eos = self.id_of("<|turn_eos|>")
+        self.unknown = self.id_of(unknown)
         self.special = frozenset(
             number
             for number, token in tokenizer.get_added_tokens_decoder().items()
