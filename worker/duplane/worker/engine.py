@@ -119,7 +119,7 @@ class Engine:
 
     @property
     def model(self) -> Model:
-        """The loaded model; only its constants may be read here."""
+        """The loaded model; only its constants and `prepare` are for other threads."""
         assert self._rounds, "the engine is started"
         return self._rounds.model
 
