@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from duplane.fabric.v1 import registry_pb2
+from duplane.worker.model.chat_types import ChatOutput, ChatRequest, Finish
 from duplane.worker.model.types import (
     ConversationOptions,
     Opened,
@@ -45,6 +47,37 @@ def answer_loud(unit: UnitInput, context_length: int) -> UnitOutput:
     )
 
 
+@dataclass(frozen=True)
+class PreparedChat:
+    """A chat that the scripted model found good: a text prompt of its length in characters."""
+
+    request: ChatRequest
+    prompt_rows: int
+    image_rows: int = 0
+    audio_rows: int = 0
+
+
+def echo(slot: int, request: ChatRequest) -> Iterator[ChatOutput | UnitFailure]:
+    """Answer with the words of the last message, one in each step, after a step of prefill."""
+    last = request.messages[-1].parts[-1]
+    words = last.split() if isinstance(last, str) else []
+    words = words[: request.options.max_new_tokens]
+    yield ChatOutput(slot, 0, is_prefilled=False, stage_s={"prefill": 0.001})
+    yield ChatOutput(slot, PROMPT_TOKENS, stage_s={"prefill": 0.001})
+    samples = np.full(240 if request.options.generate_audio else 0, 0.25, np.float32)
+    for index, word in enumerate(words):
+        length = PROMPT_TOKENS + index + 1
+        yield ChatOutput(
+            slot,
+            length,
+            text=f"{word} ",
+            audio=samples,
+            token_ids=(index,),
+            finish=Finish.STOP if index + 1 == len(words) else None,
+            stage_s={"decode": 0.002},
+        )
+
+
 class ScriptedModel:
     """Implements the worker's `Model` and, being its own device, its `Device`.
 
@@ -61,6 +94,13 @@ class ScriptedModel:
         self.sees_frames = True
         self.answer: Answer = answer_loud
         self.on_open: Callable[[int, ConversationOptions], None] = lambda slot, options: None
+        self.has_chat = True
+        self.on_chat: Callable[[int, ChatRequest], Iterator[ChatOutput | UnitFailure]] = echo
+        self.on_prepare: Callable[[ChatRequest], None] = lambda request: None
+        self.chats: dict[int, ChatRequest] = {}
+        self.chat_rounds: list[tuple[int, ...]] = []
+        self.order: list[str] = []
+        self._chatting: dict[int, Iterator[ChatOutput | UnitFailure]] = {}
         self.on_close: Callable[[int], None] = lambda slot: None
         self.is_dirty: Callable[[int], bool] = lambda slot: False
         self.breaches: list[str] = []
@@ -125,10 +165,9 @@ class ScriptedModel:
         self._check(all(slot in self._lengths for slot in slots), f"unopened slot in {slots}")
         self._check(self._unsettled.isdisjoint(slots), f"unsettled slot in {slots}")
         self.rounds.append(slots)
+        self.order.append("units")
         self._unsettled.update(slots)
-        if not self._gate.is_set():
-            self._loop.call_soon_threadsafe(self._entered.set)
-            self._gate.wait(10)
+        self._wait()
         for unit in units:
             length = self._lengths[unit.slot] + UNIT_TOKENS
             result = self.answer(unit, length)
@@ -139,9 +178,38 @@ class ScriptedModel:
         self._check_thread()
         self._unsettled.difference_update(slots)
 
+    def _wait(self) -> None:
+        """Stay here while a test holds the device."""
+        if not self._gate.is_set():
+            self._loop.call_soon_threadsafe(self._entered.set)
+            self._gate.wait(10)
+
+    def prepare_chat(self, request: ChatRequest) -> PreparedChat:
+        self._check(self._thread != threading.get_ident(), "a chat prepared on the device thread")
+        self.on_prepare(request)
+        texts = [part for message in request.messages for part in message.parts]
+        return PreparedChat(request, sum(len(text) for text in texts if isinstance(text, str)))
+
+    def open_chat(self, slot: int, prepared: PreparedChat) -> None:
+        self._check_thread()
+        self._check(slot not in self._lengths, f"slot {slot} opened twice")
+        self.chats[slot] = prepared.request
+        self._chatting[slot] = self.on_chat(slot, prepared.request)
+        self._lengths[slot] = PROMPT_TOKENS
+
+    def chat_step(self, slots: Sequence[int]) -> Iterator[ChatOutput | UnitFailure]:
+        self._check_thread()
+        self._check(all(slot in self._chatting for slot in slots), f"no chat in {slots}")
+        self.chat_rounds.append(tuple(slots))
+        self.order.append("chat")
+        self._wait()
+        for slot in slots:
+            yield next(self._chatting[slot])
+
     def close(self, slot: int) -> None:
         self._check_thread()
         self.on_close(slot)
+        self._chatting.pop(slot, None)
         self._lengths.pop(slot, None)
         self._unsettled.discard(slot)
 

@@ -7,8 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from worker_rig import refusal, running_worker, unit
 
-from duplane.fabric.client import FabricClient
-from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.errors import Reason
 from duplane.fabric.lease import LeaseSigner
 from duplane.fabric.v1 import lease_pb2, registry_pb2, session_pb2
 
@@ -118,16 +117,6 @@ async def test_a_draining_worker_takes_no_claim_and_its_sessions_go_on() -> None
         assert (await refusal(rig, rig.grant(1))).reason is Reason.DRAINING
         await client.send(unit(0))
         assert (await client.delta()).sequence == 0
-
-
-async def test_chat_is_not_served() -> None:
-    async with running_worker() as rig:
-        async with FabricClient([rig.scheduler.address]) as client:
-            request = session_pb2.ChatRequest()
-            async with client.chat(rig.grant(), request) as responses:
-                with pytest.raises(FabricError) as caught:
-                    await anext(responses)
-        assert caught.value.reason is Reason.KIND_NOT_SERVED
 
 
 async def test_a_grant_outlives_a_new_registration() -> None:

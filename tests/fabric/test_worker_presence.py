@@ -38,6 +38,7 @@ async def test_a_worker_says_who_it_is() -> None:
         assert list(register.kinds) == [
             lease_pb2.SESSION_KIND_AUDIO_DUPLEX,
             lease_pb2.SESSION_KIND_OMNI_DUPLEX,
+            lease_pb2.SESSION_KIND_CHAT,
         ]
         assert [slot.state for slot in register.slots] == [FREE, FREE]
 

@@ -19,6 +19,7 @@ CONFIG = {
         "num_text_tokens": 40,
         "num_audio_tokens": 30,
         "audio_bos_token_id": 39,
+        "text_eos_token_id": 38,
         "max_position_embeddings": 100,
     }
 }

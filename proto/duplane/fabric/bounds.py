@@ -22,3 +22,14 @@ DUPLEX_CONFIG: Mapping[str, tuple[float, float]] = {
     "context_window_unit_count": (1, 3600),
     "context_window_previous_token_count": (0, 65_536),
 }
+
+# Numeric field of ChatConfig -> lowest and highest value.
+CHAT_CONFIG: Mapping[str, tuple[float, float]] = {
+    "max_new_token_count": (1, 32_768),
+    "temperature": (0, 2),
+    "top_k": (0, 1_000_000),
+    "top_p": (0, 1),
+    "length_penalty": (0.1, 5),
+    "repetition_penalty": (0.1, 10),
+    "max_slice_count": (1, 9),
+}

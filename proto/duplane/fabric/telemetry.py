@@ -26,6 +26,7 @@ EDGE_SESSION = "edge.session"
 EDGE_UNIT = "edge.unit"
 WORKER_SESSION = "worker.session"
 WORKER_UNIT = "worker.unit"
+WORKER_CHAT = "worker.chat"
 
 SESSION_ID = "session.id"
 LEASE_ID = "duplane.lease.id"
@@ -36,6 +37,7 @@ UNIT_OUTCOME = "duplane.unit.outcome"
 UNIT_DROPPED_COUNT = "duplane.unit.dropped_count"
 STAGE_PREFIX = "duplane.stage."  # + stage + "_ms"
 BATCH_SIZE = "duplane.batch.size"
+CHAT_FINISH = "duplane.chat.finish"
 CONTEXT_TOKEN_COUNT = "duplane.context.token_count"  # a name, not a secret
 ERROR_TYPE = "error.type"
 

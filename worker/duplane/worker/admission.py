@@ -104,10 +104,14 @@ class Admission:
         self._keys = told
         self._epochs.append(worker_epoch)
 
-    def claim(self, lease: lease_pb2.Lease, now: datetime) -> lease_pb2.LeaseClaims:
+    def claim(
+        self, lease: lease_pb2.Lease, now: datetime, *, is_chat: bool = False
+    ) -> lease_pb2.LeaseClaims:
         """Give the slot that `lease` names, or raise FabricError and change nothing."""
         claims = self._verifier.verify(lease)
         self._check_addressee(claims)
+        if is_chat != (claims.kind == lease_pb2.SESSION_KIND_CHAT):
+            raise FabricError(Reason.KIND_NOT_SERVED, "the lease is for another kind of session")
         expire_time = claims.expire_time.ToDatetime(tzinfo=UTC)
         if now > expire_time + CLOCK_SKEW:
             raise FabricError(Reason.LEASE_EXPIRED, f"the lease expired at {expire_time:%X} UTC")

@@ -13,7 +13,7 @@ from duplane.worker.inbox import Refusal
 from duplane.worker.model.types import UnitFailure, UnitOutput
 from duplane.worker.rounds import Done
 
-_MODEL_STAGES = ("audio", "vision", "prefill", "decode", "talker", "vocoder", "settle")
+MODEL_STAGES = ("audio", "vision", "prefill", "decode", "talker", "vocoder", "settle")
 ENGINE_FAILED = "ENGINE_FAILED"
 # What the model answers to a unit -> the field of the unit that is at fault.
 _FIELDS_AT_FAULT = {
@@ -54,9 +54,7 @@ class Account:
         stages_s = {
             "inbox": done.started_s - unit.received_s,
             # A stage that took no time did not run.
-            **{
-                stage: output.stage_s[stage] for stage in _MODEL_STAGES if output.stage_s.get(stage)
-            },
+            **{stage: output.stage_s[stage] for stage in MODEL_STAGES if output.stage_s.get(stage)},
             "total": now_s - unit.received_s,
         }
         delta = session_pb2.Delta(
@@ -72,7 +70,7 @@ class Account:
                 output_audio_token_count=output.audio_token_count,
             ),
             stage_times=session_pb2.StageTimes(
-                **{stage: _duration(seconds) for stage, seconds in stages_s.items()}
+                **{stage: duration(seconds) for stage, seconds in stages_s.items()}
             ),
             token_ids=output.token_ids,
         )
@@ -179,6 +177,7 @@ class Account:
         span.end()
 
 
-def _duration(seconds: float) -> Duration:
+def duration(seconds: float) -> Duration:
+    """Return seconds as a message; never less than none."""
     nanos = max(0, round(seconds * 1e9))
     return Duration(seconds=nanos // 1_000_000_000, nanos=nanos % 1_000_000_000)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from duplane.worker.inbox import Entry, Inbox, Refusal
 from duplane.worker.model.types import ConversationOptions
-from duplane.worker.rounds import Device, Event, Model, Rounds, Taken
+from duplane.worker.rounds import ChatStep, Device, Event, Model, PreparedChat, Rounds, Taken
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ class Conversation:
         self.inbox = inbox  # under the engine's lock
         self.on_event = on_event
         self.is_ready = False  # units may be taken; under the engine's lock
+        self.credit = 0  # chat outputs that its owner can take now; under the engine's lock
         self.is_closed = False  # nothing more is told; event loop only
 
 
@@ -44,9 +45,18 @@ class _Open:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _OpenChat:
+    conversation: Conversation
+    prepared: PreparedChat
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Close:
     conversation: Conversation
     is_clean: asyncio.Future[bool]
+
+
+_Command = _Open | _OpenChat | _Close
 
 
 class Engine:
@@ -59,7 +69,7 @@ class Engine:
         self._memory_tolerance_bytes = memory_tolerance_bytes
         self._inbox_unit_count = inbox_unit_count
         self._lock = threading.Condition()
-        self._commands: deque[_Open | _Close] = deque()
+        self._commands: deque[_Command] = deque()
         self._conversations: dict[int, Conversation] = {}
         self._is_stopping = False
         self._busy_since_s: float | None = None
@@ -134,6 +144,23 @@ class Engine:
             self._commands.append(_Open(conversation, options))
             self._lock.notify()
 
+    def open_chat(self, conversation: Conversation, prepared: PreparedChat, credit: int) -> None:
+        """Begin to answer; a ChatStep follows for every step, or Lost.
+
+        At most `credit` steps are told before they are taken back with `restore`: a chat whose
+        client does not read waits, and costs the device nothing.
+        """
+        with self._lock:
+            conversation.credit = credit
+            self._commands.append(_OpenChat(conversation, prepared))
+            self._lock.notify()
+
+    def restore(self, conversation: Conversation) -> None:
+        """One step of a chat was taken: one more may come."""
+        with self._lock:
+            conversation.credit += 1
+            self._lock.notify()
+
     def put(self, conversation: Conversation, entry: Entry) -> None:
         """Hand in a unit, or the answer owed for a bad one."""
         with self._lock:
@@ -177,10 +204,12 @@ class Engine:
             self._call(self._resolve, self._ended, None)
 
     def _round(self, rounds: Rounds) -> bool:
-        """Do what is ready: commands up to one open, then a unit of each slot that has one.
+        """Do what is ready: commands up to one open, then a unit of each slot that has one, then
+        one step of the chats.
 
         One open per round, so that many newcomers do not make a running conversation wait for all
-        of them. Commands keep their order, so a slot's close never overtakes its open.
+        of them; one short step of chats, so that a unit waits for no more. Commands keep their
+        order, so a slot's close never overtakes its open.
         """
         with self._lock:
             self._lock.wait_for(self._has_work)
@@ -192,11 +221,13 @@ class Engine:
             self._obey(rounds, command)
         with self._lock:
             batch = self._take_units()
+            chats = [c.slot for c in self._conversations.values() if _can_chat(c)]
         if batch:
             self._busy_since_s = time.monotonic()
-            lost = rounds.run(batch)
-            if lost:
-                self._lose(lost)
+            self._lose(rounds.run(batch))
+        if chats:
+            self._busy_since_s = time.monotonic()
+            self._lose(rounds.chat(chats))
         self._busy_since_s = None
         return True
 
@@ -205,27 +236,32 @@ class Engine:
             self._is_stopping
             or bool(self._commands)
             or any(c.is_ready and c.inbox for c in self._conversations.values())
+            or any(_can_chat(c) for c in self._conversations.values())
         )
 
-    def _take_commands(self) -> list[_Open | _Close]:
-        commands: list[_Open | _Close] = []
+    def _take_commands(self) -> list[_Command]:
+        commands: list[_Command] = []
         while self._commands:
             commands.append(self._commands.popleft())
-            if isinstance(commands[-1], _Open):
+            if not isinstance(commands[-1], _Close):
                 break
         return commands
 
-    def _obey(self, rounds: Rounds, command: _Open | _Close) -> None:
+    def _obey(self, rounds: Rounds, command: _Command) -> None:
         conversation = command.conversation
-        if isinstance(command, _Open):
-            is_ready = rounds.open(conversation.slot, command.options)
-            with self._lock:
-                conversation.is_ready = is_ready and not conversation.is_closed
-            return
-        is_clean = rounds.close(conversation.slot)
+        match command:
+            case _Open():
+                is_ready = rounds.open(conversation.slot, command.options)
+            case _OpenChat():
+                is_ready = rounds.open_chat(conversation.slot, command.prepared)
+            case _Close():
+                is_clean = rounds.close(conversation.slot)
+                with self._lock:
+                    del self._conversations[conversation.slot]
+                self._call(self._resolve, command.is_clean, is_clean)
+                return
         with self._lock:
-            del self._conversations[conversation.slot]
-        self._call(self._resolve, command.is_clean, is_clean)
+            conversation.is_ready = is_ready and not conversation.is_closed
 
     def _take_units(self) -> list[Taken]:
         batch: list[Taken] = []
@@ -245,6 +281,9 @@ class Engine:
                 self._conversations[slot].is_ready = False
 
     def _post(self, slot: int, event: Event) -> None:
+        if isinstance(event, ChatStep):
+            with self._lock:
+                self._conversations[slot].credit -= 1
         self._call(self._tell, self._conversations[slot], event)
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
@@ -268,3 +307,8 @@ class Engine:
             future.set_exception(outcome)
         else:
             future.set_result(outcome)
+
+
+def _can_chat(conversation: Conversation) -> bool:
+    """Whether a chat may be stepped; other conversations have no credit."""
+    return conversation.is_ready and conversation.credit > 0

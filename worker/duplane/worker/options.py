@@ -30,12 +30,13 @@ from duplane.worker.settings import SessionLimits
 UNIT_TOO_LONG = "UNIT_TOO_LONG"
 PAUSED = "PAUSED"
 
+DECODE_MODES: dict[int, Enum] = {
+    session_pb2.DECODE_MODE_SAMPLING: DecodeMode.SAMPLING,
+    session_pb2.DECODE_MODE_GREEDY: DecodeMode.GREEDY,
+}
 # Field of DuplexConfig -> what its values are called in the model.
 _CHOICES: dict[str, dict[int, Enum]] = {
-    "decode_mode": {
-        session_pb2.DECODE_MODE_SAMPLING: DecodeMode.SAMPLING,
-        session_pb2.DECODE_MODE_GREEDY: DecodeMode.GREEDY,
-    },
+    "decode_mode": DECODE_MODES,
     "context_window": {
         session_pb2.CONTEXT_WINDOW_OFF: WindowMode.OFF,
         session_pb2.CONTEXT_WINDOW_BASIC: WindowMode.BASIC,
@@ -82,7 +83,7 @@ def conversation_options(wish: session_pb2.Open, limits: SessionLimits) -> Conve
         chosen["seed"] = wish.seed
     for name, pcm in (("llm_voice", wish.llm_voice), ("tts_voice", wish.tts_voice)):
         if pcm:
-            chosen[name] = _voice(name, pcm, limits.max_voice_s)
+            chosen[name] = voice(name, pcm, limits.max_voice_s)
     try:
         return ConversationOptions(**chosen)
     except OptionError as error:
@@ -124,7 +125,8 @@ def _config(config: session_pb2.DuplexConfig) -> dict[str, Any]:
     return chosen
 
 
-def _voice(name: str, pcm: bytes, max_s: float) -> Samples:
+def voice(name: str, pcm: bytes, max_s: float) -> Samples:
+    """Return the samples of a voice. Raises FabricError INVALID_FIELD naming `name`."""
     try:
         samples = _samples(pcm)
     except AudioError as error:

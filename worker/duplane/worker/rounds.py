@@ -11,13 +11,14 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from duplane.fabric.audio import INPUT_RATE_HERTZ
 from duplane.fabric.v1 import registry_pb2
 from duplane.worker.inbox import Refusal, Unit
+from duplane.worker.model.chat_types import ChatOutput, ChatRequest
 from duplane.worker.model.types import (
     ConversationOptions,
     DecodeMode,
@@ -36,10 +37,21 @@ _WARM_UP_FRAME = base64.b64decode(  # one grey pixel; the model scales it to wha
 )
 
 
+class PreparedChat(Protocol):
+    """A chat request that the model has found good, and the rows of its prompt, by kind."""
+
+    @property
+    def prompt_rows(self) -> int: ...
+    @property
+    def image_rows(self) -> int: ...
+    @property
+    def audio_rows(self) -> int: ...
+
+
 class Model(Protocol):
     """The model as the worker drives it; see `DuplexModel`.
 
-    `prepare` is for any thread, all else for the device's.
+    `prepare` and `prepare_chat` are for any thread, all else for the device's.
     """
 
     @property
@@ -58,6 +70,11 @@ class Model(Protocol):
     def prepare(self, unit: UnitInput) -> UnitInput | UnitFailure: ...
     def step(self, units: Sequence[UnitInput]) -> Iterator[UnitOutput | UnitFailure]: ...
     def settle(self, slots: Sequence[int]) -> None: ...
+    @property
+    def has_chat(self) -> bool: ...
+    def prepare_chat(self, request: ChatRequest) -> PreparedChat: ...
+    def open_chat(self, slot: int, prepared: Any) -> None: ...
+    def chat_step(self, slots: Sequence[int]) -> Iterator[ChatOutput | UnitFailure]: ...
     def close(self, slot: int) -> None: ...
     def is_clean(self, slot: int) -> bool: ...
 
@@ -101,7 +118,15 @@ class Done:
     started_s: float
 
 
-Event = Opened | OpenRefused | Lost | Done | Refusal
+@dataclass(frozen=True, slots=True)
+class ChatStep:
+    """What a step of a chat led to, in a round with `batch_size` chats."""
+
+    output: ChatOutput
+    batch_size: int
+
+
+Event = Opened | OpenRefused | Lost | Done | Refusal | ChatStep
 
 
 class Rounds:
@@ -176,6 +201,36 @@ class Rounds:
                 self._post(slot, Lost())
             return {taken.slot for taken in batch}
         return lost
+
+    def open_chat(self, slot: int, prepared: PreparedChat) -> bool:
+        """Open a chat; tell whether it may be stepped."""
+        try:
+            self.model.open_chat(slot, prepared)
+        except Exception:  # noqa: BLE001 - the model's faults stop here, logged whole
+            _log.exception("slot %d: a chat could not be opened", slot)
+            self._post(slot, Lost())
+            return False
+        return True
+
+    def chat(self, slots: Sequence[int]) -> set[int]:
+        """Do one short thing for several chats together; return the slots that have ended."""
+        ended: set[int] = set()
+        try:
+            for result in self.model.chat_step(slots):
+                if isinstance(result, UnitFailure):
+                    _log.error("slot %d: a chat failed: %s", result.slot, result.message)
+                    self._post(result.slot, Lost())
+                    ended.add(result.slot)
+                    continue
+                self._post(result.slot, ChatStep(result, len(slots)))
+                if result.finish is not None:
+                    ended.add(result.slot)
+        except Exception:  # noqa: BLE001 - the model's faults stop here, logged whole
+            _log.exception("a step of the chats in slots %s failed", slots)
+            for slot in set(slots) - ended:
+                self._post(slot, Lost())
+            return set(slots)
+        return ended
 
     def close(self, slot: int) -> bool:
         """Clean the slot; tell whether it may be leased again."""

@@ -175,8 +175,11 @@ class Worker:
         )
 
 
-def _kinds(model: Model) -> tuple[lease_pb2.SessionKind, ...]:
+def _kinds(model: Model) -> list[lease_pb2.SessionKind]:
     """What the model can serve."""
+    kinds = [lease_pb2.SESSION_KIND_AUDIO_DUPLEX]
     if model.sees_frames:
-        return (lease_pb2.SESSION_KIND_AUDIO_DUPLEX, lease_pb2.SESSION_KIND_OMNI_DUPLEX)
-    return (lease_pb2.SESSION_KIND_AUDIO_DUPLEX,)
+        kinds.append(lease_pb2.SESSION_KIND_OMNI_DUPLEX)
+    if model.has_chat:
+        kinds.append(lease_pb2.SESSION_KIND_CHAT)
+    return kinds

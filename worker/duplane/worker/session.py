@@ -29,7 +29,7 @@ from duplane.worker.options import (
     token_limit,
 )
 from duplane.worker.phases import Phase, Phases
-from duplane.worker.rounds import Done, Event, Lost, OpenRefused
+from duplane.worker.rounds import ChatStep, Done, Event, Lost, OpenRefused
 from duplane.worker.settings import SessionLimits
 
 _log = logging.getLogger(__name__)
@@ -174,6 +174,8 @@ class Session:
                 self.end(invalid_option(event.error))
             case Lost():
                 self._on_lost()
+            case ChatStep():
+                pass  # only chats have them
             case _:
                 assert_never(event)
 

@@ -10,17 +10,19 @@ import logging
 import statistics
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from datetime import UTC, datetime
 from typing import Any
 
 import grpc.aio
+from opentelemetry.util.types import AttributeValue
 
 from duplane.fabric import telemetry
 from duplane.fabric.errors import FabricError, Reason, abort
 from duplane.fabric.telemetry import Telemetry
-from duplane.fabric.v1 import registry_pb2, session_pb2, session_pb2_grpc
+from duplane.fabric.v1 import lease_pb2, registry_pb2, session_pb2, session_pb2_grpc
 from duplane.worker.admission import Admission
+from duplane.worker.chat_session import ChatSession
 from duplane.worker.deltas import Account
 from duplane.worker.engine import Conversation, Engine
 from duplane.worker.phases import Phases
@@ -33,10 +35,10 @@ _UNIT_TIMES_KEPT = 128
 
 
 class Sessions(session_pb2_grpc.SessionServiceServicer):
-    """Serves Converse on the slots of `admission`. Cleanups run in `tasks`, past their calls.
+    """Serves Converse and Chat on the slots of `admission`.
 
-    Method names are the contract's; the stubs know only methods that yield, gRPC also these, which
-    read and write through the context.
+    Cleanups run in `tasks`, past their calls. Method names are the contract's; the stubs know
+    only methods that yield, gRPC also these, which read and write through the context.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class Sessions(session_pb2_grpc.SessionServiceServicer):
         self._tracer = tracer
         self._limits = limits
         self._tasks = tasks
-        self._running: dict[int, Session] = {}
+        self._running: dict[int, Session | ChatSession] = {}
         self._unit_count = 0
         self._unit_times_s: deque[float] = deque(maxlen=_UNIT_TIMES_KEPT)
 
@@ -63,27 +65,15 @@ class Sessions(session_pb2_grpc.SessionServiceServicer):
     ) -> None:
         """Run one session; see the contract."""
         del request_iterator  # the stream is read through the context
-        try:
-            await self._converse(context)
-        except FabricError as error:
-            failure = error
-        except grpc.aio.BaseError:
-            raise  # gRPC's own way to leave a call
-        except Exception:  # noqa: BLE001 - a task root; the client learns no internals
-            _log.exception("a session failed")
-            failure = FabricError(Reason.UNKNOWN, "the worker failed; its log says why")
-        else:
-            return
-        await abort(context, failure)
+        await _guarded(context, self._converse(context))
 
     async def Chat(  # noqa: N802  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         request: session_pb2.ChatRequest,
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
-        """Refuse: this worker serves full duplex only."""
-        del request
-        await abort(context, FabricError(Reason.KIND_NOT_SERVED, "this worker serves no chat"))
+        """Run one turn of chat; see the contract."""
+        await _guarded(context, self._chat(request, context))
 
     def end(self, slot: int, reason: session_pb2.CloseReason) -> None:
         """Close the session that holds a slot, if one does."""
@@ -117,11 +107,7 @@ class Sessions(session_pb2_grpc.SessionServiceServicer):
         span = self._tracer.start(
             telemetry.WORKER_SESSION,
             parent=claim.trace,
-            attributes={
-                telemetry.SESSION_ID: claims.session_id,
-                telemetry.LEASE_ID: claims.lease_id,
-                telemetry.SLOT: claims.slot,
-            },
+            attributes=_attributes(claims),
         )
         trace = claim.trace if claim.trace.traceparent else telemetry.inject(span)
         account = Account(claims, self._tracer, trace)
@@ -143,7 +129,23 @@ class Sessions(session_pb2_grpc.SessionServiceServicer):
             self._release(session)
             span.end()
 
-    def _release(self, session: Session) -> None:
+    async def _chat(
+        self, request: session_pb2.ChatRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        claims = self._admission.claim(request.lease, datetime.now(UTC), is_chat=True)
+        span = self._tracer.start(
+            telemetry.WORKER_CHAT, parent=request.trace, attributes=_attributes(claims)
+        )
+        session = ChatSession(context, claims.slot, self._engine, self._limits, span)
+        self._running[claims.slot] = session
+        _log.info("slot %d: chat %s", claims.slot, claims.session_id or claims.lease_id)
+        try:
+            await session.run(request, lambda: self._release(session))
+        finally:
+            self._release(session)
+            span.end()
+
+    def _release(self, session: Session | ChatSession) -> None:
         """Begin the cleanup of a session's slot, once."""
         slot = session.conversation.slot
         if self._running.get(slot) is session:
@@ -159,6 +161,32 @@ class Sessions(session_pb2_grpc.SessionServiceServicer):
     def _count_unit(self, seconds: float) -> None:
         self._unit_count += 1
         self._unit_times_s.append(seconds)
+
+
+async def _guarded(
+    context: grpc.aio.ServicerContext[Any, Any], serving: Coroutine[Any, Any, None]
+) -> None:
+    """Run a call and translate what it raises."""
+    try:
+        await serving
+    except FabricError as error:
+        failure = error
+    except grpc.aio.BaseError:
+        raise  # gRPC's own way to leave a call
+    except Exception:  # noqa: BLE001 - a task root; the client learns no internals
+        _log.exception("a session failed")
+        failure = FabricError(Reason.UNKNOWN, "the worker failed; its log says why")
+    else:
+        return
+    await abort(context, failure)
+
+
+def _attributes(claims: lease_pb2.LeaseClaims) -> dict[str, AttributeValue]:
+    return {
+        telemetry.SESSION_ID: claims.session_id,
+        telemetry.LEASE_ID: claims.lease_id,
+        telemetry.SLOT: claims.slot,
+    }
 
 
 async def _read_claim(

@@ -27,6 +27,11 @@ class SessionLimits:
     max_prompt_bytes: int = 32 * 1024  # a longer system prompt: INVALID_FIELD
     inbox_unit_count: int = 4  # units that wait for the device; the oldest is dropped
     outbox_message_count: int = 16  # deltas that wait for a slow client: SLOW_CLIENT
+    max_chat_messages: int = 512  # more in one request: INVALID_FIELD
+    max_chat_parts: int = 1024  # of all messages together; more: INVALID_FIELD
+    max_chat_text_bytes: int = 512 * 1024  # of all messages together; more: INVALID_FIELD
+    max_chat_media_bytes: int = 24 * 1024 * 1024  # of all messages together; more: INVALID_FIELD
+    stall_timeout_s: float = 30.0  # a chat client that reads nothing for so long: SLOW_CLIENT
     flush_timeout_s: float = 2.0  # for `closed` to go out; the slot does not wait for it
 
 

@@ -52,27 +52,31 @@ class CountingVocoder:
     def __init__(self, silence_token_id: int) -> None:
         self.silence_token_id = silence_token_id
         self._primed: dict[int, tuple[VocoderVoice, int | None]] = {}
+        self._begun: set[int] = set()
 
     def prime(self, slot: int, voice: VocoderVoice, *, seed: int | None = None) -> None:
         """Counting needs neither; that there is a voice is remembered."""
         self._primed[slot] = (voice, seed)
 
     def start_turn(self, slot: int) -> None:
-        """Nothing is kept from piece to piece."""
+        """Only that a turn has begun is kept from piece to piece."""
+        self._begun.discard(slot)
 
     def decode(self, chunks: Sequence[VocoderChunk]) -> list[FloatArray]:
-        """Silence: the lookahead is heard later, and a turn's end brings the lag."""
-        counts = [
-            len(chunk.tokens) * TOKEN_SAMPLES + LAG_SAMPLES
-            if chunk.is_last
-            else (len(chunk.tokens) - self.lookahead) * TOKEN_SAMPLES
-            for chunk in chunks
-        ]
-        return [np.zeros(count, np.float32) for count in counts]
+        """Silence: the lookahead is heard later, and a turn's end brings the lag, if there is."""
+        return [np.zeros(self._count(chunk), np.float32) for chunk in chunks]
+
+    def _count(self, chunk: VocoderChunk) -> int:
+        has_lag = chunk.slot in self._begun
+        self._begun.add(chunk.slot)
+        if not chunk.is_last:
+            return (len(chunk.tokens) - self.lookahead) * TOKEN_SAMPLES
+        return len(chunk.tokens) * TOKEN_SAMPLES + LAG_SAMPLES * has_lag
 
     def reset(self, slot: int) -> None:
-        """Forget the slot's voice."""
+        """Forget the slot's voice and turn."""
         self._primed.pop(slot, None)
+        self._begun.discard(slot)
 
     def is_clean(self, slot: int) -> bool:
         """Whether the slot has no voice."""

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from duplane.tools.replay import audio, duplex, token2wav, tts, vision
+from duplane.tools.replay import audio, chat, duplex, token2wav, tts, vision
 from duplane.tools.replay.check import Check, Verdict
 
 Checks = Callable[[Path], Iterator[Check]]
@@ -17,6 +17,7 @@ PARTS: Mapping[str, Checks] = {
     "tts": tts.checks,
     "token2wav": token2wav.checks,
     "duplex": duplex.checks,
+    "chat": chat.checks,
 }
 
 log = logging.getLogger(__name__)

@@ -11,15 +11,14 @@ import orjson
 import torch
 from torch import Tensor
 
-from duplane.tools.replay.check import Check, compare, same, skipped, worst
+from duplane.tools.replay.check import Check, compare, same, worst
 from duplane.worker.model.checkpoint import Checkpoint
 from duplane.worker.model.sampling import SeededUniforms
-from duplane.worker.model.talker import Speech, Talker
+from duplane.worker.model.talker import TOKENS_PER_UNIT, Speech, Talker
+from duplane.worker.model.talker_stream import SpeechStream, advance
 
 TOLERANCE = 1e-4
 TEMPERATURE = 0.8
-LATER = {"streaming": "turn-based speech", "oneshot": "turn-based speech"}
-"""Parts of the trace that need what the model does not have yet."""
 
 
 def checks(golden: Path) -> Iterator[Check]:
@@ -35,9 +34,10 @@ def checks(golden: Path) -> Iterator[Check]:
         talker.load(source)
         for number, turn in enumerate(trace["turns"]):
             yield from _turn(f"tts turn {number}", talker, turn, arrays)
-    for part, need in LATER.items():
-        if part in trace:
-            yield skipped(f"tts {part}", f"needs {need}")
+        if "streaming" in trace:
+            yield from _streaming(talker, trace["streaming"], arrays)
+        if "oneshot" in trace:
+            yield from _oneshot(talker, trace["oneshot"], arrays)
 
 
 def _turn(name: str, talker: Talker, turn: list[dict[str, Any]], arrays: Any) -> Iterator[Check]:
@@ -69,3 +69,56 @@ def _chunk(talker: Talker, chunk: dict[str, Any], arrays: Any) -> Iterator[Check
     if likeliest.shape[0] == ids.shape[0]:
         likeliest = likeliest.gather(1, ids)
     yield compare("top8_probs", likeliest.numpy(), arrays[f"{key}_top8_probs"], TOLERANCE)
+
+
+def _streaming(talker: Talker, trace: dict[str, Any], arrays: Any) -> Iterator[Check]:
+    """An answer in passages; the trace has their tokens in portions, as they are complete."""
+    talker.reset(0)
+    stream = SpeechStream(0, SeededUniforms(0), is_greedy=True, temperature=TEMPERATURE)
+    held: list[int] = []
+    last = len(trace["segments"]) - 1
+    for index, segment in enumerate(trace["segments"]):
+        name = f"tts streaming {index}"
+        condition = _marked(talker, arrays[f"stream_cond{index}"], is_text_end=index == last)
+        tokens = _spoken(talker, stream, condition, longest=trace["max_new_token"])
+        held += tokens
+        portions: list[dict[str, Any]] = []
+        while len(held) >= TOKENS_PER_UNIT:
+            portions.append({"tokens": held[:TOKENS_PER_UNIT], "last": False})
+            del held[:TOKENS_PER_UNIT]
+        if index == last:
+            portions.append({"tokens": held, "last": True})
+            held = []
+        yield same(f"{name} yields", portions, segment["yields"])
+        yield same(f"{name} chunk_audio_tokens", len(tokens), segment["chunk_audio_tokens"])
+        yield same(f"{name} condition_len", len(condition), segment["condition_len"])
+        yield same(f"{name} buffer_after", len(held), segment["buffer_after"])
+        yield same(f"{name} kv", talker.cache.length(0), segment["kv"])
+
+
+def _oneshot(talker: Talker, trace: dict[str, Any], arrays: Any) -> Iterator[Check]:
+    """A whole utterance as one passage; its condition has its marks already."""
+    talker.reset(0)
+    stream = SpeechStream(0, SeededUniforms(0), is_greedy=True, temperature=TEMPERATURE)
+    condition = torch.tensor(arrays["oneshot_cond"])
+    shortest, longest = trace["min_new"], trace["max_new"]
+    tokens = _spoken(talker, stream, condition, shortest=shortest, longest=longest)
+    has_ended = stream.unfed is None
+    # Cut off at its bound, the recorded utterance lacks the token drawn last.
+    yield same("tts oneshot tokens", tokens if has_ended else tokens[:-1], trace["tokens"])
+    yield same("tts oneshot finished", has_ended, trace["finished"])
+
+
+def _spoken(talker: Talker, stream: SpeechStream, condition: Tensor, **bounds: int) -> list[int]:
+    """All tokens of one passage."""
+    stream.say(condition, **bounds)
+    tokens: list[int] = []
+    while not stream.is_silent:
+        tokens += advance(talker, [stream])[0]
+    return tokens
+
+
+def _marked(talker: Talker, condition: Any, *, is_text_end: bool) -> Tensor:
+    """A recorded condition with the marks that follow it."""
+    marks = talker.condition((), torch.empty(0), is_text_end=is_text_end)
+    return torch.cat((torch.tensor(condition), marks))

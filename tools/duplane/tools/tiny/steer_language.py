@@ -2,7 +2,8 @@
 
 A clock in the context decides when: the gate head swings with the distance to the first token,
 so that four or so units of listening and three or so of speech follow each other whatever is
-heard. What is said is a walk over the word pairs of the spoken sentences.
+heard. What is said is a walk over the word pairs of the spoken sentences. In a chat one sentence
+is the answer: the end of a unit, which nothing but a chat decodes from, leads to the end of it.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ WANDER = 0.2
 PROMPT = "<|im_start|>system\nStreaming Omni Conversation.\n<|audio_start|><|audio_end|><|im_end|>"
 FIRST_CHOICE = 3 * 13 + 10
 """Rows after the prompt at which the first unit that is not forced to listen decides."""
+
+SAY = 2.0
+"""The flag of the row before a chat's answer: over twice its constant, it outweighs the clock."""
 
 # Logits. What may follow a row gets LIKELY, everything else noise of about 1.
 LIKELY = 18.0
@@ -116,12 +120,14 @@ class _RowVectors:
         self.id_of = {
             name: token_id(tokenizer, name)
             for name in (
-                *("<|im_start|>", "<|audio_start|>", "<|listen|>", "<|speak|>"),
-                *("<|tts_bos|>", "<|turn_eos|>", "<|chunk_eos|>"),
+                *("<|im_start|>", "<|audio_start|>", "</think>", "<|listen|>", "<|speak|>"),
+                *("<|tts_bos|>", "<|turn_eos|>", "<|chunk_eos|>", "<|im_end|>"),
             )
         }
-        openers = [self.id_of["<|speak|>"], self.id_of["<|tts_bos|>"]]
-        own = [*openers, self.id_of["<|turn_eos|>"], *self.words]
+        # The last row before the answer of a chat that is not spoken.
+        line = tokenizer.encode("\n\n", add_special_tokens=False).ids[-1]
+        openers = [self.id_of["<|speak|>"], self.id_of["<|tts_bos|>"], line]
+        own = [*openers, self.id_of["<|turn_eos|>"], self.id_of["<|chunk_eos|>"], *self.words]
         basis = orthogonal_vectors("rows", self.width, seed)
         if len(own) >= len(basis):
             raise ValueError(
@@ -135,9 +141,13 @@ class _RowVectors:
     def embeddings(self) -> Array:
         """One row per token: its constant, and its vector or its flag."""
         table = self.vectors.copy()
-        for name, channel in (("<|im_start|>", START), ("<|audio_start|>", MARK)):
+        for name, channel, size in (
+            ("<|im_start|>", START, 1.0),
+            ("<|audio_start|>", MARK, 1.0),
+            ("</think>", MARK, SAY),
+        ):
             table[self.id_of[name]] = 0.0
-            table[self.id_of[name], channel] = 1.0
+            table[self.id_of[name], channel] = size
         table[:, CONST] = CONST_SIZE
         table[self.words, WORD] = WORD_SIZE
         return table
@@ -165,4 +175,5 @@ class _RowVectors:
         pairs = {pair for sentence in self.sentences for pair in pairwise(sentence)}
         starts = {(opener, line[0]) for opener in self.openers for line in self.sentences}
         ends = {(line[-1], self.id_of["<|chunk_eos|>"]) for line in self.sentences}
-        return pairs | starts | ends
+        finish = (self.id_of["<|chunk_eos|>"], self.id_of["<|im_end|>"])
+        return pairs | starts | ends | {finish}

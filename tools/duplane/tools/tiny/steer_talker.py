@@ -1,8 +1,8 @@
 """Makes the random talker speak a second per unit, and stop soon after a turn's end.
 
-The gate head looks for the condition row of the turn's end: while there is none the gate is -1
-and the end of speech is out of reach; once there is one it swings to +1 after some steps, and
-the end of speech is certain.
+The gate head looks for the condition row of the end of a turn, or of a chat's text: while there
+is none the gate is -1 and the end of speech is out of reach; once there is one it swings to +1
+after some steps, and the end of speech is certain.
 """
 
 from __future__ import annotations
@@ -47,7 +47,11 @@ def steer_talker(tensors: Tensors, config: dict[str, Any], tokenizer: Tokenizer,
     tensors["tts.model.embed_tokens.weight"][:] = 0.0
 
     text = unit_vectors("tts.emb_text", talker["num_text_tokens"], width, seed)
-    flags = ((token_id(tokenizer, "<|turn_eos|>"), START), (talker["audio_bos_token_id"], MARK))
+    flags = (
+        (token_id(tokenizer, "<|turn_eos|>"), START),
+        (talker["text_eos_token_id"], START),
+        (talker["audio_bos_token_id"], MARK),
+    )
     for token, channel in flags:
         text[token] = 0.0
         text[token, channel] = 1.0

@@ -6,6 +6,9 @@ attention goes by one-second blocks, each seeing itself and all before it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,35 +18,61 @@ from duplane.worker.model.mel import HISTORY_SAMPLES, HOP, LogMel
 from duplane.worker.model.whisper import AudioConfig, AudioProjector, WhisperEncoder
 
 
-def encode_clip(
-    apm: WhisperEncoder, projector: AudioProjector, log_mel: LogMel, samples: np.ndarray
-) -> Tensor:
-    """Embeddings [rows, hidden] of a 16 kHz clip [n].
+def encode_clips(
+    apm: WhisperEncoder,
+    projector: AudioProjector,
+    log_mel: LogMel,
+    clips: Sequence[np.ndarray],
+    *,
+    is_blockwise: bool = True,
+) -> list[Tensor]:
+    """Embeddings [rows, hidden] of each of several 16 kHz clips [n].
 
-    Raises ValueError for samples that are not one finite row.
+    They are encoded in one batch, which a shorter clip can tell by what pads it; see
+    `block_mask`. Not `is_blockwise`, all of a piece sees all of it. Raises ValueError for
+    samples that are not one finite row.
     """
-    if samples.ndim != 1 or not np.isfinite(samples).all():
-        raise ValueError("audio: expected one row of finite samples")
-    pieces = [log_mel.clip(piece) for piece in split(apm.config, samples)]
+    for samples in clips:
+        if samples.ndim != 1 or not np.isfinite(samples).all():
+            raise ValueError("audio: expected one row of finite samples")
+    cut = [split(apm.config, samples) for samples in clips]
+    pieces = [log_mel.clip(piece) for group in cut for piece in group]
     counts = [rows_of(len(piece), apm.config.pool) for piece in pieces]
     if sum(counts) == 0:
         parameter = apm.conv1.weight
-        return torch.zeros(0, apm.config.hidden, device=parameter.device, dtype=parameter.dtype)
+        shape = (0, apm.config.hidden)
+        return [torch.zeros(shape, device=parameter.device, dtype=parameter.dtype) for _ in clips]
     hidden = apm.convolve(pad_sequence(pieces, batch_first=True))
     positions = hidden.shape[1]
     hidden = hidden + apm.embed_positions.weight[:positions]
-    mask = block_mask([len(piece) for piece in pieces], positions, apm.config.chunk_positions)
-    mask = mask.to(hidden.device)
+    block = apm.config.chunk_positions if is_blockwise else 0
+    mask = block_mask([len(piece) for piece in pieces], positions, block).to(hidden.device)
     for layer in apm.layers:
         hidden = layer(hidden, mask)
     embeds = projector(apm.layer_norm(hidden))
-    return torch.cat([rows[:count] for rows, count in zip(embeds, counts, strict=True)])
+    found = [rows[:count] for rows, count in zip(embeds, counts, strict=True)]
+    ends = list(accumulate(len(group) for group in cut))
+    return [
+        torch.cat([*found[end - len(group) : end], embeds[0, :0]])
+        for group, end in zip(cut, ends, strict=True)
+    ]
 
 
 def split(config: AudioConfig, samples: np.ndarray) -> list[np.ndarray]:
     """The pieces of a clip that are encoded apart from each other."""
-    length = min(HISTORY_SAMPLES, config.position_count * 2 * HOP)
+    length = _piece_samples(config)
     return [samples[start : start + length] for start in range(0, len(samples), length)]
+
+
+def clip_rows(config: AudioConfig, sample_count: int) -> int:
+    """How many embeddings a clip of so many samples gives."""
+    length = _piece_samples(config)
+    whole, rest = divmod(sample_count, length)
+    return whole * rows_of(-(-length // HOP), config.pool) + rows_of(-(-rest // HOP), config.pool)
+
+
+def _piece_samples(config: AudioConfig) -> int:
+    return min(HISTORY_SAMPLES, config.position_count * 2 * HOP)
 
 
 def rows_of(frames: int, pool: int) -> int:

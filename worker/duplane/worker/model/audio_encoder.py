@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from duplane.worker.model.audio_clip import encode_clip
+from duplane.worker.model.audio_clip import encode_clips
 from duplane.worker.model.mel import CONTEXT_FRAMES, UNIT_FRAMES, MelStream
 from duplane.worker.model.whisper import (
     UNIT_POSITIONS,
@@ -106,10 +106,22 @@ class AudioEncoder(nn.Module):
             self._lengths[slot] += UNIT_POSITIONS
         return self.audio_projection_layer(self.apm.layer_norm(hidden))
 
-    @torch.inference_mode()
     def encode_clip(self, samples: np.ndarray) -> Tensor:
         """Embeddings [rows, hidden] of a whole 16 kHz clip [n]; touches no slot."""
-        return encode_clip(self.apm, self.audio_projection_layer, self.mel.log_mel, samples)
+        return self.encode_clips([samples])[0]
+
+    @torch.inference_mode()
+    def encode_clips(
+        self, clips: Sequence[np.ndarray], *, is_blockwise: bool = True
+    ) -> list[Tensor]:
+        """Embeddings [rows, hidden] of each whole clip, as `audio_clip.encode_clips` does."""
+        return encode_clips(
+            self.apm,
+            self.audio_projection_layer,
+            self.mel.log_mel,
+            clips,
+            is_blockwise=is_blockwise,
+        )
 
     def reset(self, slot: int) -> None:
         """Forget everything of the slot."""

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from duplane.worker.model.chat import Chats, PreparedChat
+from duplane.worker.model.chat_types import ChatOutput, ChatRequest
 from duplane.worker.model.conversation import Conversation
 from duplane.worker.model.duplex import UnitRules
 from duplane.worker.model.generation import RunningUnit, TextGeneration
@@ -56,6 +58,8 @@ class DuplexModel:
         if parts.talker and parts.vocoder and parts.vocoder_voice:
             self._speaking = Speaking(parts.talker, parts.vocoder, probe)
         self._conversations: list[Conversation | None] = [None] * self.slot_count
+        self.chats = Chats(parts, self.context_capacity, probe)
+        self.has_chat = parts.chat_template is not None
         self._probe = probe
         for module in self._modules:
             module.requires_grad_(False).eval()
@@ -95,7 +99,7 @@ class DuplexModel:
             for tensor in (*module.parameters(), *module.buffers())
         )
         parts = self.parts
-        caches = [parts.llm.cache, self._sampling, parts.talker and parts.talker.cache]
+        caches = [parts.llm.cache, self._sampling, self.chats, parts.talker and parts.talker.cache]
         holders = [holder for holder in (*caches, parts.vocoder) if holder is not None]
         return fixed + sum(holder.memory_bytes for holder in holders)
 
@@ -118,8 +122,7 @@ class DuplexModel:
         `uniforms` replaces the draws of `options.seed`. Raises `OptionError` for a prompt that
         does not fit, and leaves the slot clean then.
         """
-        if self._conversations[slot] is not None:
-            raise ValueError(f"slot {slot} has a conversation")
+        self._check_free(slot)
         voice = self.parts.prompt_voice if options.llm_voice is None else options.llm_voice
         room = self.context_capacity - options.max_new_speak_tokens_per_chunk
         rules = self.parts.windows.chosen(options, self.context_capacity)
@@ -139,6 +142,26 @@ class DuplexModel:
         if self._probe is not None:
             self._probe.prepared(slot, prompt.voice)
         return Opened(self.context_length(slot), ignored, window.is_on)
+
+    def _check_free(self, slot: int) -> None:
+        if self._conversations[slot] is not None or self.chats.has(slot):
+            raise ValueError(f"slot {slot} has a conversation")
+
+    def prepare_chat(self, request: ChatRequest) -> PreparedChat:
+        """Check a request and lay out its prompt, in any thread, as `Chats.prepare` does."""
+        return self.chats.prepare(request)
+
+    @torch.inference_mode()
+    def open_chat(
+        self, slot: int, prepared: PreparedChat, *, uniforms: Uniforms | None = None
+    ) -> None:
+        """Begin a chat in a clean slot, as `Chats.open` does."""
+        self._check_free(slot)
+        self.chats.open(slot, prepared, uniforms=uniforms)
+
+    def chat_step(self, slots: Sequence[int]) -> Generator[ChatOutput | UnitFailure, None, None]:
+        """Do one short thing for the chats in these slots, as `Chats.step` does."""
+        return self.chats.step(slots)
 
     def _speech(self, options: ConversationOptions) -> tuple[SpeechTokens | None, tuple[str, ...]]:
         """The speech buffer, if there is to be audio, and the options that have no effect."""
@@ -350,6 +373,7 @@ class DuplexModel:
     def close(self, slot: int) -> None:
         """Forget the slot's conversation and zero all state it used; a clean slot stays clean."""
         self._conversations[slot] = None
+        self.chats.close(slot)
         parts = self.parts
         parts.llm.cache.reset(slot)
         parts.audio.reset(slot)
@@ -365,6 +389,7 @@ class DuplexModel:
         parts = self.parts
         return (
             self._conversations[slot] is None
+            and self.chats.is_clean(slot)
             and parts.llm.cache.is_clean(slot)
             and parts.audio.is_clean(slot)
             and self._sampling.is_clean(slot)

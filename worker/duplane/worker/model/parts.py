@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from duplane.worker.model.audio_encoder import AudioEncoder
+from duplane.worker.model.chat_template import ChatTemplate
 from duplane.worker.model.checkpoint import Checkpoint, CheckpointError, read_json
 from duplane.worker.model.checkpoint import field as read_field
 from duplane.worker.model.image_layout import duplex_rows
@@ -73,6 +74,7 @@ class ModelParts:
     prompt_voice: FloatArray | None = None
     windows: WindowRules = field(default_factory=WindowRules)
     vision: Vision | None = None
+    chat_template: ChatTemplate | None = None
 
     @property
     def overhang(self) -> int:
@@ -139,6 +141,7 @@ def load_parts(
         prompt_voice=load_prompt_voice(directory),
         windows=_window_rules(directory),
         vision=vision,
+        chat_template=ChatTemplate.load(directory),
     )
 
 
@@ -153,7 +156,7 @@ def _check_talker(talker: Talker, llm: LanguageModel, tokens: Tokens) -> None:
     dims = talker.dims
     if dims.llm_hidden_size != llm.hidden_size:
         raise CheckpointError(f"tts_config: llm_dim is {dims.llm_hidden_size}, not hidden_size")
-    if max(len(tokens) - 1, dims.bos) >= dims.text_rows:
+    if max(len(tokens) - 1, dims.bos, dims.text_end) >= dims.text_rows:
         raise CheckpointError(f"tts_config: num_text_tokens is {dims.text_rows}, too few")
 
 

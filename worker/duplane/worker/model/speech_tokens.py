@@ -25,12 +25,18 @@ class SpeechTokens:
     """The token buffer of one conversation: pure, and empty but for silence between turns."""
 
     def __init__(
-        self, *, silence_token_id: int, lookahead: int = 3, window: int = WINDOW_TOKENS
+        self,
+        *,
+        silence_token_id: int,
+        lookahead: int = 3,
+        window: int = WINDOW_TOKENS,
+        fewest: int = FEWEST_TOKENS,
     ) -> None:
-        """Cut chunks of `window` tokens and the `lookahead` tokens behind them."""
+        """Cut chunks of `fewest` to `window` tokens and the `lookahead` tokens behind them."""
         self._prefix = (silence_token_id,) * PREFIX_TOKENS
         self._lookahead = lookahead
         self._window = window
+        self._fewest = fewest
         self._pending = list(self._prefix)
 
     @property
@@ -46,7 +52,7 @@ class SpeechTokens:
         """
         self._pending += tokens
         chunks: list[TokenChunk] = []
-        while len(self._pending) >= self._lookahead + FEWEST_TOKENS:
+        while len(self._pending) >= self._lookahead + self._fewest:
             taken = self._pending[: self._window + self._lookahead]
             chunks.append(TokenChunk(tuple(taken), is_last=False))
             del self._pending[: len(taken) - self._lookahead]

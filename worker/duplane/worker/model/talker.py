@@ -33,6 +33,7 @@ class TalkerConfig:
     text_rows: int
     speech_rows: int
     bos: int
+    text_end: int
     capacity: int
 
     @classmethod
@@ -49,6 +50,7 @@ class TalkerConfig:
             text_rows=field(tts, "num_text_tokens", int),
             speech_rows=field(tts, "num_audio_tokens", int),
             bos=field(tts, "audio_bos_token_id", int),
+            text_end=field(tts, "text_eos_token_id", int),
             capacity=field(tts, "max_position_embeddings", int, 4096),
         )
 
@@ -113,13 +115,17 @@ class Talker(nn.Module):
         cast("_NormedHead", self.head_code[0]).fold()
         return unused
 
-    def condition(self, ids: Sequence[int], hidden: Tensor) -> Tensor:
-        """Text embeddings plus normed projected hidden states, then BOS: [ids + 1, width]."""
+    def condition(self, ids: Sequence[int], hidden: Tensor, *, is_text_end: bool = False) -> Tensor:
+        """Text embeddings plus normed projected hidden states, then BOS: [ids + 1, width].
+
+        With `is_text_end` the mark that no more text follows comes before BOS.
+        """
         table = self.emb_text.weight
-        rows = self.emb_text(torch.tensor([*ids, self.dims.bos]).to(table.device))
+        marks = [self.dims.text_end, self.dims.bos] if is_text_end else [self.dims.bos]
+        rows = self.emb_text(torch.tensor([*ids, *marks]).to(table.device))
         if ids:
             projected = self.projector_semantic(hidden.to(table.dtype))
-            rows[:-1] += functional.normalize(projected, p=2.0, dim=-1)
+            rows[: len(ids)] += functional.normalize(projected, p=2.0, dim=-1)
         return rows
 
     def is_turn_start(self, slot: int) -> bool:

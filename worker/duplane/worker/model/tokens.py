@@ -26,7 +26,13 @@ _WORDS = (
 class Tokens:
     """Text to ids and back, and the ids that steer a duplex conversation."""
 
-    def __init__(self, tokenizer: Tokenizer, eos: str, bad_ids: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        eos: str,
+        bad_ids: Iterable[int] = (),
+        unknown: str = "<unk>",
+    ) -> None:
         self._tokenizer = tokenizer
         self.eos = self.id_of(eos)
         self.unit = self.id_of("<unit>")
@@ -38,6 +44,7 @@ class Tokens:
         self.chunk_eos = self.id_of("<|chunk_eos|>")
         self.chunk_tts_eos = self.id_of("<|chunk_tts_eos|>")
         self.turn_eos = self.id_of("<|turn_eos|>")
+        self.unknown = self.id_of(unknown)
         self.special = frozenset(
             number
             for number, token in tokenizer.get_added_tokens_decoder().items()
@@ -60,7 +67,8 @@ class Tokens:
         if not all(type(entry) is int and entry >= 0 for entry in bad_ids):
             raise CheckpointError(f"{CONFIG_FILE}: bad_token_ids are not all ids")
         eos = _content(config.get("eos_token")) or "<|im_end|>"
-        return cls(tokenizer, eos, cast("list[int]", bad_ids))
+        unknown = _content(config.get("unk_token")) or "<unk>"
+        return cls(tokenizer, eos, cast("list[int]", bad_ids), unknown)
 
     def id_of(self, name: str) -> int:
         """The id of a special token, e.g. `<|listen|>`; `CheckpointError` when there is none."""
@@ -68,6 +76,11 @@ class Tokens:
         if found is None:
             raise CheckpointError(f"the tokenizer has no token {name!r}")
         return found
+
+    def id_or_unknown(self, entry: str) -> int:
+        """The id of an entry of the vocabulary, or that of the unknown token."""
+        found = self._tokenizer.token_to_id(entry)
+        return self.unknown if found is None else found
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`; names of special tokens in it become those tokens."""

@@ -1,0 +1,20 @@
+from pathlib import Path
+
+import pytest
+
+from duplane.tools.replay import chat
+from duplane.tools.replay.check import Check, Verdict
+
+PUBLIC = Path(__file__).parent / "public"
+CHECKS = list(chat.checks(PUBLIC))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_the_chats_are_reproduced(check: Check) -> None:
+    assert check.verdict is Verdict.OK, check.note
+    assert check.error <= 1e-5, "float32 alone should come closer than the traces allow"
+
+
+def test_every_chat_was_played() -> None:
+    sessions = {path.stem for path in (PUBLIC / "sessions").glob("chat_*.json")}
+    assert {check.name.split()[0] for check in CHECKS} == {*sessions, "half_duplex"}

@@ -1,0 +1,282 @@
+"""Replays sessions/chat_* and half_duplex: prompts, answers and speech of turn-based chats."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import torch
+from numpy.typing import NDArray
+
+from duplane.tools.replay.audio import read_audio, read_clip
+from duplane.tools.replay.check import Check, compare, same, skipped
+from duplane.tools.replay.recording import NO_VOICE, CountingVocoder, Recorder
+from duplane.worker.model.chat import CHUNK_IDS
+from duplane.worker.model.chat_types import (
+    ChatAudio,
+    ChatImage,
+    ChatMessage,
+    ChatOptions,
+    ChatOutput,
+    ChatPart,
+    ChatRequest,
+    ChatRole,
+    Finish,
+)
+from duplane.worker.model.half_duplex import HalfDuplex
+from duplane.worker.model.model import DuplexModel
+from duplane.worker.model.parts import ModelParts, load_parts
+from duplane.worker.model.types import DecodeMode
+
+TOLERANCE = 1e-4
+SLOT = 0
+ROOM = 128
+"""Rows beyond those recorded: recorded lengths leave out what was never fed."""
+
+# Channels of `inputs_embeds` that a trace keeps.
+_STRIDES = {"inputs_embeds": 1, "inputs_embeds_c16": 16}
+
+
+def checks(golden: Path) -> Iterator[Check]:
+    """All checks of the chats that the directory has."""
+    sessions = golden / "sessions"
+    paths = [*sorted(sessions.glob("chat_*.json")), *sessions.glob("half_duplex*.json")]
+    traces = [
+        (orjson.loads(path.read_bytes()), np.load(path.with_suffix(".npz"))) for path in paths
+    ]
+    if not traces:
+        return
+    loaded = load_parts(
+        golden / "checkpoint",
+        slot_count=1,
+        context_capacity=max(_rows(trace) for trace, _ in traces) + ROOM,
+        device="cpu",
+        dtype="float32",
+    )
+    for trace, arrays in traces:
+        if "steps" in trace:
+            yield from _half_duplex(golden, loaded, trace, arrays)
+        elif trace["generate_args"].get("do_sample"):
+            yield skipped(trace["name"], "its draws are not recorded")
+        else:
+            yield from _chat(golden, loaded, trace, arrays)
+
+
+def _rows(trace: dict[str, Any]) -> int:
+    if "steps" in trace:
+        return max(step["kv"] for step in trace["steps"])
+    return trace["kv_after_generate"]
+
+
+def _chat(
+    golden: Path, loaded: ModelParts, trace: dict[str, Any], arrays: Mapping[str, Any]
+) -> Iterator[Check]:
+    name = trace["name"]
+    messages = [
+        ChatMessage(ChatRole(entry["role"]), tuple(_parts(golden, entry["content"])))
+        for entry in trace["messages"]
+    ]
+    options = _options(trace["generate_args"], trace["prefill_args"])
+    seen = Seen(loaded, trace["token2wav_calls"])
+    model = seen.model
+    request = ChatRequest(tuple(messages), options)
+    prepared = model.prepare_chat(request)
+    prompt, length = prepared.prompt, prepared.prompt_rows
+    yield same(f"{name} prompt", prompt.text, trace["prompt"])
+    yield same(f"{name} input_ids", prompt.ids[:length], trace["input_ids"])
+    for kind, bounds in (
+        ("image_bound", prompt.image_bounds),
+        ("audio_bounds", prompt.audio_bounds),
+    ):
+        yield same(f"{name} {kind}", [[list(bound) for bound in bounds]], trace[kind])
+    yield same(f"{name} kv_after_prefill", length, trace["kv_after_prefill"])
+    # The rows are taken once for the comparison, and by the model again from a prompt of its own.
+    with torch.inference_mode():
+        rows = prompt.take(model.parts, length).numpy()
+    for key, stride in _STRIDES.items():
+        if key in arrays:
+            yield compare(f"{name} {key}", rows[:, ::stride], arrays[key], TOLERANCE)
+    model.open_chat(SLOT, model.prepare_chat(request))
+    seen.play()
+    yield from seen.answer(name, trace, arrays["chunk_hidden"])
+    yield same(f"{name} kv_after_generate", seen.context_length, trace["kv_after_generate"])
+    model.close(SLOT)
+    yield same(f"{name} slot left clean", model.is_clean(SLOT), True)
+
+
+def _half_duplex(
+    golden: Path, loaded: ModelParts, trace: dict[str, Any], arrays: Mapping[str, Any]
+) -> Iterator[Check]:
+    steps: list[dict[str, Any]] = trace["steps"]
+    generated = [step for step in steps if step["op"] == "generate"]
+    calls = [call for step in generated for call in step["token2wav_calls"]]
+    seen = Seen(loaded, calls)
+    model = seen.model
+    options = _options({**_REFERENCE, **generated[0]}, {})
+    talk = HalfDuplex(model.chats, model.parts, SLOT, options)
+    told = 0
+    for index, step in enumerate(steps):
+        name = f"{trace['name']} {index}"
+        if step["op"] == "generate":
+            seen.begin()
+            seen.play()
+            yield from seen.answer(f"{name} {step['tag']}", step, arrays[f"{step['tag']}_hidden"])
+            yield same(f"{name} kv", seen.context_length, step["kv"])
+            told = 0
+            continue
+        parts = list(_parts(golden, step["content"]))
+        listen = talk.instruct if step["role"] == "system" else talk.hear
+        rows = listen(parts)
+        prompt = talk.prompt.text
+        yield same(f"{name} prompt", prompt[told:], step["prompt"])
+        yield same(f"{name} kv", rows, step["kv"])
+        told = len(prompt)
+    model.close(SLOT)
+    yield same(f"{trace['name']} slot left clean", model.is_clean(SLOT), True)
+
+
+# What the reference generates with where a half-duplex trace names nothing else.
+_REFERENCE = {"generate_audio": True, "use_tts_template": True, "length_penalty": 1.1}
+
+
+def _options(generate: Mapping[str, Any], prefill: Mapping[str, Any]) -> ChatOptions:
+    return ChatOptions(
+        max_new_tokens=generate["max_new_tokens"],
+        decode_mode=DecodeMode.GREEDY,
+        length_penalty=generate.get("length_penalty", 1.0),
+        repetition_penalty=generate.get("repetition_penalty", 1.02),
+        is_thinking=generate.get("enable_thinking", False),
+        generate_audio=generate["generate_audio"],
+        use_tts_template=generate["use_tts_template"],
+        max_slices=prefill.get("max_slice_nums"),
+        use_image_id=prefill.get("use_image_id"),
+        is_omni=prefill.get("omni_mode", False),
+    )
+
+
+def _parts(golden: Path, content: str | Sequence[str]) -> Iterator[ChatPart]:
+    """Texts, and files named as `@folder/file`, perhaps with the samples `[from:to]` of it."""
+    for entry in [content] if isinstance(content, str) else content:
+        found = re.fullmatch(r"@([^\[]+)(?:\[(\d+):(\d+)\])?", entry)
+        if found is None:
+            yield entry
+            continue
+        path = golden / found[1]
+        if path.parent.name == "images":
+            yield ChatImage(path.read_bytes())
+        elif found[2] is None:
+            yield ChatAudio(read_clip(path))
+        else:
+            start, stop = int(found[2]), int(found[3])
+            yield ChatAudio(read_audio(path, stop)[start:stop])
+
+
+@dataclass
+class Yield:
+    """What one waveform, or one chunk of text, was told with."""
+
+    text: str
+    samples: int
+
+
+@dataclass
+class Seen:
+    """A model that plays one trace, and what it did since `begin`."""
+
+    loaded: ModelParts
+    calls: list[dict[str, Any]]
+    recorder: Recorder = field(default_factory=Recorder)
+    outputs: list[ChatOutput] = field(default_factory=list[ChatOutput])
+
+    def __post_init__(self) -> None:
+        silence = self.calls[0]["tokens"][0] if self.calls else 0
+        parts = replace(self.loaded, vocoder=CountingVocoder(silence), vocoder_voice=NO_VOICE)
+        self.model = DuplexModel(parts, probe=self.recorder)
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the answer before."""
+        self.unit = self.recorder.begin_unit(SLOT)
+        self.outputs.clear()
+
+    def play(self) -> None:
+        """Run the chat's answer to its end."""
+        while not self.outputs or self.outputs[-1].finish is None:
+            for output in self.model.chat_step([SLOT]):
+                if not isinstance(output, ChatOutput):
+                    raise TypeError(f"the chat failed: {output}")
+                self.outputs.append(output)
+
+    @property
+    def context_length(self) -> int:
+        """Rows of the context after the answer."""
+        return self.outputs[-1].context_length
+
+    def answer(
+        self, name: str, trace: dict[str, Any], hidden: NDArray[np.float32]
+    ) -> Iterator[Check]:
+        """Compare an answer with its trace."""
+        yield same(f"{name} llm_chunks", self._chunks(), trace["llm_chunks"])
+        got = np.stack(self.unit.hidden) if self.unit.hidden else np.zeros_like(hidden[:0])
+        yield compare(f"{name} chunk_hidden", got, hidden, TOLERANCE)
+        is_heard = any("samples" in entry for entry in trace["yields"])
+        if is_heard:
+            told = [{"samples": y.samples, "text": y.text} for y in self._waveforms()]
+            recorded = [
+                {"samples": entry["samples"], "text": self._plain(entry["text"])}
+                for entry in trace["yields"]
+            ]
+            yield same(f"{name} yields", told, recorded)
+        else:
+            texts = [output.text for output in self.outputs if output.token_ids]
+            recorded = [self._plain(entry["text"]) for entry in trace["yields"]]
+            yield same(f"{name} yields", texts, recorded)
+        calls = [
+            {"tokens": tokens, "last": is_last, "first": index == 0, "samples": count}
+            for index, (tokens, is_last, count) in enumerate(self.unit.pieces)
+        ]
+        yield same(f"{name} token2wav_calls", calls, trace["token2wav_calls"])
+
+    def _plain(self, text: str) -> str:
+        """The reference tells special tokens by name."""
+        return self.model.tokens.decode(self.model.tokens.encode(text))
+
+    def _chunks(self) -> list[dict[str, Any]]:
+        """The ids chosen, as the reference cuts them: one more in the first chunk."""
+        ids = list(self.unit.decided)
+        has_ended = self.outputs[-1].finish is Finish.STOP
+        if has_ended:
+            ids.pop()
+        chunks = [ids[: CHUNK_IDS + 1]]
+        fed = [output for output in self.outputs if output.token_ids]
+        for start in range(1, len(fed)):
+            first = start * CHUNK_IDS + 1
+            chunks.append(ids[first : first + CHUNK_IDS])
+        last = len(chunks) - 1
+        return [
+            {"token_ids": chunk, "finished": has_ended and index == last}
+            for index, chunk in enumerate(chunks)
+        ]
+
+    def _waveforms(self) -> Iterator[Yield]:
+        """The reference tells text only with the next waveform."""
+        text = ""
+        for output in self.outputs:
+            text += output.text
+            for samples in self._cut(output):
+                yield Yield(text, samples)
+                text = ""
+
+    def _cut(self, output: ChatOutput) -> list[int]:
+        """One output may hold two waveforms: the one that was due, and the end."""
+        if not len(output.audio):
+            return []
+        counts = [count for _, _, count in self.unit.pieces]
+        if output.finish is not None and len(output.audio) != counts[-1]:
+            return [len(output.audio) - counts[-1], counts[-1]]
+        return [len(output.audio)]

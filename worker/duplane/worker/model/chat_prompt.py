@@ -1,0 +1,293 @@
+"""The prompt of a chat: which ids it has, where pictures and sounds stand in it, its embeddings.
+
+Pictures and sounds are checked and cut at once and encoded when their rows are asked for, so that
+a long prompt can be fed in pieces. Names of special tokens in a text become those tokens, as the
+model has been used; what only looks like the place of a picture stays text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from duplane.worker.model.audio_clip import clip_rows
+from duplane.worker.model.chat_types import (
+    ChatAudio,
+    ChatImage,
+    ChatMessage,
+    ChatOptions,
+    ChatPart,
+)
+from duplane.worker.model.image_layout import Layout, chat_layout
+from duplane.worker.model.images import ImageError, PreparedImage
+from duplane.worker.model.parts import ModelParts
+from duplane.worker.model.prompt import CHARACTERS_PER_ROW
+from duplane.worker.model.types import FloatArray, OptionError
+from duplane.worker.model.whisper import AudioConfig
+
+AUDIO_START, AUDIO_END = "<|audio_start|>", "<|audio_end|>"
+IMAGE_PLACE, AUDIO_PLACE = "<image>./</image>", "<audio>./</audio>"
+_PRIVATE_USE = range(0xE000, 0xF900)
+
+Bound = tuple[int, int]
+
+
+@dataclass
+class Medium:
+    """A picture, or the sounds of one message: `encode` gives the rows of all its `bounds`."""
+
+    encode: Callable[[], Tensor]
+    bounds: list[Bound]
+    embeds: Tensor | None = None
+
+    def lay_over(self, rows: Tensor, start: int) -> None:
+        """Replace those of the prompt's `rows` from `start` on that are this medium's."""
+        if self.embeds is None:
+            self.embeds = self.encode().to(rows.dtype)
+        stop, before = start + len(rows), 0
+        for first, last in self.bounds:
+            low, high = max(first, start), min(last, stop)
+            if low < high:
+                offset = before - first
+                rows[low - start : high - start] = self.embeds[low + offset : high + offset]
+            before += last - first
+
+
+@dataclass
+class ChatPrompt:
+    """The ids of a prompt, with the unknown token where embeddings of media stand.
+
+    `text` is what was rendered, with a mark for every medium.
+    """
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list[int])
+    media: list[Medium] = field(default_factory=list[Medium])
+    image_bounds: list[Bound] = field(default_factory=list[Bound])
+    audio_bounds: list[Bound] = field(default_factory=list[Bound])
+    fed: int = 0
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether all rows were taken."""
+        return self.fed == len(self.ids)
+
+    def take(self, parts: ModelParts, count: int) -> Tensor:
+        """The next embeddings [rows, hidden], at most `count`; encodes the media among them."""
+        start, stop = self.fed, min(self.fed + count, len(self.ids))
+        rows = parts.llm.embed(self.ids[start:stop])
+        for medium in self.media:
+            if medium.bounds[0][0] < stop:
+                medium.lay_over(rows, start)
+        self.media = [medium for medium in self.media if medium.bounds[-1][1] > stop]
+        self.fed = stop
+        return rows
+
+
+class PromptBuilder:
+    """Puts a prompt together, piece by piece. Raises `OptionError` that names what is at fault."""
+
+    def __init__(
+        self, parts: ModelParts, options: ChatOptions, room: int, *, is_blockwise: bool = True
+    ) -> None:
+        """Bound the prompt to `room` rows. `is_blockwise` is how sounds are heard; see `Sounds`."""
+        self._parts, self._options, self._room = parts, options, room
+        self._is_blockwise = is_blockwise
+        self._image_count = 0
+        self.prompt = ChatPrompt()
+
+    def chat(self, messages: Sequence[ChatMessage]) -> ChatPrompt:
+        """The prompt of a whole history, as the checkpoint's template has it."""
+        template = self._parts.chat_template
+        if template is None:
+            raise OptionError("messages", "cannot be rendered: the checkpoint has no chat template")
+        if not messages:
+            raise OptionError("messages", "is empty")
+        mark = _unused_character(messages)
+        turns: list[tuple[str, str]] = []
+        places: list[tuple[int, int]] = []
+        for index, message in enumerate(messages):
+            if not message.parts:
+                raise OptionError(f"messages[{index}].parts", "is empty")
+            pieces: list[str] = []
+            for number, part in enumerate(message.parts):
+                if isinstance(part, str):
+                    pieces.append(part)
+                    continue
+                pieces.append(f"{mark}{len(places)}{mark}")
+                places.append((index, number))
+            turns.append((message.role.value, self._joint.join(pieces)))
+        try:
+            rendered = template.render(turns, is_thinking=self._options.is_thinking)
+        except ValueError as error:
+            raise OptionError("messages", f"are refused by the chat template: {error}") from error
+        return self._fill(re.split(f"{mark}([0-9]+){mark}", rendered), messages, places)
+
+    def _fill(
+        self, pieces: list[str], messages: Sequence[ChatMessage], places: list[tuple[int, int]]
+    ) -> ChatPrompt:
+        """Text and the numbers of media take turns in `pieces`."""
+        heard = Sounds(self._parts, is_blockwise=self._is_blockwise)
+        sounds = [heard.message() for _ in messages]
+        for position, piece in enumerate(pieces):
+            if position % 2 == 0:
+                self.say(piece)
+                continue
+            index, number = places[int(piece)]
+            name = f"messages[{index}].parts[{number}]"
+            self._show(messages[index].parts[number], name, sounds[index])
+        return self.prompt
+
+    def say(self, text: str) -> None:
+        """Add text."""
+        self.prompt.text += text
+        self._add_text(text)
+
+    def message(self, parts: Sequence[ChatPart], name: str) -> None:
+        """Add the parts of one message, without a template; `name` is their path for errors."""
+        sounds = Sounds(self._parts, is_blockwise=self._is_blockwise).message()
+        for number, part in enumerate(parts):
+            if number:
+                self.say(self._joint)
+            self._show(part, f"{name}[{number}]", sounds)
+
+    @property
+    def _joint(self) -> str:
+        return "" if self._options.is_omni else "\n"
+
+    def _show(self, part: ChatPart, name: str, sounds: MessageSounds) -> None:
+        match part:
+            case str():
+                self.say(part)
+            case ChatImage():
+                self.prompt.text += IMAGE_PLACE
+                self._add_image(part, f"{name}.image")
+            case ChatAudio():
+                self.prompt.text += AUDIO_PLACE
+                self._add_audio(part.samples, f"{name}.audio", sounds)
+
+    def _add_text(self, text: str) -> None:
+        room = self._room - len(self.prompt.ids)
+        if len(text) > CHARACTERS_PER_ROW * max(room, 0):
+            raise OptionError("messages", f"have more than {self._room} tokens")
+        self._add(self._parts.tokens.encode(text))
+
+    def _add(self, ids: Iterable[int]) -> None:
+        self.prompt.ids += ids
+        if len(self.prompt.ids) > self._room:
+            raise OptionError("messages", f"have more than {self._room} tokens")
+
+    def _add_places(self, count: int) -> Bound:
+        start = len(self.prompt.ids)
+        self._add([self._parts.tokens.unknown] * count)
+        return start, start + count
+
+    def _add_image(self, image: ChatImage, name: str) -> None:
+        vision, options = self._parts.vision, self._options
+        if vision is None:
+            raise OptionError(name, "is a picture, and this checkpoint does not see")
+        try:
+            prepared = vision.prepare(image.encoded, options.max_slices)
+        except ImageError as error:
+            raise OptionError(name, f"cannot be used: {error}") from error
+        is_numbered = vision.marks.has_id if options.use_image_id is None else options.use_image_id
+        number = self._image_count if is_numbered else None
+        self._image_count += 1
+        bounds = self._lay_out(chat_layout(vision.marks, prepared.grid, number), vision.rows)
+        encode = partial(_encode_image, self._parts, prepared)
+        self.prompt.image_bounds += bounds
+        self.prompt.media.append(Medium(encode, bounds))
+
+    def _lay_out(self, layout: Layout, rows: int) -> list[Bound]:
+        bounds: list[Bound] = []
+        for piece in layout:
+            if isinstance(piece, str):
+                self._add_text(piece)
+            else:
+                bounds.append(self._add_places(rows))
+        return bounds
+
+    def _add_audio(self, samples: FloatArray, name: str, sounds: MessageSounds) -> None:
+        if samples.dtype != np.float32 or samples.ndim != 1 or not np.isfinite(samples).all():
+            raise OptionError(name, "is not one row of finite float32 samples")
+        self._add_text(AUDIO_START)
+        rows = clip_rows(self._parts.audio.config, len(samples))
+        bound = self._add_places(rows)
+        self._add_text(AUDIO_END)
+        self.prompt.audio_bounds.append(bound)
+        if rows and sounds.add(samples, bound):
+            self.prompt.media.append(sounds.medium)
+
+
+class Sounds:
+    """The sounds of several messages, encoded together. Those of one message are heard as one.
+
+    Not `is_blockwise`, what is earlier in them is heard in the light of what is later.
+    """
+
+    def __init__(self, parts: ModelParts, *, is_blockwise: bool) -> None:
+        self._parts, self._is_blockwise = parts, is_blockwise
+        self._messages: list[MessageSounds] = []
+        self._encoded: list[Tensor] = []
+
+    def message(self) -> MessageSounds:
+        """Begin a message."""
+        self._messages.append(MessageSounds(partial(self._embeds, len(self._messages))))
+        return self._messages[-1]
+
+    def _embeds(self, index: int) -> Tensor:
+        """The embeddings of one message's sounds, in order."""
+        if not self._encoded:
+            config = self._parts.audio.config
+            heard = [message.heard(config) for message in self._messages]
+            clips = [clip for group in heard for clip in group]
+            encoded = self._parts.audio.encode_clips(clips, is_blockwise=self._is_blockwise)
+            found = iter(encoded)
+            self._encoded = [
+                torch.cat([encoded[0][:0], *(next(found) for _ in group)]) for group in heard
+            ]
+        return self._encoded[index]
+
+
+class MessageSounds:
+    """The sounds of one message."""
+
+    def __init__(self, encode: Callable[[], Tensor]) -> None:
+        self._clips: list[FloatArray] = []
+        self._bounds: list[Bound] = []
+        self.medium = Medium(encode, self._bounds)
+
+    def add(self, samples: FloatArray, bound: Bound) -> bool:
+        """Add a clip, whose embeddings go to `bound`; whether it is the first."""
+        self._clips.append(samples)
+        self._bounds.append(bound)
+        return len(self._bounds) == 1
+
+    def heard(self, config: AudioConfig) -> list[FloatArray]:
+        """One clip of them all, or each by itself where one would give too few embeddings."""
+        if not self._clips:
+            return []
+        joined = np.concatenate(self._clips)
+        count = sum(stop - start for start, stop in self._bounds)
+        return [joined] if clip_rows(config, len(joined)) >= count else self._clips
+
+
+def _encode_image(parts: ModelParts, image: PreparedImage) -> Tensor:
+    assert parts.vision, "it prepared the picture"
+    return parts.vision.encode([image])[0].flatten(0, 1)
+
+
+def _unused_character(messages: Sequence[ChatMessage]) -> str:
+    """A character that no message has, to mark where media stand."""
+    texts = [part for message in messages for part in message.parts if isinstance(part, str)]
+    used = set("".join(texts))
+    for code in _PRIVATE_USE:
+        if chr(code) not in used:
+            return chr(code)
+    raise OptionError("messages", "use every private character there is")
