@@ -93,26 +93,24 @@ class Snake(nn.Module):
         return torch.addcmul(x, wave, wave * self._height)
 
 
+FEW_CHANNELS = 16
+
+
 class SameConv1d(nn.Conv1d):
-    """A padded convolution, as long as its input; parameters are those of `nn.Conv1d`.
+    """A convolution padded to keep the length; parameters are those of `nn.Conv1d`.
 
     On a CPU, oneDNN fills channels up to the width of a vector. Where a small model has fewer,
     one matrix product over the kernel's windows takes less than half the time.
     """
 
-    FEW_CHANNELS = 16
-
-    def __init__(self, inputs: int, outputs: int, kernel: int, dilation: int = 1) -> None:
-        self.margin = (kernel - 1) * dilation // 2
-        super().__init__(inputs, outputs, kernel, dilation=dilation, padding=self.margin)
-        self._is_narrow = inputs <= self.FEW_CHANNELS
-
     def forward(self, input: Tensor) -> Tensor:
         """Map `[batch, in, time]` to `[batch, out, time]`."""
-        if not self._is_narrow or input.device.type != "cpu" or self.bias is None:
+        is_narrow = self.in_channels <= FEW_CHANNELS and input.device.type == "cpu"
+        if not is_narrow or self.bias is None:
             return super().forward(input)
         kernel, dilation = self.kernel_size[0], self.dilation[0]
-        padded = functional.pad(input, (self.margin, self.margin))
+        margin = (kernel - 1) * dilation // 2
+        padded = functional.pad(input, (margin, margin))
         batch, channel, time = padded.stride()
         windows = padded.as_strided(
             (*input.shape[:2], kernel, input.shape[2]), (batch, channel, dilation * time, time)
@@ -121,15 +119,21 @@ class SameConv1d(nn.Conv1d):
         return torch.baddbmm(self.bias[:, None], weight, windows.flatten(1, 2))
 
 
+def same_conv(inputs: int, outputs: int, kernel: int, dilation: int = 1) -> SameConv1d:
+    """Make one."""
+    margin = (kernel - 1) * dilation // 2
+    return SameConv1d(inputs, outputs, kernel, dilation=dilation, padding=margin)
+
+
 class ResBlock(nn.Module):
     """Pairs of convolutions, the first of each pair dilated, with Snake before every one."""
 
     def __init__(self, channels: int, kernel: int, dilations: Sequence[int]) -> None:
         super().__init__()
         self.convs1 = nn.ModuleList(
-            SameConv1d(channels, channels, kernel, dilation) for dilation in dilations
+            same_conv(channels, channels, kernel, dilation) for dilation in dilations
         )
-        self.convs2 = nn.ModuleList(SameConv1d(channels, channels, kernel) for _ in dilations)
+        self.convs2 = nn.ModuleList(same_conv(channels, channels, kernel) for _ in dilations)
         self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
         self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
 
@@ -184,7 +188,7 @@ class HarmonicSource(nn.Module):
         wave = (weight @ phase.sin_()).squeeze(1) * (config.nsf_alpha * voiced)
         if noise is not None:
             strength = voiced * config.nsf_sigma + (1 - voiced) * (config.nsf_alpha / 3)
-            wave = torch.addcmul(wave, strength * weight.norm(), noise)
+            wave = torch.addcmul(wave, strength * weight.square().sum().sqrt(), noise)
         return torch.tanh(wave + bias)
 
 
@@ -225,7 +229,7 @@ class HiFT(nn.Module):
             for width in widths[1:]
             for kernel in config.resblock_kernel_sizes
         )
-        self.conv_post = SameConv1d(widths[-1], spectrum, 7)
+        self.conv_post = same_conv(widths[-1], spectrum, 7)
         self.register_buffer("window", torch.empty(0), persistent=False)
 
     def prepare(self) -> None:

@@ -255,8 +255,7 @@ def penalise(scores: Tensor, recent: Tensor) -> Tensor:
     """
     if not recent.shape[1]:
         return scores
-    counts = torch.zeros_like(scores).scatter_add_(
-        1, recent, torch.ones_like(recent, dtype=scores.dtype)
-    )
-    factors = REPETITION_PENALTY**counts
-    return torch.where(scores < 0, scores * factors, scores / factors)
+    counts = (recent.unsqueeze(-1) == recent.unsqueeze(-2)).sum(-1)
+    factors = REPETITION_PENALTY ** counts.to(scores.dtype)
+    chosen = scores.gather(1, recent)
+    return scores.scatter(1, recent, torch.where(chosen < 0, chosen * factors, chosen / factors))
