@@ -73,8 +73,13 @@ def test_no_folder_owns_the_namespace() -> None:
 
 
 def test_base_install_needs_no_torch() -> None:
-    """Only the model, and what builds checkpoints for it, may import torch when loaded."""
-    allowed = ("duplane.worker.model", "duplane.tools.tiny", "duplane.tools.replay")
+    """Only the model, the device it runs on and what builds checkpoints may import torch."""
+    allowed = (
+        "duplane.worker.model",
+        "duplane.worker.device",
+        "duplane.tools.tiny",
+        "duplane.tools.replay",
+    )
     broken = [
         name
         for name, source in SOURCES

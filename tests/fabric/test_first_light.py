@@ -30,7 +30,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosedError
 
 from duplane.fabric.client import FabricClient
-from duplane.fabric.v1 import lease_pb2, session_pb2
+from duplane.fabric.v1 import admin_pb2, lease_pb2, session_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 DUPLANE = (sys.executable, "-m", "duplane.tools")
@@ -128,7 +128,9 @@ class Client:
             return orjson.loads(await self.connection.recv())
 
     async def begin(self) -> None:
-        assert (await self.receive())["type"] == "session.queue_done"
+        """Wait for a slot, which may still be cleaning up after the session before."""
+        while (event := await self.receive())["type"] != "session.queue_done":
+            assert event["type"] in ("session.queued", "session.queue_update"), event
         await self.configure()
 
     async def configure(self) -> None:
@@ -367,6 +369,11 @@ async def test_session_survives_the_scheduler(fabric: Fabric) -> None:
             return (await fabric.status()).get("free_slot_count") == SLOTS - 1
 
         await until(is_known_again, 20.0)
+        async with FabricClient([fabric.scheduler]) as operator:
+            leases = await operator.admin.ListLeases(admin_pb2.ListLeasesRequest())
+        (lease,) = leases.leases
+        assert lease.is_claimed
+        assert lease.claims.kind == lease_pb2.SESSION_KIND_AUDIO_DUPLEX
         await client.exchange()
         await client.end()
     await fabric.all_free()

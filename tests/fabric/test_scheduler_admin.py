@@ -157,8 +157,10 @@ async def test_serve_announces_itself_and_returns_on_shutdown(
             workers = registry_pb2_grpc.RegistryServiceStub(channel)
             attached = workers.Attach()
             await attached.write(registry_pb2.AttachRequest(register=register_message()))
-            told = (await attached.read()).registered.verification_keys
-            assert [one.public_key for one in told] == [key.public_key().public_bytes_raw()]
+            told = await attached.read()
+            assert isinstance(told, registry_pb2.AttachResponse)
+            told_keys = told.registered.verification_keys
+            assert [one.public_key for one in told_keys] == [key.public_key().public_bytes_raw()]
             shutdown.drain()
             await serving
             attached.cancel()

@@ -337,6 +337,14 @@ async def test_restarted_scheduler_keeps_the_order_of_the_queue() -> None:
         assert {queued.position for queued in newcomer.queued} == {1}, "a place shown has grown"
 
 
+async def test_fabric_that_starts_from_nothing_waits_for_nobody() -> None:
+    async with World.running(resume_grace_s=60) as world:
+        worker = await world.worker()
+        for _ in range(2):
+            await worker.claim(await (await world.caller()).granted())
+            await worker.finish(0)
+
+
 async def test_numbers_rise_above_what_workers_have_seen() -> None:
     async with World.running() as world:
         seen = (1 << 61) + 12345  # from a scheduler whose clock ran ahead

@@ -356,5 +356,5 @@ async def test_embedded_store_starts_above_its_former_process() -> None:
 
 @pytest.mark.parametrize("url", ["etcd:", "etcd://h:2379", "memory:x", "redis:", "", "memory"])
 def test_store_that_does_not_exist_is_refused_by_name(url: str) -> None:
-    with pytest.raises(ValueError, match="^store: "):
+    with pytest.raises(ValueError, match=r"^store: "):
         open_store(url, BOOT_MS)

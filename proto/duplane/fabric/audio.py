@@ -60,7 +60,10 @@ def read_audio_file(
                 raise AudioError(f"audio lasts more than {max_s:g} s")
             decoded = sound.read(dtype="float32", always_2d=True)
             rate = int(sound.samplerate)
-    except (soundfile.LibsndfileError, OSError) as error:
+    except soundfile.LibsndfileError as error:
+        # Its own text names the Python object that was read.
+        raise AudioError(f"not a readable audio file: {error.error_string}") from None
+    except OSError as error:
         raise AudioError(f"not a readable audio file: {error}") from None
     samples = decoded.mean(axis=1, dtype=np.float32)
     if rate != rate_hertz:

@@ -11,6 +11,8 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1 import health_pb2_grpc as _typed_health_grpc
 from grpc_reflection.v1alpha import reflection
 
+from duplane.fabric.process import StartError
+
 # The published stubs of the health package know only its threaded half.
 health: Any = _typed_health
 health_grpc: Any = _typed_health_grpc
@@ -49,7 +51,7 @@ class FabricServer:
     """A gRPC server with the official health and reflection services.
 
     Register servicers on `grpc`, then `start`. Every service named at construction is reported
-    SERVING by health from `start` to `stop`.
+    SERVING by health from `start` to `stop`, unless `set_serving` says otherwise.
     """
 
     def __init__(self, *services: str) -> None:
@@ -61,12 +63,23 @@ class FabricServer:
         reflection.enable_server_reflection(names, self.grpc)
 
     async def start(self, listen: str) -> str:
-        """Serve on host:port (port 0 picks one) and return the host:port that was bound."""
-        port = self.grpc.add_insecure_port(listen)
+        """Serve on host:port (port 0 picks one) and return the host:port that was bound.
+
+        Raises StartError when it cannot be bound.
+        """
+        try:
+            port = self.grpc.add_insecure_port(listen)
+        except RuntimeError as error:
+            raise StartError(f"cannot listen on {listen}: {error}") from None
         await self.grpc.start()
-        for service in self._services:
-            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        await self.set_serving(True)
         return f"{listen.rpartition(':')[0]}:{port}"
+
+    async def set_serving(self, is_serving: bool) -> None:
+        """Say by health whether new calls are welcome; those that run are untouched."""
+        status = health_pb2.HealthCheckResponse
+        for service in self._services:
+            await self._health.set(service, status.SERVING if is_serving else status.NOT_SERVING)
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls, give those that run `grace_s`, then cancel them."""

@@ -45,6 +45,7 @@ class ConverseStream:
     ) -> None:
         self._call = call
         self.granted = granted
+        self.claimed = session_pb2.Claimed()  # set once the worker has said so
 
     async def open(self, settings: session_pb2.Open) -> session_pb2.Opened:
         """Configure the conversation. Raises FabricError."""
@@ -102,6 +103,11 @@ class ConverseStream:
                 details=details,
             )
         )
+
+    async def end_input(self) -> None:
+        """Half-close: an orderly end whose last responses can still be read."""
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self._call.done_writing()
 
     async def finish(self) -> None:
         """Half-close, give the worker a moment to end the call, then cancel it."""
@@ -206,12 +212,13 @@ class FabricClient:
             stream = ConverseStream(call, granted)
             try:
                 claim = session_pb2.Claim(lease=granted.lease, trace=trace)
-                async with asyncio.timeout(granted.claim_timeout.ToTimedelta().total_seconds()):
-                    await stream.write(session_pb2.ConverseRequest(claim=claim))
-                    await stream.read()
+                try:
+                    async with asyncio.timeout(granted.claim_timeout.ToTimedelta().total_seconds()):
+                        await stream.write(session_pb2.ConverseRequest(claim=claim))
+                        stream.claimed.CopyFrom((await stream.read()).claimed)
+                except TimeoutError:
+                    raise FabricError(Reason.UNAVAILABLE, "the worker did not answer") from None
                 yield stream
-            except TimeoutError:
-                raise FabricError(Reason.UNAVAILABLE, "the worker did not answer") from None
             finally:
                 await stream.finish()
 

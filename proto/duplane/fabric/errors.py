@@ -45,6 +45,7 @@ class Reason(StrEnum):
     WRONG_EPOCH = "WRONG_EPOCH"
     SLOT_OCCUPIED = "SLOT_OCCUPIED"
     OPEN_TIMEOUT = "OPEN_TIMEOUT"
+    SLOW_CLIENT = "SLOW_CLIENT"
     DRAINING = "DRAINING"
     ENGINE_FAILED = "ENGINE_FAILED"
     UNAVAILABLE = "UNAVAILABLE"
@@ -68,6 +69,7 @@ CODES: dict[Reason, grpc.StatusCode] = {
     Reason.WRONG_EPOCH: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.SLOT_OCCUPIED: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.OPEN_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Reason.SLOW_CLIENT: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.DRAINING: grpc.StatusCode.UNAVAILABLE,
     Reason.ENGINE_FAILED: grpc.StatusCode.INTERNAL,
     Reason.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -14,9 +13,14 @@ import uvloop
 
 READY = "duplane-ready"  # first word of the line that tells a supervisor where we listen
 SUPERVISED = "DUPLANE_SUPERVISED"  # set by a parent that holds our stdin: we end when it does
+EXIT_CANNOT_START = 1
 EXIT_INTERRUPTED = 130
 
 _log = logging.getLogger(__name__)
+
+
+class StartError(Exception):
+    """A process cannot start as it was told to; the message says why, for people."""
 
 
 class Shutdown:
@@ -44,10 +48,14 @@ class Shutdown:
 
 def run(main: Callable[[Shutdown], Coroutine[None, None, None]]) -> int:
     """Run `main` on uvloop until it returns; return the exit code."""
-    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
+    try:
         uvloop.run(_supervise(main))
-        return 0
-    return EXIT_INTERRUPTED
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return EXIT_INTERRUPTED
+    except StartError as error:
+        _log.critical("%s", error)
+        return EXIT_CANNOT_START
+    return 0
 
 
 async def _supervise(main: Callable[[Shutdown], Coroutine[None, None, None]]) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
-from typing import NoReturn
-
-import grpc.aio
 
 from duplane.fabric.errors import FabricError, Reason, abort
 from duplane.fabric.lease import LeaseSigner
 from duplane.fabric.v1 import registry_pb2, registry_pb2_grpc
+from duplane.scheduler.attachment import Attachment, Context
 from duplane.scheduler.checks import check_register, check_report
 from duplane.scheduler.feed import Feed
 from duplane.scheduler.messages import duration, revoke
@@ -33,39 +31,7 @@ from duplane.scheduler.view import View
 
 _log = logging.getLogger(__name__)
 
-_OUTBOX_LENGTH = 256  # messages a worker may leave unread; one more ends its stream
 _SILENT_INTERVALS = 3
-_Context = grpc.aio.ServicerContext[registry_pb2.AttachRequest, registry_pb2.AttachResponse]
-
-
-class _Attachment:
-    """One worker's stream: what waits to be told, and when it was heard last."""
-
-    def __init__(self, worker: Worker) -> None:
-        self.worker_id = worker.worker_id
-        self.epoch = worker.epoch
-        self.heard = asyncio.Event()
-        self.is_told_to_drain = False
-        self._outbox: asyncio.Queue[registry_pb2.AttachResponse | FabricError] = asyncio.Queue()
-
-    def tell(self, message: registry_pb2.AttachResponse) -> None:
-        """Queue a message for the worker."""
-        if self._outbox.qsize() < _OUTBOX_LENGTH:
-            self._outbox.put_nowait(message)
-        else:
-            self.end(Reason.UNAVAILABLE, "the worker does not read what it is told")
-
-    def end(self, reason: Reason, message: str) -> None:
-        """End the stream after what waits has been told."""
-        self._outbox.put_nowait(FabricError(reason, message))
-
-    async def send(self, context: _Context) -> NoReturn:
-        """Write what is told until the stream is ended, which raises its FabricError."""
-        while True:
-            message = await self._outbox.get()
-            if isinstance(message, FabricError):
-                raise message
-            await context.write(message)
 
 
 class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
@@ -86,7 +52,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self._placement = placement
         self._feed = feed
         self._signer = signer
-        self._attachments: dict[str, _Attachment] = {}
+        self._attachments: dict[str, Attachment] = {}
         self._is_closed = False
         view.listeners.append(self._on_change)
 
@@ -94,12 +60,12 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
     async def Attach(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         request_iterator: AsyncIterator[registry_pb2.AttachRequest],
-        context: _Context,
+        context: Context,
     ) -> None:
         try:
             register = await self._read_register(request_iterator)
             worker = await self._register(register)
-            attachment = _Attachment(worker)
+            attachment = Attachment(worker)
             self._attachments[worker.worker_id] = attachment
             _log.info("worker %s attached: %d slots", worker.worker_id, len(register.slots))
             try:
@@ -151,15 +117,16 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
     async def _converse(
         self,
         worker: Worker,
-        attachment: _Attachment,
+        attachment: Attachment,
         requests: AsyncIterator[registry_pb2.AttachRequest],
-        context: _Context,
+        context: Context,
     ) -> None:
         attachment.tell(registry_pb2.AttachResponse(registered=self._registered(worker)))
         try:
             async with asyncio.TaskGroup() as tasks:
                 sides = (
                     tasks.create_task(attachment.send(context)),
+                    tasks.create_task(attachment.fail()),
                     tasks.create_task(self._watch_silence(attachment)),
                 )
                 async for request in requests:
@@ -179,7 +146,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             report_interval=duration(self._settings.report_interval_s),
         )
 
-    async def _watch_silence(self, attachment: _Attachment) -> None:
+    async def _watch_silence(self, attachment: Attachment) -> None:
         """Stop granting from a worker whose reports are overdue; its next report undoes it."""
         patience_s = _SILENT_INTERVALS * self._settings.report_interval_s
         while True:
@@ -194,7 +161,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             attachment.heard.clear()
 
     async def _take_report(
-        self, attachment: _Attachment, request: registry_pb2.AttachRequest
+        self, attachment: Attachment, request: registry_pb2.AttachRequest
     ) -> None:
         if not request.HasField("report"):
             raise FabricError(Reason.OUT_OF_ORDER, "only reports may follow", field="report")
@@ -225,7 +192,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             if verdict is Verdict.UNKNOWN_LEASE and slot.lease_id not in self._view.grants:
                 await self._store.adopt(_adopted(worker, slot))
 
-    def _current(self, attachment: _Attachment) -> Worker | None:
+    def _current(self, attachment: Attachment) -> Worker | None:
         worker = self._view.workers.get(attachment.worker_id)
         return worker if worker and worker.epoch == attachment.epoch else None
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
+from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, TypeVar
 
 import typer
 
@@ -29,6 +31,16 @@ bench = typer.Typer(no_args_is_help=True, help="Measure the hot paths and print 
 app.add_typer(bench, name="bench")
 
 DEFAULT_PORT = 8006
+Settings = TypeVar("Settings")
+
+
+class Dtype(StrEnum):
+    """What the model's numbers may be."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
 
 Listen = Annotated[
     str,
@@ -51,11 +63,8 @@ Slots = Annotated[
 Device = Annotated[
     str, typer.Option(envvar="DUPLANE_DEVICE", metavar="cpu|cuda:N", help="Where the model runs.")
 ]
-Dtype = Annotated[
-    str,
-    typer.Option(
-        envvar="DUPLANE_DTYPE", metavar="float32|bfloat16|float16", help="The model's numbers."
-    ),
+DtypeOption = Annotated[
+    Dtype, typer.Option("--dtype", envvar="DUPLANE_DTYPE", help="The model's numbers.")
 ]
 LogLevel = Annotated[
     str,
@@ -67,6 +76,14 @@ def fail(message: str) -> NoReturn:
     """End with a message for people and exit code 2, as for a wrong flag."""
     typer.echo(f"duplane: {message}", err=True)
     raise typer.Exit(2)
+
+
+def settled(make: Callable[[], Settings]) -> Settings:
+    """Make settings; a value that cannot be ends the command with the reason."""
+    try:
+        return make()
+    except ValueError as error:
+        fail(str(error))
 
 
 def _version(is_wanted: bool) -> None:
@@ -115,7 +132,7 @@ def up(
             help="Where the model runs; workers take turns over a list.",
         ),
     ] = "cpu",
-    dtype: Dtype = "float32",
+    dtype: DtypeOption = Dtype.FLOAT32,
     log_level: LogLevel = "INFO",
 ) -> None:
     """Start scheduler, workers and edge on this machine, as separate supervised processes.
@@ -133,7 +150,7 @@ def up(
         slot_count=slots,
         checkpoint=checkpoint_directory,
         devices=tuple(device.split(",")),
-        dtype=dtype,
+        dtype=dtype.value,
         log_level=log_level,
     )
     raise typer.Exit(serve_up(settings))
@@ -150,7 +167,8 @@ def edge(
     from duplane.edge.settings import EdgeSettings
 
     process.configure_logging("edge", log_level)
-    settings = EdgeSettings(listen=listen, schedulers=tuple(scheduler.split(",")))
+    schedulers = tuple(scheduler.split(","))
+    settings = settled(lambda: EdgeSettings(listen=listen, schedulers=schedulers))
     raise typer.Exit(process.run(lambda shutdown: serve(settings, shutdown)))
 
 
@@ -167,7 +185,7 @@ def scheduler(
     from duplane.scheduler.settings import SchedulerSettings
 
     process.configure_logging("scheduler", log_level)
-    settings = SchedulerSettings(listen=listen, store=store)
+    settings = settled(lambda: SchedulerSettings(listen=listen, store=store))
     raise typer.Exit(process.run(lambda shutdown: serve(settings, shutdown)))
 
 
@@ -187,7 +205,25 @@ def worker(
     scheduler: Schedulers = "127.0.0.1:8010",
     slots: Slots = 4,
     device: Device = "cpu",
-    dtype: Dtype = "float32",
+    dtype: DtypeOption = Dtype.FLOAT32,
+    advertise: Annotated[
+        str,
+        typer.Option(
+            envvar="DUPLANE_ADVERTISE",
+            metavar="HOST:PORT",
+            help="How edges reach this worker. Default: where it listens.",
+        ),
+    ] = "",
+    pool: Annotated[
+        str, typer.Option(envvar="DUPLANE_POOL", help="The queue to serve. Default: the unnamed.")
+    ] = "",
+    context: Annotated[
+        int,
+        typer.Option(envvar="DUPLANE_CONTEXT", min=64, help="Tokens one conversation can hold."),
+    ] = 8192,
+    threads: Annotated[
+        int, typer.Option(envvar="DUPLANE_THREADS", min=1, help="CPU threads of the model.")
+    ] = 1,
     log_level: LogLevel = "INFO",
 ) -> None:
     """Run one worker: one device, one model, many conversations."""
@@ -198,13 +234,19 @@ def worker(
         fail(f"{missing.name} is not installed; a worker needs the extra: duplane[worker]")
 
     process.configure_logging("worker", log_level)
-    settings = WorkerSettings(
-        listen=listen,
-        schedulers=tuple(scheduler.split(",")),
-        slot_count=slots,
-        device=device,
-        dtype=dtype,
-        checkpoint=checkpoint_directory,
+    settings = settled(
+        lambda: WorkerSettings(
+            listen=listen,
+            advertise=advertise,
+            schedulers=tuple(scheduler.split(",")),
+            pool=pool,
+            slot_count=slots,
+            device=device,
+            dtype=dtype.value,
+            threads=threads,
+            context_token_limit=context,
+            checkpoint=checkpoint_directory,
+        )
     )
     raise typer.Exit(process.run(lambda shutdown: serve(settings, shutdown)))
 

@@ -66,9 +66,10 @@ class SessionServiceServicer:
         A unit that cannot be used is answered by `failed` and the session goes on.
 
         Errors that end the call: UNAUTHENTICATED / LEASE_FORGED; FAILED_PRECONDITION / LEASE_STALE,
-        LEASE_EXPIRED, WRONG_WORKER, WRONG_EPOCH or SLOT_OCCUPIED; UNAVAILABLE / DRAINING;
-        INVALID_ARGUMENT / INVALID_FIELD or OUT_OF_ORDER; DEADLINE_EXCEEDED / OPEN_TIMEOUT;
-        INTERNAL / ENGINE_FAILED.
+        LEASE_EXPIRED, WRONG_WORKER, WRONG_EPOCH, SLOT_OCCUPIED or KIND_NOT_SERVED; UNAVAILABLE /
+        DRAINING; INVALID_ARGUMENT / INVALID_FIELD or OUT_OF_ORDER; DEADLINE_EXCEEDED / OPEN_TIMEOUT;
+        RESOURCE_EXHAUSTED / SLOW_CLIENT when the responses are not read; INTERNAL / ENGINE_FAILED
+        when the conversation could not be opened.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -77,7 +78,7 @@ class SessionServiceServicer:
     def Chat(self, request, context):
         """One turn of chat. Down: `prefilled`, deltas, `done`. Cancelling stops the generation.
 
-        Errors: as Converse's claim; UNIMPLEMENTED / KIND_NOT_SERVED on a worker without chat.
+        Errors: as Converse's claim; KIND_NOT_SERVED on a worker without chat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

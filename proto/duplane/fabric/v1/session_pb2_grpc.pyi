@@ -46,14 +46,15 @@ class SessionServiceStub:
     A unit that cannot be used is answered by `failed` and the session goes on.
 
     Errors that end the call: UNAUTHENTICATED / LEASE_FORGED; FAILED_PRECONDITION / LEASE_STALE,
-    LEASE_EXPIRED, WRONG_WORKER, WRONG_EPOCH or SLOT_OCCUPIED; UNAVAILABLE / DRAINING;
-    INVALID_ARGUMENT / INVALID_FIELD or OUT_OF_ORDER; DEADLINE_EXCEEDED / OPEN_TIMEOUT;
-    INTERNAL / ENGINE_FAILED.
+    LEASE_EXPIRED, WRONG_WORKER, WRONG_EPOCH, SLOT_OCCUPIED or KIND_NOT_SERVED; UNAVAILABLE /
+    DRAINING; INVALID_ARGUMENT / INVALID_FIELD or OUT_OF_ORDER; DEADLINE_EXCEEDED / OPEN_TIMEOUT;
+    RESOURCE_EXHAUSTED / SLOW_CLIENT when the responses are not read; INTERNAL / ENGINE_FAILED
+    when the conversation could not be opened.
     """
     Chat: _grpc.UnaryStreamMultiCallable[_session_pb2.ChatRequest, _session_pb2.ChatResponse]
     """One turn of chat. Down: `prefilled`, deltas, `done`. Cancelling stops the generation.
 
-    Errors: as Converse's claim; UNIMPLEMENTED / KIND_NOT_SERVED on a worker without chat.
+    Errors: as Converse's claim; KIND_NOT_SERVED on a worker without chat.
     """
 
 @_typing.type_check_only
@@ -74,14 +75,15 @@ class SessionServiceAsyncStub(SessionServiceStub):
     A unit that cannot be used is answered by `failed` and the session goes on.
 
     Errors that end the call: UNAUTHENTICATED / LEASE_FORGED; FAILED_PRECONDITION / LEASE_STALE,
-    LEASE_EXPIRED, WRONG_WORKER, WRONG_EPOCH or SLOT_OCCUPIED; UNAVAILABLE / DRAINING;
-    INVALID_ARGUMENT / INVALID_FIELD or OUT_OF_ORDER; DEADLINE_EXCEEDED / OPEN_TIMEOUT;
-    INTERNAL / ENGINE_FAILED.
+    LEASE_EXPIRED, WRONG_WORKER, WRONG_EPOCH, SLOT_OCCUPIED or KIND_NOT_SERVED; UNAVAILABLE /
+    DRAINING; INVALID_ARGUMENT / INVALID_FIELD or OUT_OF_ORDER; DEADLINE_EXCEEDED / OPEN_TIMEOUT;
+    RESOURCE_EXHAUSTED / SLOW_CLIENT when the responses are not read; INTERNAL / ENGINE_FAILED
+    when the conversation could not be opened.
     """
     Chat: _aio.UnaryStreamMultiCallable[_session_pb2.ChatRequest, _session_pb2.ChatResponse]  # type: ignore[assignment]
     """One turn of chat. Down: `prefilled`, deltas, `done`. Cancelling stops the generation.
 
-    Errors: as Converse's claim; UNIMPLEMENTED / KIND_NOT_SERVED on a worker without chat.
+    Errors: as Converse's claim; KIND_NOT_SERVED on a worker without chat.
     """
 
 class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -105,9 +107,10 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         A unit that cannot be used is answered by `failed` and the session goes on.
 
         Errors that end the call: UNAUTHENTICATED / LEASE_FORGED; FAILED_PRECONDITION / LEASE_STALE,
-        LEASE_EXPIRED, WRONG_WORKER, WRONG_EPOCH or SLOT_OCCUPIED; UNAVAILABLE / DRAINING;
-        INVALID_ARGUMENT / INVALID_FIELD or OUT_OF_ORDER; DEADLINE_EXCEEDED / OPEN_TIMEOUT;
-        INTERNAL / ENGINE_FAILED.
+        LEASE_EXPIRED, WRONG_WORKER, WRONG_EPOCH, SLOT_OCCUPIED or KIND_NOT_SERVED; UNAVAILABLE /
+        DRAINING; INVALID_ARGUMENT / INVALID_FIELD or OUT_OF_ORDER; DEADLINE_EXCEEDED / OPEN_TIMEOUT;
+        RESOURCE_EXHAUSTED / SLOW_CLIENT when the responses are not read; INTERNAL / ENGINE_FAILED
+        when the conversation could not be opened.
         """
 
     @_abc_1.abstractmethod
@@ -118,7 +121,7 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_session_pb2.ChatResponse], _abc.AsyncIterator[_session_pb2.ChatResponse]]:
         """One turn of chat. Down: `prefilled`, deltas, `done`. Cancelling stops the generation.
 
-        Errors: as Converse's claim; UNIMPLEMENTED / KIND_NOT_SERVED on a worker without chat.
+        Errors: as Converse's claim; KIND_NOT_SERVED on a worker without chat.
         """
 
 def add_SessionServiceServicer_to_server(servicer: SessionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

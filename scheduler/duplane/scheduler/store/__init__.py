@@ -8,10 +8,9 @@ from duplane.scheduler.store.memory import MemoryStore
 
 def check_url(url: str) -> None:
     """Raise ValueError unless `url` names an engine of this version."""
-    scheme, _, rest = url.partition(":")
-    if scheme == "etcd":
+    if url.startswith("etcd:"):
         raise ValueError("store: 'etcd:' is not available in this version; use 'memory:'")
-    if scheme != "memory" or rest:
+    if url != "memory:":
         raise ValueError(f"store: {url!r} is not a store; use 'memory:'")
 
 

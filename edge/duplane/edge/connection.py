@@ -1,0 +1,197 @@
+"""One WebSocket connection: carries frames, fabric messages and the time to and from a session.
+
+What they mean is decided in `session.py`; here is only who waits for what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from websockets.asyncio.server import ServerConnection
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Request, Response
+
+from duplane.edge.clock import Alarm, Clock
+from duplane.edge.ends import End, Ending
+from duplane.edge.entry import close_reason
+from duplane.edge.outbox import Outbox, OutboxFullError
+from duplane.edge.session import Session
+from duplane.edge.settings import Limits
+from duplane.edge.spans import SessionSpans
+from duplane.fabric.client import ConverseStream, FabricClient
+from duplane.fabric.errors import FabricError
+from duplane.fabric.v1 import lease_pb2
+
+_UNTOLD = (End.GONE, End.TOO_SLOW)  # nobody reads the farewell
+
+
+class EdgeSocket(ServerConnection):
+    """A connection that knows whether it was ever sent a binary frame.
+
+    Frames are received undecoded, which looks the same for text and binary.
+    """
+
+    has_binary = False
+
+    def process_event(self, event: Frame | Request | Response) -> None:
+        if isinstance(event, Frame) and event.opcode is Opcode.BINARY:
+            self.has_binary = True
+        super().process_event(event)
+
+
+class Connection:
+    """Runs one session on one socket."""
+
+    def __init__(
+        self,
+        socket: EdgeSocket,
+        session: Session,
+        limits: Limits,
+        fabric: FabricClient,
+        spans: SessionSpans,
+        clock: Clock,
+    ) -> None:
+        self.session = session
+        self._socket = socket
+        self._limits = limits
+        self._fabric = fabric
+        self._spans = spans
+        self._clock = clock
+        self._outbox = Outbox(limits.outbox_bytes)
+        self._over = asyncio.Event()
+        self._wake = asyncio.Event()  # there may be something for the worker
+        self._has_stream = False
+        self._alarm: Alarm | None = None
+        self._alarm_at = math.inf
+
+    async def run(self, wish: lease_pb2.AcquireLeaseRequest) -> None:
+        """Wait for the slot that `wish` asks for, converse, and leave nothing behind."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                reading = tasks.create_task(self._read())
+                writing = tasks.create_task(self._write())
+                conversing = tasks.create_task(self._converse(wish))
+                self._apply([])
+                await self._over.wait()
+                tasks.create_task(self._let_go(conversing))
+                await self._say_farewell(writing)
+                reading.cancel()
+        finally:
+            if self._alarm:
+                self._alarm.cancel()
+
+    def end(self, ending: Ending) -> None:
+        """End the session from outside."""
+        self._apply(self.session.end(ending, self._clock.now()))
+
+    # --- the client ---
+
+    async def _read(self) -> None:
+        """Read without ever waiting for anything but the client: pings are answered, and a leave
+        is seen at once, also in the queue and while a unit runs."""
+        try:
+            while True:
+                message = await self._socket.recv(decode=False)
+                if self._socket.has_binary:
+                    self.end(Ending(End.UNREADABLE, "binary frames are not used"))
+                else:
+                    self._apply(self.session.receive(message, self._clock.now()))
+        except ConnectionClosed:
+            self.end(Ending(End.GONE))
+
+    async def _write(self) -> None:
+        try:
+            async for event in self._outbox.events():
+                async with asyncio.timeout(self._limits.send_s):
+                    await self._socket.send(event, text=True)
+        except TimeoutError:
+            self.end(Ending(End.TOO_SLOW, "events are not read"))
+        except ConnectionClosed:
+            return  # the reader knows
+
+    async def _say_farewell(self, writing: asyncio.Task[None]) -> None:
+        farewell = self.session.farewell
+        assert farewell
+        if farewell.end not in _UNTOLD:
+            self._outbox.finish()
+            await asyncio.wait({writing}, timeout=self._limits.send_s)
+        writing.cancel()
+        await asyncio.wait({writing})
+        await self._socket.close(farewell.code, close_reason(farewell.reason))
+
+    # --- the fabric ---
+
+    async def _converse(self, wish: lease_pb2.AcquireLeaseRequest) -> None:
+        try:
+            async with self._fabric.session(wish, self._on_queued, self._spans.context) as stream:
+                self._has_stream = True
+                self._spans.granted(stream.granted.lease_id)
+                open_s = stream.claimed.open_timeout.ToTimedelta().total_seconds()
+                self._apply(self.session.granted(open_s, self._clock.now()))
+                async with asyncio.TaskGroup() as tasks:
+                    sending = tasks.create_task(self._send_requests(stream))
+                    await self._receive_responses(stream)
+                    sending.cancel()
+        except FabricError as error:
+            self._apply(self.session.lost(error, self._clock.now()))
+
+    async def _on_queued(self, queued: lease_pb2.Queued) -> None:
+        self._apply(self.session.queued(queued, self._clock.now()))
+
+    async def _send_requests(self, stream: ConverseStream) -> None:
+        try:
+            while self.session.farewell is None:
+                request = self.session.next_request()
+                if request is None:
+                    self._wake.clear()
+                    await self._wake.wait()
+                    continue
+                if request.WhichOneof("message") == "unit":
+                    self._spans.sent(request.unit)
+                await stream.write(request)
+            await stream.end_input()
+        except FabricError:
+            return  # the receiving side says why
+
+    async def _receive_responses(self, stream: ConverseStream) -> None:
+        try:
+            async for response in stream.responses():
+                self._apply(self.session.answered(response, self._clock.now()))
+                self._spans.answered(response)
+        except FabricError as error:
+            self._apply(self.session.lost(error, self._clock.now()))
+
+    async def _let_go(self, conversing: asyncio.Task[None]) -> None:
+        """Leave the queue at once, or let the worker say its last word."""
+        if self._has_stream:
+            await asyncio.wait({conversing}, timeout=self._limits.end_s)
+        conversing.cancel()
+
+    # --- the session ---
+
+    def _apply(self, events: list[bytes]) -> None:
+        """Do what the session wants after anything has happened."""
+        try:
+            self._outbox.put(events)
+        except OutboxFullError:
+            self.session.end(Ending(End.TOO_SLOW, "events are not read"), self._clock.now())
+        if self.session.farewell:
+            self._over.set()
+        self._wake.set()
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        """Wake up in time. A deadline that has moved away is noticed when the alarm rings."""
+        deadline = self.session.deadline
+        if deadline >= self._alarm_at:
+            return
+        if self._alarm:
+            self._alarm.cancel()
+        self._alarm_at = deadline
+        self._alarm = self._clock.call_at(deadline, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm_at = math.inf
+        self._apply(self.session.expire(self._clock.now()))

@@ -1,0 +1,87 @@
+"""What B tells about a unit besides its output: metrics, and tokens used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from google.protobuf.duration_pb2 import Duration
+
+from duplane.fabric.v1 import session_pb2
+
+_FRAME_SLICE_TOKENS = 64
+BACKEND = "duplane"
+
+
+def _ms(*durations: Duration) -> float:
+    return sum(duration.seconds * 1e3 + duration.nanos / 1e6 for duration in durations)
+
+
+def metrics(delta: session_pb2.Delta, dropped_count: int) -> dict[str, object]:
+    """Return the `metrics` of a unit; times in milliseconds, 0 for a stage that did not run."""
+    times, counts = delta.stage_times, delta.token_counts
+    told: dict[str, object] = {
+        "backend": BACKEND,
+        "kv_cache_length": delta.context_token_count,
+        "wall_clock_ms": _ms(times.total),
+        "prefill_ms": _ms(times.audio, times.vision, times.prefill),
+        "generate_ms": _ms(times.decode, times.talker, times.vocoder),
+        "cost_llm_ms": _ms(times.decode),
+        "cost_tts_ms": _ms(times.talker),
+        "cost_token2wav_ms": _ms(times.vocoder),
+        "n_tokens": counts.output_text_token_count,
+        "n_tts_tokens": counts.output_audio_token_count,
+        "dropped_units": dropped_count,
+    }
+    if counts.input_video_token_count:
+        told["vision_tokens"] = counts.input_video_token_count
+        told["vision_slices"] = counts.input_video_token_count // _FRAME_SLICE_TOKENS
+    return told
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens used, by kind: of one unit, or of a session so far."""
+
+    input_text: int = 0
+    input_audio: int = 0
+    input_video: int = 0
+    output_text: int = 0
+    output_audio: int = 0
+
+    @classmethod
+    def of_unit(cls, counts: session_pb2.TokenCounts) -> Usage:
+        """Return what one unit used."""
+        return cls(
+            counts.input_text_token_count,
+            counts.input_audio_token_count,
+            counts.input_video_token_count,
+            counts.output_text_token_count,
+            counts.output_audio_token_count,
+        )
+
+    def add(self, other: Usage) -> None:
+        """Add what another used."""
+        self.input_text += other.input_text
+        self.input_audio += other.input_audio
+        self.input_video += other.input_video
+        self.output_text += other.output_text
+        self.output_audio += other.output_audio
+
+    def to_json(self) -> dict[str, object]:
+        """Return it as clients know it."""
+        used_in = self.input_text + self.input_audio + self.input_video
+        used_out = self.output_text + self.output_audio
+        return {
+            "total_tokens": used_in + used_out,
+            "input_tokens": used_in,
+            "output_tokens": used_out,
+            "input_token_details": {
+                "text_tokens": self.input_text,
+                "audio_tokens": self.input_audio,
+                "vision_tokens": self.input_video,
+            },
+            "output_token_details": {
+                "text_tokens": self.output_text,
+                "audio_tokens": self.output_audio,
+            },
+        }

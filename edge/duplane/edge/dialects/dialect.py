@@ -1,0 +1,192 @@
+"""What every dialect is: client events in, wishes out; fabric messages in, JSON events out.
+
+Decides which client event is legal when. Knows no sockets, no clocks, no tasks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import ClassVar, NamedTuple
+
+import orjson
+import pybase64
+
+from duplane.edge.dialects.fields import Fields
+from duplane.edge.ends import REFUSALS, End, Ending
+from duplane.edge.faults import ClientError, ErrorCode
+from duplane.edge.settings import Limits
+from duplane.fabric.v1 import lease_pb2, session_pb2
+
+
+class Moment(NamedTuple):
+    """Now, twice: for durations, and for what people read. Passed in by whoever owns a clock."""
+
+    monotonic_s: float
+    wall_ns: int
+
+    @property
+    def wall_s(self) -> float:
+        """Unix time in seconds."""
+        return self.wall_ns / 1e9
+
+
+class Phase(Enum):
+    """Where a session is, as far as its client's events are concerned."""
+
+    START = auto()  # nothing legal but settings and leaving
+    OPENING = auto()  # settings are accepted; the conversation is not ready yet
+    ACTIVE = auto()  # units flow
+    CLOSED = auto()  # nothing is answered any more
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a session is called: inside (and in B), and in A, where the form is documented."""
+
+    session_id: str  # sess_ and 12 hex digits
+    realtime_id: str  # rt_ and a Unix time in milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """What a client wants to see again on the answers to its audio. Absent in A."""
+
+    input_id: str | None = None
+    response_id: str | None = None
+
+
+NO_TAG = Tag()
+
+
+@dataclass(frozen=True, slots=True)
+class Configure:
+    """The client's settings are complete: open the conversation."""
+
+    settings: session_pb2.Open
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Audio of any length, float32 PCM at 16 kHz, checked."""
+
+    audio: bytes
+    force_listen: bool = False
+    tag: Tag = NO_TAG
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The client ends its session."""
+
+    reason: str = ""
+
+
+Action = Configure | Append | Leave
+Transitions = Mapping[tuple[Phase, str], Phase]
+
+
+class Dialect(ABC):
+    """One client's conversation in one dialect. A fault leaves the phase as it was."""
+
+    name: ClassVar[str]
+    transitions: ClassVar[Transitions]
+    # What it looks like when the worker is lost before the conversation is ready.
+    lost_while_opening: ClassVar[End]
+
+    def __init__(self, identity: Identity, limits: Limits) -> None:
+        self.identity = identity
+        self.limits = limits
+        self.phase = Phase.START
+
+    def receive(self, event: Fields) -> Action:
+        """Take one client event. Raises ClientError."""
+        kind = event.required_text("type")
+        after = self._next_phase(kind)
+        action = self._read(kind, event)
+        self.phase = after
+        return action
+
+    def _next_phase(self, kind: str) -> Phase:
+        after = self.transitions.get((self.phase, kind))
+        if after is not None:
+            return after
+        if all(kind != known for _, known in self.transitions):
+            raise ClientError(ErrorCode.UNKNOWN_EVENT, "type: unknown event type")
+        if self.phase is Phase.START:
+            raise ClientError(ErrorCode.NOT_READY, f"type: {kind} before the session is configured")
+        raise ClientError(ErrorCode.UNKNOWN_EVENT, f"type: {kind} is allowed only once")
+
+    def opened(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
+        """Tell the client that the conversation is ready."""
+        self.phase = Phase.ACTIVE
+        return self._opened_events(opened, now)
+
+    def ended(self, ending: Ending, now: Moment) -> list[bytes]:
+        """Tell the client why it is over, if it can be told."""
+        self.phase = Phase.CLOSED
+        code = REFUSALS.get(ending.end)
+        if code is not None:
+            return [self.error(code, ending.message, now)]
+        return self._closed_events(ending, now)
+
+    @abstractmethod
+    def _read(self, kind: str, event: Fields) -> Action:
+        """Turn an event that is legal now into an action. Raises ClientError."""
+
+    @abstractmethod
+    def _opened_events(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]: ...
+
+    @abstractmethod
+    def delta(
+        self, delta: session_pb2.Delta, tag: Tag, dropped_count: int, now: Moment
+    ) -> list[bytes]:
+        """Render the output of one unit; `dropped_count` units were lost since the one before."""
+
+    @abstractmethod
+    def _closed_events(self, ending: Ending, now: Moment) -> list[bytes]: ...
+
+    @abstractmethod
+    def error(self, code: ErrorCode, message: str, now: Moment) -> bytes:
+        """Render an `error` event."""
+
+    def failed(self, failed: session_pb2.Failed, now: Moment) -> bytes:
+        """Render a unit that could not be used."""
+        code = FAILURES.get(failed.reason, ErrorCode.INFERENCE_ERROR)
+        message = f"{failed.field}: {failed.message}" if failed.field else failed.message
+        return self.error(code, message or "the unit could not be used", now)
+
+
+# Units that failed through the client's doing; every other reason is ours.
+FAILURES: Mapping[str, ErrorCode] = {
+    "INVALID_FIELD": ErrorCode.INVALID_PAYLOAD,
+    "UNIT_TOO_LONG": ErrorCode.INVALID_PAYLOAD,
+    "PAUSED": ErrorCode.NOT_READY,
+}
+
+
+def queue_event(kind: str, queued: lease_pb2.Queued) -> bytes:
+    """Render `session.queued` or `session.queue_update`, the same in both dialects.
+
+    A wait that nobody can estimate yet is told as 0: clients do arithmetic on it.
+    """
+    return orjson.dumps(
+        {
+            "type": kind,
+            "position": queued.position,
+            "estimated_wait_s": queued.estimated_wait.ToMicroseconds() / 1e6,
+            "ticket_id": queued.ticket_id,
+            "queue_length": queued.queue_length,
+        }
+    )
+
+
+QUEUE_DONE = orjson.dumps({"type": "session.queue_done"})
+
+
+def with_audio(event: Mapping[str, object], pcm: bytes) -> bytes:
+    """Render `event` with one more field, `audio`; the audio is encoded and copied once each."""
+    head = orjson.dumps(event)[:-1]
+    return b"".join((head, b',"audio":"', pybase64.b64encode(pcm), b'"}'))

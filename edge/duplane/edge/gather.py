@@ -1,0 +1,103 @@
+"""Audio of any length into units of exactly one second; nothing is known of sessions here."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from duplane.edge.dialects.dialect import NO_TAG, Append, Tag
+from duplane.fabric.audio import INPUT_RATE_HERTZ
+
+UNIT_BYTES = INPUT_RATE_HERTZ * 4
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredUnit:
+    """One second of audio. It must listen if any audio in it must; its tag is its last audio's."""
+
+    audio: bytes
+    force_listen: bool
+    tag: Tag
+    receive_wall_ns: int  # when its last audio came
+
+
+class Gatherer:
+    """Cuts and joins. Holds less than one unit; what is left over waits for more audio."""
+
+    def __init__(self) -> None:
+        self._pieces: list[memoryview] = []
+        self._held_bytes = 0
+        self._force_listen = False
+
+    def add(self, append: Append, receive_wall_ns: int) -> Iterator[GatheredUnit]:
+        """Yield the units that `append` completes. One that is exactly a unit is not copied."""
+        if not self._pieces and len(append.audio) == UNIT_BYTES:
+            yield GatheredUnit(append.audio, append.force_listen, append.tag, receive_wall_ns)
+            return
+        rest = memoryview(append.audio)
+        while rest:
+            piece = rest[: UNIT_BYTES - self._held_bytes]
+            rest = rest[len(piece) :]
+            self._pieces.append(piece)
+            self._held_bytes += len(piece)
+            self._force_listen |= append.force_listen
+            if self._held_bytes == UNIT_BYTES:
+                audio = b"".join(self._pieces)
+                yield GatheredUnit(audio, self._force_listen, append.tag, receive_wall_ns)
+                self._pieces.clear()
+                self._held_bytes = 0
+                self._force_listen = False
+
+
+class Uplink:
+    """The units of one session on their way to the worker, and what is known of them meanwhile.
+
+    Waiting units are bounded, and the newest win: they wait only before the conversation is
+    ready, or while the worker's host takes nothing. Units get their sequence number when taken,
+    so that the worker sees no gap.
+    """
+
+    # Units sent and not answered. Beyond it the oldest are answered without their tag.
+    _UNANSWERED = 1024
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._gatherer = Gatherer()
+        self._waiting: deque[GatheredUnit] = deque()
+        self._tags: dict[int, Tag] = {}
+        self._next_sequence = 0
+        self._dropped_count = 0
+
+    def add(self, append: Append, receive_wall_ns: int) -> None:
+        """Take audio."""
+        for unit in self._gatherer.add(append, receive_wall_ns):
+            self._waiting.append(unit)
+            if len(self._waiting) > self.limit:
+                self._waiting.popleft()
+                self._dropped_count += 1
+
+    def take(self) -> tuple[int, GatheredUnit] | None:
+        """Return the next unit and its sequence number."""
+        if not self._waiting:
+            return None
+        unit = self._waiting.popleft()
+        sequence = self._next_sequence
+        self._next_sequence += 1
+        if unit.tag is not NO_TAG:
+            self._tags[sequence] = unit.tag
+            if len(self._tags) > self._UNANSWERED:
+                del self._tags[next(iter(self._tags))]
+        return sequence, unit
+
+    def answered(self, sequence: int) -> Tag:
+        """Return the tag of a unit that was answered, and forget it and all before it."""
+        tag = self._tags.get(sequence, NO_TAG)
+        while self._tags and (oldest := next(iter(self._tags))) <= sequence:
+            del self._tags[oldest]
+        return tag
+
+    def take_dropped_count(self) -> int:
+        """Return how many units were dropped here since the last call."""
+        count, self._dropped_count = self._dropped_count, 0
+        return count

@@ -1,0 +1,24 @@
+"""What the `mode` of /v1/realtime asks for: one row per mode that is served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from duplane.fabric.v1 import lease_pb2
+
+DEFAULT_MODE = "video"
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """One mode: the kind of session it takes, and its time limit from queue_done."""
+
+    kind: lease_pb2.SessionKind
+    request_type: str  # as operators of the public protocol know the kind
+    session_s: float
+
+
+MODES: Mapping[str, Mode] = {
+    "audio": Mode(lease_pb2.SESSION_KIND_AUDIO_DUPLEX, "audio_duplex", session_s=600.0),
+}

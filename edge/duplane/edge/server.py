@@ -1,0 +1,205 @@
+"""The edge process: listens, gives each WebSocket its session, drains."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import uuid
+from collections.abc import AsyncGenerator
+
+from websockets.asyncio.server import Server, ServerConnection
+from websockets.asyncio.server import serve as serve_websockets
+from websockets.exceptions import ConnectionClosed
+
+from duplane.edge.clock import Clock, LoopClock
+from duplane.edge.connection import Connection, EdgeSocket
+from duplane.edge.dialects.a import DialectA
+from duplane.edge.dialects.dialect import Identity
+from duplane.edge.ends import CLOSE_CODES, End, Ending
+from duplane.edge.entry import close_reason, read_entry
+from duplane.edge.http import HttpAnswers
+from duplane.edge.modes import MODES, Mode
+from duplane.edge.session import Session
+from duplane.edge.settings import EdgeSettings
+from duplane.edge.spans import SessionSpans
+from duplane.fabric.client import FabricClient
+from duplane.fabric.process import Shutdown, announce
+from duplane.fabric.telemetry import Telemetry
+from duplane.fabric.v1 import lease_pb2
+
+_log = logging.getLogger(__name__)
+_PING_S = 20.0
+_QUEUED_FRAMES = 4  # per connection; above it the client is slowed down
+
+# What the library says of handshakes and closings is each client's own affair.
+_websockets_log = logging.getLogger(f"{__name__}.websockets")
+_websockets_log.setLevel(logging.CRITICAL)
+
+
+async def serve(settings: EdgeSettings, shutdown: Shutdown) -> None:
+    """Run one edge until `shutdown` and the end of its drain."""
+    telemetry = Telemetry("edge")
+    try:
+        async with (
+            FabricClient(settings.schedulers) as fabric,
+            Edge.listening(settings, fabric, telemetry) as edge,
+        ):
+            announce("edge", edge.address)
+            await shutdown.wait()
+            await edge.drain()
+    finally:
+        telemetry.shutdown()
+
+
+class Edge:
+    """Every session of one process."""
+
+    def __init__(
+        self, settings: EdgeSettings, fabric: FabricClient, telemetry: Telemetry, clock: Clock
+    ) -> None:
+        self.address = ""
+        self._settings = settings
+        self._fabric = fabric
+        self._telemetry = telemetry
+        self._clock = clock
+        self._connections: set[Connection] = set()
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+        self._http = HttpAnswers(fabric, lambda: len(self._connections))
+        self._last_realtime_ms = 0
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def listening(
+        cls,
+        settings: EdgeSettings,
+        fabric: FabricClient,
+        telemetry: Telemetry,
+        clock: Clock | None = None,
+    ) -> AsyncGenerator[Edge]:
+        """Serve at `settings.listen` for the body of the `with`; what still runs then is cut."""
+        edge = cls(settings, fabric, telemetry, clock or LoopClock())
+        host, _, port = settings.listen.rpartition(":")
+        server = await serve_websockets(
+            edge._serve_socket,
+            host.strip("[]"),
+            int(port),
+            process_request=edge._http.process_request,
+            create_connection=EdgeSocket,
+            compression=None,  # deflating an answer costs more than everything else together
+            server_header=None,
+            max_size=settings.limits.message_bytes,
+            max_queue=_QUEUED_FRAMES,
+            ping_interval=_PING_S,
+            ping_timeout=_PING_S,
+            close_timeout=settings.limits.close_s,
+            logger=_websockets_log,
+            reuse_port=settings.reuse_port or None,
+        )
+        edge.address = f"{host}:{_bound_port(server)}"
+        try:
+            yield edge
+        finally:
+            server.close()
+            await server.wait_closed()
+
+    async def drain(self) -> None:
+        """Take no new sessions, end those in the queue, give the rest their time, end them too."""
+        self._http.is_draining = True
+        for connection in set(self._connections):
+            if not connection.session.has_slot:
+                connection.end(Ending(End.SHUTDOWN))
+        limits = self._settings.limits
+        if not await self._idle_within(limits.drain_s):
+            for connection in set(self._connections):
+                connection.end(Ending(End.SHUTDOWN))
+            await self._idle_within(limits.send_s + limits.close_s)
+
+    async def idle(self) -> None:
+        """Wait until no session is left."""
+        await self._is_idle.wait()
+
+    async def _idle_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.idle()
+        return self._is_idle.is_set()
+
+    async def _serve_socket(self, socket: ServerConnection) -> None:
+        """Run one WebSocket to its end. The root of its task: our own faults stop here."""
+        assert isinstance(socket, EdgeSocket)
+        identity = self._new_identity()
+        try:
+            await self._admit(socket, identity)
+        except Exception:  # noqa: BLE001 - the root of a task
+            _log.exception("session %s failed", identity.session_id)
+            await socket.close(CLOSE_CODES[End.FAILED], "internal error")
+
+    async def _admit(self, socket: EdgeSocket, identity: Identity) -> None:
+        assert socket.request
+        headers = {name.lower(): value for name, value in socket.request.headers.raw_items()}
+        entry = read_entry(socket.request.path, headers)
+        mode = MODES.get(entry.mode)
+        if mode is None:
+            ending = Ending(End.MODE_REFUSED, f"Unsupported realtime mode: {entry.mode}")
+            await self._refuse(socket, identity, ending)
+        elif self._http.is_draining:
+            await self._refuse(socket, identity, Ending(End.SERVICE_UNAVAILABLE, "shutting down"))
+        elif len(self._connections) >= self._settings.limits.session_count:
+            ending = Ending(End.SERVICE_UNAVAILABLE, "too many sessions")
+            await self._refuse(socket, identity, ending)
+        else:
+            await self._run(socket, identity, mode, entry.client_id)
+
+    async def _refuse(self, socket: EdgeSocket, identity: Identity, ending: Ending) -> None:
+        """Close after accepting: a refused upgrade would hide code and reason from browsers."""
+        told = DialectA(identity, self._settings.limits).ended(ending, self._clock.now())
+        with contextlib.suppress(ConnectionClosed):
+            for event in told:
+                await socket.send(event, text=True)
+        await socket.close(CLOSE_CODES[ending.end], close_reason(ending.message))
+
+    async def _run(
+        self, socket: EdgeSocket, identity: Identity, mode: Mode, client_id: str
+    ) -> None:
+        limits = self._settings.limits
+        session = Session(identity, limits, mode.session_s, self._clock.now())
+        spans = SessionSpans(self._telemetry, identity.session_id)
+        connection = Connection(socket, session, limits, self._fabric, spans, self._clock)
+        wish = lease_pb2.AcquireLeaseRequest(
+            request_id=str(uuid.uuid4()),
+            kind=mode.kind,
+            pool=self._settings.pool,
+            session_id=identity.session_id,
+            client_id=client_id,
+            trace=spans.context,
+        )
+        began = self._clock.now()
+        self._connections.add(connection)
+        self._is_idle.clear()
+        try:
+            await connection.run(wish)
+        finally:
+            self._connections.discard(connection)
+            if not self._connections:
+                self._is_idle.set()
+            outcome = session.farewell.end if session.farewell else End.FAILED
+            spans.end(session.dialect.name, outcome, is_failure=outcome is End.FAILED)
+            _log.info(
+                "session %s (%s, dialect %s) ended after %.1f s: %s",
+                *(identity.session_id, identity.realtime_id, session.dialect.name),
+                *(self._clock.now().monotonic_s - began.monotonic_s, outcome),
+            )
+
+    def _new_identity(self) -> Identity:
+        """Name a session. A's form is a time in milliseconds: two in one get neighbouring ones."""
+        self._last_realtime_ms = max(
+            self._clock.now().wall_ns // 1_000_000, self._last_realtime_ms + 1
+        )
+        return Identity(f"sess_{secrets.token_hex(6)}", f"rt_{self._last_realtime_ms}")
+
+
+def _bound_port(server: Server) -> int:
+    return int(next(iter(server.sockets)).getsockname()[1])

@@ -1,0 +1,260 @@
+"""One client's session as the edge decides it, from its first byte to its close. Pure.
+
+The shell feeds it frames, fabric messages and the time; it answers with events for the client,
+with requests for the worker when asked, with a deadline, and in the end with a farewell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import assert_never
+
+from duplane.edge.dialects.a import DialectA
+from duplane.edge.dialects.detect import detect, implied_init, needs_init
+from duplane.edge.dialects.dialect import (
+    QUEUE_DONE,
+    Action,
+    Append,
+    Configure,
+    Dialect,
+    Identity,
+    Leave,
+    Moment,
+    Phase,
+    queue_event,
+)
+from duplane.edge.dialects.fields import Fields, parse
+from duplane.edge.ends import CLOSE_CODES, WORKER_CLOSED, End, Ending, Farewell
+from duplane.edge.faults import ClientError, ErrorCode, UnreadableError
+from duplane.edge.gather import Uplink
+from duplane.edge.settings import Limits
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import lease_pb2, session_pb2
+
+
+class Wait(Enum):
+    """What a session can wait for; each wait is bounded."""
+
+    SCHEDULER = auto()
+    SLOT = auto()
+    QUEUE_UPDATE = auto()
+    SETTINGS = auto()
+    CONVERSATION = auto()
+    AUDIO = auto()
+    WHOLE_SESSION = auto()
+
+
+# How a wait that was too long ends the session.
+_EXPIRED: Mapping[Wait, Ending] = {
+    Wait.SCHEDULER: Ending(End.SERVICE_UNAVAILABLE, "no scheduler answers"),
+    Wait.SLOT: Ending(End.WORKER_BUSY, "no worker became free in time"),
+    Wait.SETTINGS: Ending(End.TIMEOUT, "no session settings in time"),
+    Wait.AUDIO: Ending(End.TIMEOUT, "no audio for too long"),
+    Wait.WHOLE_SESSION: Ending(End.TIMEOUT, "session time limit"),
+}
+
+# Why a wish for a slot was refused, as clients know it.
+_REFUSED: Mapping[Reason, Ending] = {
+    Reason.QUEUE_FULL: Ending(End.QUEUE_FULL, "Queue full"),
+    Reason.TICKET_CANCELLED: Ending(End.WORKER_BUSY, "taken out of the queue"),
+    Reason.KIND_NOT_SERVED: Ending(End.SERVICE_UNAVAILABLE, "no worker serves this mode"),
+    Reason.UNAVAILABLE: Ending(End.WORKER_CONNECT_FAILED, "the worker cannot be reached"),
+}
+_NOT_READY = Ending(End.SERVICE_UNAVAILABLE, "Service not ready")
+
+
+class Session:
+    """One session. Every method returns the events that go to the client because of it."""
+
+    def __init__(self, identity: Identity, limits: Limits, session_s: float, now: Moment) -> None:
+        self.identity = identity
+        self.dialect: Dialect = DialectA(identity, limits)
+        self.farewell: Farewell | None = None
+        self._is_decided = False
+        self._limits = limits
+        self._session_s = limits.session_s or session_s
+        self.has_slot = False  # claimed, not only granted
+        self._queued: lease_pb2.Queued | None = None
+        self._settings: session_pb2.Open | None = None
+        self._uplink = Uplink(limits.early_unit_count)
+        self._waits: dict[Wait, float] = {}
+        self._wait(Wait.SCHEDULER, limits.scheduler_s, now)
+        self._wait(Wait.SLOT, limits.queue_s, now)
+
+    # --- the client speaks ---
+
+    def receive(self, message: bytes, now: Moment) -> list[bytes]:
+        """Take one text frame."""
+        if self.farewell:
+            return []
+        try:
+            actions = self._read(parse(message))
+        except ClientError as fault:
+            return [self.dialect.error(fault.code, fault.message, now)]
+        except UnreadableError as fault:
+            return self.end(Ending(End.UNREADABLE, str(fault)), now)
+        return [told for action in actions for told in self._act(action, now)]
+
+    def _read(self, event: Fields) -> list[Action]:
+        """Read one event, deciding the dialect if it is still open. Raises ClientError."""
+        kind = event.get("type")
+        chosen = None if self._is_decided else detect(kind)
+        if chosen is None:
+            return [self.dialect.receive(event)]
+        self.dialect = chosen(self.identity, self._limits)
+        if not needs_init(kind):
+            self._is_decided = True
+            return [self.dialect.receive(event)]
+        # Settings are implied only by audio that can be used.
+        trial = chosen(self.identity, self._limits)
+        actions = [trial.receive(implied_init()), trial.receive(event)]
+        self.dialect, self._is_decided = trial, True
+        return actions
+
+    def _act(self, action: Action, now: Moment) -> list[bytes]:
+        match action:
+            case Configure():
+                self._settings = action.settings
+                self._waits.pop(Wait.SETTINGS, None)
+                if self.has_slot:
+                    self._wait(Wait.CONVERSATION, self._limits.open_s, now)
+            case Append():
+                self._uplink.add(action, now.wall_ns)
+                if Wait.AUDIO in self._waits:
+                    self._wait(Wait.AUDIO, self._limits.idle_s, now)
+            case Leave():
+                return self.end(Ending(End.CLIENT, client_reason=action.reason), now)
+            case _:
+                assert_never(action)
+        return []
+
+    # --- the scheduler speaks ---
+
+    def queued(self, queued: lease_pb2.Queued, now: Moment) -> list[bytes]:
+        """Take the session's place in the queue; a place that has not changed is not news."""
+        if self.farewell:
+            return []
+        self._waits.pop(Wait.SCHEDULER, None)
+        before, self._queued = self._queued, queued
+        if before is None:
+            self._wait(Wait.QUEUE_UPDATE, self._limits.queue_update_s, now)
+            return [queue_event("session.queued", queued)]
+        if (before.position, before.queue_length) == (queued.position, queued.queue_length):
+            return []
+        return self._queue_update(queued, now)
+
+    def _queue_update(self, queued: lease_pb2.Queued, now: Moment) -> list[bytes]:
+        self._wait(Wait.QUEUE_UPDATE, self._limits.queue_update_s, now)
+        return [queue_event("session.queue_update", queued)]
+
+    def granted(self, open_s: float, now: Moment) -> list[bytes]:
+        """Take the slot, which is claimed; the session's clock starts.
+
+        The worker waits `open_s` for settings; 0 means that it did not say.
+        """
+        if self.farewell:
+            return []
+        for wait in (Wait.SCHEDULER, Wait.SLOT, Wait.QUEUE_UPDATE):
+            self._waits.pop(wait, None)
+        self.has_slot = True
+        self._wait(Wait.WHOLE_SESSION, self._session_s, now)
+        if self._settings is None:
+            self._wait(Wait.SETTINGS, min(self._limits.init_s, open_s or math.inf), now)
+        else:
+            self._wait(Wait.CONVERSATION, self._limits.open_s, now)
+        return [QUEUE_DONE]
+
+    # --- the worker speaks ---
+
+    def answered(self, response: session_pb2.ConverseResponse, now: Moment) -> list[bytes]:
+        """Take what the worker said."""
+        if self.farewell:
+            return []
+        match response.WhichOneof("message"):
+            case "opened":
+                self._waits.pop(Wait.CONVERSATION, None)
+                self._uplink.limit = self._limits.pending_unit_count
+                self._wait(Wait.AUDIO, self._limits.idle_s, now)
+                return self.dialect.opened(response.opened, now)
+            case "delta":
+                delta = response.delta
+                tag = self._uplink.answered(delta.sequence)
+                dropped_count = delta.dropped_unit_count + self._uplink.take_dropped_count()
+                return self.dialect.delta(delta, tag, dropped_count, now)
+            case "failed":
+                self._uplink.answered(response.failed.sequence)
+                return [self.dialect.failed(response.failed, now)]
+            case "closed":
+                end = WORKER_CLOSED.get(response.closed.reason, End.FAILED)
+                return self.end(Ending(end, response.closed.message), now)
+            case _:
+                return []
+
+    def lost(self, error: FabricError, now: Moment) -> list[bytes]:
+        """Take the failure of the fabric: before the slot was held, or of the conversation."""
+        if self.farewell:
+            return []
+        if not self.has_slot:
+            return self.end(_REFUSED.get(error.reason, _NOT_READY), now)
+        if error.reason is Reason.INVALID_FIELD:
+            message = f"{error.field}: {error.message}" if error.field else error.message
+            told = [self.dialect.error(ErrorCode.INVALID_PAYLOAD, message, now)]
+            return told + self.end(Ending(End.FAILED, "settings were refused"), now)
+        if error.reason is Reason.OPEN_TIMEOUT:
+            return self.end(_EXPIRED[Wait.SETTINGS], now)
+        is_open = self.dialect.phase is Phase.ACTIVE
+        end = End.FAILED if is_open else self.dialect.lost_while_opening
+        return self.end(Ending(end, "the worker was lost"), now)
+
+    # --- to the worker ---
+
+    def next_request(self) -> session_pb2.ConverseRequest | None:
+        """Return what the worker is to be told next, None when there is nothing yet."""
+        if self.farewell:
+            return None
+        if self._settings is not None and self.has_slot:
+            request = session_pb2.ConverseRequest(open=self._settings)
+            self._settings = None
+            return request
+        if self.dialect.phase is not Phase.ACTIVE or (taken := self._uplink.take()) is None:
+            return None
+        sequence, gathered = taken
+        request = session_pb2.ConverseRequest()
+        unit = request.unit  # filled in place: the audio is copied once
+        unit.sequence = sequence
+        unit.audio = gathered.audio
+        unit.force_listen = gathered.force_listen
+        seconds, nanos = divmod(gathered.receive_wall_ns, 1_000_000_000)
+        unit.receive_time.seconds, unit.receive_time.nanos = seconds, nanos
+        return request
+
+    # --- time and the end ---
+
+    @property
+    def deadline(self) -> float:
+        """When `expire` must be called next, in monotonic seconds."""
+        return min(self._waits.values(), default=math.inf)
+
+    def expire(self, now: Moment) -> list[bytes]:
+        """End waits that are over."""
+        for wait in [wait for wait, due in self._waits.items() if due <= now.monotonic_s]:
+            if wait is Wait.QUEUE_UPDATE:
+                return self._queue_update(self._queued or lease_pb2.Queued(), now)
+            if wait is Wait.CONVERSATION:
+                return self.lost(FabricError(Reason.UNAVAILABLE, "the worker is silent"), now)
+            return self.end(_EXPIRED[wait], now)
+        return []
+
+    def end(self, ending: Ending, now: Moment) -> list[bytes]:
+        """End the session, once; the first end is the one that counts."""
+        if self.farewell:
+            return []
+        self._waits.clear()
+        code = CLOSE_CODES[ending.end]
+        self.farewell = Farewell(ending.end, code, ending.message or ending.end.value)
+        return self.dialect.ended(ending, now)
+
+    def _wait(self, wait: Wait, seconds: float, now: Moment) -> None:
+        self._waits[wait] = now.monotonic_s + seconds

@@ -1,0 +1,52 @@
+"""Every bound of the edge, and where it listens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one client may make the edge hold, and for how long. Times in seconds."""
+
+    # Size of things. A message above it closes with 1009, the rest are `invalid_payload`.
+    message_bytes: int = 8 * 1024 * 1024
+    instructions_bytes: int = 32 * 1024
+    voice_s: float = 30.0
+    append_s: float = 30.0
+    text_bytes: int = 256  # ids and reasons that are echoed
+
+    # Units kept here. The newest win; what is dropped is counted.
+    early_unit_count: int = 4  # before the conversation is ready
+    pending_unit_count: int = 32  # while the worker's host does not take them
+    context_token_count: int = 8192
+
+    # Waits.
+    scheduler_s: float = 15.0  # for a place or a claimed slot to begin with: service_unavailable
+    queue_s: float = 1800.0  # for a slot: worker_busy
+    queue_update_s: float = 3.0  # between two updates of an unchanged place
+    init_s: float = 60.0  # from queue_done to valid settings: timeout
+    open_s: float = 60.0  # from settings to `session.created`: worker_connect_failed
+    idle_s: float = 600.0  # without audio (no audio is how clients pause): timeout
+    session_s: float | None = None  # from queue_done; None means the mode's own: timeout
+    end_s: float = 2.0  # for the worker's last word once a session is over: cancelled
+
+    # A client that reads slower than the model speaks is closed; others never feel it.
+    outbox_bytes: int = 4 * 1024 * 1024
+    send_s: float = 10.0
+    close_s: float = 2.0  # for the closing handshake
+
+    # Of the whole process.
+    session_count: int = 1000  # above it: service_unavailable
+    drain_s: float = 30.0  # for running sessions, once draining: server_shutdown
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeSettings:
+    """One edge process."""
+
+    listen: str = "127.0.0.1:8006"
+    schedulers: tuple[str, ...] = ("127.0.0.1:8007",)
+    pool: str = ""
+    reuse_port: bool = False  # several edges on one port, shared by the kernel
+    limits: Limits = field(default_factory=Limits)

@@ -1,0 +1,186 @@
+"""Two ways to replay a transcript: through the pure session, and through a live edge."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any
+
+import orjson
+import pytest
+from edge_transcripts import Matcher, Step, Transcript, json_of, message_of, response_of
+from live_edge import HandSetClock, LiveEdge
+from scripted_fabric import WITHIN_S, Acquisition, ScriptedConversation
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
+
+from duplane.edge.dialects.dialect import Identity, Moment, Phase
+from duplane.edge.ends import End, Ending
+from duplane.edge.modes import MODES
+from duplane.edge.session import Session
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import lease_pb2, session_pb2
+
+IDENTITY = Identity("sess_0123456789ab", "rt_1714200000000")
+WALL_NS = 1_714_200_000_000_000_000
+
+
+class PureReplay:
+    """No loop, no sockets, no clock but the transcript's."""
+
+    def __init__(self, transcript: Transcript) -> None:
+        self.transcript = transcript
+        self.now = Moment(1000.0, WALL_NS)
+        session_s = MODES["audio"].session_s
+        self.session = Session(IDENTITY, transcript.limits, session_s, self.now)
+        self.events: deque[Any] = deque()
+        self.requests: deque[session_pb2.ConverseRequest] = deque()
+        self.seen: set[tuple[str, Phase, str]] = set()  # events, and the phase they came in
+        self._matcher = Matcher()
+
+    def run(self) -> None:
+        for step in self.transcript.steps:
+            getattr(self, f"_{step.who}")(step)
+            while request := self.session.next_request():
+                self.requests.append(request)
+            if self.session.deadline <= self.now.monotonic_s:
+                self._tell(self.session.expire(self.now))
+        assert not self.events, f"not in the transcript: {self.events}"
+        assert not self.requests, f"not in the transcript: {self.requests}"
+
+    def _tell(self, events: list[bytes]) -> None:
+        self.events.extend(orjson.loads(event) for event in events)
+
+    def _client(self, step: Step) -> None:
+        event = json_of(step.rest)
+        phase = self.session.dialect.phase
+        self._tell(self.session.receive(orjson.dumps(event), self.now))
+        if isinstance(event, dict):
+            self.seen.add((self.session.dialect.name, phase, str(event.get("type"))))
+
+    def _frame(self, step: Step) -> None:
+        self._tell(self.session.receive(step.rest.encode(), self.now))
+
+    def _binary(self, step: Step) -> None:
+        self._tell(self.session.end(Ending(End.UNREADABLE), self.now))
+
+    def _leaves(self, step: Step) -> None:
+        self._tell(self.session.end(Ending(End.GONE), self.now))
+
+    def _drain(self, step: Step) -> None:
+        self._tell(self.session.end(Ending(End.SHUTDOWN), self.now))
+
+    def _server(self, step: Step) -> None:
+        assert self.events, f"line {step.line}: nothing was said"
+        self._matcher.match(step, self.events.popleft())
+
+    def _scheduler(self, step: Step) -> None:
+        match step.what:
+            case "queued":
+                self._tell(self.session.queued(message_of(step.rest, lease_pb2.Queued()), self.now))
+            case "granted":
+                self._tell(self.session.granted(60.0, self.now))
+            case _:
+                error = FabricError(Reason(step.rest), "scripted")
+                self._tell(self.session.lost(error, self.now))
+
+    def _edge(self, step: Step) -> None:
+        assert self.requests, f"line {step.line}: the worker was told nothing"
+        self._matcher.match_request(step, self.requests.popleft())
+
+    def _worker(self, step: Step) -> None:
+        if step.what == "breaks":
+            reason, _, field = step.rest.partition(" ")
+            error = FabricError(Reason(reason), "scripted", field=field)
+            self._tell(self.session.lost(error, self.now))
+        else:
+            self._tell(self.session.answered(response_of(step), self.now))
+
+    def _clock(self, step: Step) -> None:
+        later = float(step.rest)
+        self.now = Moment(self.now.monotonic_s + later, self.now.wall_ns + int(later * 1e9))
+
+    def _ends(self, step: Step) -> None:
+        assert self.session.farewell, f"line {step.line}: the session goes on"
+        assert self.session.farewell.code == int(step.rest)
+
+
+class LiveReplay:
+    """A real client, a live edge, and a fabric that says what is written."""
+
+    def __init__(self, transcript: Transcript, edge: LiveEdge) -> None:
+        assert isinstance(edge.clock, HandSetClock)
+        self.transcript = transcript
+        self._clock_hand = edge.clock
+        self._edge_process = edge
+        self._fabric = edge.fabric
+        self._fabric.is_automatic = False
+        self._matcher = Matcher()
+        self._acquisition: Acquisition | None = None
+        self._conversation: ScriptedConversation | None = None
+
+    async def run(self) -> None:
+        async with self._edge_process.connect() as client:
+            for step in self.transcript.steps:
+                await getattr(self, f"_{step.who}")(step, client)
+        await self._edge_process.settled()
+
+    async def _client(self, step: Step, client: ClientConnection) -> None:
+        await client.send(orjson.dumps(json_of(step.rest)), text=True)
+
+    async def _frame(self, step: Step, client: ClientConnection) -> None:
+        await client.send(step.rest)
+
+    async def _binary(self, step: Step, client: ClientConnection) -> None:
+        await client.send(b"\0\1\2")
+
+    async def _leaves(self, step: Step, client: ClientConnection) -> None:
+        client.transport.abort()
+
+    async def _drain(self, step: Step, client: ClientConnection) -> None:
+        self._edge_process.drain()
+
+    async def _server(self, step: Step, client: ClientConnection) -> None:
+        async with asyncio.timeout(WITHIN_S):
+            self._matcher.match(step, orjson.loads(await client.recv()))
+
+    async def _scheduler(self, step: Step, client: ClientConnection) -> None:
+        if self._acquisition is None or self._acquisition.is_over.is_set():
+            self._acquisition = await self._fabric.acquisition()
+        match step.what:
+            case "queued":
+                self._acquisition.queued(message_of(step.rest, lease_pb2.Queued()))
+            case "granted":
+                self._acquisition.grant()
+                self._conversation = await self._fabric.conversation()
+            case _:
+                self._acquisition.refuse(Reason(step.rest))
+
+    async def _edge(self, step: Step, client: ClientConnection) -> None:
+        assert self._conversation
+        self._matcher.match_request(step, await self._conversation.next_request())
+
+    async def _worker(self, step: Step, client: ClientConnection) -> None:
+        assert self._conversation
+        if step.what == "breaks":
+            reason, _, field = step.rest.partition(" ")
+            self._conversation.fail(Reason(reason), field)
+        else:
+            self._conversation.say(response_of(step))
+
+    async def _clock(self, step: Step, client: ClientConnection) -> None:
+        if self._acquisition is None:  # it is asked for once the session's clock runs
+            self._acquisition = await self._fabric.acquisition()
+        self._clock_hand.advance(float(step.rest))
+
+    async def _ends(self, step: Step, client: ClientConnection) -> None:
+        async with asyncio.timeout(WITHIN_S):
+            await client.wait_closed()
+        with pytest.raises(ConnectionClosed):
+            await client.recv()  # the client was told no more than is written
+        if not any(other.who == "leaves" for other in self.transcript.steps):
+            assert client.close_code == int(step.rest)
+        if self._conversation:
+            async with asyncio.timeout(WITHIN_S):
+                await self._conversation.is_over.wait()
+            assert self._conversation.received.empty(), "the worker was told more than is written"

@@ -1,0 +1,194 @@
+"""Transcripts of sessions, and how they are replayed. The format:
+
+    # comment
+    limits session_s=0.5           (first line, optional: bounds that differ from the defaults)
+    client {"type": ...}           the client sends an event
+    frame TEXT                     the client sends this text as it is
+    binary                         the client sends a binary frame
+    leaves                         the client vanishes
+    server {"type": ...}           the client receives exactly this
+    scheduler queued {...}         fabric.v1.Queued, in protobuf's JSON form
+    scheduler granted              a slot is granted and claimed
+    scheduler refuses REASON
+    edge open|unit {...}           the worker receives exactly this (times and traces aside)
+    worker opened|delta|failed|closed {...}
+    worker breaks REASON [FIELD]   the call ends with an error
+    clock SECONDS                  so much time goes by
+    drain                          the edge is asked to stop and has no patience
+    ends CODE                      the connection is closed with this code; always last
+
+In JSON, "@pcm:N" stands for the base64 of N samples, "@pcm:N:K" for the K-th second of them,
+"@pcms:N,M" for N samples and then M, "@wav:N" for a WAV file of N, "@nan:N" for N of which one is
+not a number; "@any" matches anything, "@id:NAME" anything that is the same wherever the name is.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import orjson
+import pybase64
+import soundfile
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from duplane.edge.settings import Limits
+from duplane.fabric.v1 import session_pb2
+
+M = TypeVar("M", bound=Message)
+FOLDER = Path(__file__).with_name("transcripts")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One line: who, what, and the rest of the line."""
+
+    line: int
+    who: str
+    what: str
+    rest: str
+
+
+@dataclass(frozen=True)
+class Transcript:
+    name: str
+    limits: Limits
+    steps: tuple[Step, ...]
+
+
+def read_transcript(path: Path) -> Transcript:
+    limits = Limits()
+    steps: list[Step] = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        who, _, rest = line.partition(" ")
+        if who == "limits":
+            limits = replace(limits, **_bounds(rest))
+            continue
+        what = ""
+        if who in ("scheduler", "edge", "worker"):
+            what, _, rest = rest.partition(" ")
+        steps.append(Step(number, who, what, rest))
+    return Transcript(path.stem, limits, tuple(steps))
+
+
+def _bounds(text: str) -> dict[str, Any]:
+    pairs = (pair.split("=") for pair in text.split())
+    return {name: float(value) if "." in value else int(value) for name, value in pairs}
+
+
+def all_transcripts() -> list[Transcript]:
+    return [read_transcript(path) for path in sorted(FOLDER.glob("*.txt"))]
+
+
+# --- what is written in JSON ---
+
+
+def pcm(sample_count: int) -> bytes:
+    """A ramp: any two stretches of it differ."""
+    return np.linspace(-0.5, 0.5, sample_count, dtype="<f4").tobytes()
+
+
+def wav(sample_count: int) -> bytes:
+    """The same ramp as a WAV file of float32."""
+    file = io.BytesIO()
+    samples = np.frombuffer(pcm(sample_count), dtype="<f4")
+    soundfile.write(file, samples, 16_000, format="WAV", subtype="FLOAT")
+    return file.getvalue()
+
+
+def nan(sample_count: int) -> bytes:
+    samples = np.frombuffer(pcm(sample_count), dtype="<f4").copy()
+    samples[sample_count // 2] = np.nan
+    return samples.tobytes()
+
+
+def audio_of(word: str) -> bytes | None:
+    """Return what an @-word stands for, None when it is not about audio."""
+    kind, _, rest = word[1:].partition(":")
+    match kind:
+        case "pcm" if ":" in rest:
+            count, _, second = rest.partition(":")
+            return pcm(int(count))[int(second) * 64_000 :][:64_000]
+        case "pcm":
+            return pcm(int(rest))
+        case "pcms":
+            return b"".join(pcm(int(count)) for count in rest.split(","))
+        case "wav":
+            return wav(int(rest))
+        case "nan":
+            return nan(int(rest))
+        case _:
+            return None
+
+
+def expand(value: Any) -> Any:
+    """Replace @-words that stand for audio."""
+    if isinstance(value, dict):
+        return {key: expand(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [expand(item) for item in value]
+    if isinstance(value, str) and value.startswith("@"):
+        audio = audio_of(value)
+        return value if audio is None else pybase64.b64encode(audio).decode()
+    return value
+
+
+def json_of(text: str) -> Any:
+    return expand(orjson.loads(text or "{}"))
+
+
+def message_of(text: str, message: M) -> M:
+    return json_format.ParseDict(json_of(text), message)
+
+
+def response_of(step: Step) -> session_pb2.ConverseResponse:
+    response = session_pb2.ConverseResponse()
+    part = getattr(response, step.what)
+    part.SetInParent()
+    message_of(step.rest, part)
+    return response
+
+
+class Matcher:
+    """Compares what came with what is written, and remembers what names stand for."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, Any] = {}
+
+    def match(self, step: Step, came: Any) -> None:
+        expected = json_of(step.rest)
+        assert self._equal(expected, came), f"line {step.line}: expected {expected}, got {came}"
+
+    def match_request(self, step: Step, came: session_pb2.ConverseRequest) -> None:
+        assert came.WhichOneof("message") == step.what, f"line {step.line}: got {str(came)[:300]}"
+        part = getattr(came, step.what)
+        for volatile in ("receive_time", "trace"):
+            if volatile in part.DESCRIPTOR.fields_by_name:
+                part.ClearField(volatile)
+        expected = message_of(step.rest, type(part)())
+        assert part == expected, f"line {step.line}: got {str(part)[:300]}"
+
+    def _equal(self, expected: Any, came: Any) -> bool:
+        if isinstance(expected, str) and expected.startswith("@"):
+            word, _, name = expected[1:].partition(":")
+            return word == "any" or self._names.setdefault(name, came) == came
+        if isinstance(expected, dict) and isinstance(came, dict):
+            return expected.keys() == came.keys() and all(
+                self._equal(value, came[key]) for key, value in expected.items()
+            )
+        if isinstance(expected, list) and isinstance(came, list):
+            return len(expected) == len(came) and all(map(self._equal, expected, came))
+        return expected == came
+
+
+def server_events(transcript: Transcript) -> Iterator[dict[str, Any]]:
+    for step in transcript.steps:
+        if step.who == "server":
+            yield orjson.loads(step.rest)

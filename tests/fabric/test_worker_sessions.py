@@ -1,0 +1,90 @@
+"""Sessions on a real worker with a scripted model: what goes well."""
+
+from __future__ import annotations
+
+import numpy as np
+from scripted_model import PROMPT_TOKENS, UNIT_TOKENS, ScriptedModel
+from worker_rig import pcm, running_worker, unit
+
+from duplane.fabric.v1 import session_pb2
+from duplane.worker.model.types import DecodeMode
+
+
+async def test_a_session_listens_speaks_and_closes() -> None:
+    async with running_worker() as rig, rig.opened() as client:
+        await client.send(unit(0))
+        delta = await client.delta()
+        assert delta.sequence == 0
+        assert delta.HasField("listen")
+        assert delta.context_token_count == PROMPT_TOKENS + UNIT_TOKENS
+        await client.send(unit(1, 0.5))
+        delta = await client.delta()
+        assert delta.sequence == 1
+        assert delta.speech.text == "0.500"
+        assert len(delta.speech.audio) == 240 * 4
+        assert list(delta.token_ids) == [2, 3]
+        assert delta.token_counts.output_audio_token_count == 5
+        assert delta.stage_times.decode.nanos == 3_000_000
+        assert not delta.stage_times.HasField("vocoder")
+        assert delta.stage_times.total.nanos > 0
+        await client.close("enough")
+        closed = await client.closed()
+        assert closed.reason == session_pb2.CLOSE_REASON_CLIENT
+        assert closed.unit_count == 2
+        assert closed.token_counts.output_text_token_count == 2
+        await rig.all_free()
+
+
+async def test_open_says_what_is_in_force_and_what_has_no_effect() -> None:
+    config = session_pb2.DuplexConfig(
+        decode_mode=session_pb2.DECODE_MODE_GREEDY, top_k=3, max_new_speak_token_count=9
+    )
+    wish = session_pb2.Open(
+        system_prompt="Be brief.",
+        tts_voice=pcm(0.1),
+        config=config,
+        seed=5,
+        context_token_limit=100,
+    )
+    async with running_worker() as rig, rig.claimed() as client:
+        opened = await client.open(wish)
+        assert opened.prompt_token_count == PROMPT_TOKENS
+        assert opened.context_token_limit == 100
+        assert list(opened.ignored_fields) == ["tts_voice"]
+        options = rig.model.options[0]
+        assert options.system_prompt == "Be brief."
+        assert options.decode_mode is DecodeMode.GREEDY
+        assert (options.top_k, options.max_new_speak_tokens_per_chunk, options.seed) == (3, 9, 5)
+        assert options.tts_voice is not None
+        assert options.tts_voice.dtype == np.float32
+        await client.close()
+
+
+async def test_units_sent_before_opened_are_run() -> None:
+    async with running_worker() as rig, rig.claimed() as client:
+        await client.write(session_pb2.ConverseRequest(open=session_pb2.Open()))
+        await client.send(unit(0))
+        assert (await client.read()).HasField("opened")
+        assert (await client.delta()).sequence == 0
+
+
+async def test_units_of_several_slots_run_in_one_round() -> None:
+    model = ScriptedModel(slot_count=4)
+    async with (
+        running_worker(model) as rig,
+        rig.opened(rig.grant(0)) as first,
+        rig.opened(rig.grant(1)) as second,
+        rig.opened(rig.grant(3)) as third,
+    ):
+        model.hold()
+        await first.send(unit(0))
+        await model.held()
+        await first.send(unit(1, 0.1))
+        await second.send(unit(0, 0.2))
+        await third.send(unit(0, 0.3))
+        await rig.received(4)
+        model.let_go()
+        assert (await first.delta()).sequence == 0
+        texts = [(await client.delta()).speech.text for client in (first, second, third)]
+        assert texts == ["0.100", "0.200", "0.300"]
+        assert model.rounds[-1] == (0, 1, 3)

@@ -1,0 +1,172 @@
+"""A live edge over a scripted fabric, in this process, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import urllib.error
+import urllib.request
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pybase64
+from edge_transcripts import pcm
+from scripted_fabric import WITHIN_S, ScriptedFabric
+from websockets.asyncio.client import ClientConnection, connect
+
+from duplane.edge.clock import Clock
+from duplane.edge.dialects.dialect import Moment
+from duplane.edge.server import Edge
+from duplane.edge.settings import EdgeSettings, Limits
+from duplane.fabric.client import FabricClient
+from duplane.fabric.telemetry import Telemetry
+
+
+class SetAlarm:
+    """A call that a hand-set clock will make."""
+
+    def __init__(self, due_s: float, callback: Callable[[], None]) -> None:
+        self.due_s = due_s
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class HandSetClock:
+    """Time stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self._now = Moment(1000.0, 1_714_200_000_000_000_000)
+        self._alarms: list[SetAlarm] = []
+
+    def now(self) -> Moment:
+        return self._now
+
+    def call_at(self, monotonic_s: float, callback: Callable[[], None]) -> SetAlarm:
+        self._alarms.append(SetAlarm(monotonic_s, callback))
+        return self._alarms[-1]
+
+    def advance(self, seconds: float) -> None:
+        now = self._now
+        self._now = Moment(now.monotonic_s + seconds, now.wall_ns + int(seconds * 1e9))
+        due = [alarm for alarm in self._alarms if alarm.due_s <= self._now.monotonic_s]
+        self._alarms = [alarm for alarm in self._alarms if alarm not in due]
+        for alarm in due:
+            if alarm.callback:
+                alarm.callback()
+
+
+class LiveEdge:
+    """One edge and its fabric."""
+
+    def __init__(self, edge: Edge, fabric: ScriptedFabric, clock: Clock | None) -> None:
+        self.clock = clock
+        self.edge = edge
+        self.fabric = fabric
+        self._draining: asyncio.Task[None] | None = None
+
+    def url(self, query: str = "?mode=audio") -> str:
+        return f"ws://{self.edge.address}/v1/realtime{query}"
+
+    def connect(self, query: str = "?mode=audio") -> connect:
+        return connect(self.url(query), compression=None, max_size=None, proxy=None)
+
+    def drain(self) -> None:
+        self._draining = asyncio.ensure_future(self.edge.drain())
+
+    async def get(self, path: str, method: str = "GET") -> tuple[int, dict[str, Any]]:
+        return await asyncio.to_thread(self._get, path, method)
+
+    def _get(self, path: str, method: str) -> tuple[int, dict[str, Any]]:
+        request = urllib.request.Request(f"http://{self.edge.address}{path}", method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=WITHIN_S) as response:
+                return response.status, orjson.loads(response.read())
+        except urllib.error.HTTPError as error:
+            return error.code, orjson.loads(error.read())
+
+    async def settled(self) -> None:
+        """Wait until no session is left here and nothing is held in the fabric."""
+        if self._draining:
+            await self._draining
+        async with asyncio.timeout(WITHIN_S):
+            await self.edge.idle()
+        await self.fabric.settled()
+
+
+@contextlib.asynccontextmanager
+async def live_edge(
+    limits: Limits | None = None,
+    *,
+    slot_count: int = 1,
+    telemetry: Telemetry | None = None,
+    clock: Clock | None = None,
+) -> AsyncGenerator[LiveEdge]:
+    """Run an edge with the given bounds; afterwards no task of it may be left."""
+    before = asyncio.all_tasks()
+    limits = limits or Limits()
+    async with ScriptedFabric.running(slot_count) as fabric:
+        settings = EdgeSettings(listen="127.0.0.1:0", schedulers=(fabric.scheduler,), limits=limits)
+        async with (
+            FabricClient(settings.schedulers) as client,
+            Edge.listening(settings, client, telemetry or Telemetry("edge"), clock) as edge,
+        ):
+            live = LiveEdge(edge, fabric, clock)
+            yield live
+            await live.settled()
+    left = [
+        task
+        for task in asyncio.all_tasks() - before
+        if not task.done() and "duplane/edge" in str(task.get_coro())
+    ]
+    assert not left, left
+
+
+def impatient(limits: Limits) -> Limits:
+    """The same bounds without patience for a drain."""
+    return replace(limits, drain_s=0.05)
+
+
+# --- a client of dialect A, step by step ---
+
+AUDIO = pybase64.b64encode(pcm(16_000)).decode()
+UPDATE = {"type": "session.update", "session": {"instructions": "Be brief."}}
+APPEND = {"type": "input_audio_buffer.append", "audio": AUDIO}
+CLOSE = {"type": "session.close", "reason": "user_stop"}
+
+
+async def send(client: ClientConnection, event: object) -> None:
+    await client.send(orjson.dumps(event), text=True)
+
+
+async def receive(client: ClientConnection) -> dict[str, Any]:
+    async with asyncio.timeout(WITHIN_S):
+        return orjson.loads(await client.recv())
+
+
+async def begin(client: ClientConnection) -> None:
+    assert (await receive(client))["type"] == "session.queue_done"
+    await send(client, UPDATE)
+    assert (await receive(client))["type"] == "session.created"
+
+
+async def exchange(client: ClientConnection) -> dict[str, Any]:
+    await send(client, APPEND)
+    answer = await receive(client)
+    assert answer["type"] == "response.listen", answer
+    return answer
+
+
+async def end(client: ClientConnection) -> None:
+    await send(client, CLOSE)
+    assert await receive(client) == {"type": "session.closed", "reason": "stopped"}
+    await closed(client, 1000)
+
+
+async def closed(client: ClientConnection, code: int) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        await client.wait_closed()
+    assert client.close_code == code

@@ -1,0 +1,282 @@
+"""A scheduler and a worker that say what a test tells them to: real gRPC, no model.
+
+By default slots are granted while there are any, conversations open at once and every unit is
+listened to. A test that wants to speak for them sets `is_automatic` to False.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+import grpc.aio
+from google.protobuf.duration_pb2 import Duration
+
+from duplane.fabric.errors import FabricError, Reason, abort
+from duplane.fabric.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    lease_pb2,
+    lease_pb2_grpc,
+    registry_pb2,
+    session_pb2,
+    session_pb2_grpc,
+)
+
+WITHIN_S = 5.0
+
+
+def listened(unit: session_pb2.Unit) -> list[session_pb2.ConverseResponse]:
+    """Answer a unit by listening."""
+    delta = session_pb2.Delta(
+        sequence=unit.sequence,
+        listen=session_pb2.Listen(),
+        context_token_count=100 + unit.sequence,
+    )
+    return [session_pb2.ConverseResponse(delta=delta)]
+
+
+class Acquisition:
+    """One AcquireLease call that waits."""
+
+    def __init__(self, request: lease_pb2.AcquireLeaseRequest) -> None:
+        self.request = request
+        self.is_over = asyncio.Event()
+        self.events: asyncio.Queue[lease_pb2.Queued | FabricError | None] = asyncio.Queue()
+
+    def queued(self, queued: lease_pb2.Queued) -> None:
+        self.events.put_nowait(queued)
+
+    def refuse(self, reason: Reason) -> None:
+        self.events.put_nowait(FabricError(reason, "scripted"))
+
+    def grant(self) -> None:
+        self.events.put_nowait(None)
+
+
+class ScriptedConversation:
+    """One Converse call, claimed."""
+
+    def __init__(self, claim: session_pb2.Claim) -> None:
+        self.claim = claim
+        self.received: asyncio.Queue[session_pb2.ConverseRequest] = asyncio.Queue()
+        self.responses: asyncio.Queue[session_pb2.ConverseResponse | FabricError] = asyncio.Queue()
+        self.is_over = asyncio.Event()
+
+    def say(self, *responses: session_pb2.ConverseResponse) -> None:
+        for response in responses:
+            self.responses.put_nowait(response)
+
+    def fail(self, reason: Reason, field: str = "") -> None:
+        self.responses.put_nowait(FabricError(reason, "scripted", field=field))
+
+    async def next_request(self) -> session_pb2.ConverseRequest:
+        async with asyncio.timeout(WITHIN_S):
+            return await self.received.get()
+
+
+class ScriptedFabric:
+    """Both servers, and what they hold."""
+
+    def __init__(self, slot_count: int) -> None:
+        self.scheduler = ""
+        self.worker = ""
+        self.is_automatic = True
+        self.on_unit: Callable[[session_pb2.Unit], Sequence[session_pb2.ConverseResponse]] = (
+            listened
+        )
+        self.acquisitions: asyncio.Queue[Acquisition] = asyncio.Queue()
+        self.conversations: asyncio.Queue[ScriptedConversation] = asyncio.Queue()
+        self.free_slots = set(range(slot_count))
+        self.slot_count = slot_count
+        self.leases: dict[str, int] = {}
+        self.waiting: list[Acquisition] = []
+        self.streams: set[ScriptedConversation] = set()
+        self.changed = asyncio.Condition()
+        self.scheduler_server = grpc.aio.server()
+        self.worker_server = grpc.aio.server()
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def running(cls, slot_count: int = 1) -> AsyncGenerator[ScriptedFabric]:
+        fabric = cls(slot_count)
+        leases, admin, sessions = _parts(fabric)
+        lease_pb2_grpc.add_LeaseServiceServicer_to_server(leases, fabric.scheduler_server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, fabric.scheduler_server)
+        session_pb2_grpc.add_SessionServiceServicer_to_server(sessions, fabric.worker_server)
+        fabric.scheduler = await _start(fabric.scheduler_server)
+        fabric.worker = await _start(fabric.worker_server)
+        try:
+            yield fabric
+        finally:
+            await fabric.worker_server.stop(0)
+            await fabric.scheduler_server.stop(0)
+
+    async def acquisition(self) -> Acquisition:
+        """Return the next client that asks for a slot."""
+        async with asyncio.timeout(WITHIN_S):
+            return await self.acquisitions.get()
+
+    async def conversation(self) -> ScriptedConversation:
+        """Return the next conversation that was claimed."""
+        async with asyncio.timeout(WITHIN_S):
+            return await self.conversations.get()
+
+    async def settled(self) -> None:
+        """Wait until nobody waits, converses or holds a slot."""
+        async with asyncio.timeout(WITHIN_S), self.changed:
+            await self.changed.wait_for(
+                lambda: (
+                    not (self.waiting or self.streams or self.leases)
+                    and len(self.free_slots) == self.slot_count
+                )
+            )
+
+    async def give_back(self, lease_id: str) -> None:
+        async with self.changed:
+            slot = self.leases.pop(lease_id, None)
+            if slot is not None:
+                self.free_slots.add(slot)
+            self.changed.notify_all()
+
+
+def _parts(fabric: ScriptedFabric) -> tuple[Any, Any, Any]:
+    """Return the three servicers; calls that no edge makes are left out of them."""
+    return _Leases(fabric), _Admin(fabric), _Sessions(fabric)
+
+
+async def _start(server: grpc.aio.Server) -> str:
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return f"127.0.0.1:{port}"
+
+
+class _Uncalled:
+    """Has every rpc, so that a servicer can be registered that serves a few of them."""
+
+    def __getattr__(self, name: str) -> Any:
+        async def refuse(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, name)
+
+        return refuse
+
+
+class _Leases:
+    def __init__(self, fabric: ScriptedFabric) -> None:
+        self._fabric = fabric
+
+    async def AcquireLease(self, request, context):
+        fabric = self._fabric
+        acquisition = Acquisition(request)
+        fabric.waiting.append(acquisition)
+        try:
+            fabric.acquisitions.put_nowait(acquisition)
+            if fabric.is_automatic:
+                acquisition.grant()
+            while (event := await acquisition.events.get()) is not None:
+                if isinstance(event, FabricError):
+                    await abort(context, event)
+                yield lease_pb2.AcquireLeaseResponse(queued=event)
+            async with fabric.changed:
+                await fabric.changed.wait_for(lambda: fabric.free_slots)
+                slot = fabric.free_slots.pop()
+                fabric.leases[request.request_id] = slot
+            yield lease_pb2.AcquireLeaseResponse(
+                granted=lease_pb2.Granted(
+                    lease=lease_pb2.Lease(claims=request.request_id.encode()),
+                    lease_id=request.request_id,
+                    worker_address=fabric.worker,
+                    claim_timeout=Duration(seconds=2),
+                )
+            )
+        finally:
+            acquisition.is_over.set()
+            fabric.waiting.remove(acquisition)
+            async with fabric.changed:
+                fabric.changed.notify_all()
+
+    async def ReleaseLease(self, request, context):
+        await self._fabric.give_back(request.lease_id)
+        return lease_pb2.ReleaseLeaseResponse()
+
+
+class _Sessions(_Uncalled):
+    def __init__(self, fabric: ScriptedFabric) -> None:
+        self._fabric = fabric
+
+    async def Converse(self, requests, context):
+        fabric = self._fabric
+        claim = (await context.read()).claim
+        await context.write(
+            session_pb2.ConverseResponse(
+                claimed=session_pb2.Claimed(open_timeout=Duration(seconds=60))
+            )
+        )
+        conversation = ScriptedConversation(claim)
+        fabric.streams.add(conversation)
+        fabric.conversations.put_nowait(conversation)
+        reading = asyncio.ensure_future(self._read(conversation, context))
+        try:
+            while True:
+                response = await conversation.responses.get()
+                if isinstance(response, FabricError):
+                    await abort(context, response)
+                await context.write(response)
+                if response.WhichOneof("message") == "closed":
+                    return
+        finally:
+            reading.cancel()
+            conversation.is_over.set()
+            fabric.streams.discard(conversation)
+            await fabric.give_back(claim.lease.claims.decode())
+
+    async def _read(self, conversation, context) -> None:
+        while (request := await context.read()) is not grpc.aio.EOF:
+            conversation.received.put_nowait(request)
+            if not self._fabric.is_automatic:
+                continue
+            match request.WhichOneof("message"):
+                case "open":
+                    opened = session_pb2.Opened(prompt_token_count=7, context_token_limit=8192)
+                    conversation.say(session_pb2.ConverseResponse(opened=opened))
+                case "unit":
+                    conversation.say(*self._fabric.on_unit(request.unit))
+        closed = session_pb2.Closed(reason=session_pb2.CLOSE_REASON_CLIENT)
+        conversation.say(session_pb2.ConverseResponse(closed=closed))
+
+
+class _Admin(_Uncalled):
+    def __init__(self, fabric: ScriptedFabric) -> None:
+        self._fabric = fabric
+
+    async def ListWorkers(self, request, context):
+        slots = [
+            registry_pb2.SlotReport(
+                slot=slot,
+                state=(
+                    registry_pb2.SLOT_STATE_FREE
+                    if slot in self._fabric.free_slots
+                    else registry_pb2.SLOT_STATE_OCCUPIED
+                ),
+            )
+            for slot in range(self._fabric.slot_count)
+        ]
+        worker = admin_pb2.WorkerStatus(worker=registry_pb2.Register(worker_id="w", slots=slots))
+        return admin_pb2.ListWorkersResponse(workers=[worker])
+
+    async def ListLeases(self, request, context):
+        leases = [
+            admin_pb2.LeaseStatus(
+                claims=lease_pb2.LeaseClaims(
+                    worker_id="w", slot=slot, kind=lease_pb2.SESSION_KIND_AUDIO_DUPLEX
+                )
+            )
+            for slot in self._fabric.leases.values()
+        ]
+        return admin_pb2.ListLeasesResponse(leases=leases)
+
+    async def ListTickets(self, request, context):
+        tickets = [admin_pb2.TicketStatus() for _ in self._fabric.waiting]
+        return admin_pb2.ListTicketsResponse(tickets=tickets, ticket_limit=1000)

@@ -1,0 +1,106 @@
+"""The tables of legal transitions, read as the law."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import orjson
+import pybase64
+import pytest
+from edge_transcripts import pcm
+
+from duplane.edge.dialects import a, b
+from duplane.edge.dialects.a import DialectA
+from duplane.edge.dialects.b import DialectB
+from duplane.edge.dialects.detect import detect
+from duplane.edge.dialects.dialect import Configure, Dialect, Identity, Moment, Phase, with_audio
+from duplane.edge.dialects.fields import parse
+from duplane.edge.faults import ClientError, ErrorCode
+from duplane.edge.settings import Limits
+from duplane.fabric.v1 import session_pb2
+
+NOW = Moment(0.0, 0)
+IDENTITY = Identity("sess_0", "rt_0")
+AUDIO = pybase64.b64encode(pcm(16_000)).decode()
+EVENTS: dict[str, dict[str, Any]] = {
+    a.UPDATE: {"session": {"instructions": "x"}},
+    a.APPEND: {"audio": AUDIO},
+    b.INIT: {"payload": {}},
+    b.APPEND: {"input": {"audio": AUDIO}},
+    a.CLOSE: {"reason": "x"},
+    "unheard.of": {},
+}
+
+
+def dialect_in(kind: type[Dialect], phase: Phase) -> Dialect:
+    dialect = kind(IDENTITY, Limits())
+    dialect.phase = phase
+    return dialect
+
+
+def event(kind: str) -> bytes:
+    return orjson.dumps({"type": kind, **EVENTS[kind]})
+
+
+@pytest.mark.parametrize("dialect", [DialectA, DialectB])
+@pytest.mark.parametrize(("phase", "kind"), [*itertools.product(Phase, EVENTS)])
+def test_an_event_is_taken_if_the_table_has_it_and_refused_unchanged_if_not(
+    dialect: type[Dialect], phase: Phase, kind: str
+) -> None:
+    client = dialect_in(dialect, phase)
+    after = dialect.transitions.get((phase, kind))
+    if after is not None:
+        client.receive(parse(event(kind)))
+        assert client.phase is after
+        return
+    with pytest.raises(ClientError) as refusal:
+        client.receive(parse(event(kind)))
+    assert client.phase is phase
+    is_early = phase is Phase.START and kind in {known for _, known in dialect.transitions}
+    assert refusal.value.code is (ErrorCode.NOT_READY if is_early else ErrorCode.UNKNOWN_EVENT)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dialect"),
+    [
+        (a.UPDATE, DialectA),
+        (b.INIT, DialectB),
+        (b.APPEND, DialectB),
+        (a.APPEND, None),
+        (a.CLOSE, None),
+        ("unheard.of", None),
+        (None, None),
+        (["session.update"], None),
+    ],
+)
+def test_first_event_decides_the_dialect(kind: object, dialect: type[Dialect] | None) -> None:
+    assert detect(kind) is dialect
+
+
+def test_the_last_of_duplicate_keys_counts() -> None:
+    client = dialect_in(DialectA, Phase.START)
+    message = b'{"type":"x","type":"session.update","session":{"instructions":"x"}}'
+    assert isinstance(client.receive(parse(message)), Configure)
+
+
+def test_every_turn_has_an_id_of_its_own() -> None:
+    drawn = iter(("000000000001", "000000000002"))
+    client = DialectB(IDENTITY, Limits(), new_id=lambda: next(drawn))
+    ids: list[str] = []
+    for is_last in (False, True, False, True):
+        delta = session_pb2.Delta(speech=session_pb2.Speech(text="x"), end_of_turn=is_last)
+        events = client.delta(delta, b.NO_TAG, 0, NOW)
+        ids += [orjson.loads(told)["response_id"] for told in events]
+    assert ids == ["resp_000000000001"] * 3 + ["resp_000000000002"] * 3
+
+
+@pytest.mark.parametrize("sample_count", [0, 1, 24_000])
+def test_audio_is_rendered_as_any_json_library_would(sample_count: int) -> None:
+    audio = pcm(sample_count)
+    rendered = with_audio({"type": "x", "text": 'a "quoted" \\ text'}, audio)
+    assert orjson.loads(rendered) == {
+        "type": "x",
+        "text": 'a "quoted" \\ text',
+        "audio": pybase64.b64encode(audio).decode(),
+    }

@@ -1,0 +1,43 @@
+"""The query and headers a client comes with, however odd."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duplane.edge.entry import Entry, close_reason, read_entry
+from duplane.fabric.v1 import lease_pb2
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "entry"),
+    [
+        ("/v1/realtime", {}, Entry("video", "")),
+        ("/v1/realtime?mode=audio", {"x-client-id": "c"}, Entry("audio", "c")),
+        (
+            "/v1/realtime?client_id=q&mode=audio&mode=chat",
+            {"x-client-id": "c"},
+            Entry("audio", "q"),
+        ),
+        ("/v1/realtime?mode=", {}, Entry("video", "")),
+        ("/v1/realtime?mode=a%FFb", {}, Entry("a\ufffdb", "")),
+        ("/v1/realtime?mode=" + "m" * 99, {}, Entry("m" * 32, "")),
+    ],
+)
+def test_entry_is_read_from_query_and_headers(
+    path: str, headers: dict[str, str], entry: Entry
+) -> None:
+    assert read_entry(path, headers) == entry
+
+
+ODD = st.text(max_size=200)
+
+
+@given(ODD, ODD)
+def test_whatever_comes_can_be_told_and_passed_on(query: str, header: str) -> None:
+    entry = read_entry(f"/v1/realtime?mode={query}&client_id={query}", {"x-client-id": header})
+    orjson.dumps(entry.mode)
+    lease_pb2.AcquireLeaseRequest(client_id=entry.client_id).SerializeToString()
+    assert len(close_reason(entry.mode * 10).encode()) <= 123

@@ -1,0 +1,240 @@
+"""Whatever clients and workers say, in whatever order: no exception, only legal answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pybase64
+from edge_transcripts import nan, pcm, wav
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from duplane.edge.dialects.dialect import Identity, Moment, Phase
+from duplane.edge.faults import ErrorCode
+from duplane.edge.modes import MODES
+from duplane.edge.session import Session
+from duplane.edge.settings import Limits
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import lease_pb2, session_pb2
+
+LEGAL = {
+    "A": {"session.created", "response.listen", "response.output_audio.delta"},
+    "B": {"session.created", "response.output.delta"},
+}
+SHARED = {
+    "session.queued",
+    "session.queue_update",
+    "session.queue_done",
+    "session.closed",
+    "error",
+}
+NOW = Moment(1000.0, 1_714_200_000_000_000_000)
+
+
+def encoded(audio: bytes) -> str:
+    return pybase64.b64encode(audio).decode()
+
+
+AUDIO = [encoded(pcm(n)) for n in (1, 3200, 16_000, 40_000)]
+AUDIO += [encoded(wav(1600)), encoded(nan(1600)), encoded(wav(1600)[:-3]), encoded(b"abc")]
+EXAMPLES: list[dict[str, Any]] = [
+    {
+        "type": "session.update",
+        "session": {
+            "instructions": "x",
+            "ref_audio": AUDIO[4],
+            "tts_ref_audio": AUDIO[0],
+            "voice_config": {"temperature": 0.7, "top_k": 20, "decode_mode": "greedy"},
+        },
+    },
+    {"type": "session.update", "session": {"instructions": "x"}},
+    {"type": "input_audio_buffer.append", "audio": AUDIO[2], "force_listen": True},
+    {"type": "session.close", "reason": "user_stop"},
+    {
+        "type": "session.init",
+        "payload": {
+            "system_prompt": "x",
+            "config": {"length_penalty": 1.1},
+            "voice": {"ref_audio_base64": AUDIO[4]},
+            "defaults": {"seed": 1},
+        },
+    },
+    {"type": "session.init", "payload": {}},
+    {
+        "type": "input.append",
+        "input": {"audio": AUDIO[2], "input_id": "i", "hints": {"force_listen": True}},
+    },
+    {"type": "input.append", "input": {"audio_data": {"data": AUDIO[2]}}},
+]
+KEYS = sorted(
+    {
+        key
+        for event in EXAMPLES
+        for part in (event, *(value for value in event.values() if isinstance(value, dict)))
+        for key in part
+    }
+)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(AUDIO)
+    | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=4), inner, max_size=4)
+    ),
+    max_leaves=6,
+)
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> bytes:
+    """An example event with some of its parts replaced, removed or added, at any depth."""
+    event = orjson.loads(orjson.dumps(draw(st.sampled_from(EXAMPLES))))
+    for _ in range(draw(st.integers(0, 2))):
+        place: dict[str, Any] = event
+        while nested := [value for value in place.values() if isinstance(value, dict)]:
+            if draw(st.booleans()):
+                break
+            place = draw(st.sampled_from(nested))
+        key = draw(st.sampled_from([*place, "extra"]))
+        if draw(st.booleans()):
+            place[key] = draw(VALUES)
+        else:
+            place.pop(key, None)
+    return orjson.dumps(event)
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """An example event with some bytes cut out or changed."""
+    message = bytearray(orjson.dumps(draw(st.sampled_from(EXAMPLES))))
+    start = draw(st.integers(0, min(120, len(message) - 1)))
+    message[start : start + draw(st.integers(0, 3))] = draw(st.binary(max_size=3))
+    return bytes(message)
+
+
+def responses() -> st.SearchStrategy[session_pb2.ConverseResponse]:
+    delta = st.builds(
+        session_pb2.Delta,
+        sequence=st.integers(0, 9),
+        speech=st.none() | st.builds(session_pb2.Speech, text=st.text(max_size=3)),
+        end_of_turn=st.booleans(),
+        dropped_unit_count=st.integers(0, 3),
+    )
+    failed = st.builds(session_pb2.Failed, sequence=st.integers(0, 9), field=st.text(max_size=3))
+    closed = st.builds(session_pb2.Closed, reason=st.sampled_from(session_pb2.CloseReason.values()))
+    opened = st.builds(session_pb2.Opened, prompt_token_count=st.integers(0, 9))
+    return st.one_of(
+        st.builds(session_pb2.ConverseResponse, opened=opened),
+        st.builds(session_pb2.ConverseResponse, delta=delta),
+        st.builds(session_pb2.ConverseResponse, failed=failed),
+        st.builds(session_pb2.ConverseResponse, closed=closed),
+    )
+
+
+STEPS = st.one_of(
+    mutated(),
+    damaged(),
+    st.binary(max_size=12),
+    st.sampled_from(EXAMPLES).map(orjson.dumps),
+    responses(),
+    st.just(lease_pb2.Queued(ticket_id="t", position=1)),
+    st.sampled_from(list(Reason)),
+    st.floats(0, 200),
+    st.none(),
+)
+
+
+class Run:
+    """One session under fire."""
+
+    def __init__(self) -> None:
+        self.now = NOW
+        limits = Limits(early_unit_count=2, instructions_bytes=64)
+        identity = Identity("sess_0", "rt_0")
+        self.session = Session(identity, limits, MODES["audio"].session_s, NOW)
+
+    def step(self, step: object) -> None:
+        was_over, phase = self.session.farewell is not None, self.session.dialect.phase
+        events = [orjson.loads(event) for event in self._do(step)]
+        name = self.session.dialect.name
+        assert {event["type"] for event in events} <= LEGAL[name] | SHARED
+        assert not (was_over and events), "something was said after the end"
+        codes = {event["error"]["code"] for event in events if event["type"] == "error"}
+        assert codes <= set(ErrorCode)
+        if isinstance(step, bytes) and events and events[0]["type"] == "error":
+            assert len(events) == 1
+            assert self.session.dialect.phase is phase
+        if self.session.farewell:
+            assert self.session.dialect.phase is Phase.CLOSED
+            assert self.session.next_request() is None
+
+    def _do(self, step: object) -> list[bytes]:
+        session = self.session
+        match step:
+            case bytes():
+                return session.receive(step, self.now)
+            case session_pb2.ConverseResponse():
+                # A worker speaks only when it was asked, and opens only once.
+                is_open = session.dialect.phase is Phase.ACTIVE
+                is_opening = session.dialect.phase is Phase.OPENING and session.has_slot
+                legal = is_opening if step.WhichOneof("message") == "opened" else is_open
+                return session.answered(step, self.now) if legal else []
+            case lease_pb2.Queued():
+                return session.queued(step, self.now) if not session.has_slot else []
+            case Reason():
+                return session.lost(FabricError(step, "x", field="open.seed"), self.now)
+            case float():
+                self.now = Moment(self.now.monotonic_s + step, self.now.wall_ns)
+                return session.expire(self.now)
+            case _:
+                while session.next_request():
+                    pass
+                return [] if session.has_slot else session.granted(60, self.now)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(STEPS, max_size=12))
+def test_anything_in_any_order_is_answered_legally(steps: list[object]) -> None:
+    run = Run()
+    for step in steps:
+        run.step(step)
+
+
+@settings(max_examples=400, deadline=None)
+@given(mutated() | damaged(), st.sampled_from([[], [1], [1, None], [5], [5, None]]))
+@example(b"[" * 1000 + b"]" * 1000, [])
+@example(b'{"type":' * 1000 + b"1" + b"}" * 1000, [])
+@example(b'{"a":' * 100_000, [])
+@example(b'{"type":"session.update","session":' + b"[" * 900 + b"]" * 900 + b"}", [])
+@example(b'{"type":"session.init","payload":{"seed":' + b"9" * 5000 + b"}}", [])
+@example(b'{"type":"session.init","payload":{"seed":1e400}}', [])
+@example(b'{"type":"session.init","type":"session.update"}', [])
+@example(b'{"type":"session.update","session":{"instructions":"\\ud800"}}', [])
+@example(b"\xff\xfe", [])
+@example(b"", [])
+@example(b"null", [])
+def test_one_bad_event_changes_nothing(message: bytes, before: list[int | None]) -> None:
+    run = Run()
+    for step in before:
+        run.step(None if step is None else orjson.dumps(EXAMPLES[step]))
+    run.step(message)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_damaged_wav_files_are_decoded_or_refused(data: st.DataObject) -> None:
+    file = bytearray(wav(400))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(12, 60))
+        file[at : at + 4] = data.draw(st.binary(min_size=1, max_size=4))
+    run = Run()
+    settings_event = {"type": "session.update", "session": {"instructions": "x"}}
+    run.step(orjson.dumps(settings_event))
+    append = {"type": "input_audio_buffer.append", "audio": encoded(bytes(file))}
+    run.step(orjson.dumps(append))
+    assert run.session.farewell is None

@@ -1,0 +1,181 @@
+"""What a client asks for in `open` and in a unit, checked and made into the model's own terms.
+
+Decides which values are refused, naming the field at fault. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from duplane.fabric.audio import INPUT_RATE_HERTZ, AudioError, Samples, is_wav, samples_from_pcm
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import session_pb2
+from duplane.worker.inbox import Refusal, Unit
+from duplane.worker.model.types import ConversationOptions, DecodeMode, OptionError
+from duplane.worker.settings import SessionLimits
+
+UNIT_TOO_LONG = "UNIT_TOO_LONG"
+PAUSED = "PAUSED"
+
+# Field of DuplexConfig -> lowest and highest value.
+_RANGES: dict[str, tuple[float, float]] = {
+    "force_listen_count": (0, 3600),
+    "max_new_speak_token_count": (1, 256),
+    "temperature": (0, 2),
+    "top_k": (0, 1_000_000),
+    "top_p": (0, 1),
+    "text_repetition_penalty": (0.1, 10),
+    "text_repetition_window_size": (0, 65_536),
+    "length_penalty": (0.1, 5),
+    "listen_prob_scale": (0, 1000),
+    "listen_top_k": (1, 1_000_000),
+    "tts_temperature": (0, 2),
+}
+_MODEL_NAMES = {"max_new_speak_token_count": "max_new_speak_tokens_per_chunk"}
+_PATHS = {
+    **{_MODEL_NAMES.get(name, name): f"config.{name}" for name in _RANGES},
+    "generate_audio": "config.generate_audio",
+    "decode_mode": "config.decode_mode",
+}
+_DECODE_MODES = {
+    session_pb2.DECODE_MODE_SAMPLING: DecodeMode.SAMPLING,
+    session_pb2.DECODE_MODE_GREEDY: DecodeMode.GREEDY,
+}
+
+
+def field_path(option: str) -> str:
+    """Return the path in `Open` of what the model calls `option`."""
+    return _PATHS.get(option, option)
+
+
+def sent_paths(wish: session_pb2.Open) -> frozenset[str]:
+    """Return the paths of all fields that the client has set."""
+    paths = {field.name for field, _ in wish.ListFields()}
+    return frozenset(paths | {f"config.{field.name}" for field, _ in wish.config.ListFields()})
+
+
+def conversation_options(wish: session_pb2.Open, limits: SessionLimits) -> ConversationOptions:
+    """Return what `wish` asks for; what it leaves out is left to the model.
+
+    Raises FabricError INVALID_FIELD with the path of the field in `Open`.
+    """
+    chosen: dict[str, Any] = _config(wish.config)
+    if wish.HasField("system_prompt"):
+        size = len(wish.system_prompt.encode())
+        if size > limits.max_prompt_bytes:
+            raise _invalid("system_prompt", f"is {size} bytes, more than {limits.max_prompt_bytes}")
+        chosen["system_prompt"] = wish.system_prompt
+    if wish.HasField("seed"):
+        chosen["seed"] = wish.seed
+    for name, pcm in (("llm_voice", wish.llm_voice), ("tts_voice", wish.tts_voice)):
+        if pcm:
+            chosen[name] = _voice(name, pcm, limits.max_voice_s)
+    try:
+        return ConversationOptions(**chosen)
+    except OptionError as error:
+        raise invalid_option(error) from None
+
+
+def invalid_option(error: OptionError) -> FabricError:
+    """Translate the model's refusal of an option."""
+    return FabricError(Reason.INVALID_FIELD, str(error), field=field_path(error.field))
+
+
+def token_limit(wish: session_pb2.Open, worker_limit: int) -> int:
+    """Return the context limit in force. Raises FabricError INVALID_FIELD."""
+    if not wish.HasField("context_token_limit"):
+        return worker_limit
+    if wish.context_token_limit < 1:
+        raise _invalid("context_token_limit", f"is {wish.context_token_limit}, must be above 0")
+    return min(wish.context_token_limit, worker_limit)
+
+
+def _config(config: session_pb2.DuplexConfig) -> dict[str, Any]:
+    chosen: dict[str, Any] = {}
+    for name, (low, high) in _RANGES.items():
+        if not config.HasField(name):  # pyright: ignore[reportArgumentType] - names are checked
+            continue
+        value: float = getattr(config, name)
+        if not low <= value <= high:
+            raise _invalid(f"config.{name}", f"is {value:g}, not between {low:g} and {high:g}")
+        chosen[_MODEL_NAMES.get(name, name)] = value
+    if config.HasField("generate_audio"):
+        chosen["generate_audio"] = config.generate_audio
+    if config.decode_mode != session_pb2.DECODE_MODE_UNSPECIFIED:
+        mode = _DECODE_MODES.get(config.decode_mode)
+        if mode is None:
+            raise _invalid("config.decode_mode", f"is {config.decode_mode}, not a known mode")
+        chosen["decode_mode"] = mode
+    return chosen
+
+
+def _voice(name: str, pcm: bytes, max_s: float) -> Samples:
+    try:
+        samples = _samples(pcm)
+    except AudioError as error:
+        raise _invalid(name, str(error)) from None
+    seconds = samples.size / INPUT_RATE_HERTZ
+    if seconds > max_s:
+        raise _invalid(name, f"lasts {seconds:.1f} s, more than {max_s:g} s")
+    return samples
+
+
+def _samples(pcm: bytes) -> Samples:
+    """Return 16 kHz samples that may be written to, as torch insists. Raises AudioError."""
+    if is_wav(pcm):
+        raise AudioError("a WAV file, must be bare float32 samples")
+    return np.array(samples_from_pcm(pcm))
+
+
+def _invalid(path: str, fault: str) -> FabricError:
+    return FabricError(Reason.INVALID_FIELD, f"{path} {fault}", field=path)
+
+
+class _UnitError(Exception):
+    def __init__(self, message: str, field: str = "", reason: str = Reason.INVALID_FIELD) -> None:
+        super().__init__(message)
+        self.field = field
+        self.reason = reason
+
+
+def check_unit(
+    unit: session_pb2.Unit,
+    limits: SessionLimits,
+    *,
+    last_sequence: int,
+    is_paused: bool,
+    received_s: float,
+    receive_time_ns: int,
+) -> Unit | Refusal:
+    """Return the unit if it can be used, else the answer that says why not."""
+    trace = unit.trace if unit.HasField("trace") else None
+    try:
+        if unit.sequence <= last_sequence:
+            fault = f"sequence is {unit.sequence}, not above {last_sequence}"
+            raise _UnitError(fault, "sequence")
+        if is_paused:
+            raise _UnitError("the session is paused", reason=PAUSED)
+        samples = _unit_samples(unit, limits.max_unit_s)
+    except _UnitError as error:
+        return Refusal(unit.sequence, error.reason, str(error), error.field, receive_time_ns, trace)
+    return Unit(unit.sequence, samples, unit.force_listen, received_s, receive_time_ns, trace)
+
+
+def _unit_samples(unit: session_pb2.Unit, max_s: float) -> Samples:
+    if unit.video_frames:
+        raise _UnitError("video_frames can only come in an omni session", "video_frames")
+    if unit.forced_token_ids:
+        raise _UnitError("forced_token_ids are not served by this worker", "forced_token_ids")
+    try:
+        samples = _samples(unit.audio)
+    except AudioError as error:
+        raise _UnitError(f"audio: {error}", "audio") from None
+    if not samples.size:
+        raise _UnitError("audio is empty", "audio")
+    seconds = samples.size / INPUT_RATE_HERTZ
+    if seconds > max_s:
+        fault = f"audio lasts {seconds:.1f} s, more than {max_s:g} s"
+        raise _UnitError(fault, "audio", UNIT_TOO_LONG)
+    return samples

@@ -1,0 +1,188 @@
+"""What the device does, one call after the other: load, warm up, open, rounds of units, close.
+
+Plain synchronous code for the one thread that owns the device; knows nothing of threads, queues or
+sockets. Whatever a call into the model raises is turned into an event or a verdict here.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from duplane.fabric.audio import INPUT_RATE_HERTZ
+from duplane.fabric.v1 import registry_pb2
+from duplane.worker.inbox import Refusal, Unit
+from duplane.worker.model.types import (
+    ConversationOptions,
+    DecodeMode,
+    Opened,
+    OptionError,
+    UnitFailure,
+    UnitInput,
+    UnitOutput,
+)
+
+_log = logging.getLogger(__name__)
+
+_WARM_UP_UNITS = 3
+
+
+class Model(Protocol):
+    """The model as the worker drives it; see `DuplexModel`."""
+
+    @property
+    def slot_count(self) -> int: ...
+    @property
+    def context_capacity(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def parameter_count(self) -> int: ...
+    @property
+    def memory_bytes(self) -> int: ...
+    def open(self, slot: int, options: ConversationOptions) -> Opened: ...
+    def step(self, units: Sequence[UnitInput]) -> Iterator[UnitOutput | UnitFailure]: ...
+    def settle(self, slots: Sequence[int]) -> None: ...
+    def close(self, slot: int) -> None: ...
+    def is_clean(self, slot: int) -> bool: ...
+
+
+class Device(Protocol):
+    """Where the model runs. Called on the device thread only, but for `description`."""
+
+    def description(self) -> registry_pb2.Device: ...
+    def load(self) -> Model: ...
+    def memory_used_bytes(self, model: Model) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRefused:
+    """An option that this model cannot have. The slot may be closed like any other."""
+
+    error: OptionError
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A call into the model failed; the conversation cannot go on. Its cause is in the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A unit that was taken from its inbox. `dropped_count` is the inbox's until then."""
+
+    slot: int
+    unit: Unit
+    dropped_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a unit led to, in a round of `batch_size` units that began at `started_s`."""
+
+    taken: Taken
+    result: UnitOutput | UnitFailure
+    batch_size: int
+    started_s: float
+
+
+Event = Opened | OpenRefused | Lost | Done | Refusal
+
+
+class Rounds:
+    """The model with what the worker must see to around it.
+
+    `post(slot, event)` is called as soon as there is something to tell.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        memory_tolerance_bytes: int,
+        post: Callable[[int, Event], None],
+    ) -> None:
+        self._device = device
+        self._tolerance_bytes = memory_tolerance_bytes
+        self._post = post
+        self.model = device.load()
+        self._warm_up()
+        self._budget_bytes = device.memory_used_bytes(self.model) + memory_tolerance_bytes
+        self.memory_used_bytes = device.memory_used_bytes(self.model)
+
+    def _warm_up(self) -> None:
+        """Run a conversation that nobody hears, so that nobody pays for first times."""
+        options = ConversationOptions(
+            decode_mode=DecodeMode.GREEDY, force_listen_count=0, seed=0, length_penalty=1.0
+        )
+        self.model.open(0, options)
+        noise = np.random.default_rng(0).normal(0, 0.05, INPUT_RATE_HERTZ).astype(np.float32)
+        for _ in range(_WARM_UP_UNITS):
+            for result in self.model.step([UnitInput(0, noise)]):
+                if isinstance(result, UnitFailure) and result.is_fatal:
+                    raise RuntimeError(f"the model fails on a unit of noise: {result.message}")
+            self.model.settle([0])
+        self.model.close(0)
+        if not self.model.is_clean(0):
+            raise RuntimeError("the model does not clean up after a conversation")
+
+    def open(self, slot: int, options: ConversationOptions) -> bool:
+        """Open a conversation; tell whether units may come."""
+        try:
+            opened = self.model.open(slot, options)
+        except OptionError as error:
+            self._post(slot, OpenRefused(error))
+            return False
+        except Exception:  # noqa: BLE001 - the model's faults stop here, logged whole
+            _log.exception("slot %d: open failed", slot)
+            self._post(slot, Lost())
+            return False
+        self._post(slot, opened)
+        return True
+
+    def run(self, batch: Sequence[Taken]) -> set[int]:
+        """Run one unit of each of several slots together and settle; return the slots lost."""
+        started_s = time.monotonic()
+        waiting = {taken.slot: taken for taken in batch}
+        lost: set[int] = set()
+        try:
+            inputs = [UnitInput(t.slot, t.unit.audio, t.unit.force_listen) for t in batch]
+            for result in self.model.step(inputs):
+                taken = waiting.pop(result.slot)
+                self._post(result.slot, Done(taken, result, len(batch), started_s))
+                if isinstance(result, UnitFailure) and result.is_fatal:
+                    lost.add(result.slot)
+            if waiting:
+                raise RuntimeError(f"the model left slots {sorted(waiting)} without an answer")
+            self.model.settle([taken.slot for taken in batch if taken.slot not in lost])
+        except Exception:  # noqa: BLE001 - the model's faults stop here, logged whole
+            # Any of them may have a broken cache now; no other conversation was touched.
+            _log.exception("a round of slots %s failed", [taken.slot for taken in batch])
+            for slot in {taken.slot for taken in batch} - lost:
+                self._post(slot, Lost())
+            return {taken.slot for taken in batch}
+        return lost
+
+    def close(self, slot: int) -> bool:
+        """Clean the slot; tell whether it may be leased again."""
+        try:
+            self.model.close(slot)
+            is_clean = self.model.is_clean(slot)
+            self.memory_used_bytes = self._device.memory_used_bytes(self.model)
+        except Exception:  # noqa: BLE001 - the model's faults stop here, logged whole
+            _log.exception("slot %d: cleanup failed", slot)
+            return False
+        if not is_clean:
+            _log.error("slot %d is not clean after its cleanup", slot)
+            return False
+        if self.memory_used_bytes > self._budget_bytes:
+            _log.error(
+                "slot %d: the device holds %d bytes after its cleanup, %d are allowed",
+                *(slot, self.memory_used_bytes, self._budget_bytes),
+            )
+            return False
+        return True
