@@ -77,6 +77,23 @@ class Checkpoint:
         """The names of all tensors the checkpoint holds."""
         return frozenset(self._file_of)
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that hold the tensors."""
+        return tuple(sorted(set(self._file_of.values())))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every tensor, from the files' headers alone."""
+        found: dict[str, tuple[int, ...]] = {}
+        for path in self.files:
+            try:
+                with cast("Any", safe_open(path, framework="pt")) as file:
+                    for name in file.keys():  # noqa: SIM118  the file is no mapping
+                        found[name] = tuple(file.get_slice(name).get_shape())
+            except (OSError, SafetensorError) as error:
+                raise CheckpointError(f"{path} cannot be read: {error}") from error
+        return found
+
     def load_into(self, module: nn.Module, prefix: str) -> tuple[str, ...]:
         """Fill every parameter and persistent buffer of `module` from the tensor `prefix + name`.
 

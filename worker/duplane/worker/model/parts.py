@@ -72,7 +72,7 @@ def load_parts(
 ) -> ModelParts:
     """Load everything the directory has; `CheckpointError` says what is wrong with it."""
     checkpoint = Checkpoint(directory)
-    config, place, kind = checkpoint.config, torch.device(device), _dtype(dtype)
+    config, place, kind = checkpoint.config, torch.device(device), torch_dtype(dtype)
     tokens = Tokens.load(directory)
     llm = LanguageModel(config, slot_count, context_capacity + UNIT_OVERHANG, place, kind)
     if max(len(tokens) - 1, *tokens.forbidden) >= llm.vocabulary:
@@ -128,7 +128,8 @@ def _load_vocoder(folder: Path, voice: VocoderVoice, slot_count: int, device: st
     return vocoder
 
 
-def _dtype(name: str) -> torch.dtype:
+def torch_dtype(name: str) -> torch.dtype:
+    """The numbers of this name; ValueError for those the model cannot work with."""
     kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if name not in kinds:
         raise ValueError(f"dtype is {name!r}, not one of {', '.join(kinds)}")
