@@ -35,6 +35,8 @@ PARTS = (
     ("talker", "tts."),
 )
 OTHER = "other"
+SOME = 8
+"""Slots beyond which all that slots share is there."""
 WORK_SHARE = 0.1
 """Of a device's memory, what is left for a step's own tensors."""
 
@@ -81,13 +83,13 @@ def stages(
     config: Mapping[str, Any], *, capacity: int, dtype: torch.dtype, vocoder: VocoderPlan | None
 ) -> list[Stage]:
     """Memory of every stage for contexts of `capacity` rows and numbers of `dtype`."""
-    one, two = (
+    small, large = (
         [*_sizes(config, slots, capacity, dtype), *(vocoder.sizes(slots) if vocoder else [])]
-        for slots in (1, 2)
+        for slots in (SOME, SOME + 1)
     )
     return [
-        Stage(name, 2 * small - large, large - small)
-        for (name, small), (_, large) in zip(one, two, strict=True)
+        Stage(name, one - SOME * (more - one), more - one)
+        for (name, one), (_, more) in zip(small, large, strict=True)
     ]
 
 
