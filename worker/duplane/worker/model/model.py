@@ -32,6 +32,8 @@ from duplane.worker.model.types import (
     UnitInput,
     UnitOutput,
 )
+from duplane.worker.model.vocoder import VocoderVoice
+from duplane.worker.model.voices import Voices
 
 PREFILL_ROWS = 512
 """Rows of a prompt that are fed at once."""
@@ -54,7 +56,8 @@ class DuplexModel:
         )
         self._text = TextGeneration(parts.llm, self._sampling, probe)
         self._speaking = None
-        if parts.talker and parts.vocoder and parts.vocoder_voice:
+        self._voices = Voices(parts.voice_networks, parts.vocoder_voice)
+        if parts.talker and parts.vocoder:
             self._speaking = Speaking(parts.talker, parts.vocoder, probe)
         self._conversations: list[Conversation | None] = [None] * self.slot_count
         self._probe = probe
@@ -116,14 +119,14 @@ class DuplexModel:
         """Begin a conversation in a clean slot: feed the prompt and the voice in it.
 
         `uniforms` replaces the draws of `options.seed`. Raises `OptionError` for a prompt that
-        does not fit, and leaves the slot clean then.
+        does not fit or a voice that cannot be read, and leaves the slot clean then.
         """
         if self._conversations[slot] is not None:
             raise ValueError(f"slot {slot} has a conversation")
         voice = self.parts.prompt_voice if options.llm_voice is None else options.llm_voice
         room = self.context_capacity - options.max_new_speak_tokens_per_chunk
         embeds, heard = embed_prompt(self.parts, options.system_prompt, voice, room)
-        speech, ignored = self._speech(options)
+        speech, tts_voice, ignored = self._speech(options)
         conversation = Conversation.begin(options, speech, uniforms)
         self._conversations[slot] = conversation
         try:
@@ -131,8 +134,8 @@ class DuplexModel:
             for start in range(0, len(embeds), PREFILL_ROWS):
                 rows = embeds[start : start + PREFILL_ROWS]
                 self.llm.append([(slot, len(rows))], rows)
-            if speech is not None:
-                self._prime(slot, options.seed)
+            if self.parts.vocoder is not None and tts_voice is not None:
+                self.parts.vocoder.prime(slot, tts_voice, seed=options.seed)
         except BaseException:
             self.close(slot)
             raise
@@ -141,19 +144,27 @@ class DuplexModel:
             self._probe.prepared(slot, heard)
         return Opened(conversation.prompt_length, ignored)
 
-    def _speech(self, options: ConversationOptions) -> tuple[SpeechTokens | None, tuple[str, ...]]:
-        """The speech buffer, if there is to be audio, and the options that have no effect."""
-        ignored = ["tts_voice"] if options.tts_voice is not None else []
-        if not options.generate_audio:
-            return None, tuple(ignored)
-        if self._speaking is None:
-            return None, (*ignored, "generate_audio")
-        return self._speaking.buffer(), tuple(ignored)
+    def prepare(self, options: ConversationOptions) -> None:
+        """Read the conversation's voice ahead of `open`, which then finds it read.
 
-    def _prime(self, slot: int, seed: int | None) -> None:
-        """Give the slot's vocoder its voice."""
-        if self.parts.vocoder is not None and self.parts.vocoder_voice is not None:
-            self.parts.vocoder.prime(slot, self.parts.vocoder_voice, seed=seed)
+        Runs on the CPU and touches neither slots nor the device: any thread may call it, at any
+        time. Raises `OptionError` as `open` would.
+        """
+        if options.generate_audio and self._speaking is not None:
+            self._voices.choose(options)
+
+    def _speech(
+        self, options: ConversationOptions
+    ) -> tuple[SpeechTokens | None, VocoderVoice | None, tuple[str, ...]]:
+        """The speech buffer and the voice, if there is to be audio; options without effect."""
+        can_read = self._speaking is not None and self._voices.reads_clips
+        ignored = ["tts_voice"] if options.tts_voice is not None and not can_read else []
+        if not options.generate_audio:
+            return None, None, tuple(ignored)
+        voice = None if self._speaking is None else self._voices.choose(options)
+        if self._speaking is None or voice is None:
+            return None, None, (*ignored, "generate_audio")
+        return self._speaking.buffer(), voice, tuple(ignored)
 
     @torch.inference_mode()
     def step(self, units: Sequence[UnitInput]) -> Generator[UnitOutput | UnitFailure, None, None]:

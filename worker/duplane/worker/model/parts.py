@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from duplane.worker.model.audio_encoder import AudioEncoder
@@ -15,7 +16,7 @@ from duplane.worker.model.checkpoint import Checkpoint, CheckpointError, field
 from duplane.worker.model.language_model import LanguageModel
 from duplane.worker.model.talker import Talker
 from duplane.worker.model.tokens import Tokens
-from duplane.worker.model.types import FloatArray
+from duplane.worker.model.types import INPUT_SAMPLE_RATE, FloatArray
 from duplane.worker.model.vocoder import (
     Vocoder,
     VocoderChunk,
@@ -23,10 +24,13 @@ from duplane.worker.model.vocoder import (
     VocoderOptions,
     VocoderVoice,
 )
+from duplane.worker.model.voice_networks import MEL_FRAMES_PER_TOKEN, VoiceNetworks
 from duplane.worker.model.voices import load_prompt_voice, load_vocoder_voice
 from duplane.worker.model.whisper import AudioConfig
 
 VOCODER_FOLDER = Path("assets", "token2wav")
+MAX_VOICE_TOKENS = 250
+"""Of a client's voice, the first 10 s are used."""
 UNIT_OVERHANG = 64
 """Rows that the cache has beyond its nominal capacity, so the unit that reaches it is whole."""
 
@@ -53,7 +57,8 @@ class SpeechVocoder(Protocol):
 class ModelParts:
     """Loaded parts, all for the same number of slots.
 
-    Without talker, vocoder or the vocoder's voice, the model answers in text alone.
+    Without talker, vocoder or any voice for it, the model answers in text alone.
+    `voice_networks` make voices of clips, `vocoder_voice` is the one without a clip,
     `prompt_voice` is the voice heard in the prompt when the client sends none.
     """
 
@@ -64,6 +69,7 @@ class ModelParts:
     talker: Talker | None = None
     vocoder: SpeechVocoder | None = None
     vocoder_voice: VocoderVoice | None = None
+    voice_networks: VoiceNetworks | None = None
     prompt_voice: FloatArray | None = None
 
 
@@ -90,11 +96,13 @@ def load_parts(
         _check_talker(talker, llm, tokens)
         unused += talker.load(checkpoint)
     log.info("%s: no place for %s", directory, ", ".join(unused) or "nothing")
-    folder = directory / VOCODER_FOLDER
-    voice = load_vocoder_voice(folder)
-    vocoder = None
-    if talker is not None and voice is not None:
-        vocoder = _load_vocoder(folder, voice, slot_count, device)
+    folder, prompt_voice = directory / VOCODER_FOLDER, load_prompt_voice(directory)
+    networks = voice = vocoder = None
+    if talker is not None:
+        networks = VoiceNetworks.load(folder, max_tokens=MAX_VOICE_TOKENS)
+        voice = _built_in_voice(folder, networks, prompt_voice)
+    if networks is not None or voice is not None:
+        vocoder = _load_vocoder(folder, networks, voice, slot_count, device)
     return ModelParts(
         name=_name(directory, checkpoint),
         tokens=tokens,
@@ -103,7 +111,8 @@ def load_parts(
         talker=talker,
         vocoder=vocoder,
         vocoder_voice=voice,
-        prompt_voice=load_prompt_voice(directory),
+        voice_networks=networks,
+        prompt_voice=prompt_voice,
     )
 
 
@@ -116,14 +125,36 @@ def _check_talker(talker: Talker, llm: LanguageModel, tokens: Tokens) -> None:
         raise CheckpointError(f"tts_config: num_text_tokens is {dims.text_rows}, too few")
 
 
-def _load_vocoder(folder: Path, voice: VocoderVoice, slot_count: int, device: str) -> SpeechVocoder:
-    """Load the vocoder with room for the one voice there is, and see that they fit together."""
-    options = VocoderOptions(max_prompt_frames=len(voice.prompt_mel))
+def _built_in_voice(
+    folder: Path, networks: VoiceNetworks | None, prompt_voice: FloatArray | None
+) -> VocoderVoice | None:
+    """The voice of who brings none: the folder's own, else that of the prompt."""
+    voice = load_vocoder_voice(folder)
+    if voice is None and networks is not None and prompt_voice is not None:
+        return networks.read(prompt_voice)
+    return voice
+
+
+def _load_vocoder(
+    folder: Path,
+    networks: VoiceNetworks | None,
+    voice: VocoderVoice | None,
+    slot_count: int,
+    device: str,
+) -> SpeechVocoder:
+    """Load the vocoder with room for its voices, and see that they fit together."""
+    trials: list[VocoderVoice] = [] if voice is None else [voice]
+    frames = 0 if voice is None else len(voice.prompt_mel)
+    if networks is not None:
+        trials.append(networks.read(np.zeros(INPUT_SAMPLE_RATE, np.float32)))
+        frames = max(frames, MEL_FRAMES_PER_TOKEN * networks.max_tokens)
+    options = VocoderOptions(max_prompt_frames=frames)
     vocoder = Vocoder.load(folder, slot_count=slot_count, device=device, options=options)
-    try:
-        vocoder.prime(0, voice)
-    except VocoderError as error:
-        raise CheckpointError(f"{folder}: the built-in voice: {error}") from error
+    for trial in trials:
+        try:
+            vocoder.prime(0, trial)
+        except VocoderError as error:
+            raise CheckpointError(f"{folder}: its voice does not fit: {error}") from error
     vocoder.reset(0)
     return vocoder
 
