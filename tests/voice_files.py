@@ -16,16 +16,16 @@ SPEAKER_WIDTH = 192
 OPSET, IR_VERSION = 17, 9
 
 
-def write_voice_networks(folder: Path, seed: int = 0) -> None:
-    """Write both, with random weights: loud where the sound is says which token it is."""
+def write_voice_networks(folder: Path, seed: int = 0, code_step: int = CODE_STEP) -> None:
+    """Write both, with random weights; tokens are multiples of `code_step`."""
     draw = np.random.default_rng(seed)
     weight = draw.normal(size=(CODES, 128, 4)).astype(np.float32)
-    _save(_tokenizer(weight), folder / TOKENIZER_FILE)
+    _save(_tokenizer(weight, code_step), folder / TOKENIZER_FILE)
     matrix = draw.normal(size=(80, SPEAKER_WIDTH)).astype(np.float32)
     _save(_speaker(matrix), folder / SPEAKER_FILE)
 
 
-def _tokenizer(weight: np.ndarray) -> onnx.GraphProto:
+def _tokenizer(weight: np.ndarray, code_step: int) -> onnx.GraphProto:
     """Four frames make a token: a convolution, the strongest channel, cut to the true length."""
     values = {
         "weight": weight,
@@ -33,7 +33,7 @@ def _tokenizer(weight: np.ndarray) -> onnx.GraphProto:
         "four": np.array([4], np.int32),
         "zero": np.array([0], np.int64),
         "one": np.array([1], np.int64),
-        "step": np.array([CODE_STEP], np.int64),
+        "step": np.array([code_step], np.int64),
     }
     nodes = [
         helper.make_node("Conv", ["feats", "weight"], ["scores"], strides=[4], pads=[0, 3]),

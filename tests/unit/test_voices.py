@@ -195,6 +195,15 @@ def test_without_a_voice_of_its_own_it_speaks_for_those_who_bring_one(
     assert speak(model, 1).any()
 
 
+def test_networks_of_another_vocoder_are_refused_at_loading(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "copy")
+    write_voice_networks(folder / "assets" / "token2wav", code_step=1000)
+    with pytest.raises(CheckpointError, match=r"what the voice networks make: .* tokens"):
+        DuplexModel.load(folder, slot_count=1, context_capacity=128)
+
+
 @pytest.mark.parametrize("name", [TOKENIZER_FILE, SPEAKER_FILE])
 def test_a_network_that_cannot_be_used_is_named(
     checkpoint: Path, tmp_path: Path, name: str

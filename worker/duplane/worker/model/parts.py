@@ -143,18 +143,19 @@ def _load_vocoder(
     device: str,
 ) -> SpeechVocoder:
     """Load the vocoder with room for its voices, and see that they fit together."""
-    trials: list[VocoderVoice] = [] if voice is None else [voice]
+    trials = [] if voice is None else [("the built-in voice", voice)]
     frames = 0 if voice is None else len(voice.prompt_mel)
     if networks is not None:
-        trials.append(networks.read(np.zeros(INPUT_SAMPLE_RATE, np.float32)))
+        silence = np.zeros(INPUT_SAMPLE_RATE, np.float32)
+        trials.append(("what the voice networks make", networks.read(silence)))
         frames = max(frames, MEL_FRAMES_PER_TOKEN * networks.max_tokens)
     options = VocoderOptions(max_prompt_frames=frames)
     vocoder = Vocoder.load(folder, slot_count=slot_count, device=device, options=options)
-    for trial in trials:
+    for what, trial in trials:
         try:
             vocoder.prime(0, trial)
         except VocoderError as error:
-            raise CheckpointError(f"{folder}: its voice does not fit: {error}") from error
+            raise CheckpointError(f"{folder}: {what}: {error}") from error
     vocoder.reset(0)
     return vocoder
 
