@@ -113,7 +113,7 @@ class Session:
                     self.end(session_pb2.Closed(reason=session_pb2.CLOSE_REASON_CLIENT))
                     return
                 self._phases.receive(request, time.monotonic())
-                self._receive(request)
+                await self._receive(request)
         except TimeoutError:
             try:
                 self.end(self._phases.expire())
@@ -124,7 +124,7 @@ class Session:
         except grpc.aio.BaseError as error:
             self._on_gone(error)
 
-    def _receive(self, request: session_pb2.ConverseRequest) -> None:
+    async def _receive(self, request: session_pb2.ConverseRequest) -> None:
         match request.WhichOneof("message"):
             case "unit":
                 self._receive_unit(request.unit)
@@ -132,6 +132,7 @@ class Session:
                 options = conversation_options(request.open, self._limits)
                 self._token_limit = token_limit(request.open, self._token_limit)
                 self._sent_paths = sent_paths(request.open)
+                await self._engine.prepare(options)
                 self._engine.open(self.conversation, options)
             case "close":
                 self.end(session_pb2.Closed(reason=session_pb2.CLOSE_REASON_CLIENT))
