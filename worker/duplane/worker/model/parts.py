@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from torch import nn
 
 from duplane.worker.model.audio_encoder import AudioEncoder
 from duplane.worker.model.checkpoint import Checkpoint, CheckpointError, field
@@ -83,19 +84,20 @@ def load_parts(
     llm = LanguageModel(config, slot_count, context_capacity + UNIT_OVERHANG, place, kind)
     if max(len(tokens) - 1, *tokens.forbidden) >= llm.vocabulary:
         raise CheckpointError(f"the tokenizer has ids beyond vocab_size {llm.vocabulary}")
-    unused = [*llm.load(checkpoint)]
     audio = AudioEncoder(AudioConfig.from_json(config), slot_count, place, kind)
-    for name, module in (
-        ("apm.", audio.apm),
-        ("audio_projection_layer.", audio.audio_projection_layer),
-    ):
-        unused += checkpoint.load_into(module, name)
+    modules: dict[str, nn.Module] = {
+        "llm.": llm,
+        "apm.": audio.apm,
+        "audio_projection_layer.": audio.audio_projection_layer,
+    }
     talker = None
     if field(config, "init_tts", bool, True):
-        talker = Talker(config, slot_count, place, kind)
+        talker = modules["tts."] = Talker(config, slot_count, place, kind)
         _check_talker(talker, llm, tokens)
-        unused += talker.load(checkpoint)
+    unused = checkpoint.load_all(modules)
     log.info("%s: no place for %s", directory, ", ".join(unused) or "nothing")
+    if talker is not None:
+        talker.fold()
     folder, prompt_voice = directory / VOCODER_FOLDER, load_prompt_voice(directory)
     networks = voice = vocoder = None
     if talker is not None:

@@ -110,8 +110,12 @@ class Talker(nn.Module):
     def load(self, checkpoint: Checkpoint) -> tuple[str, ...]:
         """Fill the weights; returns the tensors of the talker that have no place in it."""
         unused = checkpoint.load_into(self, PREFIX)
-        cast("_NormedHead", self.head_code[0]).fold()
+        self.fold()
         return unused
+
+    def fold(self) -> None:
+        """Compute what depends on the weights alone; to be called once they are there."""
+        cast("_NormedHead", self.head_code[0]).fold()
 
     def condition(self, ids: Sequence[int], hidden: Tensor) -> Tensor:
         """Text embeddings plus normed projected hidden states, then BOS: [ids + 1, width]."""
