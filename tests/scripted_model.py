@@ -58,6 +58,7 @@ class ScriptedModel:
         self.name = "scripted"
         self.parameter_count = 42
         self.memory_bytes = BASE_MEMORY_BYTES
+        self.sees_frames = True
         self.answer: Answer = answer_loud
         self.on_open: Callable[[int, ConversationOptions], None] = lambda slot, options: None
         self.on_close: Callable[[int], None] = lambda slot: None
@@ -104,7 +105,7 @@ class ScriptedModel:
 
     # The model.
 
-    def prepare(self, options: ConversationOptions) -> None:
+    def prepare_voice(self, options: ConversationOptions) -> None:
         held = (self._thread, self._loop_thread)
         self._check(threading.get_ident() not in held, "prepared on the device or loop thread")
         self.prepared.append(options)

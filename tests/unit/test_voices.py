@@ -108,7 +108,7 @@ def test_a_clip_that_is_no_voice_is_refused_by_name(model: DuplexModel) -> None:
         model.open(0, ConversationOptions(tts_voice=short))
     assert refused.value.field == "tts_voice"
     with pytest.raises(OptionError, match=r"^llm_voice"):
-        model.prepare(ConversationOptions(llm_voice=short))
+        model.prepare_voice(ConversationOptions(llm_voice=short))
     assert model.is_clean(0)
 
 
@@ -163,7 +163,7 @@ def test_another_voice_is_heard_and_the_same_one_sounds_the_same(model: DuplexMo
     said: list[FloatArray] = []
     for tts_voice in (clip(1.0, 110), clip(1.0, 220), clip(1.0, 110), None):
         options = ConversationOptions(seed=1, force_listen_count=0, tts_voice=tts_voice)
-        model.prepare(options)
+        model.prepare_voice(options)
         assert model.open(0, options).ignored == ()
         said.append(speak(model, 0))
         model.close(0)

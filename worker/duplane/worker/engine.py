@@ -109,7 +109,7 @@ class Engine:
 
     @property
     def model(self) -> Model:
-        """The loaded model; only its constants and `prepare` may be used here."""
+        """The loaded model; only its constants and `prepare_voice` may be used here."""
         assert self._rounds, "the engine is started"
         return self._rounds.model
 
@@ -135,7 +135,7 @@ class Engine:
         `open`, which meets it again.
         """
         try:
-            await asyncio.to_thread(self.model.prepare, options)
+            await asyncio.to_thread(self.model.prepare_voice, options)
         except OptionError:
             pass
         except Exception:  # noqa: BLE001 - the model's faults stop here, logged whole

@@ -14,7 +14,7 @@ from duplane.worker.model.checkpoint import field
 from duplane.worker.model.flow import Flow
 from duplane.worker.model.hift import HiFT
 from duplane.worker.model.language_model import LanguageModel
-from duplane.worker.model.parts import UNIT_OVERHANG
+from duplane.worker.model.parts import overhang
 from duplane.worker.model.resampler import Resampler
 from duplane.worker.model.siglip import VisionConfig, VisionTransformer
 from duplane.worker.model.talker import Talker
@@ -154,10 +154,13 @@ def _sizes(
     config: Mapping[str, Any], slots: int, capacity: int, dtype: torch.dtype
 ) -> list[tuple[str, int]]:
     """Bytes by stage, for so many slots."""
-    modules = dict(_modules(config, slots, capacity + UNIT_OVERHANG, dtype))
+    heard = AudioConfig.from_json(config)
+    is_seeing = field(config, "init_vision", bool, True)
+    beyond = overhang(heard, VisionConfig.from_json(config).query_count if is_seeing else None)
+    modules = dict(_modules(config, slots, capacity + beyond, dtype))
     llm, talker = modules["llm."], modules.get("tts.")
     assert isinstance(llm, LanguageModel)  # as built above
-    audio = AudioEncoder(AudioConfig.from_json(config), slots, META, dtype)
+    audio = AudioEncoder(heard, slots, META, dtype)
     found = [("LLM", _bytes(llm) + llm.cache.memory_bytes), ("audio", _bytes(audio))]
     if "vpm." in modules:
         found.append(("vision", _bytes(modules["vpm."]) + _bytes(modules["resampler."])))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -13,11 +13,14 @@ import torch
 from torch import nn
 
 from duplane.worker.model.audio_encoder import AudioEncoder
-from duplane.worker.model.checkpoint import Checkpoint, CheckpointError, field
+from duplane.worker.model.checkpoint import Checkpoint, CheckpointError, read_json
+from duplane.worker.model.checkpoint import field as read_field
+from duplane.worker.model.image_layout import duplex_rows
 from duplane.worker.model.language_model import LanguageModel
 from duplane.worker.model.talker import Talker
 from duplane.worker.model.tokens import Tokens
-from duplane.worker.model.types import INPUT_SAMPLE_RATE, FloatArray
+from duplane.worker.model.types import INPUT_SAMPLE_RATE, ConversationOptions, FloatArray
+from duplane.worker.model.vision import Vision
 from duplane.worker.model.vocoder import (
     Vocoder,
     VocoderChunk,
@@ -27,13 +30,15 @@ from duplane.worker.model.vocoder import (
 )
 from duplane.worker.model.voice_networks import MEL_FRAMES_PER_TOKEN, VoiceNetworks
 from duplane.worker.model.voices import load_prompt_voice, load_vocoder_voice
-from duplane.worker.model.whisper import AudioConfig
+from duplane.worker.model.whisper import UNIT_POSITIONS, AudioConfig
+from duplane.worker.model.windows import WindowRules
 
+GENERATION_FILE = "generation_config.json"
 VOCODER_FOLDER = Path("assets", "token2wav")
 MAX_VOICE_TOKENS = 250
 """Of a client's voice, the first 10 s are used."""
-UNIT_OVERHANG = 64
-"""Rows that the cache has beyond its nominal capacity, so the unit that reaches it is whole."""
+CLOSING_ROWS = 2
+"""Rows that close a unit: its terminator and `</unit>`."""
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +64,9 @@ class ModelParts:
     """Loaded parts, all for the same number of slots.
 
     Without talker, vocoder or any voice for it, the model answers in text alone.
-    `voice_networks` make voices of clips, `vocoder_voice` is the one without a clip,
-    `prompt_voice` is the voice heard in the prompt when the client sends none.
+    Without `vision` it sees no frames. `voice_networks` make voices of clips, `vocoder_voice` is
+    the one without a clip. `prompt_voice` is the voice heard in the prompt when the client sends
+    none, `windows` what becomes of long contexts when the client does not say.
     """
 
     name: str
@@ -72,6 +78,30 @@ class ModelParts:
     vocoder_voice: VocoderVoice | None = None
     voice_networks: VoiceNetworks | None = None
     prompt_voice: FloatArray | None = None
+    windows: WindowRules = field(default_factory=WindowRules)
+    vision: Vision | None = None
+
+    @property
+    def overhang(self) -> int:
+        """Rows that the cache has beyond its nominal capacity."""
+        return overhang(self.audio.config, None if self.vision is None else self.vision.rows)
+
+
+def generated_rows(max_tokens: int) -> int:
+    """The most rows that a unit adds to what it brings: the end of a turn that it cuts off, what
+    the model says, and its closing.
+    """
+    return 1 + max_tokens + CLOSING_ROWS
+
+
+def overhang(audio: AudioConfig, image_rows: int | None) -> int:
+    """Rows of a unit with ordinary options, audio and one whole frame of `image_rows`: so that the
+    unit which reaches the nominal capacity is complete. Larger ones are refused where they have no
+    room. `image_rows` None means a model that sees no frames.
+    """
+    seen = 0 if image_rows is None else duplex_rows((None,), image_rows)
+    generated = generated_rows(ConversationOptions.max_new_speak_tokens_per_chunk)
+    return 1 + seen + UNIT_POSITIONS // audio.pool + generated
 
 
 def load_parts(
@@ -81,17 +111,21 @@ def load_parts(
     checkpoint = Checkpoint(directory)
     config, place, kind = checkpoint.config, torch.device(device), torch_dtype(dtype)
     tokens = Tokens.load(directory)
-    llm = LanguageModel(config, slot_count, context_capacity + UNIT_OVERHANG, place, kind)
+    heard, vision = AudioConfig.from_json(config), Vision.from_checkpoint(checkpoint, place, kind)
+    capacity = context_capacity + overhang(heard, None if vision is None else vision.rows)
+    llm = LanguageModel(config, slot_count, capacity, place, kind)
     if max(len(tokens) - 1, *tokens.forbidden) >= llm.vocabulary:
         raise CheckpointError(f"the tokenizer has ids beyond vocab_size {llm.vocabulary}")
-    audio = AudioEncoder(AudioConfig.from_json(config), slot_count, place, kind)
+    audio = AudioEncoder(heard, slot_count, place, kind)
     modules: dict[str, nn.Module] = {
         "llm.": llm,
         "apm.": audio.apm,
         "audio_projection_layer.": audio.audio_projection_layer,
     }
+    if vision is not None:
+        modules |= {"vpm.": vision.vpm, "resampler.": vision.resampler}
     talker = None
-    if field(config, "init_tts", bool, True):
+    if read_field(config, "init_tts", bool, True):
         talker = modules["tts."] = Talker(config, slot_count, place, kind)
         _check_talker(talker, llm, tokens)
     unused = checkpoint.load_all(modules)
@@ -115,7 +149,15 @@ def load_parts(
         vocoder_voice=voice,
         voice_networks=networks,
         prompt_voice=prompt_voice,
+        windows=_window_rules(directory),
+        vision=vision,
     )
+
+
+def _window_rules(directory: Path) -> WindowRules:
+    """The rules that the directory's generation settings name, else the ordinary ones."""
+    path = directory / GENERATION_FILE
+    return WindowRules.from_json(read_json(path)) if path.exists() else WindowRules()
 
 
 def _check_talker(talker: Talker, llm: LanguageModel, tokens: Tokens) -> None:
@@ -171,6 +213,6 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def _name(directory: Path, checkpoint: Checkpoint) -> str:
-    kind = field(checkpoint.config, "model_type", str, directory.name)
+    kind = read_field(checkpoint.config, "model_type", str, directory.name)
     version = checkpoint.config.get("version")
     return kind if version is None else f"{kind}-{version}"
