@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from duplane.fabric.audio import INPUT_RATE_HERTZ, AudioError, Samples, is_wav, samples_from_pcm
+from duplane.fabric.bounds import DUPLEX_CONFIG
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
 from duplane.worker.inbox import Refusal, Unit
@@ -25,24 +26,6 @@ from duplane.worker.settings import SessionLimits
 UNIT_TOO_LONG = "UNIT_TOO_LONG"
 PAUSED = "PAUSED"
 
-# Field of DuplexConfig -> lowest and highest value.
-_RANGES: dict[str, tuple[float, float]] = {
-    "force_listen_count": (0, 3600),
-    "max_new_speak_token_count": (1, 256),
-    "temperature": (0, 2),
-    "top_k": (0, 1_000_000),
-    "top_p": (0, 1),
-    "text_repetition_penalty": (0.1, 10),
-    "text_repetition_window_size": (0, 65_536),
-    "length_penalty": (0.1, 5),
-    "listen_prob_scale": (0, 1000),
-    "listen_top_k": (1, 1_000_000),
-    "tts_temperature": (0, 2),
-    "basic_window_high_token_count": (1, 1_000_000),
-    "basic_window_low_token_count": (0, 1_000_000),
-    "context_window_unit_count": (1, 3600),
-    "context_window_previous_token_count": (0, 65_536),
-}
 # Field of DuplexConfig -> what its values are called in the model.
 _CHOICES: dict[str, dict[int, Enum]] = {
     "decode_mode": {
@@ -65,7 +48,7 @@ _MODEL_NAMES = {
 }
 _PATHS = {
     _MODEL_NAMES.get(name, name): f"config.{name}"
-    for name in ("generate_audio", *_RANGES, *_CHOICES)
+    for name in ("generate_audio", *DUPLEX_CONFIG, *_CHOICES)
 }
 
 
@@ -118,7 +101,7 @@ def token_limit(wish: session_pb2.Open, worker_limit: int) -> int:
 
 def _config(config: session_pb2.DuplexConfig) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
-    for name, (low, high) in _RANGES.items():
+    for name, (low, high) in DUPLEX_CONFIG.items():
         if not config.HasField(name):  # pyright: ignore[reportArgumentType] - names are checked
             continue
         value: float = getattr(config, name)
