@@ -1,7 +1,8 @@
 """Spans: their names, their attributes, and how context travels inside messages.
 
 Each unit is a trace of its own, linked to its session's span. Exported by the standard `OTEL_*`
-settings, as OTLP over gRPC, and not at all when those are unset. No audio, text or keys in attributes, ever.
+settings, as OTLP over gRPC, and not at all when those are unset. No audio, text or keys in
+attributes, ever.
 """
 
 from __future__ import annotations
