@@ -64,12 +64,9 @@ def bench_model(
 
     MB and GFLOP are of one call: the weights and caches it must read, the products it adds.
     """
-    import torch
-
     from duplane.tools.bench import model
     from duplane.worker.model.checkpoint import CheckpointError
 
-    torch.set_num_threads(threads)
     try:
         model.bench_model(
             model.ModelBench(
@@ -80,6 +77,7 @@ def bench_model(
                 dtype=dtype.value,
                 slots=_slot_counts(slots),
                 units=units,
+                threads=threads,
             )
         )
     except (CheckpointError, ValueError) as error:

@@ -42,6 +42,7 @@ class ModelBench:
     dtype: str
     slots: tuple[int, ...]
     units: int
+    threads: int
 
 
 @dataclass
@@ -61,6 +62,7 @@ LISTENING, SPEAKING = "listening", "speaking"
 
 def bench_model(bench: ModelBench) -> None:
     """Load, measure and print. Raises `CheckpointError` or ValueError for what cannot be."""
+    torch.set_num_threads(bench.threads)
     device, dtype = torch.device(bench.device), torch_dtype(bench.dtype)
     peaks = measure_peaks(device, {dtype, torch.float32})
     with _directory(bench) as directory:
