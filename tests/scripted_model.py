@@ -118,6 +118,13 @@ class ScriptedModel:
         self._lengths[slot] = PROMPT_TOKENS
         return Opened(PROMPT_TOKENS, ("generate_audio", "tts_voice"))
 
+    def prepare(self, unit: UnitInput) -> UnitInput | UnitFailure:
+        """Leave frames as they are; an empty one is no picture."""
+        self._check(self._thread != threading.get_ident(), "prepared on the device thread")
+        if b"" in unit.frames:
+            return UnitFailure(unit.slot, "IMAGE_INVALID", "a frame is empty", False)
+        return unit
+
     def step(self, units: Sequence[UnitInput]) -> Iterator[UnitOutput | UnitFailure]:
         self._check_thread()
         slots = tuple(unit.slot for unit in units)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,19 +101,42 @@ async def test_what_came_in_is_told_and_summed_up() -> None:
         assert (total.input_text_token_count, total.output_text_token_count) == (6, 4)
 
 
-async def test_a_picture_that_the_model_refuses_is_the_fault_of_video_frames() -> None:
-    def answer(shown: UnitInput, length: int) -> UnitOutput | UnitFailure:
-        if shown.frames:
-            return UnitFailure(shown.slot, "IMAGE_INVALID", "frames[0]: no picture", False)
-        return answer_loud(shown, length)
-
+async def test_a_picture_that_cannot_be_shown_is_refused_in_its_turn() -> None:
     async with running_worker() as rig, rig.opened(omni(rig)) as client:
-        rig.model.answer = answer
+        rig.model.hold()
         await client.send(unit(0, video_frames=[b"x"]))
+        await rig.model.held()
+        await client.send(unit(1, video_frames=[b"x", b""]))
+        await client.send(unit(2, video_frames=[b"x"]))
+        await rig.received(3)
+        rig.model.let_go()
+        assert (await client.delta()).sequence == 0
         failed = await client.failed()
-        assert (failed.reason, failed.field) == ("IMAGE_INVALID", "video_frames")
-        await client.send(unit(1))
-        assert (await client.delta()).sequence == 1
+        assert (failed.sequence, failed.reason) == (1, "IMAGE_INVALID")
+        assert failed.field == "video_frames"
+        assert (await client.delta()).sequence == 2
+        assert len(rig.model.rounds) == 3 + 2  # those of the warm-up come first
+
+
+async def test_a_client_that_leaves_while_its_picture_is_decoded_leaves_nothing() -> None:
+    is_decoding, may_go_on = threading.Event(), threading.Event()
+
+    class Slow(ScriptedModel):
+        def prepare(self, unit: UnitInput) -> UnitInput | UnitFailure:
+            is_decoding.set()
+            may_go_on.wait(10)
+            return super().prepare(unit)
+
+    async with running_worker(Slow()) as rig:
+        async with rig.opened(omni(rig)) as client:
+            await client.send(unit(0, video_frames=[b"x"]))
+            await asyncio.to_thread(is_decoding.wait, 10)
+        await rig.all_free()
+        may_go_on.set()
+        async with rig.opened(omni(rig)) as client:
+            await client.send(unit(0))
+            assert (await client.delta()).sequence == 0
+        assert rig.model.rounds == [(0,)] * 4
 
 
 async def test_a_model_that_sees_nothing_serves_no_omni_session() -> None:

@@ -101,6 +101,16 @@ def test_a_context_that_is_smaller_than_the_marks_moves_before_it_is_full(
     assert lengths[-1] > model.context_capacity // 2
 
 
+def test_words_that_are_kept_never_fill_a_small_context(model: DuplexModel) -> None:
+    talkative = replace(CONTEXT, context_previous_max_tokens=None, context_max_units=24)
+    model.open(0, talkative)
+    for number in range(80):
+        run(model, units([0], number))
+    window = model.conversation(0).window
+    assert len(window.previous) > 128, "there was enough to say"
+    assert window.preserved_rows < model.context_capacity // 2
+
+
 def test_without_a_window_the_context_fills(model: DuplexModel) -> None:
     model.open(0, replace(BASIC, sliding_window_mode=WindowMode.OFF))
     results = [next(iter(model.step(units([0], n)))) for n in range(60) if not model.settle([0])]

@@ -119,17 +119,21 @@ def test_what_a_conversation_does_not_say_is_the_checkpoints() -> None:
         | {"basic_window_low_tokens": 160}
     )
     assert ours == WindowRules(WindowMode.BASIC, 230, 160)
-    assert ours.chosen(ConversationOptions()) == ours
+    assert ours.chosen(ConversationOptions(), 8192) == ours
     chosen = ours.chosen(
-        ConversationOptions(sliding_window_mode=WindowMode.OFF, context_max_units=3)
+        ConversationOptions(sliding_window_mode=WindowMode.OFF, context_max_units=3), 8192
     )
     assert chosen == WindowRules(WindowMode.OFF, 230, 160, context_max_units=3)
     assert WindowRules.from_json({}) == WindowRules(WindowMode.OFF, 4000, 3500, 24, 500)
 
 
+def test_words_leave_room_for_units_in_a_small_context() -> None:
+    assert WindowRules().chosen(ConversationOptions(), 512).context_previous_max_tokens == 128
+
+
 def test_a_low_mark_above_the_high_one_is_refused() -> None:
     with pytest.raises(OptionError, match="basic_window_low_tokens is 3500"):
-        WindowRules().chosen(ConversationOptions(basic_window_high_tokens=3000))
+        WindowRules().chosen(ConversationOptions(basic_window_high_tokens=3000), 8192)
 
 
 @pytest.mark.parametrize(

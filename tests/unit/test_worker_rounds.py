@@ -9,6 +9,7 @@ import pytest
 from scripted_model import ScriptedModel, answer_loud
 
 from duplane.worker.inbox import Unit
+from duplane.worker.model.images import decode
 from duplane.worker.model.types import (
     ConversationOptions,
     Opened,
@@ -129,3 +130,21 @@ async def test_memory_may_grow_by_the_tolerance_and_no_more() -> None:
     log.model.memory_bytes += 1
     assert not log.rounds.close(1)
     assert log.rounds.memory_used_bytes == log.model.memory_bytes
+
+
+async def test_a_model_that_sees_is_warmed_up_with_a_picture_it_can_show() -> None:
+    shown: list[UnitInput] = []
+
+    class Watched(ScriptedModel):
+        def step(self, units: Sequence[UnitInput]) -> Iterator[UnitOutput | UnitFailure]:
+            shown.extend(units)
+            return super().step(units)
+
+    for sees_frames in (True, False):
+        model = Watched()
+        model.sees_frames = sees_frames
+        Rounds(model, 100, lambda slot, event: None)
+    with_frames, without = shown[:3], shown[3:]
+    pictures = [frame for unit in with_frames for frame in unit.frames if isinstance(frame, bytes)]
+    assert [decode(picture).size for picture in pictures] == [(1, 1)] * 3
+    assert not any(unit.frames for unit in without)

@@ -109,7 +109,7 @@ class Engine:
 
     @property
     def model(self) -> Model:
-        """The loaded model; only its constants and `prepare_voice` may be used here."""
+        """The loaded model; its constants, `prepare` and `prepare_voice` are for other threads."""
         assert self._rounds, "the engine is started"
         return self._rounds.model
 

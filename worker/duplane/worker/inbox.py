@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from duplane.fabric.audio import Samples
 from duplane.fabric.v1.trace_pb2 import TraceContext
+
+if TYPE_CHECKING:
+    from duplane.worker.model.types import Frame
 
 UNITS_KEPT = 4
 _REFUSALS_KEPT = 16  # answers owed for bad units; a flood of garbage pushes out only garbage
@@ -25,7 +29,7 @@ class Unit:
     received_s: float
     receive_time_ns: int
     trace: TraceContext | None = None
-    frames: tuple[bytes, ...] = ()
+    frames: tuple[Frame, ...] = ()
     max_slices: int = 1
 
 

@@ -5,6 +5,7 @@ Decides which values are refused, naming the field at fault. Pure.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -19,8 +20,11 @@ from duplane.worker.model.types import (
     ConversationOptions,
     DecodeMode,
     OptionError,
+    UnitFailure,
+    UnitInput,
     WindowMode,
 )
+from duplane.worker.rounds import Model
 from duplane.worker.settings import SessionLimits
 
 UNIT_TOO_LONG = "UNIT_TOO_LONG"
@@ -216,3 +220,22 @@ def _unit_samples(unit: session_pb2.Unit, max_s: float) -> Samples:
         fault = f"audio lasts {seconds:.1f} s, more than {max_s:g} s"
         raise _UnitError(fault, "audio", UNIT_TOO_LONG)
     return samples
+
+
+def prepare_frames(model: Model, unit: Unit) -> Unit | Refusal:
+    """Decode the unit's frames, for any thread but the device's; or the answer that says why not.
+
+    It takes milliseconds per frame.
+    """
+    shown = UnitInput(0, unit.audio, unit.force_listen, unit.frames, unit.max_slices)
+    prepared = model.prepare(shown)
+    if isinstance(prepared, UnitFailure):
+        return Refusal(
+            unit.sequence,
+            prepared.reason,
+            prepared.message,
+            "video_frames",
+            unit.receive_time_ns,
+            unit.trace,
+        )
+    return replace(unit, frames=prepared.frames)

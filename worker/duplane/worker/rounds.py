@@ -6,6 +6,7 @@ sockets. Whatever a call into the model raises is turned into an event or a verd
 
 from __future__ import annotations
 
+import base64
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,10 +31,16 @@ from duplane.worker.model.types import (
 _log = logging.getLogger(__name__)
 
 _WARM_UP_UNITS = 3
+_WARM_UP_FRAME = base64.b64decode(  # one grey pixel; the model scales it to what it looks at
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNoAAAAggCBd81ytgAAAABJRU5ErkJggg=="
+)
 
 
 class Model(Protocol):
-    """The model as the worker drives it; see `DuplexModel`."""
+    """The model as the worker drives it; see `DuplexModel`.
+
+    `prepare` and `prepare_voice` are for any thread, all else for the device's.
+    """
 
     @property
     def slot_count(self) -> int: ...
@@ -49,6 +56,7 @@ class Model(Protocol):
     def sees_frames(self) -> bool: ...
     def prepare_voice(self, options: ConversationOptions) -> None: ...
     def open(self, slot: int, options: ConversationOptions) -> Opened: ...
+    def prepare(self, unit: UnitInput) -> UnitInput | UnitFailure: ...
     def step(self, units: Sequence[UnitInput]) -> Iterator[UnitOutput | UnitFailure]: ...
     def settle(self, slots: Sequence[int]) -> None: ...
     def close(self, slot: int) -> None: ...
@@ -124,8 +132,9 @@ class Rounds:
         )
         self.model.open(0, options)
         noise = np.random.default_rng(0).normal(0, 0.05, INPUT_RATE_HERTZ).astype(np.float32)
+        frames = (_WARM_UP_FRAME,) if self.model.sees_frames else ()
         for _ in range(_WARM_UP_UNITS):
-            for result in self.model.step([UnitInput(0, noise)]):
+            for result in self.model.step([UnitInput(0, noise, frames=frames)]):
                 if isinstance(result, UnitFailure) and result.is_fatal:
                     raise RuntimeError(f"the model fails on a unit of noise: {result.message}")
             self.model.settle([0])

@@ -17,13 +17,14 @@ from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2
 from duplane.worker.deltas import Account
 from duplane.worker.engine import Engine
-from duplane.worker.inbox import Refusal
+from duplane.worker.inbox import Refusal, Unit
 from duplane.worker.model.types import Opened, UnitFailure
 from duplane.worker.options import (
     check_unit,
     conversation_options,
     field_path,
     invalid_option,
+    prepare_frames,
     sent_paths,
     token_limit,
 )
@@ -129,7 +130,7 @@ class Session:
     async def _receive(self, request: session_pb2.ConverseRequest) -> None:
         match request.WhichOneof("message"):
             case "unit":
-                self._receive_unit(request.unit)
+                await self._receive_unit(request.unit)
             case "open":
                 options = conversation_options(request.open, self._limits)
                 self._token_limit = token_limit(request.open, self._token_limit)
@@ -141,7 +142,7 @@ class Session:
             case _:
                 pass  # all there is to the others is the phase
 
-    def _receive_unit(self, unit: session_pb2.Unit) -> None:
+    async def _receive_unit(self, unit: session_pb2.Unit) -> None:
         entry = check_unit(
             unit,
             self._limits,
@@ -152,6 +153,9 @@ class Session:
             receive_time_ns=time.time_ns(),
         )
         self._last_sequence = max(self._last_sequence, unit.sequence)
+        if isinstance(entry, Unit) and entry.frames:
+            # Nothing else is read meanwhile, so order is kept and no more than one unit waits.
+            entry = await asyncio.to_thread(prepare_frames, self._engine.model, entry)
         self._engine.put(self.conversation, entry)
 
     # What the engine tells.

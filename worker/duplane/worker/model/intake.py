@@ -20,8 +20,6 @@ from duplane.worker.model.types import UnitFailure, UnitInput
 MAX_FRAME_PIXELS = 1 << 23
 """Pixels of one frame; a larger one would hold up a conversation that has a second for a unit."""
 
-Refused = UnitFailure
-
 
 @dataclass(frozen=True)
 class UnitContent:
@@ -49,7 +47,7 @@ class Intake:
             self._marks = {name: parts.tokens.id_of(name) for name in names}
         self.frame_rows = 0 if parts.vision is None else parts.vision.rows
 
-    def prepare(self, unit: UnitInput) -> UnitInput | Refused:
+    def prepare(self, unit: UnitInput) -> UnitInput | UnitFailure:
         """Decode the unit's frames, where that has not been done; safe in any thread."""
         images: list[PreparedImage] = []
         for index, frame in enumerate(unit.frames):
@@ -75,7 +73,7 @@ class Intake:
         seen = duplex_rows((image.grid for image in content.images), self.frame_rows)
         return 1 + seen + (self._audio.unit_rows if content.has_audio else 0)
 
-    def hear(self, unit: UnitInput) -> Refused | None:
+    def hear(self, unit: UnitInput) -> UnitFailure | None:
         """Take the unit's audio, or say why there is no whole unit of it."""
         try:
             is_ready = self._audio.push(unit.slot, unit.audio)
@@ -127,6 +125,6 @@ class Intake:
         return [marks[part] if isinstance(part, str) else pieces[part] for part in layout]
 
 
-def refused(unit: UnitInput, reason: str, message: str) -> Refused:
+def refused(unit: UnitInput, reason: str, message: str) -> UnitFailure:
     """A failure that has not touched the conversation."""
     return UnitFailure(unit.slot, reason, message, is_fatal=False)

@@ -125,7 +125,7 @@ class DuplexModel:
             raise ValueError(f"slot {slot} has a conversation")
         voice = self.parts.prompt_voice if options.llm_voice is None else options.llm_voice
         room = self.context_capacity - options.max_new_speak_tokens_per_chunk
-        rules = self.parts.windows.chosen(options)
+        rules = self.parts.windows.chosen(options, self.context_capacity)
         prompt = embed_prompt(self.parts, options.system_prompt, voice, room)
         head_rows = len(prompt.rows) - len(prompt.tail)
         window = Window(rules, self.tokens, head_rows, prompt.tail)

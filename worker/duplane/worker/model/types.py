@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:  # it needs what this module does without
     from duplane.worker.model.images import PreparedImage
 
+    Frame = bytes | PreparedImage
+
 FloatArray = NDArray[np.float32]
 
 INPUT_SAMPLE_RATE = 16_000
@@ -137,7 +139,7 @@ class UnitInput:
     slot: int
     audio: FloatArray
     force_listen: bool = False
-    frames: tuple[bytes | PreparedImage, ...] = ()
+    frames: tuple[Frame, ...] = ()
     max_slices: int = 1
 
 

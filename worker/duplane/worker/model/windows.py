@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from duplane.worker.model.checkpoint import CheckpointError
@@ -49,14 +49,19 @@ class WindowRules:
             raise CheckpointError(f"generation_config.json: {error}") from error
         return rules
 
-    def chosen(self, options: ConversationOptions) -> WindowRules:
-        """These rules with what `options` say otherwise; raises `OptionError`."""
+    def chosen(self, options: ConversationOptions, capacity: int) -> WindowRules:
+        """These rules with what `options` say otherwise, in a context of `capacity` rows.
+
+        Words of dropped units never take more than a quarter of it: the rest is for units.
+        Raises `OptionError`.
+        """
         said = {name: getattr(options, name) for name in _NAMES}
         rules = WindowRules(
             **{name: getattr(self, name) if said[name] is None else said[name] for name in _NAMES}
         )
         rules.check()
-        return rules
+        words = min(rules.context_previous_max_tokens, capacity // 4)
+        return replace(rules, context_previous_max_tokens=words)
 
     def check(self) -> None:
         """Raise `OptionError` for marks that contradict each other."""
