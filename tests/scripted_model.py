@@ -106,10 +106,12 @@ class ScriptedModel:
         self.breaches: list[str] = []
         self.rounds: list[tuple[int, ...]] = []
         self.options: dict[int, ConversationOptions] = {}
+        self.prepared: list[ConversationOptions] = []
         self._lengths: dict[int, int] = {}
         self._unsettled: set[int] = set()
         self._thread: int | None = None
         self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
         self._entered = asyncio.Event()
         self._gate = threading.Event()
         self._gate.set()
@@ -142,6 +144,11 @@ class ScriptedModel:
         self._gate.set()
 
     # The model.
+
+    def prepare_voice(self, options: ConversationOptions) -> None:
+        held = (self._thread, self._loop_thread)
+        self._check(threading.get_ident() not in held, "prepared on the device or loop thread")
+        self.prepared.append(options)
 
     def open(self, slot: int, options: ConversationOptions) -> Opened:
         self._check_thread()

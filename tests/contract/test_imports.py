@@ -73,12 +73,16 @@ def test_no_folder_owns_the_namespace() -> None:
 
 
 def test_base_install_needs_no_torch() -> None:
-    """Only the model, the device it runs on and what builds checkpoints may import torch."""
+    """Only the model, its device, and what builds, checks and measures checkpoints import torch."""
     allowed = (
         "duplane.worker.model",
         "duplane.worker.device",
         "duplane.tools.tiny",
         "duplane.tools.replay",
+        "duplane.tools.checkpoints",
+        "duplane.tools.bench.model",
+        "duplane.tools.bench.peaks",
+        "duplane.tools.bench.stages",
     )
     broken = [
         name

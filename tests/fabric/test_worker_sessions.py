@@ -57,6 +57,7 @@ async def test_open_says_what_is_in_force_and_what_has_no_effect() -> None:
         assert (options.top_k, options.max_new_speak_tokens_per_chunk, options.seed) == (3, 9, 5)
         assert options.tts_voice is not None
         assert options.tts_voice.dtype == np.float32
+        assert rig.model.prepared == [options]
         await client.close()
 
 

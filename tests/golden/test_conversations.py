@@ -343,7 +343,11 @@ def test_it_runs_in_half_precision(speaking_checkpoint: Path) -> None:
     ("change", "complaint"),
     [
         ({"vocab_size": 1500}, "ids beyond vocab_size"),
-        ({"hidden_size": 256}, r"llm\.model\.embed_tokens\.weight has shape"),
+        ({"hidden_size": 256}, "llm_dim is 128, not hidden_size"),
+        (
+            {"hidden_size": 256, "tts_config": {"llm_dim": 256}},
+            r"llm\.model\.embed_tokens\.weight has shape.*tts\.projector_semantic\.\S+ has shape",
+        ),
         ({"tts_config": {"llm_dim": 64}}, "llm_dim"),
         ({"tts_config": {"num_text_tokens": 1000}}, "num_text_tokens"),
         ({"tts_config": {"num_audio_tokens": 100}}, r"tts\.emb_code\.0\.weight has shape"),

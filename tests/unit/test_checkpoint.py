@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import orjson
@@ -104,3 +107,76 @@ def test_fields_are_read_with_their_type() -> None:
             field(config, name, kind)
     with pytest.raises(CheckpointError, match="layers"):
         section(config, "layers")
+
+
+def test_one_error_lists_the_faults_of_all_modules(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "one.safetensors": {"a.weight": torch.zeros(2, 3), "c.bias": torch.zeros(1)},
+            "two.safetensors": {"b.weight": torch.zeros(5), "b.bias": torch.zeros(1)},
+        },
+    )
+    modules = {"a.": nn.Linear(3, 2), "b.": nn.Linear(2, 1)}
+    with pytest.raises(CheckpointError) as error:
+        Checkpoint(tmp_path).load_all(modules)
+    assert "a.bias is missing" in str(error.value)
+    assert "b.weight has shape [5], expected [1, 2]" in str(error.value)
+
+
+def test_what_no_module_has_a_place_for_is_named(tmp_path: Path) -> None:
+    tensors = {"a.weight": torch.zeros(2, 3), "a.bias": torch.zeros(2)}
+    write(tmp_path, {"one.safetensors": {**tensors, "a.more": torch.zeros(1), "z": torch.ones(1)}})
+    assert Checkpoint(tmp_path).load_all({"a.": nn.Linear(3, 2)}) == ("a.more", "z")
+
+
+def test_shapes_are_read_from_every_shard(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {"one.safetensors": {"a": torch.zeros(2, 3)}, "two.safetensors": {"b": torch.zeros(())}},
+    )
+    checkpoint = Checkpoint(tmp_path)
+    assert checkpoint.shapes() == {"a": (2, 3), "b": ()}
+    assert [path.name for path in checkpoint.files] == ["one.safetensors", "two.safetensors"]
+
+
+_LOAD = """
+import resource, sys
+from pathlib import Path
+import torch
+from torch import nn
+from duplane.worker.model.checkpoint import Checkpoint
+
+dtype = getattr(torch, sys.argv[2])
+with torch.device("meta"):
+    layers = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(96)))
+Checkpoint(Path(sys.argv[1]))
+torch.zeros(8).to(dtype).sum()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+model = layers.to(dtype).to_empty(device="cpu")
+Checkpoint(Path(sys.argv[1])).load_into(model, "")
+assert all(parameter[0, 0] == 1 for parameter in model.parameters())
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_loading_takes_the_memory_of_the_model_and_one_shard(tmp_path: Path, dtype: str) -> None:
+    shards = {
+        f"{shard:02}.safetensors": {
+            f"{layer}.weight": torch.ones(1024, 1024, dtype=torch.bfloat16)
+            for layer in range(8 * shard, 8 * shard + 8)
+        }
+        for shard in range(12)
+    }
+    write(tmp_path, shards)
+    run = subprocess.run(
+        [sys.executable, "-c", _LOAD, str(tmp_path), dtype],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    model = 96 * 1024 * 1024 * getattr(torch, dtype).itemsize
+    shard = 8 * 1024 * 1024 * 2
+    assert int(run.stdout) * 1024 < model + 2 * shard

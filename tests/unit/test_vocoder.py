@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -196,10 +197,47 @@ def test_reset_leaves_zeros_and_no_voice(vocoder: Vocoder) -> None:
         vocoder.start_turn(1)
 
 
-def test_an_utterance_in_one_piece_leaves_its_slot_clean(vocoder: Vocoder) -> None:
-    mel = vocoder.render_mel(3, voice(), speech(10, 1))
+def test_an_utterance_in_one_piece_touches_no_slot(vocoder: Vocoder) -> None:
+    mel = vocoder.render_mel(voice(), speech(10, 1))
     assert mel.shape == (20, 80)
-    assert vocoder.is_clean(3)
+    assert all(vocoder.is_clean(slot) for slot in range(SLOTS))
+
+
+def test_a_voice_that_gave_way_to_others_sounds_as_before(vocoder: Vocoder) -> None:
+    few = loaded(has_source_noise=False, voice_places=2)
+    assert len(few.base.speaker) == 2
+    voices = [voice(1.0, seed) for seed in range(3)]
+    said = speech(28, 1)
+    for made in (vocoder, few):
+        for slot, own in enumerate(voices):
+            made.prime(slot, own)
+        made.prime(3, voices[0])
+        made.render_mel(voices[2], said)
+        for slot in range(SLOTS):
+            made.start_turn(slot)
+    for slot in range(SLOTS):
+        call = [VocoderChunk(slot, said, is_last=False)]
+        np.testing.assert_array_equal(vocoder.decode(call)[0], few.decode(call)[0])
+    few.start_turn(0)
+    assert few.cached_frames(0) == 50
+
+
+def test_slots_with_the_same_voice_share_its_prompt(
+    vocoder: Vocoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = voice(1.0, 11)
+    runs: list[int] = []
+    run = vocoder.flow.forward
+
+    def counted(*given: Any) -> torch.Tensor:
+        runs.append(1)
+        return run(*given)
+
+    monkeypatch.setattr(vocoder.flow, "forward", counted)
+    for slot in range(SLOTS):
+        vocoder.prime(slot, VocoderVoice(**{k: v.copy() for k, v in own.__dict__.items()}))
+        vocoder.start_turn(slot)
+    assert len(runs) == 1
 
 
 def test_a_voice_longer_than_there_is_room_for_is_refused(vocoder: Vocoder) -> None:

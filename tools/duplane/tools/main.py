@@ -16,7 +16,19 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import typer
 
 from duplane.fabric import process
+from duplane.tools.bench_verbs import bench
+from duplane.tools.checkpoint_verbs import checkpoint
 from duplane.tools.edge_flags import edge_settings, with_edge_flags
+from duplane.tools.flags import (
+    Device,
+    Dtype,
+    DtypeOption,
+    Listen,
+    LogLevel,
+    Schedulers,
+    Slots,
+    fail,
+)
 
 app = typer.Typer(
     name="duplane",
@@ -26,21 +38,11 @@ app = typer.Typer(
     help="Serve full-duplex speech models to many people at once.",
     epilog="Every flag can be set as an environment variable too: --port as DUPLANE_PORT.",
 )
-checkpoint = typer.Typer(no_args_is_help=True, help="Make and check checkpoint directories.")
 app.add_typer(checkpoint, name="checkpoint")
-bench = typer.Typer(no_args_is_help=True, help="Measure the hot paths and print tables.")
 app.add_typer(bench, name="bench")
 
 DEFAULT_PORT = 8006
 Settings = TypeVar("Settings")
-
-
-class Dtype(StrEnum):
-    """What the model's numbers may be."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
 
 
 class Pace(StrEnum):
@@ -48,42 +50,6 @@ class Pace(StrEnum):
 
     RECORDED = "recorded"
     ANSWERED = "answered"
-
-
-Listen = Annotated[
-    str,
-    typer.Option(
-        envvar="DUPLANE_LISTEN", metavar="HOST:PORT", help="Where to serve; port 0 picks one."
-    ),
-]
-Schedulers = Annotated[
-    str,
-    typer.Option(
-        "--scheduler",
-        envvar="DUPLANE_SCHEDULER",
-        metavar="HOST:PORT[,HOST:PORT]",
-        help="The schedulers of the fabric.",
-    ),
-]
-Slots = Annotated[
-    int, typer.Option(envvar="DUPLANE_SLOTS", min=1, help="Conversations per worker at once.")
-]
-Device = Annotated[
-    str, typer.Option(envvar="DUPLANE_DEVICE", metavar="cpu|cuda:N", help="Where the model runs.")
-]
-DtypeOption = Annotated[
-    Dtype, typer.Option("--dtype", envvar="DUPLANE_DTYPE", help="The model's numbers.")
-]
-LogLevel = Annotated[
-    str,
-    typer.Option(envvar="DUPLANE_LOG_LEVEL", metavar="DEBUG|INFO|WARNING|ERROR", help="Log level."),
-]
-
-
-def fail(message: str) -> NoReturn:
-    """End with a message for people and exit code 2, as for a wrong flag."""
-    typer.echo(f"duplane: {message}", err=True)
-    raise typer.Exit(2)
 
 
 def settled(make: Callable[[], Settings]) -> Settings:
@@ -377,61 +343,6 @@ def replay(
         raise typer.Exit(replay_recording(directory, url, is_paced=pace is Pace.RECORDED))
     except ReplayFailed as error:
         fail(str(error))
-
-
-@checkpoint.command("tiny")
-def checkpoint_tiny(
-    directory: Annotated[Path, typer.Argument(file_okay=False, help="Created if missing.")],
-    seed: Annotated[int, typer.Option(envvar="DUPLANE_SEED", help="Same seed, same bytes.")] = 0,
-) -> None:
-    """Build a tiny random checkpoint in the public format, in seconds.
-
-    It listens and speaks, and means nothing by it: its weights are random.
-    """
-    from duplane.tools.tiny import build_tiny
-
-    build_tiny(directory, seed=seed)
-    typer.echo(f"tiny checkpoint (seed {seed}) in {directory}; its answers mean nothing")
-
-
-@checkpoint.command("replay")
-def checkpoint_replay(
-    directory: Annotated[
-        Path, typer.Argument(exists=True, file_okay=False, help="A directory of recorded traces.")
-    ],
-) -> None:
-    """Replay recorded traces of the reference and compare.
-
-    Prints a line per check with the largest error, the tolerance and ok or FAIL. Exit code 1
-    means that something failed.
-    """
-    from duplane.tools.replay.run import replay
-
-    raise typer.Exit(replay(directory))
-
-
-@bench.command("codec")
-def bench_codec() -> None:
-    """Measure what one unit costs the edge in JSON and base64, beside the floor."""
-    from duplane.tools.bench import codec
-
-    codec.bench_codec()
-
-
-@bench.command("fabric")
-def bench_fabric(
-    slots: Slots = 4,
-    units: Annotated[int, typer.Option(min=1, help="Units per session.")] = 50,
-) -> None:
-    """Measure what the fabric adds to the model, through real processes and the tiny model."""
-    import asyncio
-
-    from duplane.tools.bench import fabric
-    from duplane.tools.up import UpSettings
-
-    process.configure_logging("bench", "WARNING")
-    settings = UpSettings(port=0, slot_count=slots, log_level="WARNING")
-    asyncio.run(fabric.bench_fabric(settings, units))
 
 
 def main() -> NoReturn:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from duplane.worker.inbox import Entry, Inbox, Refusal
-from duplane.worker.model.types import ConversationOptions
+from duplane.worker.model.types import ConversationOptions, OptionError
 from duplane.worker.rounds import ChatStep, Device, Event, Model, PreparedChat, Rounds, Taken
 
 _log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class Engine:
 
     @property
     def model(self) -> Model:
-        """The loaded model; only its constants and `prepare` are for other threads."""
+        """The loaded model; its constants, `prepare` and `prepare_voice` are for other threads."""
         assert self._rounds, "the engine is started"
         return self._rounds.model
 
@@ -137,6 +137,19 @@ class Engine:
                 raise ValueError(f"slot {slot} has a conversation")
             self._conversations[slot] = conversation
         return conversation
+
+    async def prepare(self, options: ConversationOptions) -> None:
+        """Do what a conversation's options need of the CPU alone, before it is opened.
+
+        So reading a voice keeps neither the device nor the event loop. A failure is told by
+        `open`, which meets it again.
+        """
+        try:
+            await asyncio.to_thread(self.model.prepare_voice, options)
+        except OptionError:
+            pass
+        except Exception:  # noqa: BLE001 - the model's faults stop here, logged whole
+            _log.exception("options could not be prepared")
 
     def open(self, conversation: Conversation, options: ConversationOptions) -> None:
         """Open the conversation; Opened, OpenRefused or Lost follows."""

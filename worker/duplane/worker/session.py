@@ -135,6 +135,7 @@ class Session:
                 options = conversation_options(request.open, self._limits)
                 self._token_limit = token_limit(request.open, self._token_limit)
                 self._sent_paths = sent_paths(request.open)
+                await self._engine.prepare(options)
                 self._engine.open(self.conversation, options)
             case "close":
                 self.end(session_pb2.Closed(reason=session_pb2.CLOSE_REASON_CLIENT))

@@ -141,7 +141,7 @@ def _offline_checks(
     vocoder: Vocoder, voice: VocoderVoice, recorded: Mapping[str, Any], arrays: Arrays
 ) -> Iterator[Check]:
     """Compare an utterance made in one piece."""
-    mel = vocoder.render_mel(0, voice, recorded["offline_tokens"]).T[None]
+    mel = vocoder.render_mel(voice, recorded["offline_tokens"]).T[None]
     yield _near("offline_mel", mel, arrays)
     hift = vocoder.stream.hift
     with torch.inference_mode():

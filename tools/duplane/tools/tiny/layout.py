@@ -11,7 +11,9 @@ Shapes = Iterator[tuple[str, tuple[int, ...]]]
 def tensor_shapes(config: dict[str, Any]) -> Shapes:
     """Every tensor of the public format, prefix by prefix."""
     yield from _language("llm.", config)
-    yield from _vision("vpm.", config["vision_config"])
+    is_cut = config.get("drop_vision_last_layer", False)
+    layers = config["vision_config"]["num_hidden_layers"] - is_cut
+    yield from _vision("vpm.", config["vision_config"], layers)
     yield from _resampler("resampler.", config)
     yield from _audio("apm.", config["audio_config"])
     width, hidden = config["audio_config"]["d_model"], config["hidden_size"]
@@ -78,13 +80,13 @@ def _audio(prefix: str, config: dict[str, Any]) -> Shapes:
     yield from _weight_bias(prefix + "layer_norm", width)
 
 
-def _vision(prefix: str, config: dict[str, Any]) -> Shapes:
+def _vision(prefix: str, config: dict[str, Any], layers: int) -> Shapes:
     width, inner, patch = config["hidden_size"], config["intermediate_size"], config["patch_size"]
     positions = (config["image_size"] // patch) ** 2
     channels = config["num_channels"]
     yield from _weight_bias(prefix + "embeddings.patch_embedding", width, channels, patch, patch)
     yield prefix + "embeddings.position_embedding.weight", (positions, width)
-    for index in range(config["num_hidden_layers"]):
+    for index in range(layers):
         layer = f"{prefix}encoder.layers.{index}."
         yield from _weight_bias(layer + "layer_norm1", width)
         for name in ("q_proj", "k_proj", "v_proj", "out_proj"):

@@ -12,6 +12,7 @@ import orjson
 import torch
 from torch import nn
 
+from duplane.tools.tiny.flow_yaml import FlowDims, flow_yaml
 from duplane.tools.tiny.weights import (
     Array,
     Tensors,
@@ -43,52 +44,26 @@ LISTENING_S = 4
 SILENCE = -9.0
 NOTHING = 1e-3
 
-# The layout of the released model's file; the tags name its classes.
-_FLOW_YAML = """\
-flow: !new:cosyvoice2.flow.flow.CausalMaskedDiffWithXvec
-  input_size: 32
-  output_size: 80
-  spk_embed_dim: 192
-  output_type: 'mel'
-  vocab_size: 6561
-  encoder: !new:cosyvoice2.transformer.upsample_encoder_v2.UpsampleConformerEncoderV2
-    input_size: 32
-    output_size: 32
-    input_layer: 'linear'
-    pre_lookahead_len: 3
-    num_blocks: 2
-    num_up_blocks: 1
-    up_stride: 2
-    up_scale_factor: 2
-    attention_heads: 4
-    pos_enc_layer_type: 'rel_pos_espnet'
-    selfattention_layer_type: 'rel_selfattn'
-    key_bias: true
-    linear_units: 96
-    dropout_rate: 0.1
-    positional_dropout_rate: 0.1
-    attention_dropout_rate: 0.1
-    normalize_before: True
-  decoder: !new:cosyvoice2.flow.flow_matching.CausalConditionalCFM
-    inference_cfg_rate: 0.7
-    estimator: !new:cosyvoice2.flow.decoder_dit.DiT
-      in_channels: 320
-      out_channels: 80
-      mlp_ratio: 4.0
-      depth: 1
-      num_heads: 2
-      head_dim: 24
-      hidden_size: 48
-"""
+_FLOW_DIMS = FlowDims(
+    width=32,
+    heads=4,
+    inner=96,
+    blocks=2,
+    up_blocks=1,
+    estimator_width=48,
+    estimator_heads=2,
+    estimator_head_width=24,
+    estimator_depth=1,
+)
 
 _HIFT_DIMS: dict[str, Any] = {
     "in_channels": 80,
     "base_channels": 32,
     "f0_cond_channels": 32,
     "nb_harmonics": 8,
-    # 480 samples a mel frame, as released; the longer hop halves the work.
-    "upsample_rates": [5, 4, 3],
-    "upsample_kernel_sizes": [11, 8, 7],
+    # 480 samples a mel frame, as released; the longer hop and the late rise save most of the work.
+    "upsample_rates": [2, 5, 6],
+    "upsample_kernel_sizes": [4, 11, 12],
     "istft": {"n_fft": 32, "hop_len": 8},
 }
 
@@ -100,18 +75,18 @@ def write_vocoder(directory: Path, seed: int) -> None:
     """Write assets/token2wav: both models, their dimensions, and the built-in voice."""
     folder = directory / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "flow.yaml").write_text(_FLOW_YAML, encoding="utf-8")
+    (folder / "flow.yaml").write_text(flow_yaml(_FLOW_DIMS), encoding="utf-8")
     (folder / "hift_dims.json").write_bytes(orjson.dumps(_HIFT_DIMS))
     with torch.device("meta"):
         flow, hift = Flow(read_flow_config(folder), steps=1), HiFT(read_hift_config(folder))
     _save(_tuned_flow(_random(flow, seed)), folder / "flow.pt")
-    voice, generator = _voice(seed), _tuned_hift(_random(hift, seed))
+    voice, generator = random_voice(seed, VOICE_TOKENS), _tuned_hift(_random(hift, seed))
     save_safetensors(_torch(voice), folder / "voice.safetensors")
-    _save(_weight_normed(generator), folder / "hift.pt")
+    _save(weight_normed(generator), folder / "hift.pt")
     # How much of the mel gets through is chance: listen once, and set the level.
     change = math.log(LEVEL / _loudness(folder, voice, seed))
     generator["conv_post.bias"][:2] += round(change, 2)
-    _save(_weight_normed(generator), folder / "hift.pt")
+    _save(weight_normed(generator), folder / "hift.pt")
 
 
 def _random(module: nn.Module, seed: int) -> Tensors:
@@ -184,8 +159,8 @@ def _loudness(folder: Path, voice: dict[str, np.ndarray], seed: int) -> float:
     return float(np.median(frames.std(axis=1)))
 
 
-def _weight_normed(tensors: Tensors) -> Tensors:
-    """The names of hift.pt: most layers as directions and their lengths, all with a prefix."""
+def weight_normed(tensors: Tensors) -> Tensors:
+    """Name as hift.pt does: most layers as directions and their lengths, all with a prefix."""
     stored: Tensors = {}
     for name, tensor in tensors.items():
         if name.startswith(_PLAIN_LAYERS) or not name.endswith(".weight"):
@@ -206,11 +181,12 @@ def _torch(tensors: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(value) for name, value in tensors.items()}
 
 
-def _voice(seed: int) -> dict[str, np.ndarray]:
+def random_voice(seed: int, tokens: int) -> dict[str, np.ndarray]:
+    """The arrays of a voice of so many speech tokens, as voice.safetensors holds them."""
     random = random_numbers("voice", seed)
-    mel: Array = random.standard_normal((2 * VOICE_TOKENS, MEL_BINS)).astype(np.float32)
+    mel: Array = random.standard_normal((2 * tokens, MEL_BINS)).astype(np.float32)
     return {
-        "prompt_tokens": random.integers(0, SPEECH_TOKENS, VOICE_TOKENS, dtype=np.int64),
+        "prompt_tokens": random.integers(0, SPEECH_TOKENS, tokens, dtype=np.int64),
         "prompt_mel": mel - 3.0,
         "speaker_embedding": random.standard_normal(SPEAKER_WIDTH).astype(np.float32),
     }

@@ -40,15 +40,21 @@ def random_numbers(name: str, seed: int) -> np.random.Generator:
     return np.random.default_rng([seed, zlib.crc32(name.encode())])
 
 
+def spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+    """Mean and deviation of a tensor's random values."""
+    if name.endswith(("bias", "pos_bias_u", "pos_bias_v")):
+        return 0.0, 0.05
+    if len(shape) == 1:
+        return 1.0, 0.05
+    if name.endswith(_TABLES):
+        return 0.0, 1.0
+    return 0.0, 1.0 / float(np.sqrt(np.float32(np.prod(shape[1:]))))
+
+
 def _draw(name: str, shape: tuple[int, ...], seed: int) -> Array:
     values = random_numbers(name, seed).standard_normal(shape).astype(np.float32)
-    if name.endswith(("bias", "pos_bias_u", "pos_bias_v")):
-        return values * np.float32(0.05)
-    if len(shape) == 1:
-        return 1 + values * np.float32(0.05)
-    if name.endswith(_TABLES):
-        return values
-    return values / np.sqrt(np.float32(np.prod(shape[1:])))
+    mean, deviation = spread(name, shape)
+    return np.float32(mean) + values * np.float32(deviation)
 
 
 def save_safetensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:

@@ -5,8 +5,8 @@ Knows file formats and says what is wrong with them; knows nothing about the mod
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -77,14 +77,44 @@ class Checkpoint:
         """The names of all tensors the checkpoint holds."""
         return frozenset(self._file_of)
 
-    def load_into(self, module: nn.Module, prefix: str) -> tuple[str, ...]:
-        """Fill every parameter and persistent buffer of `module` from the tensor `prefix + name`.
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that hold the tensors."""
+        return tuple(sorted(set(self._file_of.values())))
 
-        Tensors are read one at a time and converted to the parameter's own dtype and device.
-        Raises one `CheckpointError` that lists everything missing or of another shape. Returns
-        the names under `prefix` that the module has no place for; they are not read.
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every tensor, from the files' headers alone."""
+        found: dict[str, tuple[int, ...]] = {}
+        for path in self.files:
+            try:
+                with cast("Any", safe_open(path, framework="pt")) as file:
+                    for name in file.keys():  # noqa: SIM118  the file is no mapping
+                        found[name] = tuple(file.get_slice(name).get_shape())
+            except (OSError, SafetensorError) as error:
+                raise CheckpointError(f"{path} cannot be read: {error}") from error
+        return found
+
+    def load_into(self, module: nn.Module, prefix: str) -> tuple[str, ...]:
+        """Fill one module, as `load_all` does.
+
+        Returns the names under `prefix` that the module has no place for.
         """
-        wanted = {prefix + name: tensor for name, tensor in module.state_dict().items()}
+        unused = self.load_all({prefix: module})
+        return tuple(name for name in unused if name.startswith(prefix))
+
+    def load_all(self, modules: Mapping[str, nn.Module]) -> tuple[str, ...]:
+        """Fill every parameter and persistent buffer of modules from the tensor `prefix + name`.
+
+        Tensors are read one at a time, file after file, and converted to the parameter's own
+        dtype and device, so that nothing but the modules is held. Raises one `CheckpointError`
+        that lists everything missing or of another shape. Returns the names that no module has a
+        place for; they are not read.
+        """
+        wanted = {
+            prefix + name: tensor
+            for prefix, module in modules.items()
+            for name, tensor in module.state_dict().items()
+        }
         faults = [f"{name} is missing" for name in wanted if name not in self._file_of]
         with torch.no_grad():
             for name, tensor in self._read(name for name in wanted if name in self._file_of):
@@ -97,22 +127,21 @@ class Checkpoint:
                 target.copy_(tensor)
         if faults:
             raise CheckpointError(f"{self.directory}: " + "; ".join(sorted(faults)))
-        return tuple(
-            sorted(name for name in self._file_of if name.startswith(prefix) and name not in wanted)
-        )
+        return tuple(sorted(name for name in self._file_of if name not in wanted))
 
-    def _read(self, names: Iterator[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        opened: dict[Path, Any] = {}
-        with ExitStack() as stack:
-            for name in names:
-                path = self._file_of[name]
-                try:
-                    if path not in opened:
-                        opened[path] = stack.enter_context(safe_open(path, framework="pt"))
-                    tensor = cast("torch.Tensor", opened[path].get_tensor(name))
-                except (OSError, SafetensorError) as error:
-                    raise CheckpointError(f"{path}: {name} cannot be read: {error}") from error
-                yield name, tensor
+    def _read(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Read tensors, of one file after the other: of a file, what was read stays mapped."""
+        for path, group in groupby(sorted(names, key=self._place), key=self._file_of.__getitem__):
+            name = ""
+            try:
+                with cast("Any", safe_open(path, framework="pt")) as file:
+                    for name in group:
+                        yield name, cast("torch.Tensor", file.get_tensor(name))
+            except (OSError, SafetensorError) as error:
+                raise CheckpointError(f"{path}: {name} cannot be read: {error}") from error
+
+    def _place(self, name: str) -> tuple[Path, str]:
+        return self._file_of[name], name
 
 
 def _index(directory: Path) -> dict[str, Path]:

@@ -85,18 +85,18 @@ class FlowCaches:
             self.estimator_attention,
         )
 
-    def copy_slot(self, slot: int, source: FlowCaches, frames: int) -> None:
-        """Take over `frames` frames that were computed as one chunk in `source`."""
+    def copy_slot(self, slot: int, source: FlowCaches, place: int, frames: int) -> None:
+        """Take over `frames` frames that were computed as one chunk at a place of `source`."""
         tokens = frames // self.stride
         for mine, theirs in zip(self.tensors[:3], source.tensors[:3], strict=True):
-            mine[slot] = theirs[slot]
-        self.estimator_tails[slot] = source.estimator_tails[slot]
+            mine[slot] = theirs[place]
+        self.estimator_tails[slot] = source.estimator_tails[place]
         for mine, theirs, end, count in (
             (self.token_attention, source.token_attention, self.token_capacity, tokens),
             (self.frame_attention, source.frame_attention, self.capacity, frames),
             (self.estimator_attention, source.estimator_attention, self.capacity, frames),
         ):
-            mine[slot, ..., end - count : end, :] = theirs[slot, ..., :count, :]
+            mine[slot, ..., end - count : end, :] = theirs[place, ..., :count, :]
 
 
 class Window:

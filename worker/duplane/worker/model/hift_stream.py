@@ -99,11 +99,10 @@ class HiFTStream:
         return speech
 
     def _noise(self, chunks: Sequence[MelChunk], frames: int) -> Tensor | None:
-        """Draw normal noise `[batch, samples, harmonics + 1]`, each slot from its own generator."""
-        config = self.hift.config
-        size = (frames * config.frame_samples, config.nb_harmonics + 1)
+        """Draw normal noise `[batch, samples]`, each slot from its own generator."""
+        count = frames * self.hift.config.frame_samples
         drawn = [
-            torch.randn(size, generator=chunk.generator, device=self.mel.device)
+            torch.randn(count, generator=chunk.generator, device=self.mel.device)
             for chunk in chunks
             if chunk.generator is not None
         ]

@@ -34,6 +34,8 @@ from duplane.worker.model.types import (
     UnitInput,
     UnitOutput,
 )
+from duplane.worker.model.vocoder import VocoderVoice
+from duplane.worker.model.voices import Voices
 from duplane.worker.model.windows import Window
 
 _NO_AUDIO = np.zeros(0, np.float32)
@@ -55,7 +57,8 @@ class DuplexModel:
         self._intake = Intake(parts)
         self._text = TextGeneration(parts.llm, self._sampling, probe)
         self._speaking = None
-        if parts.talker and parts.vocoder and parts.vocoder_voice:
+        self._voices = Voices(parts.voice_networks, parts.vocoder_voice)
+        if parts.talker and parts.vocoder:
             self._speaking = Speaking(parts.talker, parts.vocoder, probe)
         self._conversations: list[Conversation | None] = [None] * self.slot_count
         self.chats = Chats(parts, self.context_capacity, probe)
@@ -120,7 +123,7 @@ class DuplexModel:
         """Begin a conversation in a clean slot: feed the prompt and the voice in it.
 
         `uniforms` replaces the draws of `options.seed`. Raises `OptionError` for a prompt that
-        does not fit, and leaves the slot clean then.
+        does not fit or a voice that cannot be read, and leaves the slot clean then.
         """
         self._check_free(slot)
         voice = self.parts.prompt_voice if options.llm_voice is None else options.llm_voice
@@ -129,13 +132,13 @@ class DuplexModel:
         prompt = embed_prompt(self.parts, options.system_prompt, voice, room)
         head_rows = len(prompt.rows) - len(prompt.tail)
         window = Window(rules, self.tokens, head_rows, prompt.tail)
-        speech, ignored = self._speech(options)
+        speech, tts_voice, ignored = self._speech(options)
         self._conversations[slot] = Conversation.begin(options, window, speech, uniforms)
         try:
             self._sampling.open(slot, options)
             self.llm.append_long(slot, prompt.rows)
-            if speech is not None:
-                self._prime(slot, options.seed)
+            if self.parts.vocoder is not None and tts_voice is not None:
+                self.parts.vocoder.prime(slot, tts_voice, seed=options.seed)
         except BaseException:
             self.close(slot)
             raise
@@ -163,19 +166,27 @@ class DuplexModel:
         """Do one short thing for the chats in these slots, as `Chats.step` does."""
         return self.chats.step(slots)
 
-    def _speech(self, options: ConversationOptions) -> tuple[SpeechTokens | None, tuple[str, ...]]:
-        """The speech buffer, if there is to be audio, and the options that have no effect."""
-        ignored = ["tts_voice"] if options.tts_voice is not None else []
-        if not options.generate_audio:
-            return None, tuple(ignored)
-        if self._speaking is None:
-            return None, (*ignored, "generate_audio")
-        return self._speaking.buffer(), tuple(ignored)
+    def prepare_voice(self, options: ConversationOptions) -> None:
+        """Read the conversation's voice ahead of `open`, which then finds it read.
 
-    def _prime(self, slot: int, seed: int | None) -> None:
-        """Give the slot's vocoder its voice."""
-        if self.parts.vocoder is not None and self.parts.vocoder_voice is not None:
-            self.parts.vocoder.prime(slot, self.parts.vocoder_voice, seed=seed)
+        Runs on the CPU and touches neither slots nor the device: any thread may call it, at any
+        time. Raises `OptionError` as `open` would.
+        """
+        if options.generate_audio and self._speaking is not None:
+            self._voices.choose(options)
+
+    def _speech(
+        self, options: ConversationOptions
+    ) -> tuple[SpeechTokens | None, VocoderVoice | None, tuple[str, ...]]:
+        """The speech buffer and the voice, if there is to be audio; options without effect."""
+        can_read = self._speaking is not None and self._voices.reads_clips
+        ignored = ["tts_voice"] if options.tts_voice is not None and not can_read else []
+        if not options.generate_audio:
+            return None, None, tuple(ignored)
+        voice = None if self._speaking is None else self._voices.choose(options)
+        if self._speaking is None or voice is None:
+            return None, None, (*ignored, "generate_audio")
+        return self._speaking.buffer(), voice, tuple(ignored)
 
     @property
     def sees_frames(self) -> bool:

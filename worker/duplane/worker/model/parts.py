@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
+from torch import nn
 
 from duplane.worker.model.audio_encoder import AudioEncoder
 from duplane.worker.model.chat_template import ChatTemplate
@@ -18,7 +20,7 @@ from duplane.worker.model.image_layout import duplex_rows
 from duplane.worker.model.language_model import LanguageModel
 from duplane.worker.model.talker import Talker
 from duplane.worker.model.tokens import Tokens
-from duplane.worker.model.types import ConversationOptions, FloatArray
+from duplane.worker.model.types import INPUT_SAMPLE_RATE, ConversationOptions, FloatArray
 from duplane.worker.model.vision import Vision
 from duplane.worker.model.vocoder import (
     Vocoder,
@@ -27,12 +29,15 @@ from duplane.worker.model.vocoder import (
     VocoderOptions,
     VocoderVoice,
 )
+from duplane.worker.model.voice_networks import MEL_FRAMES_PER_TOKEN, VoiceNetworks
 from duplane.worker.model.voices import load_prompt_voice, load_vocoder_voice
 from duplane.worker.model.whisper import UNIT_POSITIONS, AudioConfig
 from duplane.worker.model.windows import WindowRules
 
 GENERATION_FILE = "generation_config.json"
 VOCODER_FOLDER = Path("assets", "token2wav")
+MAX_VOICE_TOKENS = 250
+"""Of a client's voice, the first 10 s are used."""
 CLOSING_ROWS = 2
 """Rows that close a unit: its terminator and `</unit>`."""
 
@@ -59,9 +64,10 @@ class SpeechVocoder(Protocol):
 class ModelParts:
     """Loaded parts, all for the same number of slots.
 
-    Without talker, vocoder or the vocoder's voice, the model answers in text alone.
-    Without `vision` it sees no frames. `prompt_voice` is the voice heard in the prompt when the
-    client sends none, `windows` what becomes of long contexts when the client does not say.
+    Without talker, vocoder or any voice for it, the model answers in text alone.
+    Without `vision` it sees no frames. `voice_networks` make voices of clips, `vocoder_voice` is
+    the one without a clip. `prompt_voice` is the voice heard in the prompt when the client sends
+    none, `windows` what becomes of long contexts when the client does not say.
     """
 
     name: str
@@ -71,6 +77,7 @@ class ModelParts:
     talker: Talker | None = None
     vocoder: SpeechVocoder | None = None
     vocoder_voice: VocoderVoice | None = None
+    voice_networks: VoiceNetworks | None = None
     prompt_voice: FloatArray | None = None
     windows: WindowRules = field(default_factory=WindowRules)
     vision: Vision | None = None
@@ -79,7 +86,7 @@ class ModelParts:
     @property
     def overhang(self) -> int:
         """Rows that the cache has beyond its nominal capacity."""
-        return _overhang(self.audio.config, self.vision)
+        return overhang(self.audio.config, None if self.vision is None else self.vision.rows)
 
 
 def generated_rows(max_tokens: int) -> int:
@@ -89,11 +96,12 @@ def generated_rows(max_tokens: int) -> int:
     return 1 + max_tokens + CLOSING_ROWS
 
 
-def _overhang(audio: AudioConfig, vision: Vision | None) -> int:
-    """Rows of a unit with ordinary options, audio and one whole frame: so that the unit which
-    reaches the nominal capacity is complete. Larger ones are refused where they have no room.
+def overhang(audio: AudioConfig, image_rows: int | None) -> int:
+    """Rows of a unit with ordinary options, audio and one whole frame of `image_rows`: so that the
+    unit which reaches the nominal capacity is complete. Larger ones are refused where they have no
+    room. `image_rows` None means a model that sees no frames.
     """
-    seen = 0 if vision is None else duplex_rows((None,), vision.rows)
+    seen = 0 if image_rows is None else duplex_rows((None,), image_rows)
     generated = generated_rows(ConversationOptions.max_new_speak_tokens_per_chunk)
     return 1 + seen + UNIT_POSITIONS // audio.pool + generated
 
@@ -103,33 +111,36 @@ def load_parts(
 ) -> ModelParts:
     """Load everything the directory has; `CheckpointError` says what is wrong with it."""
     checkpoint = Checkpoint(directory)
-    config, place, kind = checkpoint.config, torch.device(device), _dtype(dtype)
+    config, place, kind = checkpoint.config, torch.device(device), torch_dtype(dtype)
     tokens = Tokens.load(directory)
     heard, vision = AudioConfig.from_json(config), Vision.from_checkpoint(checkpoint, place, kind)
-    capacity = context_capacity + _overhang(heard, vision)
+    capacity = context_capacity + overhang(heard, None if vision is None else vision.rows)
     llm = LanguageModel(config, slot_count, capacity, place, kind)
     if max(len(tokens) - 1, *tokens.forbidden) >= llm.vocabulary:
         raise CheckpointError(f"the tokenizer has ids beyond vocab_size {llm.vocabulary}")
-    unused = [*llm.load(checkpoint)]
-    if vision is not None:
-        unused += vision.load(checkpoint)
     audio = AudioEncoder(heard, slot_count, place, kind)
-    for name, module in (
-        ("apm.", audio.apm),
-        ("audio_projection_layer.", audio.audio_projection_layer),
-    ):
-        unused += checkpoint.load_into(module, name)
+    modules: dict[str, nn.Module] = {
+        "llm.": llm,
+        "apm.": audio.apm,
+        "audio_projection_layer.": audio.audio_projection_layer,
+    }
+    if vision is not None:
+        modules |= {"vpm.": vision.vpm, "resampler.": vision.resampler}
     talker = None
     if read_field(config, "init_tts", bool, True):
-        talker = Talker(config, slot_count, place, kind)
+        talker = modules["tts."] = Talker(config, slot_count, place, kind)
         _check_talker(talker, llm, tokens)
-        unused += talker.load(checkpoint)
+    unused = checkpoint.load_all(modules)
     log.info("%s: no place for %s", directory, ", ".join(unused) or "nothing")
-    folder = directory / VOCODER_FOLDER
-    voice = load_vocoder_voice(folder)
-    vocoder = None
-    if talker is not None and voice is not None:
-        vocoder = _load_vocoder(folder, voice, slot_count, device)
+    if talker is not None:
+        talker.fold()
+    folder, prompt_voice = directory / VOCODER_FOLDER, load_prompt_voice(directory)
+    networks = voice = vocoder = None
+    if talker is not None:
+        networks = VoiceNetworks.load(folder, max_tokens=MAX_VOICE_TOKENS)
+        voice = _built_in_voice(folder, networks, prompt_voice)
+    if networks is not None or voice is not None:
+        vocoder = _load_vocoder(folder, networks, voice, slot_count, device)
     return ModelParts(
         name=_name(directory, checkpoint),
         tokens=tokens,
@@ -138,7 +149,8 @@ def load_parts(
         talker=talker,
         vocoder=vocoder,
         vocoder_voice=voice,
-        prompt_voice=load_prompt_voice(directory),
+        voice_networks=networks,
+        prompt_voice=prompt_voice,
         windows=_window_rules(directory),
         vision=vision,
         chat_template=ChatTemplate.load(directory),
@@ -160,19 +172,43 @@ def _check_talker(talker: Talker, llm: LanguageModel, tokens: Tokens) -> None:
         raise CheckpointError(f"tts_config: num_text_tokens is {dims.text_rows}, too few")
 
 
-def _load_vocoder(folder: Path, voice: VocoderVoice, slot_count: int, device: str) -> SpeechVocoder:
-    """Load the vocoder with room for the one voice there is, and see that they fit together."""
-    options = VocoderOptions(max_prompt_frames=len(voice.prompt_mel))
+def _built_in_voice(
+    folder: Path, networks: VoiceNetworks | None, prompt_voice: FloatArray | None
+) -> VocoderVoice | None:
+    """The voice of who brings none: the folder's own, else that of the prompt."""
+    voice = load_vocoder_voice(folder)
+    if voice is None and networks is not None and prompt_voice is not None:
+        return networks.read(prompt_voice)
+    return voice
+
+
+def _load_vocoder(
+    folder: Path,
+    networks: VoiceNetworks | None,
+    voice: VocoderVoice | None,
+    slot_count: int,
+    device: str,
+) -> SpeechVocoder:
+    """Load the vocoder with room for its voices, and see that they fit together."""
+    trials = [] if voice is None else [("the built-in voice", voice)]
+    frames = 0 if voice is None else len(voice.prompt_mel)
+    if networks is not None:
+        silence = np.zeros(INPUT_SAMPLE_RATE, np.float32)
+        trials.append(("what the voice networks make", networks.read(silence)))
+        frames = max(frames, MEL_FRAMES_PER_TOKEN * networks.max_tokens)
+    options = VocoderOptions(max_prompt_frames=frames)
     vocoder = Vocoder.load(folder, slot_count=slot_count, device=device, options=options)
-    try:
-        vocoder.prime(0, voice)
-    except VocoderError as error:
-        raise CheckpointError(f"{folder}: the built-in voice: {error}") from error
+    for what, trial in trials:
+        try:
+            vocoder.prime(0, trial)
+        except VocoderError as error:
+            raise CheckpointError(f"{folder}: {what}: {error}") from error
     vocoder.reset(0)
     return vocoder
 
 
-def _dtype(name: str) -> torch.dtype:
+def torch_dtype(name: str) -> torch.dtype:
+    """The numbers of this name; ValueError for those the model cannot work with."""
     kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if name not in kinds:
         raise ValueError(f"dtype is {name!r}, not one of {', '.join(kinds)}")

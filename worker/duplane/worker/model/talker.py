@@ -112,8 +112,12 @@ class Talker(nn.Module):
     def load(self, checkpoint: Checkpoint) -> tuple[str, ...]:
         """Fill the weights; returns the tensors of the talker that have no place in it."""
         unused = checkpoint.load_into(self, PREFIX)
-        cast("_NormedHead", self.head_code[0]).fold()
+        self.fold()
         return unused
+
+    def fold(self) -> None:
+        """Compute what depends on the weights alone; to be called once they are there."""
+        cast("_NormedHead", self.head_code[0]).fold()
 
     def condition(self, ids: Sequence[int], hidden: Tensor, *, is_text_end: bool = False) -> Tensor:
         """Text embeddings plus normed projected hidden states, then BOS: [ids + 1, width].
@@ -261,8 +265,7 @@ def penalise(scores: Tensor, recent: Tensor) -> Tensor:
     """
     if not recent.shape[1]:
         return scores
-    counts = torch.zeros_like(scores).scatter_add_(
-        1, recent, torch.ones_like(recent, dtype=scores.dtype)
-    )
-    factors = REPETITION_PENALTY**counts
-    return torch.where(scores < 0, scores * factors, scores / factors)
+    counts = (recent.unsqueeze(-1) == recent.unsqueeze(-2)).sum(-1)
+    factors = REPETITION_PENALTY ** counts.to(scores.dtype)
+    chosen = scores.gather(1, recent)
+    return scores.scatter(1, recent, torch.where(chosen < 0, chosen * factors, chosen / factors))

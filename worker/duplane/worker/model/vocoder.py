@@ -29,13 +29,15 @@ from duplane.worker.model.vocoder_input import (
     VocoderOptions,
     VocoderVoice,
 )
+from duplane.worker.model.voice_places import VoicePlaces
 
 NOISE_SEED = 0
 
 
 @dataclass(frozen=True)
 class _Voice:
-    frames: int
+    key: bytes
+    voice: VocoderVoice
     generator: torch.Generator | None
 
 
@@ -48,7 +50,9 @@ class _Turn:
 class Vocoder:
     """Flow and HiFT with the state of `slot_count` slots, allocated once.
 
-    `base` holds what a voice's prompt left behind, `live` the turn that continues from it.
+    `live` holds the turns of the slots. `base` holds what the prompts of the last few voices left
+    behind, which turns continue from; slots with the same voice share it, and a voice that had
+    to give way is computed again.
     """
 
     def __init__(
@@ -75,14 +79,16 @@ class Vocoder:
         with torch.inference_mode():
             flow.prepare(kept + chunk, max(chunk, prompt))
             shape = flow.config.cache_shape(options.steps)
+            places = min(slot_count, options.voice_places)
             self.base, self.live = (
-                FlowCaches(shape, slot_count, capacity=room, chunk=width, device=self.device)
-                for room, width in ((0, prompt), (kept, chunk))
+                FlowCaches(shape, count, capacity=room, chunk=width, device=self.device)
+                for count, room, width in ((places, 0, prompt), (slot_count, kept, chunk))
             )
             self.stream = HiFTStream(hift, slot_count, self.device)
         self._noise = _noise_table(options.noise, kept + chunk, flow.config.output_size)
         self._noise = self._noise.to(self.device)
         self._has_source_noise = options.has_source_noise
+        self._places = VoicePlaces(places)
         self._voices: list[_Voice | None] = [None] * slot_count
         self._turns: list[_Turn | None] = [None] * slot_count
 
@@ -113,7 +119,8 @@ class Vocoder:
         """Bytes of all weights, tables and state."""
         modules = (self.flow, self.stream.hift)
         tensors = [t for module in modules for t in (*module.parameters(), *module.buffers())]
-        return sum(t.nbytes for t in (*tensors, *self._state(), self._noise))
+        state = (*self._state(), *self.base.tensors)
+        return sum(t.nbytes for t in (*tensors, *state, self._noise))
 
     @torch.inference_mode()
     def prime(self, slot: int, voice: VocoderVoice, *, seed: int | None = None) -> None:
@@ -123,8 +130,6 @@ class Vocoder:
         do not fit together or that is longer than `max_prompt_frames`.
         """
         self.limits.check_voice(voice)
-        ahead = [self.silence_token_id] * self.lookahead
-        self._condition(slot, voice, ahead, is_last=False)
         generator = None
         if self._has_source_noise:
             generator = torch.Generator(self.device)
@@ -132,7 +137,7 @@ class Vocoder:
                 generator.seed()
             else:
                 generator.manual_seed(seed)
-        self._voices[slot] = _Voice(len(voice.prompt_mel), generator)
+        self._voices[slot] = _Voice(voice.digest(), voice, generator)
         self.start_turn(slot)
 
     @torch.inference_mode()
@@ -141,8 +146,9 @@ class Vocoder:
         voice = self._voices[slot]
         if voice is None:
             raise VocoderError(f"slot {slot} has no voice")
-        self.live.copy_slot(slot, self.base, voice.frames)
-        self._turns[slot] = _Turn(prompt_frames(voice.frames, self.live.capacity))
+        frames = len(voice.voice.prompt_mel)
+        self.live.copy_slot(slot, self.base, self._place(voice), frames)
+        self._turns[slot] = _Turn(prompt_frames(frames, self.live.capacity))
 
     def decode(self, chunks: Sequence[VocoderChunk]) -> list[FloatArray]:
         """Turn chunks into float32 samples at 24 kHz, one array per chunk, in the same order.
@@ -191,15 +197,17 @@ class Vocoder:
         return self.stream.decode(mel_chunks)
 
     @torch.inference_mode()
-    def render_mel(self, slot: int, voice: VocoderVoice, tokens: Sequence[int]) -> Tensor:
+    def render_mel(self, voice: VocoderVoice, tokens: Sequence[int]) -> Tensor:
         """Make the mel `[frames, mel]` of an utterance in one piece, not as a stream.
 
-        Takes a clean slot and leaves it clean. The prompt and the utterance together must fit into
-        `max_prompt_frames`.
+        Touches no slot. The prompt and the utterance together must fit into `max_prompt_frames`.
         """
         self.limits.check_voice(voice, tokens)
-        mel = self._condition(slot, voice, tokens, is_last=True)
-        self.reset(slot)
+        place = self._places.take()
+        try:
+            mel = self._condition(place, voice, tokens, is_last=True)
+        finally:
+            self._places.leave(place)
         return mel[len(voice.prompt_mel) :]
 
     def cached_frames(self, slot: int) -> int:
@@ -221,23 +229,37 @@ class Vocoder:
         return not any(bool(tensor[slot].any()) for tensor in self._state())
 
     def _state(self) -> Iterator[Tensor]:
-        yield from self.base.tensors
+        """The state of the slots."""
         yield from self.live.tensors
         yield from self.stream.tensors
 
+    def _place(self, voice: _Voice) -> int:
+        """Where in `base` the voice's prompt lies; it is computed if it does not."""
+        place = self._places.find(voice.key)
+        if place is None:
+            place = self._places.take()
+            try:
+                ahead = [self.silence_token_id] * self.lookahead
+                self._condition(place, voice.voice, ahead, is_last=False)
+            except BaseException:
+                self._places.leave(place)
+                raise
+            self._places.hold(voice.key, place)
+        return place
+
     def _condition(
-        self, slot: int, voice: VocoderVoice, tokens: Sequence[int], *, is_last: bool
+        self, place: int, voice: VocoderVoice, tokens: Sequence[int], *, is_last: bool
     ) -> Tensor:
-        """Run the voice's prompt and `tokens` through the slot's `base` caches, as one chunk."""
+        """Run the voice's prompt and `tokens` through one place of `base`, as one chunk."""
         spoken = [*voice.prompt_tokens.tolist(), *tokens]
         frames = self.flow.encoded(len(spoken), is_last) * self.flow.stride
         known = torch.zeros(1, frames, self.limits.mel_width, device=self.device)
         known[0, : len(voice.prompt_mel)] = torch.tensor(voice.prompt_mel)
         for tensor in self.base.tensors:
-            tensor[slot] = 0
+            tensor[place] = 0
         embedding = torch.tensor(voice.speaker_embedding, device=self.device)
-        self.base.speaker[slot] = self.flow.speaker(embedding)
-        chunk = FlowChunk(slot, TurnFrames(0, []), spoken, is_last)
+        self.base.speaker[place] = self.flow.speaker(embedding)
+        chunk = FlowChunk(place, TurnFrames(0, []), spoken, is_last)
         return self.flow([chunk], self.base, self._noise, known)[0]
 
     def _flow_chunk(self, chunk: VocoderChunk) -> FlowChunk:

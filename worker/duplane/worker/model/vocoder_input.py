@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,13 +23,15 @@ class VocoderOptions:
 
     `steps`: solver steps; the reference's duplex path asks for 5. `max_prompt_frames`: the longest
     voice there is room for, in mel frames, 50 per second. `silence_token_id`: the token that the
-    released model's codebook has for silence. `noise` `[columns, mel]`: the solver's noise table,
+    released model's codebook has for silence. `voice_places`: how many voices' prompts are kept
+    ready, for all slots together. `noise` `[columns, mel]`: the solver's noise table,
     else drawn from a fixed seed. `has_source_noise` False: no noise in the source of HiFT.
     """
 
     steps: int = 5
     max_prompt_frames: int = 500
     silence_token_id: int = 4218
+    voice_places: int = 4
     noise: Tensor | None = None
     has_source_noise: bool = True
 
@@ -43,6 +46,14 @@ class VocoderVoice:
     prompt_tokens: NDArray[np.integer]
     prompt_mel: FloatArray
     speaker_embedding: FloatArray
+
+    def digest(self) -> bytes:
+        """A digest of all three, equal for equal voices."""
+        digest = hashlib.blake2b(digest_size=16)
+        for array in (self.prompt_tokens, self.prompt_mel, self.speaker_embedding):
+            digest.update(f"{array.dtype.str}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.digest()
 
 
 @dataclass(frozen=True)

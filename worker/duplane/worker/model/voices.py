@@ -1,7 +1,10 @@
-"""The voices that come with a checkpoint: one for the prompt, one for the vocoder."""
+"""Voices: those that come with a checkpoint, and which one a conversation speaks with."""
 
 from __future__ import annotations
 
+import hashlib
+import threading
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,11 +13,69 @@ import soundfile  # pyright: ignore[reportMissingTypeStubs]  it ships none
 import soxr  # pyright: ignore[reportMissingTypeStubs]  it ships none
 
 from duplane.worker.model.checkpoint import CheckpointError
-from duplane.worker.model.types import INPUT_SAMPLE_RATE, FloatArray
+from duplane.worker.model.types import (
+    INPUT_SAMPLE_RATE,
+    ConversationOptions,
+    FloatArray,
+    OptionError,
+)
 from duplane.worker.model.vocoder import VocoderVoice
+from duplane.worker.model.voice_networks import VoiceNetworks
 
 PROMPT_VOICE = Path("assets", "system_ref_audio.wav")
 VOCODER_VOICE = "voice.safetensors"
+READ_VOICES = 64
+"""Voices that are remembered once read: some hundred kilobytes each."""
+
+
+class Voices:
+    """Chooses the vocoder's voice for a conversation; may be used by several threads at once.
+
+    A clip that was read is remembered by its content, and the one unused for longest is
+    forgotten, so that a voice is read once for all the conversations that use it.
+    """
+
+    def __init__(
+        self,
+        networks: VoiceNetworks | None,
+        built_in: VocoderVoice | None,
+        count: int = READ_VOICES,
+    ) -> None:
+        self._networks, self._built_in, self._count = networks, built_in, count
+        self._read: OrderedDict[bytes, VocoderVoice] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def reads_clips(self) -> bool:
+        """Whether a client's clip can become the vocoder's voice."""
+        return self._networks is not None
+
+    def choose(self, options: ConversationOptions) -> VocoderVoice | None:
+        """The voice to speak with: the TTS clip's, else the LLM clip's, else the built-in one.
+
+        Raises `OptionError` for a clip that no voice can be read from.
+        """
+        for name, clip in (("tts_voice", options.tts_voice), ("llm_voice", options.llm_voice)):
+            if clip is not None and self._networks is not None:
+                try:
+                    return self._of(clip, self._networks)
+                except ValueError as error:
+                    raise OptionError(name, str(error)) from error
+        return self._built_in
+
+    def _of(self, clip: FloatArray, networks: VoiceNetworks) -> VocoderVoice:
+        key = hashlib.blake2b(clip.tobytes(), digest_size=16).digest()
+        with self._lock:
+            voice = self._read.get(key)
+            if voice is not None:
+                self._read.move_to_end(key)
+                return voice
+        voice = networks.read(clip)  # seconds of sound: others need not wait for it
+        with self._lock:
+            self._read[key] = voice
+            while len(self._read) > self._count:
+                self._read.popitem(last=False)
+        return voice
 
 
 def load_prompt_voice(checkpoint: Path) -> FloatArray | None:

@@ -1,0 +1,89 @@
+"""`duplane bench model` measures every stage, and each for itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from duplane.tools.bench.peaks import measure_peaks
+from duplane.tools.bench.stages import Stage, StageWatch, moved_bytes
+from duplane.tools.main import app
+from duplane.tools.tiny import build_tiny
+from duplane.worker.model.model import DuplexModel
+from duplane.worker.model.types import (
+    ConversationOptions,
+    UnitFailure,
+    UnitInput,
+    UnitOutput,
+)
+
+STAGES = ["mel", "audio encoder", "prefill", "decode step", "talker", "flow", "HiFT", "settle"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    build_tiny(folder)
+    return folder
+
+
+def test_a_random_model_is_measured_stage_by_stage_for_every_batch_size() -> None:
+    flags = ["--scale", "0.02", "--slots", "1,2", "--units", "2"]
+    result = CliRunner().invoke(app, ["bench", "model", *flags])
+    assert result.exit_code == 0, result.output
+    tables = result.output.split("conversations at once")
+    assert len(tables) == 3
+    for table in tables[1:]:
+        assert "2 listening, 2 speaking units" in table
+        rows = [line for line in table.splitlines() if line.startswith(tuple(STAGES))]
+        assert [row[: len(stage)] for row, stage in zip(rows, STAGES, strict=True)] == STAGES
+    assert "after the last was closed" in result.output
+
+
+def test_what_cannot_be_measured_is_refused_in_one_line(tmp_path: Path) -> None:
+    for flags in (["--slots", "1,x"], ["--like", "gpt"], ["--checkpoint", str(tmp_path)]):
+        result = CliRunner().invoke(app, ["bench", "model", *flags])
+        assert result.exit_code == 2
+        assert result.output.startswith("duplane: ")
+
+
+def test_stages_do_not_count_what_is_within_them_twice(checkpoint: Path) -> None:
+    model = DuplexModel.load(checkpoint, slot_count=2, context_capacity=256)
+    watch = StageWatch(model, torch.device("cpu"))
+    for slot in range(2):
+        model.open(slot, ConversationOptions(seed=0, force_listen_count=0))
+    outputs: list[UnitOutput | UnitFailure] = []
+    while not any(isinstance(o, UnitOutput) and not o.is_listen for o in outputs):
+        watch.clear()
+        outputs = list(model.step([UnitInput(s, np.ones(16000, np.float32)) for s in range(2)]))
+        model.settle([0, 1])
+    assert watch.calls[Stage.MEL] == watch.calls[Stage.AUDIO] == watch.calls[Stage.PREFILL] == 1
+    assert watch.calls[Stage.DECODE] > 1
+    laps = next(o.stage_s for o in outputs if isinstance(o, UnitOutput))
+    assert watch.seconds[Stage.MEL] + watch.seconds[Stage.AUDIO] <= laps["audio"]
+    assert watch.seconds[Stage.FLOW] + watch.seconds[Stage.HIFT] <= laps["vocoder"]
+    moved = moved_bytes(model, 2)
+    assert moved[Stage.PREFILL] > moved[Stage.SETTLE] > 0
+
+
+def test_operations_are_counted_while_asked_for(checkpoint: Path) -> None:
+    model = DuplexModel.load(checkpoint, slot_count=1, context_capacity=256)
+    watch = StageWatch(model, torch.device("cpu"))
+    model.open(0, ConversationOptions(seed=0))
+    assert not watch.flops
+    watch.counts_flops = True
+    list(model.step([UnitInput(0, np.ones(16000, np.float32))]))
+    weights = sum(p.numel() for p in model.llm.parameters()) - model.llm.vocabulary * 128 * 2
+    rows = model.parts.audio.unit_rows + 1
+    head = 2 * model.llm.vocabulary * 128
+    assert watch.flops[Stage.PREFILL] == pytest.approx(2 * weights * rows + head, rel=0.1)
+
+
+def test_a_devices_peaks_are_measured() -> None:
+    peaks = measure_peaks(torch.device("cpu"), {torch.float32})
+    assert peaks.bytes_per_s > 1e8
+    assert peaks.flops_per_s[torch.float32] > 1e8

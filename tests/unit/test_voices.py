@@ -1,0 +1,221 @@
+"""A clip becomes a voice: read once, shared by those who speak with it, and heard."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import WhisperFeatureExtractor
+from voice_files import CODE_STEP, CODES, SPEAKER_WIDTH, write_voice_networks
+
+from duplane.tools.tiny import build_tiny
+from duplane.worker.model.checkpoint import CheckpointError
+from duplane.worker.model.model import DuplexModel
+from duplane.worker.model.types import (
+    ConversationOptions,
+    FloatArray,
+    OptionError,
+    UnitInput,
+    UnitOutput,
+)
+from duplane.worker.model.voice_networks import (
+    FEWEST_SAMPLES,
+    SPEAKER_FILE,
+    TOKEN_SAMPLES,
+    TOKENIZER_FILE,
+    VoiceNetworks,
+)
+from duplane.worker.model.voices import Voices
+
+GREEDY = ConversationOptions(seed=1, force_listen_count=0)
+
+
+def clip(seconds: float, pitch: float = 150.0) -> FloatArray:
+    time = np.arange(int(seconds * 16_000)) / 16_000
+    sound = sum(np.sin(2 * np.pi * pitch * n * time) / n for n in range(1, 9))
+    return (0.1 * sound * (0.6 + 0.4 * np.sin(11 * time))).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    build_tiny(folder)
+    write_voice_networks(folder / "assets" / "token2wav")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def loaded(checkpoint: Path) -> DuplexModel:
+    return DuplexModel.load(checkpoint, slot_count=2, context_capacity=512)
+
+
+@pytest.fixture
+def model(loaded: DuplexModel) -> DuplexModel:
+    for slot in range(2):
+        loaded.close(slot)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def networks(checkpoint: Path) -> VoiceNetworks:
+    found = VoiceNetworks.load(checkpoint / "assets" / "token2wav", max_tokens=100)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.35, 1.0, 1.993, 3.97])
+def test_a_voices_parts_fit_together_whatever_its_length(
+    networks: VoiceNetworks, seconds: float
+) -> None:
+    voice = networks.read(clip(seconds))
+    count = len(voice.prompt_tokens)
+    assert count == -(-(int(seconds * 16_000) // 160) // 4)
+    assert voice.prompt_mel.shape == (2 * count, 80)
+    assert voice.speaker_embedding.shape == (SPEAKER_WIDTH,)
+    assert set(voice.prompt_tokens.tolist()) <= set(range(0, CODES * CODE_STEP, CODE_STEP))
+
+
+def test_only_the_first_part_of_a_long_clip_is_read(networks: VoiceNetworks) -> None:
+    long = clip(6.0)
+    voice, cut = networks.read(long), networks.read(long[: 100 * TOKEN_SAMPLES])
+    assert len(voice.prompt_tokens) == 100
+    assert voice.digest() == cut.digest()
+
+
+def test_the_tokenizer_sees_whispers_features_of_the_clip_alone(
+    networks: VoiceNetworks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[np.ndarray] = []
+    monkeypatch.setattr(
+        "duplane.worker.model.voice_networks._run",
+        lambda session, *values: (seen.append(values[0]), np.arange(40))[1],
+    )
+    sound = clip(1.6)
+    networks.read(sound)
+    whisper = WhisperFeatureExtractor(feature_size=128)
+    expected = whisper(
+        sound, sampling_rate=16_000, padding="do_not_pad", return_tensors="np"
+    ).input_features
+    np.testing.assert_allclose(seen[0], expected, atol=1e-4)
+
+
+def test_a_clip_that_is_no_voice_is_refused_by_name(model: DuplexModel) -> None:
+    short = clip(1.0)[: FEWEST_SAMPLES - 1]
+    with pytest.raises(OptionError, match=r"^tts_voice has 1599 samples") as refused:
+        model.open(0, ConversationOptions(tts_voice=short))
+    assert refused.value.field == "tts_voice"
+    with pytest.raises(OptionError, match=r"^llm_voice"):
+        model.prepare_voice(ConversationOptions(llm_voice=short))
+    assert model.is_clean(0)
+
+
+def test_it_speaks_with_the_tts_voice_else_the_llm_voice_else_its_own(checkpoint: Path) -> None:
+    folder = checkpoint / "assets" / "token2wav"
+    networks = VoiceNetworks.load(folder, max_tokens=50)
+    assert networks is not None
+    high, low = clip(1.0, 220), clip(1.0, 110)
+    own = networks.read(clip(0.5))
+    voices = Voices(networks, own)
+    chosen = voices.choose(ConversationOptions(tts_voice=high, llm_voice=low))
+    assert chosen is not None
+    assert chosen.digest() == networks.read(high).digest() != networks.read(low).digest()
+    fallback = voices.choose(ConversationOptions(llm_voice=low))
+    assert fallback is not None
+    assert fallback.digest() == networks.read(low).digest()
+    assert voices.choose(ConversationOptions()) is own
+    assert Voices(None, own).choose(ConversationOptions(tts_voice=high)) is own
+
+
+def test_a_voice_is_read_once_and_the_one_unused_for_longest_is_forgotten(
+    networks: VoiceNetworks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    read: Callable[[FloatArray], object] = networks.read
+
+    def counted(samples: FloatArray) -> object:
+        reads.append(len(samples))
+        return read(samples)
+
+    monkeypatch.setattr(networks, "read", counted)
+    voices = Voices(networks, None, count=2)
+    a, b, c = (ConversationOptions(tts_voice=clip(seconds)) for seconds in (0.2, 0.3, 0.4))
+    copy = ConversationOptions(tts_voice=clip(0.2))
+    for options in (a, b, copy, c, a, c, b):
+        voices.choose(options)
+    assert reads == [3200, 4800, 6400, 4800]
+
+
+def speak(model: DuplexModel, slot: int, units: int = 8) -> FloatArray:
+    heard: list[FloatArray] = []
+    for unit in range(units):
+        sound = np.random.default_rng(unit).normal(0, 0.1, 16_000).astype(np.float32)
+        (output,) = model.step([UnitInput(slot, sound)])
+        assert isinstance(output, UnitOutput)
+        model.settle([slot])
+        heard.append(output.audio)
+    return np.concatenate(heard)
+
+
+def test_another_voice_is_heard_and_the_same_one_sounds_the_same(model: DuplexModel) -> None:
+    said: list[FloatArray] = []
+    for tts_voice in (clip(1.0, 110), clip(1.0, 220), clip(1.0, 110), None):
+        options = ConversationOptions(seed=1, force_listen_count=0, tts_voice=tts_voice)
+        model.prepare_voice(options)
+        assert model.open(0, options).ignored == ()
+        said.append(speak(model, 0))
+        model.close(0)
+        assert model.is_clean(0)
+    low, high, again, own = said
+    assert len(low) > 24_000
+    assert len(low) == len(high) == len(own)
+    np.testing.assert_array_equal(low, again)
+    assert np.abs(low - high).max() > 1e-3
+    assert np.abs(low - own).max() > 1e-3
+
+
+def test_without_the_networks_a_tts_voice_has_no_effect(checkpoint: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "copy")
+    (folder / "assets" / "token2wav" / SPEAKER_FILE).unlink()
+    model = DuplexModel.load(folder, slot_count=1, context_capacity=512)
+    assert model.open(0, ConversationOptions(tts_voice=clip(1.0))).ignored == ("tts_voice",)
+
+
+def test_without_a_voice_of_its_own_it_speaks_for_those_who_bring_one(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "copy")
+    (folder / "assets" / "token2wav" / "voice.safetensors").unlink()
+    model = DuplexModel.load(folder, slot_count=2, context_capacity=512)
+    assert model.open(0, GREEDY).ignored == ("generate_audio",)
+    options = ConversationOptions(seed=1, force_listen_count=0, tts_voice=clip(1.0))
+    assert model.open(1, options).ignored == ()
+    assert speak(model, 1).any()
+
+
+def test_networks_of_another_vocoder_are_refused_at_loading(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "copy")
+    write_voice_networks(folder / "assets" / "token2wav", code_step=1000)
+    with pytest.raises(CheckpointError, match=r"what the voice networks make: .* tokens"):
+        DuplexModel.load(folder, slot_count=1, context_capacity=128)
+
+
+@pytest.mark.parametrize("name", [TOKENIZER_FILE, SPEAKER_FILE])
+def test_a_network_that_cannot_be_used_is_named(
+    checkpoint: Path, tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "networks"
+    folder.mkdir()
+    write_voice_networks(folder)
+    (folder / name).write_bytes(b"no network")
+    with pytest.raises(CheckpointError, match=name):
+        VoiceNetworks.load(folder, max_tokens=10)
+    write_voice_networks(folder)
+    other = SPEAKER_FILE if name == TOKENIZER_FILE else TOKENIZER_FILE
+    shutil.copy(folder / other, folder / name)
+    with pytest.raises(CheckpointError, match=rf"{name} has . inputs"):
+        VoiceNetworks.load(folder, max_tokens=10)

@@ -1,0 +1,147 @@
+"""Watches the stages of a model from outside: time, operations and bytes of every call."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from duplane.tools.bench.peaks import synchronize
+from duplane.worker.model.model import DuplexModel
+from duplane.worker.model.talker import STEPS
+from duplane.worker.model.vocoder import Vocoder
+
+
+class Stage(StrEnum):
+    """The stages of a unit, in their order."""
+
+    MEL = "mel"
+    AUDIO = "audio encoder"
+    VISION = "vision"
+    PREFILL = "prefill"
+    DECODE = "decode step"
+    TALKER = "talker"
+    FLOW = "flow"
+    HIFT = "HiFT"
+    SETTLE = "settle"
+
+
+Call = Callable[..., Any]
+
+
+class StageWatch:
+    """Stands around the model's stages; one unit's figures at a time, by stage.
+
+    On a device that works behind the host it waits before and after each stage, which costs
+    what stages could have overlapped. A stage within a stage counts for itself alone.
+    """
+
+    def __init__(self, model: DuplexModel, device: torch.device) -> None:
+        self._device = device
+        self._inner = [0.0]
+        self.seconds: defaultdict[Stage, float] = defaultdict(float)
+        self.flops: defaultdict[Stage, int] = defaultdict(int)
+        self.calls: defaultdict[Stage, int] = defaultdict(int)
+        self.counts_flops = False
+        parts = model.parts
+        self._stand_around(parts.audio.mel, "emit", lambda *_: Stage.MEL)
+        self._stand_around(parts.audio, "encode", lambda *_: Stage.AUDIO)
+        self._stand_around(parts.llm, "feed", _fed_stage)
+        self._stand_around(parts.llm, "append", lambda *_: Stage.SETTLE)
+        vision = getattr(parts, "vision", None)
+        if vision is not None:
+            self._stand_around(vision, "encode", lambda *_: Stage.VISION)
+        if parts.talker is not None:
+            self._stand_around(parts.talker, "speak", lambda *_: Stage.TALKER)
+        if parts.vocoder is not None:
+            self._stand_around(parts.vocoder, "encode", lambda *_: Stage.FLOW)
+            self._stand_around(parts.vocoder, "decode_mel", lambda *_: Stage.HIFT)
+
+    def clear(self) -> None:
+        """Forget the unit before."""
+        self.seconds.clear()
+        self.calls.clear()
+
+    def _stand_around(self, owner: object, name: str, stage_of: Callable[..., Stage]) -> None:
+        call: Call = getattr(owner, name)
+
+        def watched(*arguments: Any, **named: Any) -> Any:
+            stage = stage_of(*arguments)
+            self.calls[stage] += 1
+            if self.counts_flops:
+                return self._counted(stage, lambda: call(*arguments, **named))
+            return self._timed(stage, lambda: call(*arguments, **named))
+
+        setattr(owner, name, watched)
+
+    def _counted(self, stage: Stage, call: Call) -> Any:
+        counter = FlopCounterMode(display=False)
+        with counter:
+            result = call()
+        self.flops[stage] += counter.get_total_flops()
+        return result
+
+    def _timed(self, stage: Stage, call: Call) -> Any:
+        synchronize(self._device)
+        self._inner.append(0.0)
+        begin = time.perf_counter()
+        result = call()
+        synchronize(self._device)
+        spent = time.perf_counter() - begin
+        self.seconds[stage] += spent - self._inner.pop()
+        self._inner[-1] += spent
+        return result
+
+
+def _fed_stage(counts: Iterable[tuple[int, int]], *_: Any) -> Stage:
+    return Stage.DECODE if all(rows == 1 for _, rows in counts) else Stage.PREFILL
+
+
+def moved_bytes(model: DuplexModel, slots: int) -> dict[Stage, int]:
+    """Bytes that a call of each stage has to read: weights once, and the slots' caches.
+
+    A lower bound: what the layers hand each other is not in it. The talker's call is a unit of
+    speech, the flow's a chunk.
+    """
+    parts = model.parts
+    llm, audio = parts.llm, parts.audio
+    layers = _bytes(llm) - llm.model.embed_tokens.weight.nbytes
+    cache, head = llm.cache, llm.model.embed_tokens.weight.nbytes
+    row = cache.memory_bytes // (cache.slot_count * cache.capacity)
+    held = row * sum(cache.length(slot) for slot in range(slots))
+    per_position = audio.cache.nbytes // (model.slot_count * audio.config.position_count)
+    heard = per_position * sum(audio.cache_length(slot) for slot in range(slots))
+    found = {
+        Stage.AUDIO: _bytes(audio.apm) + _bytes(audio.audio_projection_layer) + heard,
+        Stage.PREFILL: layers + held,
+        Stage.DECODE: layers + held,
+        Stage.SETTLE: layers - (0 if llm.is_tied else head) + held,
+    }
+    if parts.talker is not None:
+        decoder = _bytes(parts.talker.model)
+        output = sum(buffer.nbytes for buffer in parts.talker.head_code.buffers())
+        found[Stage.TALKER] = STEPS * (decoder + output)
+    if isinstance(parts.vocoder, Vocoder):
+        found |= _vocoder_bytes(parts.vocoder, slots)
+    return found
+
+
+def _vocoder_bytes(vocoder: Vocoder, slots: int) -> dict[Stage, int]:
+    flow = vocoder.flow
+    steps = len(flow.decoder.lengths)
+    weights = _bytes(flow.encoder) + steps * _bytes(flow.decoder.estimator)
+    live = vocoder.live.estimator_attention
+    filled = max(vocoder.cached_frames(slot) for slot in range(slots)) / live.shape[-2]
+    read = int(live[:slots].nbytes * filled)
+    return {Stage.FLOW: weights + read, Stage.HIFT: _bytes(vocoder.stream.hift)}
+
+
+def _bytes(module: nn.Module) -> int:
+    tensors: list[Tensor] = list(module.parameters())
+    return sum(tensor.nbytes for tensor in tensors)

@@ -1,0 +1,125 @@
+"""Writes a random checkpoint of any size in the public format, a shard at a time."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import torch
+from torch import Tensor, nn
+
+from duplane.tools.checkpoints.released import VOICE_TOKENS, Dimensions, dimensions
+from duplane.tools.tiny.configs import write_configs
+from duplane.tools.tiny.flow_yaml import flow_yaml
+from duplane.tools.tiny.layout import tensor_shapes
+from duplane.tools.tiny.tokenizer_files import train_tokenizer, write_tokenizer
+from duplane.tools.tiny.voice_files import FOLDER, random_voice, weight_normed
+from duplane.tools.tiny.weights import save_safetensors, spread
+from duplane.worker.model.flow import Flow
+from duplane.worker.model.hift import HiFT
+from duplane.worker.model.vocoder_files import read_flow_config, read_hift_config
+
+Shape = tuple[int, ...]
+
+SHARD_BYTES = 2**31
+BLOCK = 2**24
+"""Values drawn at once."""
+STORED = torch.bfloat16
+
+
+def write_random(
+    directory: Path,
+    like: str,
+    *,
+    factor: float = 1.0,
+    seed: int = 0,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write a random checkpoint like a released one; holds one shard in memory at a time.
+
+    It has every file but the two ONNX networks of the voices; what it says means nothing. Raises
+    ValueError as `dimensions` does, and OSError where the directory cannot be written.
+    """
+    tokenizer = train_tokenizer()
+    made = dimensions(like, factor, tokenizer)
+    directory.mkdir(parents=True, exist_ok=True)
+    write_tokenizer(tokenizer, directory)
+    write_configs(made.config, directory)
+    _write_shards(list(tensor_shapes(made.config)), directory, seed, shard_bytes)
+    _write_vocoder(made, directory / FOLDER, seed)
+
+
+def plan_shards(
+    tensors: list[tuple[str, Shape]], shard_bytes: int
+) -> list[list[tuple[str, Shape]]]:
+    """Cut the tensors, in order, into shards of at most `shard_bytes`, or of one tensor."""
+    shards: list[list[tuple[str, Shape]]] = [[]]
+    held = 0
+    for name, shape in tensors:
+        size = _count(shape) * STORED.itemsize
+        if shards[-1] and held + size > shard_bytes:
+            shards.append([])
+            held = 0
+        shards[-1].append((name, shape))
+        held += size
+    return shards
+
+
+def _write_shards(
+    tensors: list[tuple[str, Shape]], directory: Path, seed: int, shard_bytes: int
+) -> None:
+    shards = plan_shards(tensors, shard_bytes)
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        save_safetensors(
+            {name: draw(name, shape, seed, STORED) for name, shape in shard}, directory / file
+        )
+        weight_map |= dict.fromkeys((name for name, _ in shard), file)
+    total = sum(_count(shape) for _, shape in tensors) * STORED.itemsize
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    path = directory / "model.safetensors.index.json"
+    path.write_bytes(orjson.dumps(index, option=orjson.OPT_INDENT_2))
+
+
+def draw(name: str, shape: Shape, seed: int, dtype: torch.dtype) -> Tensor:
+    """Draw a tensor from what its name and the seed give, a block at a time."""
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+    mean, deviation = spread(name, shape)
+    values = torch.empty(shape, dtype=dtype)
+    flat = values.view(-1)
+    for start in range(0, flat.numel(), BLOCK):
+        part = flat[start : start + BLOCK]
+        part.copy_(torch.randn(part.numel(), generator=generator).mul_(deviation).add_(mean))
+    return values
+
+
+def _write_vocoder(made: Dimensions, folder: Path, seed: int) -> None:
+    """Write assets/token2wav in float32, as released."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "flow.yaml").write_text(flow_yaml(made.flow), encoding="utf-8")
+    (folder / "hift_dims.json").write_bytes(orjson.dumps(made.hift))
+    flow, hift = vocoder_modules(folder)
+    torch.save(dict(_drawn(flow, seed)), folder / "flow.pt")
+    generator = {name: tensor.numpy() for name, tensor in _drawn(hift, seed)}
+    stored = {name: torch.tensor(value) for name, value in weight_normed(generator).items()}
+    torch.save(stored, folder / "hift.pt")
+    voice = {name: torch.tensor(value) for name, value in random_voice(seed, VOICE_TOKENS).items()}
+    save_safetensors(voice, folder / "voice.safetensors")
+
+
+def vocoder_modules(folder: Path) -> tuple[Flow, HiFT]:
+    """The two models that the folder's configuration describes, without storage."""
+    with torch.device("meta"):
+        return Flow(read_flow_config(folder), steps=1), HiFT(read_hift_config(folder))
+
+
+def _drawn(module: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in module.state_dict().items():
+        yield name, draw(name, tuple(tensor.shape), seed, torch.float32)
+
+
+def _count(shape: Shape) -> int:
+    return torch.Size(shape).numel()
