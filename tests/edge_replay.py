@@ -31,8 +31,8 @@ class PureReplay:
     def __init__(self, transcript: Transcript) -> None:
         self.transcript = transcript
         self.now = Moment(1000.0, WALL_NS)
-        session_s = MODES["audio"].session_s
-        self.session = Session(IDENTITY, transcript.limits, session_s, self.now)
+        mode = MODES[transcript.mode]
+        self.session = Session(IDENTITY, transcript.limits, mode, self.now)
         self.events: deque[Any] = deque()
         self.requests: deque[session_pb2.ConverseRequest] = deque()
         self.seen: set[tuple[str, Phase, str]] = set()  # events, and the phase they came in
@@ -120,7 +120,7 @@ class LiveReplay:
         self._conversation: ScriptedConversation | None = None
 
     async def run(self) -> None:
-        async with self._edge_process.connect() as client:
+        async with self._edge_process.connect(f"?mode={self.transcript.mode}") as client:
             for step in self.transcript.steps:
                 await getattr(self, f"_{step.who}")(step, client)
         await self._edge_process.settled()

@@ -17,6 +17,7 @@ from duplane.edge.dialects.detect import detect
 from duplane.edge.dialects.dialect import Configure, Dialect, Identity, Moment, Phase, with_audio
 from duplane.edge.dialects.fields import parse
 from duplane.edge.faults import ClientError, ErrorCode
+from duplane.edge.modes import MODES
 from duplane.edge.settings import Limits
 from duplane.fabric.v1 import session_pb2
 
@@ -34,7 +35,7 @@ EVENTS: dict[str, dict[str, Any]] = {
 
 
 def dialect_in(kind: type[Dialect], phase: Phase) -> Dialect:
-    dialect = kind(IDENTITY, Limits())
+    dialect = kind(IDENTITY, Limits(), MODES["audio"])
     dialect.phase = phase
     return dialect
 
@@ -86,7 +87,7 @@ def test_the_last_of_duplicate_keys_counts() -> None:
 
 def test_every_turn_has_an_id_of_its_own() -> None:
     drawn = iter(("000000000001", "000000000002"))
-    client = DialectB(IDENTITY, Limits(), new_id=lambda: next(drawn))
+    client = DialectB(IDENTITY, Limits(), MODES["audio"], new_id=lambda: next(drawn))
     ids: list[str] = []
     for is_last in (False, True, False, True):
         delta = session_pb2.Delta(speech=session_pb2.Speech(text="x"), end_of_turn=is_last)

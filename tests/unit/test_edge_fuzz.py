@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 import pybase64
-from edge_transcripts import nan, pcm, wav
+from edge_transcripts import jpeg, nan, pcm, png, wav
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -38,6 +38,7 @@ def encoded(audio: bytes) -> str:
 
 AUDIO = [encoded(pcm(n)) for n in (1, 3200, 16_000, 40_000)]
 AUDIO += [encoded(wav(1600)), encoded(nan(1600)), encoded(wav(1600)[:-3]), encoded(b"abc")]
+PICTURES = [encoded(picture) for picture in (jpeg(2, 2), png(2, 2), jpeg(2, 2)[:9])]
 EXAMPLES: list[dict[str, Any]] = [
     {
         "type": "session.update",
@@ -50,6 +51,7 @@ EXAMPLES: list[dict[str, Any]] = [
     },
     {"type": "session.update", "session": {"instructions": "x"}},
     {"type": "input_audio_buffer.append", "audio": AUDIO[2], "force_listen": True},
+    {"type": "input_audio_buffer.append", "audio": AUDIO[2], "video_frames": PICTURES[:2]},
     {"type": "session.close", "reason": "user_stop"},
     {
         "type": "session.init",
@@ -66,7 +68,12 @@ EXAMPLES: list[dict[str, Any]] = [
         "input": {"audio": AUDIO[2], "input_id": "i", "hints": {"force_listen": True}},
     },
     {"type": "input.append", "input": {"audio_data": {"data": AUDIO[2]}}},
+    {
+        "type": "input.append",
+        "input": {"frames": [{"data": PICTURES[0]}], "max_slice_nums": [1, 2]},
+    },
 ]
+INIT = EXAMPLES.index({"type": "session.init", "payload": {}})
 KEYS = sorted(
     {
         key
@@ -80,7 +87,7 @@ VALUES = st.recursive(
     | st.booleans()
     | st.integers(-(2**63), 2**64 - 1)
     | st.floats(allow_nan=False, allow_infinity=False)
-    | st.sampled_from(AUDIO)
+    | st.sampled_from(AUDIO + PICTURES)
     | st.text(max_size=8),
     lambda inner: (
         st.lists(inner, max_size=3)
@@ -152,11 +159,11 @@ STEPS = st.one_of(
 class Run:
     """One session under fire."""
 
-    def __init__(self) -> None:
+    def __init__(self, mode: str = "video") -> None:
         self.now = NOW
         limits = Limits(early_unit_count=2, instructions_bytes=64)
         identity = Identity("sess_0", "rt_0")
-        self.session = Session(identity, limits, MODES["audio"].session_s, NOW)
+        self.session = Session(identity, limits, MODES[mode], NOW)
 
     def step(self, step: object) -> None:
         was_over, phase = self.session.farewell is not None, self.session.dialect.phase
@@ -198,15 +205,15 @@ class Run:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(STEPS, max_size=12))
-def test_anything_in_any_order_is_answered_legally(steps: list[object]) -> None:
-    run = Run()
+@given(st.lists(STEPS, max_size=12), st.sampled_from(["audio", "video"]))
+def test_anything_in_any_order_is_answered_legally(steps: list[object], mode: str) -> None:
+    run = Run(mode)
     for step in steps:
         run.step(step)
 
 
 @settings(max_examples=400, deadline=None)
-@given(mutated() | damaged(), st.sampled_from([[], [1], [1, None], [5], [5, None]]))
+@given(mutated() | damaged(), st.sampled_from([[], [1], [1, None], [INIT], [INIT, None]]))
 @example(b"[" * 1000 + b"]" * 1000, [])
 @example(b'{"type":' * 1000 + b"1" + b"}" * 1000, [])
 @example(b'{"a":' * 100_000, [])

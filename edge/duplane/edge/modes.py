@@ -17,8 +17,12 @@ class Mode:
     kind: lease_pb2.SessionKind
     request_type: str  # as operators of the public protocol know the kind
     session_s: float
+    takes_frames: bool = False  # where it does not, frames are passed over
 
 
 MODES: Mapping[str, Mode] = {
+    "video": Mode(
+        lease_pb2.SESSION_KIND_OMNI_DUPLEX, "omni_duplex", session_s=300.0, takes_frames=True
+    ),
     "audio": Mode(lease_pb2.SESSION_KIND_AUDIO_DUPLEX, "audio_duplex", session_s=600.0),
 }

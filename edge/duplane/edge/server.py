@@ -20,7 +20,7 @@ from duplane.edge.dialects.dialect import Identity
 from duplane.edge.ends import CLOSE_CODES, End, Ending
 from duplane.edge.entry import close_reason, read_entry
 from duplane.edge.http import HttpAnswers
-from duplane.edge.modes import MODES, Mode
+from duplane.edge.modes import DEFAULT_MODE, MODES, Mode
 from duplane.edge.session import Session
 from duplane.edge.settings import EdgeSettings
 from duplane.edge.spans import SessionSpans
@@ -155,7 +155,8 @@ class Edge:
 
     async def _refuse(self, socket: EdgeSocket, identity: Identity, ending: Ending) -> None:
         """Close after accepting: a refused upgrade would hide code and reason from browsers."""
-        told = DialectA(identity, self._settings.limits).ended(ending, self._clock.now())
+        dialect = DialectA(identity, self._settings.limits, MODES[DEFAULT_MODE])
+        told = dialect.ended(ending, self._clock.now())
         with contextlib.suppress(ConnectionClosed):
             for event in told:
                 await socket.send(event, text=True)
@@ -165,7 +166,7 @@ class Edge:
         self, socket: EdgeSocket, identity: Identity, mode: Mode, client_id: str
     ) -> None:
         limits = self._settings.limits
-        session = Session(identity, limits, mode.session_s, self._clock.now())
+        session = Session(identity, limits, mode, self._clock.now())
         spans = SessionSpans(self._telemetry, identity.session_id)
         connection = Connection(socket, session, limits, self._fabric, spans, self._clock)
         wish = lease_pb2.AcquireLeaseRequest(

@@ -29,6 +29,7 @@ from duplane.edge.dialects.fields import Fields, parse
 from duplane.edge.ends import CLOSE_CODES, WORKER_CLOSED, End, Ending, Farewell
 from duplane.edge.faults import ClientError, ErrorCode, UnreadableError
 from duplane.edge.gather import Uplink
+from duplane.edge.modes import Mode
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2
@@ -68,17 +69,17 @@ _NOT_READY = Ending(End.SERVICE_UNAVAILABLE, "Service not ready")
 class Session:
     """One session. Every method returns the events that go to the client because of it."""
 
-    def __init__(self, identity: Identity, limits: Limits, session_s: float, now: Moment) -> None:
+    def __init__(self, identity: Identity, limits: Limits, mode: Mode, now: Moment) -> None:
         self.identity = identity
-        self.dialect: Dialect = DialectA(identity, limits)
+        self.dialect: Dialect = DialectA(identity, limits, mode)
         self.farewell: Farewell | None = None
         self._is_decided = False
         self._limits = limits
-        self._session_s = limits.session_s or session_s
+        self._mode = mode
         self.has_slot = False  # claimed, not only granted
         self._queued: lease_pb2.Queued | None = None
         self._settings: session_pb2.Open | None = None
-        self._uplink = Uplink(limits.early_unit_count)
+        self._uplink = Uplink(limits.early_unit_count, limits.frame_count)
         self._waits: dict[Wait, float] = {}
         self._wait(Wait.SCHEDULER, limits.scheduler_s, now)
         self._wait(Wait.SLOT, limits.queue_s, now)
@@ -103,12 +104,12 @@ class Session:
         chosen = None if self._is_decided else detect(kind)
         if chosen is None:
             return [self.dialect.receive(event)]
-        self.dialect = chosen(self.identity, self._limits)
+        self.dialect = chosen(self.identity, self._limits, self._mode)
         if not needs_init(kind):
             self._is_decided = True
             return [self.dialect.receive(event)]
         # Settings are implied only by audio that can be used.
-        trial = chosen(self.identity, self._limits)
+        trial = chosen(self.identity, self._limits, self._mode)
         actions = [trial.receive(implied_init()), trial.receive(event)]
         self.dialect, self._is_decided = trial, True
         return actions
@@ -159,7 +160,7 @@ class Session:
         for wait in (Wait.SCHEDULER, Wait.SLOT, Wait.QUEUE_UPDATE):
             self._waits.pop(wait, None)
         self.has_slot = True
-        self._wait(Wait.WHOLE_SESSION, self._session_s, now)
+        self._wait(Wait.WHOLE_SESSION, self._limits.session_s or self._mode.session_s, now)
         if self._settings is None:
             self._wait(Wait.SETTINGS, min(self._limits.init_s, open_s or math.inf), now)
         else:
@@ -226,6 +227,9 @@ class Session:
         unit.sequence = sequence
         unit.audio = gathered.audio
         unit.force_listen = gathered.force_listen
+        unit.video_frames.extend(gathered.frames)
+        if gathered.max_slice_count is not None:
+            unit.max_slice_count = gathered.max_slice_count
         seconds, nanos = divmod(gathered.receive_wall_ns, 1_000_000_000)
         unit.receive_time.seconds, unit.receive_time.nanos = seconds, nanos
         return request

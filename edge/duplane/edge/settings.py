@@ -14,6 +14,9 @@ class Limits:
     instructions_bytes: int = 32 * 1024
     voice_s: float = 30.0
     append_s: float = 30.0
+    frame_count: int = 4  # in one append; of those gathered for one unit the newest win
+    picture_bytes: int = 2 * 1024 * 1024
+    picture_pixels: int = 16 * 1024 * 1024  # once decoded, as its header says
     text_bytes: int = 256  # ids and reasons that are echoed
 
     # Units kept here. The newest win; what is dropped is counted.

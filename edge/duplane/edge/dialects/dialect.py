@@ -17,6 +17,7 @@ import pybase64
 from duplane.edge.dialects.fields import Fields
 from duplane.edge.ends import REFUSALS, End, Ending
 from duplane.edge.faults import ClientError, ErrorCode
+from duplane.edge.modes import Mode
 from duplane.edge.settings import Limits
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
@@ -70,11 +71,16 @@ class Configure:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Audio of any length, float32 PCM at 16 kHz, checked."""
+    """Audio of any length, float32 PCM at 16 kHz, and pictures; checked.
+
+    Without audio it is of pictures alone. `max_slice_count` None means one slice per picture.
+    """
 
     audio: bytes
     force_listen: bool = False
     tag: Tag = NO_TAG
+    frames: tuple[bytes, ...] = ()
+    max_slice_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +102,10 @@ class Dialect(ABC):
     # What it looks like when the worker is lost before the conversation is ready.
     lost_while_opening: ClassVar[End]
 
-    def __init__(self, identity: Identity, limits: Limits) -> None:
+    def __init__(self, identity: Identity, limits: Limits, mode: Mode) -> None:
         self.identity = identity
         self.limits = limits
+        self.mode = mode
         self.phase = Phase.START
 
     def receive(self, event: Fields) -> Action:
