@@ -16,7 +16,8 @@ from websockets.exceptions import ConnectionClosed
 
 from duplane.edge.dialects.dialect import Identity, Moment, Phase
 from duplane.edge.ends import End, Ending
-from duplane.edge.modes import MODES
+from duplane.edge.entry import read_entry
+from duplane.edge.places import PLACES
 from duplane.edge.session import Session
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2
@@ -31,8 +32,10 @@ class PureReplay:
     def __init__(self, transcript: Transcript) -> None:
         self.transcript = transcript
         self.now = Moment(1000.0, WALL_NS)
-        mode = MODES[transcript.mode]
-        self.session = Session(IDENTITY, transcript.limits, mode, self.now)
+        entry = read_entry(transcript.path, {})
+        place = PLACES[entry.route]
+        mode = place.modes[entry.mode]
+        self.session = Session(IDENTITY, transcript.limits, mode, self.now, place.dialect)
         self.events: deque[Any] = deque()
         self.requests: deque[session_pb2.ConverseRequest] = deque()
         self.seen: set[tuple[str, Phase, str]] = set()  # events, and the phase they came in
@@ -120,7 +123,7 @@ class LiveReplay:
         self._conversation: ScriptedConversation | None = None
 
     async def run(self) -> None:
-        async with self._edge_process.connect(f"?mode={self.transcript.mode}") as client:
+        async with self._edge_process.connect_to(self.transcript.path) as client:
             for step in self.transcript.steps:
                 await getattr(self, f"_{step.who}")(step, client)
         await self._edge_process.settled()

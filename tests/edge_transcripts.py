@@ -2,7 +2,7 @@
 
     # comment
     limits session_s=0.5           (first line, optional: bounds that differ from the defaults)
-    mode video                     (near the top, optional: audio when it is not said)
+    path /v1/realtime?mode=audio   (near the top, optional: this is where the client connects)
     client {"type": ...}           the client sends an event
     frame TEXT                     the client sends this text as it is
     binary                         the client sends a binary frame
@@ -11,7 +11,7 @@
     scheduler queued {...}         fabric.v1.Queued, in protobuf's JSON form
     scheduler granted              a slot is granted and claimed
     scheduler refuses REASON
-    edge open|unit {...}           the worker receives exactly this (times and traces aside)
+    edge open|unit|... {...}       the worker receives exactly this (times and traces aside)
     worker opened|delta|failed|closed {...}
     worker breaks REASON [FIELD]   the call ends with an error
     clock SECONDS                  so much time goes by
@@ -60,28 +60,28 @@ class Step:
 class Transcript:
     name: str
     limits: Limits
-    mode: str
+    path: str
     steps: tuple[Step, ...]
 
 
-def read_transcript(path: Path) -> Transcript:
-    limits, mode = Limits(), "audio"
+def read_transcript(file: Path) -> Transcript:
+    limits, path = Limits(), "/v1/realtime?mode=audio"
     steps: list[Step] = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(file.read_text().splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
         who, _, rest = line.partition(" ")
         if who == "limits":
             limits = replace(limits, **_bounds(rest))
             continue
-        if who == "mode":
-            mode = rest
+        if who == "path":
+            path = rest
             continue
         what = ""
         if who in ("scheduler", "edge", "worker"):
             what, _, rest = rest.partition(" ")
         steps.append(Step(number, who, what, rest))
-    return Transcript(path.stem, limits, mode, tuple(steps))
+    return Transcript(file.stem, limits, path, tuple(steps))
 
 
 def _bounds(text: str) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from edge_transcripts import jpeg, nan, pcm, png, wav
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from duplane.edge.dialects.dialect import Identity, Moment, Phase
+from duplane.edge.dialects.c import DialectC
+from duplane.edge.dialects.dialect import Dialect, Identity, Moment, Phase
 from duplane.edge.faults import ErrorCode
 from duplane.edge.modes import MODES
 from duplane.edge.session import Session
@@ -21,6 +22,10 @@ from duplane.fabric.v1 import lease_pb2, session_pb2
 LEGAL = {
     "A": {"session.created", "response.listen", "response.output_audio.delta"},
     "B": {"session.created", "response.output.delta"},
+    "C": {
+        *("queued", "queue_update", "queue_done", "prepared", "result", "error"),
+        *("paused", "resumed", "interrupted", "stopped", "timeout"),
+    },
 }
 SHARED = {
     "session.queued",
@@ -73,11 +78,20 @@ EXAMPLES: list[dict[str, Any]] = [
         "input": {"frames": [{"data": PICTURES[0]}], "max_slice_nums": [1, 2]},
     },
 ]
+C_EXAMPLES: list[dict[str, Any]] = [
+    {"type": "prepare", "system_prompt": "x", "config": {"top_k": 3}, "max_slice_nums": 2},
+    {"type": "prepare"},
+    {"type": "audio_chunk", "audio_base64": AUDIO[2], "frame_base64_list": PICTURES[:1]},
+    {"type": "audio_chunk", "audio_base64": AUDIO[3], "force_listen": True},
+    {"type": "audio_chunk", "audio_base64": AUDIO[1]},
+    {"type": "pause", "timeout": 5},
+    *({"type": kind} for kind in ("pause", "resume", "interrupt", "stop", "client_diagnostic")),
+]
 INIT = EXAMPLES.index({"type": "session.init", "payload": {}})
 KEYS = sorted(
     {
         key
-        for event in EXAMPLES
+        for event in EXAMPLES + C_EXAMPLES
         for part in (event, *(value for value in event.values() if isinstance(value, dict)))
         for key in part
     }
@@ -100,7 +114,7 @@ VALUES = st.recursive(
 @st.composite
 def mutated(draw: st.DrawFn) -> bytes:
     """An example event with some of its parts replaced, removed or added, at any depth."""
-    event = orjson.loads(orjson.dumps(draw(st.sampled_from(EXAMPLES))))
+    event = orjson.loads(orjson.dumps(draw(st.sampled_from(EXAMPLES + C_EXAMPLES))))
     for _ in range(draw(st.integers(0, 2))):
         place: dict[str, Any] = event
         while nested := [value for value in place.values() if isinstance(value, dict)]:
@@ -118,7 +132,7 @@ def mutated(draw: st.DrawFn) -> bytes:
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
     """An example event with some bytes cut out or changed."""
-    message = bytearray(orjson.dumps(draw(st.sampled_from(EXAMPLES))))
+    message = bytearray(orjson.dumps(draw(st.sampled_from(EXAMPLES + C_EXAMPLES))))
     start = draw(st.integers(0, min(120, len(message) - 1)))
     message[start : start + draw(st.integers(0, 3))] = draw(st.binary(max_size=3))
     return bytes(message)
@@ -147,7 +161,7 @@ STEPS = st.one_of(
     mutated(),
     damaged(),
     st.binary(max_size=12),
-    st.sampled_from(EXAMPLES).map(orjson.dumps),
+    st.sampled_from(EXAMPLES + C_EXAMPLES).map(orjson.dumps),
     responses(),
     st.just(lease_pb2.Queued(ticket_id="t", position=1)),
     st.sampled_from(list(Reason)),
@@ -156,23 +170,30 @@ STEPS = st.one_of(
 )
 
 
+DIALECTS = st.sampled_from([None, DialectC])
+
+
 class Run:
     """One session under fire."""
 
-    def __init__(self, mode: str = "video") -> None:
+    def __init__(self, mode: str = "video", dialect: type[Dialect] | None = None) -> None:
         self.now = NOW
         limits = Limits(early_unit_count=2, instructions_bytes=64)
         identity = Identity("sess_0", "rt_0")
-        self.session = Session(identity, limits, MODES[mode], NOW)
+        self.session = Session(identity, limits, MODES[mode], NOW, dialect)
 
     def step(self, step: object) -> None:
         was_over, phase = self.session.farewell is not None, self.session.dialect.phase
         events = [orjson.loads(event) for event in self._do(step)]
         name = self.session.dialect.name
-        assert {event["type"] for event in events} <= LEGAL[name] | SHARED
+        shared = set[str]() if name == "C" else SHARED
+        assert {event["type"] for event in events} <= LEGAL[name] | shared
         assert not (was_over and events), "something was said after the end"
-        codes = {event["error"]["code"] for event in events if event["type"] == "error"}
-        assert codes <= set(ErrorCode)
+        errors = [event["error"] for event in events if event["type"] == "error"]
+        if name == "C":
+            assert all(isinstance(error, str) and error for error in errors)
+        else:
+            assert {error["code"] for error in errors} <= set(ErrorCode)
         if isinstance(step, bytes) and events and events[0]["type"] == "error":
             assert len(events) == 1
             assert self.session.dialect.phase is phase
@@ -187,7 +208,7 @@ class Run:
                 return session.receive(step, self.now)
             case session_pb2.ConverseResponse():
                 # A worker speaks only when it was asked, and opens only once.
-                is_open = session.dialect.phase is Phase.ACTIVE
+                is_open = session.dialect.phase in (Phase.ACTIVE, Phase.PAUSED)
                 is_opening = session.dialect.phase is Phase.OPENING and session.has_slot
                 legal = is_opening if step.WhichOneof("message") == "opened" else is_open
                 return session.answered(step, self.now) if legal else []
@@ -205,9 +226,11 @@ class Run:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(STEPS, max_size=12), st.sampled_from(["audio", "video"]))
-def test_anything_in_any_order_is_answered_legally(steps: list[object], mode: str) -> None:
-    run = Run(mode)
+@given(st.lists(STEPS, max_size=12), st.sampled_from(["audio", "video"]), DIALECTS)
+def test_anything_in_any_order_is_answered_legally(
+    steps: list[object], mode: str, dialect: type[Dialect] | None
+) -> None:
+    run = Run(mode, dialect)
     for step in steps:
         run.step(step)
 
@@ -229,6 +252,19 @@ def test_one_bad_event_changes_nothing(message: bytes, before: list[int | None])
     run = Run()
     for step in before:
         run.step(None if step is None else orjson.dumps(EXAMPLES[step]))
+    run.step(message)
+
+
+C_OPENED = session_pb2.ConverseResponse(opened=session_pb2.Opened())
+C_BEFORE = [None, orjson.dumps({"type": "prepare"}), C_OPENED]
+
+
+@settings(max_examples=300, deadline=None)
+@given(mutated() | damaged(), st.integers(0, 3), st.booleans())
+def test_one_bad_event_of_c_changes_nothing(message: bytes, begun: int, is_paused: bool) -> None:
+    run = Run(dialect=DialectC)
+    for step in [*C_BEFORE[:begun], *([b'{"type":"pause"}'] if is_paused else [])]:
+        run.step(step)
     run.step(message)
 
 

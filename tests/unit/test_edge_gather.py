@@ -79,9 +79,9 @@ def test_an_answer_forgets_the_tags_of_all_units_before_it() -> None:
     for number in range(4):
         uplink.add(Append(pcm(16_000), tag=Tag(str(number))), 0)
         uplink.take()
-    assert uplink.answered(2) == Tag("2")
-    assert uplink.answered(1) is NO_TAG
-    assert uplink.answered(3) == Tag("3")
+    assert uplink.answered(2) == (Tag("2"), 2)
+    assert uplink.answered(1) == (NO_TAG, -1)
+    assert uplink.answered(3) == (Tag("3"), 3)
 
 
 def test_tags_of_a_worker_that_never_answers_are_bounded() -> None:
@@ -90,8 +90,8 @@ def test_tags_of_a_worker_that_never_answers_are_bounded() -> None:
     for number in range(unanswered):
         uplink.add(Append(audio, tag=Tag(str(number))), 0)
         uplink.take()
-    assert uplink.answered(0) is NO_TAG
-    assert uplink.answered(unanswered - 1) == Tag(str(unanswered - 1))
+    assert uplink.answered(0) == (NO_TAG, -1)
+    assert uplink.answered(unanswered - 1) == (Tag(str(unanswered - 1)), unanswered - 1)
 
 
 def picture(number: int) -> bytes:

@@ -104,18 +104,22 @@ class Uplink:
 
     def __init__(self, limit: int, frame_count: int) -> None:
         self.limit = limit
+        self.gathered_count = 0  # units so far; each has its ordinal, from 0
+        self.taken_count = 0  # the ordinal of the next, whether those before were sent or dropped
         self._gatherer = Gatherer(frame_count)
         self._waiting: deque[GatheredUnit] = deque()
-        self._tags: dict[int, Tag] = {}
+        self._sent: dict[int, tuple[Tag, int]] = {}
         self._next_sequence = 0
         self._dropped_count = 0
 
     def add(self, append: Append, receive_wall_ns: int) -> None:
-        """Take audio."""
+        """Take audio and pictures."""
         for unit in self._gatherer.add(append, receive_wall_ns):
             self._waiting.append(unit)
+            self.gathered_count += 1
             if len(self._waiting) > self.limit:
                 self._waiting.popleft()
+                self.taken_count += 1
                 self._dropped_count += 1
 
     def take(self) -> tuple[int, GatheredUnit] | None:
@@ -125,18 +129,18 @@ class Uplink:
         unit = self._waiting.popleft()
         sequence = self._next_sequence
         self._next_sequence += 1
-        if unit.tag is not NO_TAG:
-            self._tags[sequence] = unit.tag
-            if len(self._tags) > self._UNANSWERED:
-                del self._tags[next(iter(self._tags))]
+        self._sent[sequence] = (unit.tag, self.taken_count)
+        self.taken_count += 1
+        if len(self._sent) > self._UNANSWERED:
+            del self._sent[next(iter(self._sent))]
         return sequence, unit
 
-    def answered(self, sequence: int) -> Tag:
-        """Return the tag of a unit that was answered, and forget it and all before it."""
-        tag = self._tags.get(sequence, NO_TAG)
-        while self._tags and (oldest := next(iter(self._tags))) <= sequence:
-            del self._tags[oldest]
-        return tag
+    def answered(self, sequence: int) -> tuple[Tag, int]:
+        """Return tag and ordinal of a unit that was answered; forget it and all before it."""
+        sent = self._sent.get(sequence, (NO_TAG, -1))
+        while self._sent and (oldest := next(iter(self._sent))) <= sequence:
+            del self._sent[oldest]
+        return sent
 
     def take_dropped_count(self) -> int:
         """Return how many units were dropped here since the last call."""

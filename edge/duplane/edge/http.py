@@ -12,11 +12,11 @@ import orjson
 from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request, Response
 
+from duplane.edge.entry import route_of
 from duplane.edge.status import fabric_status, is_serving, unknown_status
 from duplane.fabric.client import FabricClient
 from duplane.fabric.v1 import admin_pb2
 
-REALTIME_PATH = "/v1/realtime"
 _DEADLINE_S = 1.0  # for the scheduler; what takes longer counts as down
 
 Answer = tuple[HTTPStatus, Mapping[str, object]]
@@ -42,13 +42,14 @@ class HttpAnswers:
     ) -> Response | None:
         """Return the response, or None for a request that wants to become a WebSocket."""
         path = request.path.partition("?")[0]
-        if path not in self._routes and path != REALTIME_PATH:
+        is_socket = route_of(path) is not None
+        if path not in self._routes and not is_socket:
             return _response(connection, _NOT_FOUND)
         if request.method != "GET":
             response = _response(connection, _NOT_ALLOWED)
             response.headers["Allow"] = "GET"
             return response
-        if path == REALTIME_PATH:
+        if is_socket:
             return None
         return _response(connection, await self._routes[path]())
 

@@ -1,9 +1,10 @@
-"""What the `mode` of /v1/realtime asks for: one row per mode that is served."""
+"""What a client asks for by URL: one row per mode that is served."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from duplane.fabric.v1 import lease_pb2
 
@@ -25,4 +26,9 @@ MODES: Mapping[str, Mode] = {
         lease_pb2.SESSION_KIND_OMNI_DUPLEX, "omni_duplex", session_s=300.0, takes_frames=True
     ),
     "audio": Mode(lease_pb2.SESSION_KIND_AUDIO_DUPLEX, "audio_duplex", session_s=600.0),
+}
+
+# /ws/duplex knows the same modes by the session's id, and no time limit.
+DUPLEX_MODES: Mapping[str, Mode] = {
+    name: replace(mode, session_s=math.inf) for name, mode in MODES.items()
 }

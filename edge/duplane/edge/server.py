@@ -21,6 +21,7 @@ from duplane.edge.ends import CLOSE_CODES, End, Ending
 from duplane.edge.entry import close_reason, read_entry
 from duplane.edge.http import HttpAnswers
 from duplane.edge.modes import DEFAULT_MODE, MODES, Mode
+from duplane.edge.places import PLACES, Place
 from duplane.edge.session import Session
 from duplane.edge.settings import EdgeSettings
 from duplane.edge.spans import SessionSpans
@@ -141,32 +142,36 @@ class Edge:
         assert socket.request
         headers = {name.lower(): value for name, value in socket.request.headers.raw_items()}
         entry = read_entry(socket.request.path, headers)
-        mode = MODES.get(entry.mode)
+        place = PLACES[entry.route]
+        mode = place.modes.get(entry.mode)
         if mode is None:
             ending = Ending(End.MODE_REFUSED, f"Unsupported realtime mode: {entry.mode}")
-            await self._refuse(socket, identity, ending)
+            await self._refuse(socket, identity, place, ending)
         elif self._http.is_draining:
-            await self._refuse(socket, identity, Ending(End.SERVICE_UNAVAILABLE, "shutting down"))
+            ending = Ending(End.SERVICE_UNAVAILABLE, "shutting down")
+            await self._refuse(socket, identity, place, ending)
         elif len(self._connections) >= self._settings.limits.session_count:
             ending = Ending(End.SERVICE_UNAVAILABLE, "too many sessions")
-            await self._refuse(socket, identity, ending)
+            await self._refuse(socket, identity, place, ending)
         else:
-            await self._run(socket, identity, mode, entry.client_id)
+            limits, now = self._settings.limits, self._clock.now()
+            session = Session(identity, limits, mode, now, place.dialect)
+            await self._run(socket, session, mode, entry.client_id)
 
-    async def _refuse(self, socket: EdgeSocket, identity: Identity, ending: Ending) -> None:
+    async def _refuse(
+        self, socket: EdgeSocket, identity: Identity, place: Place, ending: Ending
+    ) -> None:
         """Close after accepting: a refused upgrade would hide code and reason from browsers."""
-        dialect = DialectA(identity, self._settings.limits, MODES[DEFAULT_MODE])
+        spoken = place.dialect or DialectA
+        dialect = spoken(identity, self._settings.limits, MODES[DEFAULT_MODE])
         told = dialect.ended(ending, self._clock.now())
         with contextlib.suppress(ConnectionClosed):
             for event in told:
                 await socket.send(event, text=True)
         await socket.close(CLOSE_CODES[ending.end], close_reason(ending.message))
 
-    async def _run(
-        self, socket: EdgeSocket, identity: Identity, mode: Mode, client_id: str
-    ) -> None:
-        limits = self._settings.limits
-        session = Session(identity, limits, mode, self._clock.now())
+    async def _run(self, socket: EdgeSocket, session: Session, mode: Mode, client_id: str) -> None:
+        limits, identity = self._settings.limits, session.identity
         spans = SessionSpans(self._telemetry, identity.session_id)
         connection = Connection(socket, session, limits, self._fabric, spans, self._clock)
         wish = lease_pb2.AcquireLeaseRequest(

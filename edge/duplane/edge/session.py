@@ -7,15 +7,19 @@ with requests for the worker when asked, with a deadline, and in the end with a 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping
 from enum import Enum, auto
 from typing import assert_never
 
+import orjson
+
 from duplane.edge.dialects.a import DialectA
 from duplane.edge.dialects.detect import detect, implied_init, needs_init
 from duplane.edge.dialects.dialect import (
-    QUEUE_DONE,
+    NO_TAG,
     Action,
+    Answer,
     Append,
     Configure,
     Dialect,
@@ -30,6 +34,7 @@ from duplane.edge.ends import CLOSE_CODES, WORKER_CLOSED, End, Ending, Farewell
 from duplane.edge.faults import ClientError, ErrorCode, UnreadableError
 from duplane.edge.gather import Uplink
 from duplane.edge.modes import Mode
+from duplane.edge.owed import Owed
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2
@@ -69,17 +74,27 @@ _NOT_READY = Ending(End.SERVICE_UNAVAILABLE, "Service not ready")
 class Session:
     """One session. Every method returns the events that go to the client because of it."""
 
-    def __init__(self, identity: Identity, limits: Limits, mode: Mode, now: Moment) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        limits: Limits,
+        mode: Mode,
+        now: Moment,
+        dialect: type[Dialect] | None = None,
+    ) -> None:
+        """Begin in `dialect`; None lets the client's first event decide."""
         self.identity = identity
-        self.dialect: Dialect = DialectA(identity, limits, mode)
+        self.dialect: Dialect = (dialect or DialectA)(identity, limits, mode)
         self.farewell: Farewell | None = None
-        self._is_decided = False
+        self._is_decided = dialect is not None
         self._limits = limits
         self._mode = mode
         self.has_slot = False  # claimed, not only granted
         self._queued: lease_pb2.Queued | None = None
         self._settings: session_pb2.Open | None = None
         self._uplink = Uplink(limits.early_unit_count, limits.frame_count)
+        self._owed = Owed()  # answers to appends, where the dialect counts them
+        self._requests: deque[tuple[int, session_pb2.ConverseRequest]] = deque()
         self._waits: dict[Wait, float] = {}
         self._wait(Wait.SCHEDULER, limits.scheduler_s, now)
         self._wait(Wait.SLOT, limits.queue_s, now)
@@ -125,11 +140,26 @@ class Session:
                 self._uplink.add(action, now.wall_ns)
                 if Wait.AUDIO in self._waits:
                     self._wait(Wait.AUDIO, self._limits.idle_s, now)
+                if self.dialect.answers_appends:
+                    self._owed.add(self._uplink.gathered_count)
+                    return self._answer_owed(now)
+            case Answer():
+                self._ask(action.request, now)
+                return list(action.events)
             case Leave():
                 return self.end(Ending(End.CLIENT, client_reason=action.reason), now)
             case _:
                 assert_never(action)
         return []
+
+    def _ask(self, request: session_pb2.ConverseRequest | None, now: Moment) -> None:
+        if request is not None:
+            # After the units that wait already.
+            self._requests.append((self._uplink.gathered_count, request))
+        if self.dialect.phase is Phase.PAUSED:
+            self._waits.pop(Wait.AUDIO, None)
+        elif self.dialect.phase is Phase.ACTIVE:
+            self._wait(Wait.AUDIO, self._limits.idle_s, now)
 
     # --- the scheduler speaks ---
 
@@ -141,14 +171,14 @@ class Session:
         before, self._queued = self._queued, queued
         if before is None:
             self._wait(Wait.QUEUE_UPDATE, self._limits.queue_update_s, now)
-            return [queue_event("session.queued", queued)]
+            return [queue_event(f"{self.dialect.queue_prefix}queued", queued)]
         if (before.position, before.queue_length) == (queued.position, queued.queue_length):
             return []
         return self._queue_update(queued, now)
 
     def _queue_update(self, queued: lease_pb2.Queued, now: Moment) -> list[bytes]:
         self._wait(Wait.QUEUE_UPDATE, self._limits.queue_update_s, now)
-        return [queue_event("session.queue_update", queued)]
+        return [queue_event(f"{self.dialect.queue_prefix}queue_update", queued)]
 
     def granted(self, open_s: float, now: Moment) -> list[bytes]:
         """Take the slot, which is claimed; the session's clock starts.
@@ -165,7 +195,7 @@ class Session:
             self._wait(Wait.SETTINGS, min(self._limits.init_s, open_s or math.inf), now)
         else:
             self._wait(Wait.CONVERSATION, self._limits.open_s, now)
-        return [QUEUE_DONE]
+        return [orjson.dumps({"type": f"{self.dialect.queue_prefix}queue_done"})]
 
     # --- the worker speaks ---
 
@@ -178,20 +208,39 @@ class Session:
                 self._waits.pop(Wait.CONVERSATION, None)
                 self._uplink.limit = self._limits.pending_unit_count
                 self._wait(Wait.AUDIO, self._limits.idle_s, now)
-                return self.dialect.opened(response.opened, now)
-            case "delta":
-                delta = response.delta
-                tag = self._uplink.answered(delta.sequence)
-                dropped_count = delta.dropped_unit_count + self._uplink.take_dropped_count()
-                return self.dialect.delta(delta, tag, dropped_count, now)
-            case "failed":
-                self._uplink.answered(response.failed.sequence)
-                return [self.dialect.failed(response.failed, now)]
+                return self.dialect.opened(response.opened, now) + self._answer_owed(now)
+            case "delta" | "failed":
+                return self._unit_answered(response, now)
             case "closed":
                 end = WORKER_CLOSED.get(response.closed.reason, End.FAILED)
                 return self.end(Ending(end, response.closed.message), now)
             case _:
                 return []
+
+    def _unit_answered(self, response: session_pb2.ConverseResponse, now: Moment) -> list[bytes]:
+        is_delta = response.WhichOneof("message") == "delta"
+        outcome = response.delta if is_delta else response.failed
+        tag, ordinal = self._uplink.answered(outcome.sequence)
+        if self.dialect.answers_appends:
+            self._owed.answered(ordinal, outcome)
+            return self._answer_owed(now)
+        if isinstance(outcome, session_pb2.Failed):
+            return [self.dialect.failed(outcome, now)]
+        dropped_count = outcome.dropped_unit_count + self._uplink.take_dropped_count()
+        return [*self.dialect.delta(outcome, tag, dropped_count, now)]
+
+    def _answer_owed(self, now: Moment) -> list[bytes]:
+        """Answer the appends whose units are answered, and those that completed none."""
+        if self.dialect.phase not in (Phase.ACTIVE, Phase.PAUSED):
+            return []
+        events: list[bytes] = []
+        for outcome in self._owed.take():
+            if isinstance(outcome, session_pb2.Failed):
+                events.append(self.dialect.failed(outcome, now))
+            else:
+                dropped_count = outcome.dropped_unit_count + self._uplink.take_dropped_count()
+                events += self.dialect.delta(outcome, NO_TAG, dropped_count, now)
+        return events
 
     def lost(self, error: FabricError, now: Moment) -> list[bytes]:
         """Take the failure of the fabric: before the slot was held, or of the conversation."""
@@ -205,7 +254,7 @@ class Session:
             return told + self.end(Ending(End.FAILED, "settings were refused"), now)
         if error.reason is Reason.OPEN_TIMEOUT:
             return self.end(_EXPIRED[Wait.SETTINGS], now)
-        is_open = self.dialect.phase is Phase.ACTIVE
+        is_open = self.dialect.phase in (Phase.ACTIVE, Phase.PAUSED)
         end = End.FAILED if is_open else self.dialect.lost_while_opening
         return self.end(Ending(end, "the worker was lost"), now)
 
@@ -219,7 +268,11 @@ class Session:
             request = session_pb2.ConverseRequest(open=self._settings)
             self._settings = None
             return request
-        if self.dialect.phase is not Phase.ACTIVE or (taken := self._uplink.take()) is None:
+        if self.dialect.phase not in (Phase.ACTIVE, Phase.PAUSED):
+            return None
+        if self._requests and self._requests[0][0] <= self._uplink.taken_count:
+            return self._requests.popleft()[1]
+        if (taken := self._uplink.take()) is None:
             return None
         sequence, gathered = taken
         request = session_pb2.ConverseRequest()

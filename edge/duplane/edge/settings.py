@@ -30,6 +30,7 @@ class Limits:
     queue_update_s: float = 3.0  # between two updates of an unchanged place
     init_s: float = 60.0  # from queue_done to valid settings: timeout
     open_s: float = 60.0  # from settings to `session.created`: worker_connect_failed
+    pause_s: float = 3600.0  # the longest pause a client may ask for
     idle_s: float = 600.0  # without audio (no audio is how clients pause): timeout
     session_s: float | None = None  # from queue_done; None means the mode's own: timeout
     end_s: float = 2.0  # for the worker's last word once a session is over: cancelled
