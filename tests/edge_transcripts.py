@@ -13,6 +13,8 @@
     scheduler refuses REASON
     edge open|unit|... {...}       the worker receives exactly this (times and traces aside)
     worker opened|delta|failed|closed {...}
+    edge chat {...}                the same of a turn of chat, its lease aside
+    worker prefilled|piece|done {...}
     worker breaks REASON [FIELD]   the call ends with an error
     clock SECONDS                  so much time goes by
     drain                          the edge is asked to stop and has no patience
@@ -172,10 +174,18 @@ def message_of(text: str, message: M) -> M:
 
 
 def response_of(step: Step) -> session_pb2.ConverseResponse:
-    response = session_pb2.ConverseResponse()
-    part = getattr(response, step.what)
+    return _filled(session_pb2.ConverseResponse(), step.what, step.rest)
+
+
+def chat_response_of(step: Step) -> session_pb2.ChatResponse:
+    name = "delta" if step.what == "piece" else step.what
+    return _filled(session_pb2.ChatResponse(), name, step.rest)
+
+
+def _filled(response: M, name: str, text: str) -> M:
+    part = getattr(response, name)
     part.SetInParent()
-    message_of(step.rest, part)
+    message_of(text, part)
     return response
 
 
@@ -197,6 +207,12 @@ class Matcher:
                 part.ClearField(volatile)
         expected = message_of(step.rest, type(part)())
         assert part == expected, f"line {step.line}: got {str(part)[:300]}"
+
+    def match_turn(self, step: Step, came: session_pb2.ChatRequest) -> None:
+        for volatile in ("lease", "trace"):
+            came.ClearField(volatile)
+        expected = message_of(step.rest, session_pb2.ChatRequest())
+        assert came == expected, f"line {step.line}: got {str(came)[:600]}"
 
     def _equal(self, expected: Any, came: Any) -> bool:
         if isinstance(expected, str) and expected.startswith("@"):

@@ -88,7 +88,7 @@ async def test_deeply_nested_json_harms_nobody(depth: int) -> None:
             await end(client)
 
 
-@pytest.mark.parametrize("query", ["?mode=chat", "?mode=telepathy", "?mode=VIDEO"])
+@pytest.mark.parametrize("query", ["?mode=half_duplex", "?mode=telepathy", "?mode=VIDEO"])
 async def test_mode_that_is_not_served_is_refused_readably(query: str) -> None:
     async with live_edge() as edge, edge.connect(query) as client:
         error = (await receive(client))["error"]

@@ -10,10 +10,14 @@ from edge_transcripts import jpeg, nan, pcm, png, wav
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from duplane.edge.chat_session import ChatSession
+from duplane.edge.dialects.b_chat import DialectBChat
 from duplane.edge.dialects.c import DialectC
+from duplane.edge.dialects.chat import ChatDialect
+from duplane.edge.dialects.d import DialectD
 from duplane.edge.dialects.dialect import Dialect, Identity, Moment, Phase
 from duplane.edge.faults import ErrorCode
-from duplane.edge.modes import MODES
+from duplane.edge.modes import CHAT_MODE, MODES
 from duplane.edge.session import Session
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import FabricError, Reason
@@ -21,7 +25,8 @@ from duplane.fabric.v1 import lease_pb2, session_pb2
 
 LEGAL = {
     "A": {"session.created", "response.listen", "response.output_audio.delta"},
-    "B": {"session.created", "response.output.delta"},
+    "B": {"session.created", "response.output.delta", "response.done"},
+    "D": {"queued", "queue_update", "queue_done", "prefill_done", "chunk", "done", "error"},
     "C": {
         *("queued", "queue_update", "queue_done", "prepared", "result", "error"),
         *("paused", "resumed", "interrupted", "stopped", "timeout"),
@@ -114,7 +119,13 @@ VALUES = st.recursive(
 @st.composite
 def mutated(draw: st.DrawFn) -> bytes:
     """An example event with some of its parts replaced, removed or added, at any depth."""
-    event = orjson.loads(orjson.dumps(draw(st.sampled_from(EXAMPLES + C_EXAMPLES))))
+    return draw(mutation(draw(st.sampled_from(EXAMPLES + C_EXAMPLES))))
+
+
+@st.composite
+def mutation(draw: st.DrawFn, example: dict[str, Any]) -> bytes:
+    """The same of one example."""
+    event = orjson.loads(orjson.dumps(example))
     for _ in range(draw(st.integers(0, 2))):
         place: dict[str, Any] = event
         while nested := [value for value in place.values() if isinstance(value, dict)]:
@@ -180,21 +191,22 @@ class Run:
         self.now = NOW
         limits = Limits(early_unit_count=2, instructions_bytes=64)
         identity = Identity("sess_0", "rt_0")
-        self.session = Session(identity, limits, MODES[mode], NOW, dialect)
+        self.session: Session = Session(identity, limits, MODES[mode], NOW, dialect)
 
     def step(self, step: object) -> None:
         was_over, phase = self.session.farewell is not None, self.session.dialect.phase
         events = [orjson.loads(event) for event in self._do(step)]
         name = self.session.dialect.name
-        shared = set[str]() if name == "C" else SHARED
+        shared = set[str]() if name in "CD" else SHARED
         assert {event["type"] for event in events} <= LEGAL[name] | shared
         assert not (was_over and events), "something was said after the end"
         errors = [event["error"] for event in events if event["type"] == "error"]
-        if name == "C":
+        if name in "CD":
             assert all(isinstance(error, str) and error for error in errors)
         else:
             assert {error["code"] for error in errors} <= set(ErrorCode)
-        if isinstance(step, bytes) and events and events[0]["type"] == "error":
+        is_over = self.session.farewell is not None
+        if isinstance(step, bytes) and events and events[0]["type"] == "error" and not is_over:
             assert len(events) == 1
             assert self.session.dialect.phase is phase
         if self.session.farewell:
@@ -253,6 +265,95 @@ def test_one_bad_event_changes_nothing(message: bytes, before: list[int | None])
     for step in before:
         run.step(None if step is None else orjson.dumps(EXAMPLES[step]))
     run.step(message)
+
+
+CHAT_EXAMPLES: list[dict[str, Any]] = [
+    {
+        "messages": [
+            {"role": "system", "content": "x"},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "x"},
+                    {"type": "image", "data": PICTURES[0]},
+                    {"type": "audio", "data": AUDIO[1], "sample_rate": 8000},
+                    {"type": "video", "data": "AAAA", "stack_frames": 1},
+                ],
+            },
+        ],
+        "streaming": True,
+        "generation": {"max_new_tokens": 5, "temperature": 0.5, "do_sample": False},
+        "tts": {"enabled": True, "ref_audio_data": AUDIO[1]},
+        "image": {"max_slice_nums": None},
+        "omni_mode": False,
+    },
+    {"messages": [{"role": "user", "content": "x"}], "streaming": False},
+]
+CHAT_EXAMPLES += [
+    *({"type": "input.append", "input": example} for example in CHAT_EXAMPLES),
+    {"type": "session.init", "payload": {}},
+    {"type": "session.close"},
+]
+CHAT_ANSWERS = [
+    session_pb2.ChatResponse(prefilled=session_pb2.Prefilled(prompt_token_count=1)),
+    session_pb2.ChatResponse(delta=session_pb2.ChatDelta(text="x", audio=bytes(8))),
+    session_pb2.ChatResponse(done=session_pb2.Done()),
+]
+CHAT_STEPS = st.one_of(
+    st.sampled_from(CHAT_EXAMPLES).flatmap(mutation),
+    st.sampled_from(CHAT_EXAMPLES).map(orjson.dumps),
+    st.binary(max_size=12),
+    st.sampled_from(CHAT_ANSWERS),
+    st.just(lease_pb2.Queued(ticket_id="t", position=1)),
+    st.sampled_from(list(Reason)),
+    st.floats(0, 50),
+    st.none(),
+)
+
+
+class ChatRun(Run):
+    """One chat under fire."""
+
+    def __init__(self, dialect: type[ChatDialect]) -> None:
+        super().__init__()
+        self.session = self.chat = ChatSession(
+            Identity("sess_0", "rt_0"), Limits(pending_turn_count=2), CHAT_MODE, NOW, dialect
+        )
+
+    def _do(self, step: object) -> list[bytes]:
+        match step:
+            case session_pb2.ChatResponse():
+                told = self.chat.told(step, self.now) if self.chat.is_running else []
+            case lease_pb2.Queued():
+                told = self.chat.queued(step, self.now) if self.chat.wants_slot else []
+            case Reason():
+                error = FabricError(step, "x", field="messages")
+                told = self.chat.lost(error, self.now) if self.is_asked else []
+            case None:
+                told = self.chat.granted(3.0, self.now) if self.chat.wants_slot else []
+            case _:
+                told = super()._do(step)
+        assert not (self.chat.wants_slot and self.chat.has_slot)
+        if (turn := self.chat.next_turn(self.now)) is not None:
+            assert turn.messages
+            turn.SerializeToString()
+        return told
+
+    @property
+    def is_asked(self) -> bool:
+        return self.chat.wants_slot or self.chat.is_running
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(CHAT_STEPS, max_size=14), st.sampled_from([DialectBChat, DialectD]))
+def test_anything_in_any_order_is_answered_legally_in_a_chat(
+    steps: list[object], dialect: type[ChatDialect]
+) -> None:
+    run = ChatRun(dialect)
+    for step in steps:
+        run.step(step)
+    if run.session.farewell is None:  # nothing is waited for without a bound
+        assert run.session.deadline < float("inf")
 
 
 C_OPENED = session_pb2.ConverseResponse(opened=session_pb2.Opened())

@@ -23,6 +23,7 @@ class Route(Enum):
 
     REALTIME = "/v1/realtime"
     DUPLEX = "/ws/duplex/{session_id}"
+    CHAT = "/ws/chat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,15 @@ class Entry:
 def route_of(path: str) -> Route | None:
     """Return where `path` leads, None when there is no WebSocket there."""
     place = path.partition("?")[0]
-    if place == Route.REALTIME.value:
-        return Route.REALTIME
+    for route in (Route.REALTIME, Route.CHAT):
+        if place == route.value:
+            return route
     return Route.DUPLEX if _duplex_id(place) else None
+
+
+def is_chat(path: str) -> bool:
+    """Tell whether whole histories are sent there, which may be long."""
+    return route_of(path) is not None and read_entry(path, {}).mode == "chat"
 
 
 def _duplex_id(place: str) -> str:
@@ -55,6 +62,8 @@ def read_entry(path: str, headers: Mapping[str, str]) -> Entry:
     place, _, query_text = path.partition("?")
     query = parse_qs(query_text)
     client_id = query.get("client_id", [headers.get("x-client-id", "")])[0]
+    if place == Route.CHAT.value:
+        return Entry("chat", client_id[:_MAX_CLIENT_ID_CHARACTERS], Route.CHAT)
     if session_id := _duplex_id(place):
         mode = "audio" if session_id.startswith(_AUDIO_PREFIX) else "video"
         name = (client_id or session_id)[:_MAX_CLIENT_ID_CHARACTERS]

@@ -12,7 +12,8 @@ import orjson
 from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request, Response
 
-from duplane.edge.entry import route_of
+from duplane.edge.entry import is_chat, route_of
+from duplane.edge.settings import Limits
 from duplane.edge.status import fabric_status, is_serving, unknown_status
 from duplane.fabric.client import FabricClient
 from duplane.fabric.v1 import admin_pb2
@@ -27,10 +28,13 @@ _NOT_ALLOWED: Answer = (HTTPStatus.METHOD_NOT_ALLOWED, {"error": "only GET is se
 class HttpAnswers:
     """Answers GET /health, /ready and /status; lets WebSocket requests through."""
 
-    def __init__(self, fabric: FabricClient, session_count: Callable[[], int]) -> None:
+    def __init__(
+        self, fabric: FabricClient, session_count: Callable[[], int], limits: Limits
+    ) -> None:
         self.is_draining = False
         self._fabric = fabric
         self._session_count = session_count
+        self._chat_message_bytes = limits.chat_message_bytes
         self._routes: dict[str, Callable[[], Awaitable[Answer]]] = {
             "/health": self._health,
             "/ready": self._ready,
@@ -50,6 +54,8 @@ class HttpAnswers:
             response.headers["Allow"] = "GET"
             return response
         if is_socket:
+            if is_chat(request.path):
+                connection.protocol.max_message_size = self._chat_message_bytes
             return None
         return _response(connection, await self._routes[path]())
 

@@ -28,6 +28,8 @@ MODES: Mapping[str, Mode] = {
     "audio": Mode(lease_pb2.SESSION_KIND_AUDIO_DUPLEX, "audio_duplex", session_s=600.0),
 }
 
+CHAT_MODE = Mode(lease_pb2.SESSION_KIND_CHAT, "chat", session_s=math.inf)
+
 # /ws/duplex knows the same modes by the session's id, and no time limit.
 DUPLEX_MODES: Mapping[str, Mode] = {
     name: replace(mode, session_s=math.inf) for name, mode in MODES.items()

@@ -27,10 +27,11 @@ from duplane.edge.dialects.dialect import (
     Leave,
     Moment,
     Phase,
+    Turn,
     queue_event,
 )
 from duplane.edge.dialects.fields import Fields, parse
-from duplane.edge.ends import CLOSE_CODES, WORKER_CLOSED, End, Ending, Farewell
+from duplane.edge.ends import WORKER_CLOSED, End, Ending, Farewell
 from duplane.edge.faults import ClientError, ErrorCode, UnreadableError
 from duplane.edge.gather import Uplink
 from duplane.edge.modes import Mode
@@ -49,6 +50,7 @@ class Wait(Enum):
     SETTINGS = auto()
     CONVERSATION = auto()
     AUDIO = auto()
+    CLAIM = auto()
     WHOLE_SESSION = auto()
 
 
@@ -99,6 +101,11 @@ class Session:
         self._wait(Wait.SCHEDULER, limits.scheduler_s, now)
         self._wait(Wait.SLOT, limits.queue_s, now)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether something is lost if the session ends now."""
+        return self.has_slot
+
     # --- the client speaks ---
 
     def receive(self, message: bytes, now: Moment) -> list[bytes]:
@@ -108,10 +115,14 @@ class Session:
         try:
             actions = self._read(parse(message))
         except ClientError as fault:
-            return [self.dialect.error(fault.code, fault.message, now)]
+            return self._refuse(fault, now)
         except UnreadableError as fault:
             return self.end(Ending(End.UNREADABLE, str(fault)), now)
         return [told for action in actions for told in self._act(action, now)]
+
+    def _refuse(self, fault: ClientError, now: Moment) -> list[bytes]:
+        """Tell of an event that cannot be used; the session goes on."""
+        return [self.dialect.error(fault.code, fault.message, now)]
 
     def _read(self, event: Fields) -> list[Action]:
         """Read one event, deciding the dialect if it is still open. Raises ClientError."""
@@ -146,10 +157,17 @@ class Session:
             case Answer():
                 self._ask(action.request, now)
                 return list(action.events)
+            case Turn():
+                return self._take_turn(action, now)
             case Leave():
                 return self.end(Ending(End.CLIENT, client_reason=action.reason), now)
             case _:
                 assert_never(action)
+        return []
+
+    def _take_turn(self, turn: Turn, now: Moment) -> list[bytes]:
+        """Take a turn of chat: where units flow there are none."""
+        del turn, now
         return []
 
     def _ask(self, request: session_pb2.ConverseRequest | None, now: Moment) -> None:
@@ -309,7 +327,7 @@ class Session:
         if self.farewell:
             return []
         self._waits.clear()
-        code = CLOSE_CODES[ending.end]
+        code = self.dialect.close_code(ending)
         self.farewell = Farewell(ending.end, code, ending.message or ending.end.value)
         return self.dialect.ended(ending, now)
 

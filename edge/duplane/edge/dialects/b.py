@@ -22,6 +22,7 @@ from duplane.edge.dialects.dialect import (
     Phase,
     Tag,
     Transitions,
+    Turn,
     with_audio,
 )
 from duplane.edge.dialects.fields import Fields, invalid, missing
@@ -37,7 +38,6 @@ INIT = "session.init"
 APPEND = "input.append"
 CLOSE = "session.close"
 
-MODE = "full_duplex"  # the backend's word for audio and video alike
 CLOSED_REASONS: Mapping[End, str] = {
     End.CLIENT: "client_closed",  # unless the client gave a reason, which is echoed
     End.TIMEOUT: "timeout",
@@ -54,6 +54,7 @@ class DialectB(Dialect):
     """One client that speaks B. `new_id` draws the 12 hex digits that name a turn."""
 
     name: ClassVar[str] = "B"
+    backend_mode: ClassVar[str] = "full_duplex"  # the backend's word for audio and video alike
     lost_while_opening: ClassVar[End] = End.FAILED
     transitions: ClassVar[Transitions] = {
         (Phase.START, INIT): Phase.OPENING,
@@ -90,7 +91,7 @@ class DialectB(Dialect):
             return Configure(settings)
         return Leave(event.text("reason", max_bytes=self.limits.text_bytes) or "")
 
-    def _read_append(self, given: Fields) -> Append:
+    def _read_append(self, given: Fields) -> Append | Turn:
         force_listen = given.flag("force_listen")
         hints = given.fields("hints")
         if force_listen is None and hints:
@@ -126,7 +127,7 @@ class DialectB(Dialect):
     def _opened_events(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
         self._usage.input_text += opened.prompt_token_count
         event = self._event("session.created", now)
-        event["mode"] = MODE
+        event["mode"] = self.backend_mode
         event["prompt_length"] = opened.prompt_token_count
         event["metrics"] = {"kv_cache_length": opened.prompt_token_count}
         event["usage"] = self._usage.to_json()

@@ -15,7 +15,7 @@ import orjson
 import pybase64
 
 from duplane.edge.dialects.fields import Fields
-from duplane.edge.ends import REFUSALS, End, Ending
+from duplane.edge.ends import CLOSE_CODES, REFUSALS, End, Ending
 from duplane.edge.faults import ClientError, ErrorCode
 from duplane.edge.modes import Mode
 from duplane.edge.settings import Limits
@@ -99,7 +99,16 @@ class Answer:
     request: session_pb2.ConverseRequest | None = None
 
 
-Action = Configure | Append | Leave | Answer
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of chat is asked for; its lease is not known yet."""
+
+    request: session_pb2.ChatRequest
+    is_streaming: bool = True
+    input_id: str | None = None
+
+
+Action = Configure | Append | Leave | Answer | Turn
 Transitions = Mapping[tuple[Phase, str], Phase]
 
 
@@ -158,6 +167,10 @@ class Dialect(ABC):
         )
         self.phase = Phase.CLOSED
         return told
+
+    def close_code(self, ending: Ending) -> int:
+        """Return the code that the connection is closed with."""
+        return CLOSE_CODES[ending.end]
 
     @abstractmethod
     def _read(self, kind: str, event: Fields) -> Action:
