@@ -243,7 +243,8 @@ class _Leases:
                 fabric.changed.notify_all()
 
     async def ReleaseLease(self, request, context):
-        await self._fabric.give_back(request.lease_id)
+        # A lease has the name of its wish here.
+        await self._fabric.give_back(request.lease_id or request.request_id)
         return lease_pb2.ReleaseLeaseResponse()
 
 

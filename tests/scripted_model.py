@@ -58,6 +58,7 @@ class ScriptedModel:
         self.name = "scripted"
         self.parameter_count = 42
         self.memory_bytes = BASE_MEMORY_BYTES
+        self.sees_frames = True
         self.answer: Answer = answer_loud
         self.on_open: Callable[[int, ConversationOptions], None] = lambda slot, options: None
         self.on_close: Callable[[int], None] = lambda slot: None

@@ -131,6 +131,14 @@ async def test_a_call_that_does_not_begin_with_a_claim_is_refused() -> None:
             session_pb2.Open(config=session_pb2.DuplexConfig(max_new_speak_token_count=0)),
             "config.max_new_speak_token_count",
         ),
+        (
+            session_pb2.Open(config=session_pb2.DuplexConfig(context_window_unit_count=0)),
+            "config.context_window_unit_count",
+        ),
+        (
+            session_pb2.Open(config=session_pb2.DuplexConfig(context_window=9)),  # pyright: ignore[reportArgumentType]  # newer than us
+            "config.context_window",
+        ),
     ],
 )
 async def test_a_setting_that_cannot_be_is_named(wish: session_pb2.Open, field: str) -> None:

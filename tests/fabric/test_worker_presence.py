@@ -35,7 +35,10 @@ async def test_a_worker_says_who_it_is() -> None:
         assert register.device.name == "scripted"
         assert register.model.parameter_count == 42
         assert register.model.context_token_limit == 8192
-        assert list(register.kinds) == [lease_pb2.SESSION_KIND_AUDIO_DUPLEX]
+        assert list(register.kinds) == [
+            lease_pb2.SESSION_KIND_AUDIO_DUPLEX,
+            lease_pb2.SESSION_KIND_OMNI_DUPLEX,
+        ]
         assert [slot.state for slot in register.slots] == [FREE, FREE]
 
 

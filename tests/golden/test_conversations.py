@@ -183,7 +183,7 @@ def test_a_unit_is_whole_in_the_context_once_it_is_settled(model: DuplexModel) -
         length += 11 + len(output.token_ids)
         assert output.context_length == length - 2
         assert model.context_length(0) == length
-    records = model.conversation(0).units
+    records = model.conversation(0).window.units
     assert sum(record.row_count for record in records) == length - opened.context_length
 
 
@@ -223,11 +223,13 @@ def test_a_bad_unit_fails_alone_and_its_conversation_goes_on(
     assert later.token_ids == good.token_ids
 
 
-def test_frames_are_refused_until_the_model_can_see(model: DuplexModel) -> None:
-    model.open(0, GREEDY)
-    (failure,) = run(model, [UnitInput(0, unit_at(0), frames=(b"jpeg",))])
+def test_frames_are_refused_where_the_model_cannot_see(model: DuplexModel) -> None:
+    blind = DuplexModel(replace(model.parts, vision=None))
+    blind.open(0, GREEDY)
+    (failure,) = run(blind, [UnitInput(0, unit_at(0), frames=(b"jpeg",))])
     assert isinstance(failure, UnitFailure)
-    assert failure.reason == "FRAMES_UNSUPPORTED"
+    assert (failure.reason, blind.sees_frames) == ("FRAMES_UNSUPPORTED", False)
+    blind.close(0)
 
 
 def test_a_conversation_whose_numbers_break_fails_and_no_other(model: DuplexModel) -> None:
@@ -341,7 +343,7 @@ def test_it_runs_in_half_precision(speaking_checkpoint: Path) -> None:
     ("change", "complaint"),
     [
         ({"vocab_size": 1500}, "ids beyond vocab_size"),
-        ({"hidden_size": 96}, r"llm\.model\.embed_tokens\.weight has shape"),
+        ({"hidden_size": 256}, r"llm\.model\.embed_tokens\.weight has shape"),
         ({"tts_config": {"llm_dim": 64}}, "llm_dim"),
         ({"tts_config": {"num_text_tokens": 1000}}, "num_text_tokens"),
         ({"tts_config": {"num_audio_tokens": 100}}, r"tts\.emb_code\.0\.weight has shape"),

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from duplane.worker.model import cache as cache_module
 from duplane.worker.model.cache import CacheFullError, KVCache
 
 
@@ -89,3 +90,61 @@ def test_only_what_is_held_can_be_kept() -> None:
     cache = build()
     with pytest.raises(ValueError, match="holds 0 rows, not 1"):
         cache.truncate(0, 1)
+
+
+def keep(keys: torch.Tensor, source: int, target: int) -> torch.Tensor:
+    return keys.clone()
+
+
+def held(cache: KVCache, slot: int) -> list[float]:
+    return cache.values[0, slot, 0, : cache.length(slot), 0].tolist()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 256])
+@pytest.mark.parametrize(("source", "target"), [(5, 2), (2, 5), (4, 3), (3, 3), (12, 0)])
+def test_rows_move_in_place_whatever_overlaps(
+    monkeypatch: pytest.MonkeyPatch, rows: int, source: int, target: int
+) -> None:
+    monkeypatch.setattr(cache_module, "MOVED_ROWS", rows)
+    cache = build(capacity=16)
+    for value in range(12):
+        write(cache, [(2, 1)], float(value))
+    turned: list[tuple[int, int]] = []
+
+    def turn(keys: torch.Tensor, source: int, target: int) -> torch.Tensor:
+        turned.append((target - source, keys.shape[2]))
+        return keys + 100
+
+    before = held(cache, 2)
+    cache.move(2, source, target, turn)
+    after = held(cache, 2)
+    assert after[target:] == before[source:]
+    assert after[: min(source, target)] == before[: min(source, target)]
+    keys = cache.keys[0, 2, 0, target : cache.length(2), 0].tolist()
+    assert keys == [value + 100 for value in before[source:]]
+    assert {offset for offset, _ in turned} <= {target - source}
+    assert sum(count for _, count in turned) == 12 - source
+    assert max((count for _, count in turned), default=0) <= rows
+    cache.reset(2)
+    assert cache.is_clean(2)
+
+
+def test_a_move_that_does_not_fit_changes_nothing() -> None:
+    cache = build()
+    write(cache, [(1, 6)], 1.0)
+    with pytest.raises(CacheFullError):
+        cache.move(1, 2, 5, keep)
+    with pytest.raises(ValueError, match="no rows to move"):
+        cache.move(1, 7, 5, keep)
+    assert held(cache, 1) == [1.0] * 6
+
+
+def test_only_rows_that_were_written_can_be_restored() -> None:
+    cache = build()
+    write(cache, [(1, 6)], 1.0)
+    cache.truncate(1, 2)
+    cache.restore(1, 6)
+    assert held(cache, 1) == [1.0] * 6
+    for length in (5, 7):
+        with pytest.raises(ValueError, match="to restore"):
+            cache.restore(1, length)

@@ -120,3 +120,19 @@ def test_configurations_that_cannot_be_are_refused() -> None:
     ):
         with pytest.raises(CheckpointError):
             DecoderConfig.from_json({**good, **change}, has_head_norm=True, rope_theta=1.0)
+
+
+@pytest.mark.parametrize(("source", "target"), [(2, 0), (3, 9), (5, 5)])
+def test_a_key_that_was_moved_is_the_key_computed_there(source: int, target: int) -> None:
+    here, there = build(), build()
+    run(here, [(1, source)], states(1, source))
+    run(here, [(1, 4)], states(2, 4))
+    run(there, [(1, target)], states(3, target)) if target else None
+    run(there, [(1, 4)], states(2, 4))
+    here.move(1, source, target)
+    assert here.cache.length(1) == target + 4
+    # Only the first layer's keys do not depend on what was seen before.
+    rows = slice(target, target + 4)
+    torch.testing.assert_close(
+        here.cache.keys[0, 1, :, rows], there.cache.keys[0, 1, :, rows], atol=1e-6, rtol=0
+    )

@@ -67,6 +67,27 @@ def test_any_wav_becomes_16_khz_mono(
     assert np.array_equal(read_audio_file(file.read_bytes()), samples)
 
 
+@pytest.mark.parametrize("subtype", ["GSM610", "G721_32", "IMA_ADPCM", "MS_ADPCM", "ULAW"])
+def test_wav_of_any_codec_is_read_when_trusted_and_refused_when_not(
+    tmp_path: Path, subtype: str
+) -> None:
+    file = tmp_path / "sound.wav"
+    soundfile.write(file, tone(8_000, 1.0), 8_000, subtype=subtype)
+    assert abs(read_audio_file(file).size - 16_000) < 1_000
+    with pytest.raises(AudioError, match="must be PCM or float"):
+        read_audio_file(file.read_bytes(), is_trusted=False)
+
+
+@pytest.mark.parametrize(
+    ("rate", "channels"), [(2_000_000_000, 1), (96_000, 1), (100, 1), (16_000, 3)]
+)
+def test_wav_that_would_cost_too_much_is_refused(rate: int, channels: int) -> None:
+    stream = io.BytesIO()
+    soundfile.write(stream, np.zeros((160, channels), np.float32), rate, format="WAV")
+    with pytest.raises(AudioError, match="must have"):
+        read_audio_file(stream.getvalue(), is_trusted=False)
+
+
 def test_wav_with_nan_is_refused() -> None:
     stream = io.BytesIO()
     soundfile.write(stream, np.full(100, np.nan, np.float32), 16_000, format="WAV", subtype="FLOAT")

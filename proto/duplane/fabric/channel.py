@@ -31,7 +31,7 @@ _OPTIONS: Sequence[tuple[str, Any]] = (
 _SERVER_OPTIONS: Sequence[tuple[str, Any]] = (
     *_OPTIONS,
     ("grpc.so_reuseport", 0),  # two processes on one port are a mistake, not a feature
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 )
 _CLIENT_OPTIONS: Sequence[tuple[str, Any]] = (
     *_OPTIONS,

@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 OnQueued = Callable[[lease_pb2.Queued], Awaitable[None]]
 _RETRY_S = 0.5  # between schedulers that do not answer
+_LOG_EVERY = 20  # tries; the log must not grow with the number of waiting sessions
 _RELEASE_TIMEOUT_S = 2.0
 _CLOSE_TIMEOUT_S = 1.0
 _CLAIM_ATTEMPTS = 5  # grants whose worker could not be claimed, before giving up
@@ -163,7 +164,8 @@ class FabricClient:
             except FabricError as error:
                 if error.reason is not Reason.UNAVAILABLE:
                     raise
-                _log.warning("no scheduler answers (try %d): %s", attempt, error.message)
+                if attempt % _LOG_EVERY == 1:
+                    _log.warning("no scheduler answers (try %d): %s", attempt, error.message)
             self._preferred = (self._preferred + 1) % len(self._schedulers)
             if attempt % len(self._schedulers) == 0:
                 await asyncio.sleep(_RETRY_S)
@@ -187,6 +189,12 @@ class FabricClient:
         except grpc.aio.AioRpcError as error:
             if granted is None:
                 raise from_rpc(error) from None
+        except asyncio.CancelledError:
+            # A grant may be on its way, or read and not yet used.
+            call.cancel()
+            given_up = lease_pb2.ReleaseLeaseRequest(request_id=wish.request_id)
+            await asyncio.shield(self._release(given_up))
+            raise
         finally:
             call.cancel()
         if granted is None:
@@ -195,12 +203,14 @@ class FabricClient:
 
     async def release(self, lease_id: str) -> None:
         """Give a lease back; one that cannot be delivered expires by itself."""
+        await self._release(lease_pb2.ReleaseLeaseRequest(lease_id=lease_id))
+
+    async def _release(self, request: lease_pb2.ReleaseLeaseRequest) -> None:
         stub = lease_pb2_grpc.LeaseServiceStub(self._schedulers[self._preferred])
-        request = lease_pb2.ReleaseLeaseRequest(lease_id=lease_id)
         try:
             await stub.ReleaseLease(request, timeout=_RELEASE_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            _log.warning("lease %s was not released: %s", lease_id, from_rpc(error))
+            _log.warning("a lease was not released: %s", from_rpc(error))
 
     @contextlib.asynccontextmanager
     async def converse(

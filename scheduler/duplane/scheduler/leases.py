@@ -55,9 +55,20 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
         self, request: lease_pb2.ReleaseLeaseRequest, context: object
     ) -> lease_pb2.ReleaseLeaseResponse:
         del context
-        if grant := self._view.grants.get(request.lease_id):
+        if request.request_id:
+            self._line.abandon(request.request_id)
+        for grant in self._named_by(request):
             await self._store.give_back(grant)
         return lease_pb2.ReleaseLeaseResponse()
+
+    def _named_by(self, request: lease_pb2.ReleaseLeaseRequest) -> list[Grant]:
+        if grant := self._view.grants.get(request.lease_id):
+            return [grant]
+        return [
+            grant
+            for grant in self._view.grants.values()
+            if grant.ticket and grant.ticket.wish.request_id == request.request_id
+        ]
 
     async def _wait(self, waiter: Waiter, context: _AcquireContext) -> None:
         while True:

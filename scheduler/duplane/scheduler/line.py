@@ -98,6 +98,12 @@ class Line:
         waiter.has_lost_grant = False
         await self._enqueue(waiter, waiter.order)
 
+    def abandon(self, request_id: str) -> None:
+        """End the waits of a wish that nobody has any more."""
+        for waiter in self._waiters.values():
+            if waiter.wish.request_id == request_id:
+                waiter.fail(Reason.SUPERSEDED, "the wish was given up")
+
     def close(self) -> None:
         """End every wait with UNAVAILABLE, and refuse new ones."""
         self._is_closed = True

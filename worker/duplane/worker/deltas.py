@@ -15,6 +15,14 @@ from duplane.worker.rounds import Done
 
 _MODEL_STAGES = ("audio", "vision", "prefill", "decode", "talker", "vocoder", "settle")
 ENGINE_FAILED = "ENGINE_FAILED"
+# What the model answers to a unit -> the field of the unit that is at fault.
+_FIELDS_AT_FAULT = {
+    "AUDIO_INVALID": "audio",
+    "AUDIO_TOO_SHORT": "audio",
+    "AUDIO_BACKLOG": "audio",
+    "FRAMES_UNSUPPORTED": "video_frames",
+    "IMAGE_INVALID": "video_frames",
+}
 
 
 class Account:
@@ -57,6 +65,9 @@ class Account:
             context_token_count=output.context_length,
             dropped_unit_count=done.taken.dropped_count - self._told_dropped_count,
             token_counts=session_pb2.TokenCounts(
+                input_audio_token_count=output.input_audio_count,
+                input_video_token_count=output.input_video_count,
+                input_text_token_count=output.input_mark_count,
                 output_text_token_count=output.text_token_count,
                 output_audio_token_count=output.audio_token_count,
             ),
@@ -82,7 +93,10 @@ class Account:
         self._unit_count += 1
         self._trace_failure(unit.sequence, failure.reason, unit.receive_time_ns, unit.trace)
         return session_pb2.Failed(
-            sequence=unit.sequence, reason=failure.reason, message=failure.message
+            sequence=unit.sequence,
+            reason=failure.reason,
+            message=failure.message,
+            field=_FIELDS_AT_FAULT.get(failure.reason, ""),
         )
 
     def refused(self, refusal: Refusal) -> session_pb2.Failed:
@@ -110,8 +124,9 @@ class Account:
     def _count(self, done: Done, counts: session_pb2.TokenCounts) -> None:
         self._unit_count += 1
         self._told_dropped_count = done.taken.dropped_count
-        self._token_counts.output_text_token_count += counts.output_text_token_count
-        self._token_counts.output_audio_token_count += counts.output_audio_token_count
+        for kind in session_pb2.TokenCounts.DESCRIPTOR.fields_by_name:
+            total = getattr(self._token_counts, kind) + getattr(counts, kind)
+            setattr(self._token_counts, kind, total)
 
     def _trace_delta(
         self, done: Done, delta: session_pb2.Delta, stages_s: dict[str, float]

@@ -25,6 +25,8 @@ class Unit:
     received_s: float
     receive_time_ns: int
     trace: TraceContext | None = None
+    frames: tuple[bytes, ...] = ()
+    max_slices: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,43 +5,50 @@ Decides which values are refused, naming the field at fault. Pure.
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 import numpy as np
 
 from duplane.fabric.audio import INPUT_RATE_HERTZ, AudioError, Samples, is_wav, samples_from_pcm
+from duplane.fabric.bounds import DUPLEX_CONFIG
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
 from duplane.worker.inbox import Refusal, Unit
-from duplane.worker.model.types import ConversationOptions, DecodeMode, OptionError
+from duplane.worker.model.types import (
+    ConversationOptions,
+    DecodeMode,
+    OptionError,
+    WindowMode,
+)
 from duplane.worker.settings import SessionLimits
 
 UNIT_TOO_LONG = "UNIT_TOO_LONG"
 PAUSED = "PAUSED"
 
-# Field of DuplexConfig -> lowest and highest value.
-_RANGES: dict[str, tuple[float, float]] = {
-    "force_listen_count": (0, 3600),
-    "max_new_speak_token_count": (1, 256),
-    "temperature": (0, 2),
-    "top_k": (0, 1_000_000),
-    "top_p": (0, 1),
-    "text_repetition_penalty": (0.1, 10),
-    "text_repetition_window_size": (0, 65_536),
-    "length_penalty": (0.1, 5),
-    "listen_prob_scale": (0, 1000),
-    "listen_top_k": (1, 1_000_000),
-    "tts_temperature": (0, 2),
+# Field of DuplexConfig -> what its values are called in the model.
+_CHOICES: dict[str, dict[int, Enum]] = {
+    "decode_mode": {
+        session_pb2.DECODE_MODE_SAMPLING: DecodeMode.SAMPLING,
+        session_pb2.DECODE_MODE_GREEDY: DecodeMode.GREEDY,
+    },
+    "context_window": {
+        session_pb2.CONTEXT_WINDOW_OFF: WindowMode.OFF,
+        session_pb2.CONTEXT_WINDOW_BASIC: WindowMode.BASIC,
+        session_pb2.CONTEXT_WINDOW_CONTEXT: WindowMode.CONTEXT,
+    },
 }
-_MODEL_NAMES = {"max_new_speak_token_count": "max_new_speak_tokens_per_chunk"}
+_MODEL_NAMES = {
+    "max_new_speak_token_count": "max_new_speak_tokens_per_chunk",
+    "context_window": "sliding_window_mode",
+    "basic_window_high_token_count": "basic_window_high_tokens",
+    "basic_window_low_token_count": "basic_window_low_tokens",
+    "context_window_unit_count": "context_max_units",
+    "context_window_previous_token_count": "context_previous_max_tokens",
+}
 _PATHS = {
-    **{_MODEL_NAMES.get(name, name): f"config.{name}" for name in _RANGES},
-    "generate_audio": "config.generate_audio",
-    "decode_mode": "config.decode_mode",
-}
-_DECODE_MODES = {
-    session_pb2.DECODE_MODE_SAMPLING: DecodeMode.SAMPLING,
-    session_pb2.DECODE_MODE_GREEDY: DecodeMode.GREEDY,
+    _MODEL_NAMES.get(name, name): f"config.{name}"
+    for name in ("generate_audio", *DUPLEX_CONFIG, *_CHOICES)
 }
 
 
@@ -94,7 +101,7 @@ def token_limit(wish: session_pb2.Open, worker_limit: int) -> int:
 
 def _config(config: session_pb2.DuplexConfig) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
-    for name, (low, high) in _RANGES.items():
+    for name, (low, high) in DUPLEX_CONFIG.items():
         if not config.HasField(name):  # pyright: ignore[reportArgumentType] - names are checked
             continue
         value: float = getattr(config, name)
@@ -103,11 +110,13 @@ def _config(config: session_pb2.DuplexConfig) -> dict[str, Any]:
         chosen[_MODEL_NAMES.get(name, name)] = value
     if config.HasField("generate_audio"):
         chosen["generate_audio"] = config.generate_audio
-    if config.decode_mode != session_pb2.DECODE_MODE_UNSPECIFIED:
-        mode = _DECODE_MODES.get(config.decode_mode)
-        if mode is None:
-            raise _invalid("config.decode_mode", f"is {config.decode_mode}, not a known mode")
-        chosen["decode_mode"] = mode
+    for name, choices in _CHOICES.items():
+        number: int = getattr(config, name)
+        if not number:
+            continue
+        if number not in choices:
+            raise _invalid(f"config.{name}", f"is {number}, not a known mode")
+        chosen[_MODEL_NAMES.get(name, name)] = choices[number]
     return chosen
 
 
@@ -145,6 +154,7 @@ def check_unit(
     limits: SessionLimits,
     *,
     last_sequence: int,
+    is_omni: bool,
     is_paused: bool,
     received_s: float,
     receive_time_ns: int,
@@ -157,22 +167,49 @@ def check_unit(
             raise _UnitError(fault, "sequence")
         if is_paused:
             raise _UnitError("the session is paused", reason=PAUSED)
+        max_slices = _check_frames(unit, limits, is_omni=is_omni)
         samples = _unit_samples(unit, limits.max_unit_s)
     except _UnitError as error:
         return Refusal(unit.sequence, error.reason, str(error), error.field, receive_time_ns, trace)
-    return Unit(unit.sequence, samples, unit.force_listen, received_s, receive_time_ns, trace)
+    return Unit(
+        unit.sequence,
+        samples,
+        unit.force_listen,
+        received_s,
+        receive_time_ns,
+        trace,
+        tuple(unit.video_frames),
+        max_slices,
+    )
+
+
+def _check_frames(unit: session_pb2.Unit, limits: SessionLimits, *, is_omni: bool) -> int:
+    """Refuse frames that are too many or too large; the bound of slices that is in force."""
+    if unit.video_frames and not is_omni:
+        raise _UnitError("video_frames can only come in an omni session", "video_frames")
+    count = len(unit.video_frames)
+    if count > limits.max_frame_count:
+        fault = f"video_frames are {count}, more than {limits.max_frame_count}"
+        raise _UnitError(fault, "video_frames")
+    for index, frame in enumerate(unit.video_frames):
+        if len(frame) > limits.max_frame_bytes:
+            fault = f"is {len(frame)} bytes, more than {limits.max_frame_bytes}"
+            raise _UnitError(f"video_frames[{index}] {fault}", "video_frames")
+    slices = unit.max_slice_count if unit.HasField("max_slice_count") else 1
+    if not 1 <= slices <= limits.max_slice_count:
+        fault = f"max_slice_count is {slices}, not between 1 and {limits.max_slice_count}"
+        raise _UnitError(fault, "max_slice_count")
+    return slices
 
 
 def _unit_samples(unit: session_pb2.Unit, max_s: float) -> Samples:
-    if unit.video_frames:
-        raise _UnitError("video_frames can only come in an omni session", "video_frames")
     if unit.forced_token_ids:
         raise _UnitError("forced_token_ids are not served by this worker", "forced_token_ids")
     try:
         samples = _samples(unit.audio)
     except AudioError as error:
         raise _UnitError(f"audio: {error}", "audio") from None
-    if not samples.size:
+    if not (samples.size or unit.video_frames):
         raise _UnitError("audio is empty", "audio")
     seconds = samples.size / INPUT_RATE_HERTZ
     if seconds > max_s:

@@ -45,6 +45,8 @@ class Model(Protocol):
     def parameter_count(self) -> int: ...
     @property
     def memory_bytes(self) -> int: ...
+    @property
+    def sees_frames(self) -> bool: ...
     def open(self, slot: int, options: ConversationOptions) -> Opened: ...
     def step(self, units: Sequence[UnitInput]) -> Iterator[UnitOutput | UnitFailure]: ...
     def settle(self, slots: Sequence[int]) -> None: ...
@@ -150,8 +152,7 @@ class Rounds:
         waiting = {taken.slot: taken for taken in batch}
         lost: set[int] = set()
         try:
-            inputs = [UnitInput(t.slot, t.unit.audio, t.unit.force_listen) for t in batch]
-            for result in self.model.step(inputs):
+            for result in self.model.step([_input(taken) for taken in batch]):
                 taken = waiting.pop(result.slot)
                 self._post(result.slot, Done(taken, result, len(batch), started_s))
                 if isinstance(result, UnitFailure) and result.is_fatal:
@@ -186,3 +187,8 @@ class Rounds:
             )
             return False
         return True
+
+
+def _input(taken: Taken) -> UnitInput:
+    unit = taken.unit
+    return UnitInput(taken.slot, unit.audio, unit.force_listen, unit.frames, unit.max_slices)

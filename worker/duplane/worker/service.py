@@ -21,14 +21,13 @@ from duplane.worker.admission import Admission
 from duplane.worker.attach import Attachment, Presence
 from duplane.worker.device import TorchDevice
 from duplane.worker.engine import Engine
-from duplane.worker.rounds import Device
+from duplane.worker.rounds import Device, Model
 from duplane.worker.sessions import Sessions, slot_reports
 from duplane.worker.settings import WorkerSettings
 
 _log = logging.getLogger(__name__)
 
 _SERVICE = session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name
-_KINDS = (lease_pb2.SESSION_KIND_AUDIO_DUPLEX,)
 _STOP_GRACE_S = 2.0  # for `closed` to reach clients once nothing runs any more
 # The device thread is Python between its kernels; it must let the event loop in soon.
 _SWITCH_INTERVAL_S = 0.0005
@@ -90,7 +89,7 @@ class Worker:
         self._attachments: list[Attachment] = []
         self._server = FabricServer(_SERVICE)
         self._admission = Admission(
-            settings.worker_id, engine.model.slot_count, _KINDS, self._on_change
+            settings.worker_id, engine.model.slot_count, _kinds(engine.model), self._on_change
         )
         self._idle.set()
 
@@ -170,7 +169,14 @@ class Worker:
                 parameter_count=model.parameter_count,
                 context_token_limit=model.context_capacity,
             ),
-            kinds=_KINDS,
+            kinds=self._admission.kinds,
             slots=slot_reports(self._admission),
             is_draining=self._admission.is_draining,
         )
+
+
+def _kinds(model: Model) -> tuple[lease_pb2.SessionKind, ...]:
+    """What the model can serve."""
+    if model.sees_frames:
+        return (lease_pb2.SESSION_KIND_AUDIO_DUPLEX, lease_pb2.SESSION_KIND_OMNI_DUPLEX)
+    return (lease_pb2.SESSION_KIND_AUDIO_DUPLEX,)

@@ -14,7 +14,7 @@ from typing import Any, assert_never
 import grpc.aio
 
 from duplane.fabric.errors import FabricError, Reason
-from duplane.fabric.v1 import session_pb2
+from duplane.fabric.v1 import lease_pb2, session_pb2
 from duplane.worker.deltas import Account
 from duplane.worker.engine import Engine
 from duplane.worker.inbox import Refusal
@@ -50,7 +50,7 @@ class Session:
         self,
         stream: Stream,
         phases: Phases,
-        slot: int,
+        claims: lease_pb2.LeaseClaims,
         engine: Engine,
         account: Account,
         limits: SessionLimits,
@@ -62,16 +62,18 @@ class Session:
         self._account = account
         self._limits = limits
         self._on_unit = on_unit
+        self._is_omni = claims.kind == lease_pb2.SESSION_KIND_OMNI_DUPLEX
         self._token_limit = engine.model.context_capacity
         self._last_sequence = -1
         self._is_open = False
+        self._is_bounded = True
         self._sent_paths: frozenset[str] = frozenset()
         self._end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         # One place more than is let in, for the last: `closed`, or None before a failure.
         self._outbox = asyncio.Queue[session_pb2.ConverseResponse | None](
             limits.outbox_message_count + 1
         )
-        self.conversation = engine.converse(slot, self._on_event)
+        self.conversation = engine.converse(claims.slot, self._on_event)
 
     def end(self, end: End) -> None:
         """End the session; the first reason given counts."""
@@ -143,6 +145,7 @@ class Session:
             unit,
             self._limits,
             last_sequence=self._last_sequence,
+            is_omni=self._is_omni,
             is_paused=self._phases.phase is Phase.PAUSED,
             received_s=time.monotonic(),
             receive_time_ns=time.time_ns(),
@@ -176,6 +179,9 @@ class Session:
             self.end(FabricError(Reason.INVALID_FIELD, message, field="system_prompt"))
             return
         self._is_open = True
+        # With a window the context is never full at the worker's own limit: there is room again.
+        is_own_limit = self._token_limit < self._engine.model.context_capacity
+        self._is_bounded = is_own_limit or not opened.has_window
         message = session_pb2.Opened(
             prompt_token_count=opened.context_length,
             context_token_limit=self._token_limit,
@@ -199,7 +205,7 @@ class Session:
         delta = self._account.delta(done, result, now_s)
         self._on_unit(now_s - done.taken.unit.received_s)
         self._say(session_pb2.ConverseResponse(delta=delta))
-        if result.context_length >= self._token_limit:
+        if self._is_bounded and result.context_length >= self._token_limit:
             self.end(session_pb2.Closed(reason=session_pb2.CLOSE_REASON_CONTEXT_FULL))
 
     def _on_lost(self) -> None:

@@ -128,7 +128,7 @@ class Sessions(session_pb2_grpc.SessionServiceServicer):
         session = Session(
             context,
             phases,
-            claims.slot,
+            claims,
             self._engine,
             account,
             self._limits,

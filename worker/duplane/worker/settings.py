@@ -20,6 +20,9 @@ class SessionLimits:
     pause_timeout_s: float = 60.0  # a pause that names no timeout: closed PAUSE_TIMEOUT
     max_pause_s: float = 3600.0  # a pause that asks for more gets this
     max_unit_s: float = 2.0  # a longer unit: failed UNIT_TOO_LONG
+    max_frame_count: int = 8  # of one unit; more: failed INVALID_FIELD
+    max_frame_bytes: int = 2 * 1024 * 1024  # of each; more: failed INVALID_FIELD
+    max_slice_count: int = 9  # of each, if the unit asks for more: failed INVALID_FIELD
     max_voice_s: float = 30.0  # a longer voice: INVALID_FIELD
     max_prompt_bytes: int = 32 * 1024  # a longer system prompt: INVALID_FIELD
     inbox_unit_count: int = 4  # units that wait for the device; the oldest is dropped

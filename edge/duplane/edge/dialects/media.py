@@ -33,7 +33,7 @@ def decode_audio(encoded: str, path: str, max_s: float) -> bytes:
         raise invalid(path, "is empty")
     try:
         if is_wav(audio):
-            audio = pcm_from_samples(read_audio_file(audio, max_s=max_s))
+            audio = pcm_from_samples(read_audio_file(audio, max_s=max_s, is_trusted=False))
             if not audio:
                 raise AudioError("is empty")
             return audio

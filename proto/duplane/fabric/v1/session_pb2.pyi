@@ -13,6 +13,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ContextWindow(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CONTEXT_WINDOW_UNSPECIFIED: _ClassVar[ContextWindow]
+    CONTEXT_WINDOW_OFF: _ClassVar[ContextWindow]
+    CONTEXT_WINDOW_BASIC: _ClassVar[ContextWindow]
+    CONTEXT_WINDOW_CONTEXT: _ClassVar[ContextWindow]
+
 class DecodeMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     DECODE_MODE_UNSPECIFIED: _ClassVar[DecodeMode]
@@ -43,6 +50,10 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_CONTEXT_FULL: _ClassVar[FinishReason]
+CONTEXT_WINDOW_UNSPECIFIED: ContextWindow
+CONTEXT_WINDOW_OFF: ContextWindow
+CONTEXT_WINDOW_BASIC: ContextWindow
+CONTEXT_WINDOW_CONTEXT: ContextWindow
 DECODE_MODE_UNSPECIFIED: DecodeMode
 DECODE_MODE_SAMPLING: DecodeMode
 DECODE_MODE_GREEDY: DecodeMode
@@ -124,7 +135,7 @@ class Open(_message.Message):
     def __init__(self, system_prompt: _Optional[str] = ..., llm_voice: _Optional[bytes] = ..., tts_voice: _Optional[bytes] = ..., config: _Optional[_Union[DuplexConfig, _Mapping]] = ..., seed: _Optional[int] = ..., context_token_limit: _Optional[int] = ...) -> None: ...
 
 class DuplexConfig(_message.Message):
-    __slots__ = ("generate_audio", "force_listen_count", "max_new_speak_token_count", "decode_mode", "temperature", "top_k", "top_p", "text_repetition_penalty", "text_repetition_window_size", "length_penalty", "listen_prob_scale", "listen_top_k", "tts_temperature")
+    __slots__ = ("generate_audio", "force_listen_count", "max_new_speak_token_count", "decode_mode", "temperature", "top_k", "top_p", "text_repetition_penalty", "text_repetition_window_size", "length_penalty", "listen_prob_scale", "listen_top_k", "tts_temperature", "context_window", "basic_window_high_token_count", "basic_window_low_token_count", "context_window_unit_count", "context_window_previous_token_count")
     GENERATE_AUDIO_FIELD_NUMBER: _ClassVar[int]
     FORCE_LISTEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_SPEAK_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +149,11 @@ class DuplexConfig(_message.Message):
     LISTEN_PROB_SCALE_FIELD_NUMBER: _ClassVar[int]
     LISTEN_TOP_K_FIELD_NUMBER: _ClassVar[int]
     TTS_TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    BASIC_WINDOW_HIGH_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    BASIC_WINDOW_LOW_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_WINDOW_UNIT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_WINDOW_PREVIOUS_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     generate_audio: bool
     force_listen_count: int
     max_new_speak_token_count: int
@@ -151,7 +167,12 @@ class DuplexConfig(_message.Message):
     listen_prob_scale: float
     listen_top_k: int
     tts_temperature: float
-    def __init__(self, generate_audio: _Optional[bool] = ..., force_listen_count: _Optional[int] = ..., max_new_speak_token_count: _Optional[int] = ..., decode_mode: _Optional[_Union[DecodeMode, str]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., text_repetition_penalty: _Optional[float] = ..., text_repetition_window_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., listen_prob_scale: _Optional[float] = ..., listen_top_k: _Optional[int] = ..., tts_temperature: _Optional[float] = ...) -> None: ...
+    context_window: ContextWindow
+    basic_window_high_token_count: int
+    basic_window_low_token_count: int
+    context_window_unit_count: int
+    context_window_previous_token_count: int
+    def __init__(self, generate_audio: _Optional[bool] = ..., force_listen_count: _Optional[int] = ..., max_new_speak_token_count: _Optional[int] = ..., decode_mode: _Optional[_Union[DecodeMode, str]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., text_repetition_penalty: _Optional[float] = ..., text_repetition_window_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., listen_prob_scale: _Optional[float] = ..., listen_top_k: _Optional[int] = ..., tts_temperature: _Optional[float] = ..., context_window: _Optional[_Union[ContextWindow, str]] = ..., basic_window_high_token_count: _Optional[int] = ..., basic_window_low_token_count: _Optional[int] = ..., context_window_unit_count: _Optional[int] = ..., context_window_previous_token_count: _Optional[int] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("prompt_token_count", "context_token_limit", "ignored_fields")

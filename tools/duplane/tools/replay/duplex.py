@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from duplane.tools.replay.audio import read_audio, read_clip
-from duplane.tools.replay.check import Check, Verdict, compare, differs, same, skipped, worst
+from duplane.tools.replay.check import Check, Verdict, compare, differs, same, worst
 from duplane.tools.replay.recording import (
     NO_VOICE,
     CountingVocoder,
@@ -30,19 +30,16 @@ from duplane.worker.model.types import (
     UnitFailure,
     UnitInput,
     UnitOutput,
+    WindowMode,
 )
 
 TOLERANCE = 1e-4
 SLOT = 0
 PROMPT_HEAD, PROMPT_TAIL = "<|im_start|>system\n", "\n<|audio_start|>"
-
-NEEDS: Mapping[str, Callable[[dict[str, Any]], bool]] = {
-    "frames": lambda trace: any(unit["frames"] for unit in trace["units"]),
-    "context windows": lambda trace: (
-        trace["duplex_config"].get("sliding_window_mode", "off") != "off"
-    ),
-}
-"""What sessions may need that the model does not have yet."""
+_WINDOW_NUMBERS = (
+    *("basic_window_high_tokens", "basic_window_low_tokens"),
+    *("context_max_units", "context_previous_max_tokens"),
+)
 
 
 def checks(golden: Path) -> Iterator[Check]:
@@ -57,17 +54,13 @@ def checks(golden: Path) -> Iterator[Check]:
     loaded = load_parts(
         golden / "checkpoint",
         slot_count=1,
-        context_capacity=rows + 64,
+        context_capacity=rows + 1,
         device="cpu",
         dtype="float32",
     )
     for path, trace in traces.items():
-        needs = [need for need, is_needed in NEEDS.items() if is_needed(trace)]
-        if needs:
-            yield skipped(path.stem, f"needs {', '.join(needs)}")
-        else:
-            arrays = np.load(path.with_suffix(".npz"))
-            yield from SessionReplay(golden, loaded, trace, arrays).checks()
+        arrays = np.load(path.with_suffix(".npz"))
+        yield from SessionReplay(golden, loaded, trace, arrays).checks()
 
 
 class SessionReplay:
@@ -87,7 +80,8 @@ class SessionReplay:
         draws = [draw["u"] for unit in self._units for draw in unit.get("multinomial", [])]
         self._uniforms = RecordedUniforms(draws)
         self._voice = _voice(golden, trace)
-        last = max(unit["audio_offset"] + unit["audio_samples"] for unit in self._units)
+        last = max(_audio_end(unit) for unit in self._units)
+        self._images = golden / "images"
         self._audio = read_audio(golden / "audio" / trace["audio"], last)
         self._ids: list[int] = []
         self._seen: dict[str, list[Check]] = {}
@@ -116,11 +110,14 @@ class SessionReplay:
 
     def _play(self, unit: dict[str, Any]) -> None:
         """Run one unit and compare everything that was recorded of it."""
-        start, seen = unit["audio_offset"], self._recorder.begin_unit(SLOT)
+        seen = self._recorder.begin_unit(SLOT)
         before = self._model.context_length(SLOT)
         buffered = self._pending_speech()
-        audio = self._audio[start : start + unit["audio_samples"]]
-        (result,) = self._model.step([UnitInput(SLOT, audio, unit["force_listen"])])
+        end = _audio_end(unit)
+        audio = self._audio[end - unit["audio_samples"] : end]
+        frames = tuple((self._images / name).read_bytes() for name in unit["frames"])
+        played = UnitInput(SLOT, audio, unit["force_listen"], frames, unit["max_slice_nums"])
+        (result,) = self._model.step([played])
         match result:
             case UnitOutput():
                 self._ids += result.token_ids
@@ -175,15 +172,16 @@ class SessionReplay:
         yield same("n_tts_tokens", output.audio_token_count, unit["n_tts_tokens"])
         yield same("current_time", conversation.turn.unit_count, unit["current_time"])
         yield same("current_turn_ended", not conversation.turn.is_open, unit["current_turn_ended"])
-        history = [
-            [index, record.row_count, record.is_listen]
-            for index, record in enumerate(conversation.units)
-        ]
+        window = conversation.window
+        history = [[record.number, record.row_count, record.is_listen] for record in window.units]
         yield same("unit_history", history, unit["unit_history"])
+        yield same("preserved", window.preserved_rows, unit["system_preserve_length"])
+        yield same("previous_token_ids", list(window.previous), unit["previous_token_ids"])
 
     def _tensors(self, unit: dict[str, Any], seen: SeenUnit) -> Iterator[Check]:
         key = f"u{unit['unit']}"
         yield from self._array(f"{key}_audio_embeds", seen.embeds, "audio_embeds")
+        yield from self._array(f"{key}_vision_embeds", seen.vision, "vision_embeds")
         yield from self._array(f"{key}_pending_logits", seen.pending, "pending_logits")
         if seen.hidden:
             yield from self._array(f"{key}_fed_hidden", np.stack(seen.hidden), "fed_hidden")
@@ -260,6 +258,11 @@ class SessionReplay:
             yield compare(name, got, values, TOLERANCE)
 
 
+def _audio_end(unit: dict[str, Any]) -> int:
+    """Where in the audio the unit ends; units of frames alone name no place."""
+    return (unit["audio_offset"] or 0) + unit["audio_samples"]
+
+
 def _fold(name: str, found: list[Check]) -> Check:
     different = [check for check in found if check.verdict is Verdict.DIFFERS]
     return replace(different[0], name=name) if different else worst(name, found)
@@ -276,13 +279,19 @@ def _options(trace: dict[str, Any], voice: FloatArray | None) -> ConversationOpt
     chosen = {"force_listen_count": 0, **trace["duplex_config"]}
     fixed = {
         name: chosen[name]
-        for name in ("generate_audio", "force_listen_count", "tts_temperature")
+        for name in ("generate_audio", "force_listen_count", "tts_temperature", *_WINDOW_NUMBERS)
         if name in chosen
     }
+    window = WindowMode(chosen.get("sliding_window_mode", "off"))
     sampling = {**trace["generate_params"]}
     mode = DecodeMode(sampling.pop("decode_mode", "sampling"))
     return ConversationOptions(
-        system_prompt=prompt, llm_voice=voice, decode_mode=mode, **fixed, **sampling
+        system_prompt=prompt,
+        llm_voice=voice,
+        decode_mode=mode,
+        sliding_window_mode=window,
+        **fixed,
+        **sampling,
     )
 
 

@@ -84,6 +84,7 @@ class SeenUnit:
     """What the model did in one unit."""
 
     embeds: NDArray[np.float32] | None = None
+    vision: NDArray[np.float32] | None = None
     pending: NDArray[np.float32] | None = None
     prefilled: int = 0
     settled: int = 0
@@ -113,9 +114,15 @@ class Recorder(Probe):
         if voice is not None:
             self.voices[slot] = _copy(voice)
 
-    def prefilled(self, slot: int, embeds: Tensor, logits: Tensor, length: int) -> None:
+    def heard(self, slot: int, embeds: Tensor) -> None:
+        self._units[slot].embeds = _copy(embeds)
+
+    def saw(self, slot: int, embeds: Tensor) -> None:
+        self._units[slot].vision = _copy(embeds)
+
+    def prefilled(self, slot: int, logits: Tensor, length: int) -> None:
         unit = self._units[slot]
-        unit.embeds, unit.pending, unit.prefilled = _copy(embeds), _copy(logits), length
+        unit.pending, unit.prefilled = _copy(logits), length
 
     def decided(self, slot: int, logits: Tensor, token: int) -> None:
         self._units[slot].logits.append(_copy(logits))

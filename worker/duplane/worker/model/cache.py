@@ -5,12 +5,15 @@ Decides which rows a forward pass writes and sees; knows nothing about what comp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
+
+MOVED_ROWS = 256
+"""Rows that are moved at once: what bounds the memory that a move takes."""
 
 
 class CacheFullError(Exception):
@@ -146,6 +149,37 @@ class KVCache:
             self.keys[layer, slots, :, : run.length],
             self.values[layer, slots, :, : run.length],
         )
+
+    def move(
+        self, slot: int, source: int, target: int, turn: Callable[[Tensor, int, int], Tensor]
+    ) -> None:
+        """Move the rows from `source` on so that they begin at `target`, in place.
+
+        `turn(keys, source, target)` gives keys `[layers, heads, rows, head_dim]` that were at the
+        position `source` and after as they are at `target` and after; values are the same
+        everywhere. Raises `CacheFullError`, with nothing changed, if they do not fit.
+        """
+        count = self._lengths[slot] - source
+        if source < 0 or count < 0 or target < 0:
+            raise ValueError(f"slot {slot}: no rows to move from {source} to {target}")
+        if target + count > self.capacity:
+            raise CacheFullError(f"slot {slot}: {count} rows do not fit behind {target}")
+        starts = range(0, count, MOVED_ROWS)
+        # What is overwritten must have been moved before.
+        for start in starts if target < source else reversed(starts):
+            rows = min(MOVED_ROWS, count - start)
+            old = slice(source + start, source + start + rows)
+            new = slice(target + start, target + start + rows)
+            self.keys[:, slot, :, new] = turn(self.keys[:, slot, :, old], old.start, new.start)
+            self.values[:, slot, :, new] = self.values[:, slot, :, old].clone()
+        self._lengths[slot] = target + count
+        self._touched[slot] = max(self._touched[slot], target + count)
+
+    def restore(self, slot: int, length: int) -> None:
+        """Count rows again that lie behind a `truncate`, up to `length`."""
+        if not self._lengths[slot] <= length <= self._touched[slot]:
+            raise ValueError(f"slot {slot} has no {length} rows to restore")
+        self._lengths[slot] = length
 
     def truncate(self, slot: int, length: int) -> None:
         """Forget the rows from `length` on; they are zeroed by `reset`, at the latest."""

@@ -107,9 +107,20 @@ class Rotary:
         """Cosines and signed sines `[rows, 1, head_dim]` for the rows at `positions`."""
         return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
 
+    def turn(self, keys: Tensor, source: int, target: int) -> Tensor:
+        """Keys `[..., rows, head_dim]` rotated for `source` and after, rotated for `target`.
+
+        One rotation by the difference of the two positions' own angles, so that a key turned
+        is as close to one computed at its new place as float32 allows.
+        """
+        old, new = (slice(start, start + keys.shape[-2]) for start in (source, target))
+        cos = self.cos[new] * self.cos[old] + self.sin[new] * self.sin[old]
+        sin = self.sin[new] * self.cos[old] - self.cos[new] * self.sin[old]
+        return rotate(keys, cos, sin)
+
 
 def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate `[rows, heads, head_dim]` in float32; `sin` carries the sign of the half turn."""
+    """Rotate `[..., head_dim]` in float32; `sin` carries the sign of the half turn."""
     exact = states.float()
     half = exact.shape[-1] // 2
     return (exact * cos + exact.roll(half, -1) * sin).to(states.dtype)
@@ -218,3 +229,10 @@ class Decoder(nn.Module):
         for index, layer in enumerate(self.layers):
             embeds = layer(embeds, turn, rows, self.cache, index)
         return self.norm(embeds)
+
+    def move(self, slot: int, source: int, target: int) -> None:
+        """Move the slot's rows from `source` on to `target` and after, as if they had been there.
+
+        Their values remain what they were computed from, rows that may be gone since.
+        """
+        self.cache.move(slot, source, target, self._rotary.turn)

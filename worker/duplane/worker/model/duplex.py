@@ -25,8 +25,12 @@ class TurnState:
 
 @dataclass(frozen=True)
 class UnitRecord:
-    """One unit in the context, as the windows need it: its rows, and what was said in it."""
+    """One unit in the context, as the windows need it: its rows, and what was said in it.
 
+    `number` counts the units of a conversation, from 0.
+    """
+
+    number: int
     row_count: int
     is_listen: bool
     ids: tuple[int, ...]

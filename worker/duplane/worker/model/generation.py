@@ -9,6 +9,7 @@ from torch import Tensor
 
 from duplane.worker.model.conversation import Conversation
 from duplane.worker.model.duplex import UnitRules
+from duplane.worker.model.intake import UnitContent
 from duplane.worker.model.language_model import LanguageModel
 from duplane.worker.model.probe import Probe
 from duplane.worker.model.sampling import Decision, TextSampling
@@ -18,13 +19,16 @@ from duplane.worker.model.sampling import Decision, TextSampling
 class RunningUnit:
     """One unit on its way through a batch.
 
-    `hidden` holds one state per id of `rules.said`. `is_broken` means that the model's output
-    was not finite, so the unit and its conversation are lost.
+    `is_interrupting` means that it cuts off a turn. `hidden` holds one state per id of
+    `rules.said`. `is_broken` means that the model's output was not finite, so the unit and its
+    conversation are lost.
     """
 
     slot: int
     conversation: Conversation
     rules: UnitRules
+    content: UnitContent
+    is_interrupting: bool = False
     hidden: list[Tensor] = field(default_factory=list[Tensor])
     is_broken: bool = False
 

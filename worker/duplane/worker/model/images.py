@@ -115,21 +115,27 @@ class PreparedImage:
     size: Size
 
 
-def prepare(rules: ImageRules, data: bytes, max_slices: int | None = None) -> PreparedImage:
+def prepare(
+    rules: ImageRules,
+    data: bytes,
+    max_slices: int | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> PreparedImage:
     """Decode, scale and cut an encoded image; safe in any thread.
 
-    `max_slices` 1 means none; None takes the checkpoint's own bound. Raises `ImageError`.
+    `max_slices` 1 means none; None takes the checkpoint's own bound. Raises `ImageError`, also
+    for more than `max_pixels`.
     """
     allowed = rules.max_slices if max_slices is None else max_slices
     if not 1 <= allowed <= MAX_SLICES:
         raise ImageError(f"max_slices is {allowed}, not between 1 and {MAX_SLICES}")
-    picture = decode(data)
+    picture = decode(data, max_pixels)
     plan = plan_sizes(rules, picture.size, allowed)
     pieces = tuple(_piece(rules, image) for image in _cut(rules, picture, plan))
     return PreparedImage(pieces, plan.grid, picture.size)
 
 
-def decode(data: bytes) -> Image.Image:
+def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """The RGB image in JPEG or PNG bytes.
 
     As in the reference, an alpha channel is dropped, a palette applied, EXIF orientation not.
@@ -140,7 +146,7 @@ def decode(data: bytes) -> Image.Image:
         raise ImageError("the image is empty")
     try:
         with Image.open(BytesIO(data), formats=FORMATS) as opened:
-            _check_cost(opened, data)
+            _check_cost(opened, data, max_pixels)
             opened.load()
             return _to_rgb(opened)
     except ImageError:
@@ -196,11 +202,11 @@ def slice_grid(rules: ImageRules, size: Size, max_slices: int) -> Grid | None:
     return min(grids, key=lambda grid: abs(shape - math.log(grid[0] / grid[1])))
 
 
-def _check_cost(opened: Image.Image, data: bytes) -> None:
+def _check_cost(opened: Image.Image, data: bytes, max_pixels: int) -> None:
     """Refuse what would take too much to decode; only the header has been read."""
     width, height = opened.size
-    if width * height > MAX_PIXELS:
-        raise ImageError(f"the image has {width} x {height} pixels, more than {MAX_PIXELS}")
+    if width * height > max_pixels:
+        raise ImageError(f"the image has {width} x {height} pixels, more than {max_pixels}")
     # Entropy-coded bytes never hold this marker; embedded images may, but they are few.
     scans = 0 if opened.format == "PNG" else data.count(b"\xff\xda")
     if scans * width * height > MAX_SCANNED_PIXELS:

@@ -10,8 +10,11 @@ from torch import Tensor, nn
 
 from duplane.worker.model.checkpoint import Checkpoint, field
 from duplane.worker.model.decoder import Decoder, DecoderConfig, embedding, linear
+from duplane.worker.model.windows import Slide
 
 PREFIX = "llm."
+PREFILL_ROWS = 512
+"""Rows of one slot that are fed at once; a long prompt takes several passes."""
 
 
 class _Body(Decoder):
@@ -75,6 +78,35 @@ class LanguageModel(nn.Module):
     def append(self, counts: Sequence[tuple[int, int]], embeds: Tensor) -> None:
         """`feed` for rows whose result nobody needs."""
         self.model(embeds, self.cache.extend(counts))
+
+    def splice(self, slot: int, slide: Slide) -> None:
+        """Change the slot's context as a window says: rows move, the ids between are fed.
+
+        Rows moved are as if they had always been at their place, ids fed see what is before them.
+        """
+        self.model.move(slot, slide.kept, slide.target)
+        length = self.cache.length(slot)
+        if slide.ids:
+            self.cache.truncate(slot, slide.start)
+            self.append_long(slot, self.embed(slide.ids))
+            self.cache.restore(slot, length)
+
+    def append_long(self, slot: int, embeds: Tensor) -> None:
+        """`append` for any number of rows `[rows, hidden]`, a bounded number at a time."""
+        for start in range(0, len(embeds), PREFILL_ROWS):
+            rows = embeds[start : start + PREFILL_ROWS]
+            self.append([(slot, len(rows))], rows)
+
+    def feed_units(self, slots: Sequence[int], embeds: Sequence[Tensor]) -> Tensor:
+        """Feed each slot, ascending, its rows `[n, hidden]`; the logits behind the last of each.
+
+        One pass for all slots, after passes for what is more than a slot's share of it.
+        """
+        for slot, rows in zip(slots, embeds, strict=True):
+            self.append_long(slot, rows[:-PREFILL_ROWS])
+        last = [rows[-PREFILL_ROWS:] for rows in embeds]
+        counts = [(slot, len(rows)) for slot, rows in zip(slots, last, strict=True)]
+        return self.feed(counts, torch.cat(last))[1]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits `[rows, vocabulary]` of hidden states `[rows, hidden]`, in float32."""

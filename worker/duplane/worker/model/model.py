@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from duplane.worker.model.conversation import Conversation
 from duplane.worker.model.duplex import UnitRules
 from duplane.worker.model.generation import RunningUnit, TextGeneration
-from duplane.worker.model.mel import AudioBacklogError
-from duplane.worker.model.parts import UNIT_OVERHANG, ModelParts, load_parts
+from duplane.worker.model.intake import Intake, UnitContent, refused
+from duplane.worker.model.parts import CLOSING_ROWS, ModelParts, generated_rows, load_parts
 from duplane.worker.model.probe import Probe
 from duplane.worker.model.prompt import embed_prompt
 from duplane.worker.model.sampling import TextSampling, Uniforms
@@ -32,10 +32,8 @@ from duplane.worker.model.types import (
     UnitInput,
     UnitOutput,
 )
+from duplane.worker.model.windows import Window
 
-PREFILL_ROWS = 512
-"""Rows of a prompt that are fed at once."""
-CLOSING_ROWS = 2
 _NO_AUDIO = np.zeros(0, np.float32)
 
 
@@ -46,12 +44,13 @@ class DuplexModel:
         """Put loaded parts together; all were made for the same slots."""
         self.parts, self.tokens, self.llm = parts, parts.tokens, parts.llm
         self.slot_count = parts.llm.cache.slot_count
-        self.context_capacity = parts.llm.cache.capacity - UNIT_OVERHANG
+        self.context_capacity = parts.llm.cache.capacity - parts.overhang
         self.name = parts.name
         self._device = parts.llm.model.norm.weight.device
         self._sampling = TextSampling(
             parts.tokens, parts.llm.vocabulary, self.slot_count, self._device
         )
+        self._intake = Intake(parts)
         self._text = TextGeneration(parts.llm, self._sampling, probe)
         self._speaking = None
         if parts.talker and parts.vocoder and parts.vocoder_voice:
@@ -84,7 +83,7 @@ class DuplexModel:
 
     @property
     def parameter_count(self) -> int:
-        """The number of parameters of the LLM, the audio encoder and the talker."""
+        """The number of parameters of the LLM, the encoders and the talker."""
         return sum(tensor.numel() for module in self._modules for tensor in module.parameters())
 
     @property
@@ -103,7 +102,8 @@ class DuplexModel:
     @property
     def _modules(self) -> list[nn.Module]:
         parts = self.parts
-        return [part for part in (parts.llm, parts.audio, parts.talker) if part is not None]
+        every = (parts.llm, parts.audio, parts.vision, parts.talker)
+        return [part for part in every if part is not None]
 
     def context_length(self, slot: int) -> int:
         """Rows of the slot's context."""
@@ -122,24 +122,23 @@ class DuplexModel:
             raise ValueError(f"slot {slot} has a conversation")
         voice = self.parts.prompt_voice if options.llm_voice is None else options.llm_voice
         room = self.context_capacity - options.max_new_speak_tokens_per_chunk
-        embeds, heard = embed_prompt(self.parts, options.system_prompt, voice, room)
+        rules = self.parts.windows.chosen(options)
+        prompt = embed_prompt(self.parts, options.system_prompt, voice, room)
+        head_rows = len(prompt.rows) - len(prompt.tail)
+        window = Window(rules, self.tokens, head_rows, prompt.tail)
         speech, ignored = self._speech(options)
-        conversation = Conversation.begin(options, speech, uniforms)
-        self._conversations[slot] = conversation
+        self._conversations[slot] = Conversation.begin(options, window, speech, uniforms)
         try:
             self._sampling.open(slot, options)
-            for start in range(0, len(embeds), PREFILL_ROWS):
-                rows = embeds[start : start + PREFILL_ROWS]
-                self.llm.append([(slot, len(rows))], rows)
+            self.llm.append_long(slot, prompt.rows)
             if speech is not None:
                 self._prime(slot, options.seed)
         except BaseException:
             self.close(slot)
             raise
-        conversation.prompt_length = self.context_length(slot)
         if self._probe is not None:
-            self._probe.prepared(slot, heard)
-        return Opened(conversation.prompt_length, ignored)
+            self._probe.prepared(slot, prompt.voice)
+        return Opened(self.context_length(slot), ignored, window.is_on)
 
     def _speech(self, options: ConversationOptions) -> tuple[SpeechTokens | None, tuple[str, ...]]:
         """The speech buffer, if there is to be audio, and the options that have no effect."""
@@ -155,6 +154,15 @@ class DuplexModel:
         if self.parts.vocoder is not None and self.parts.vocoder_voice is not None:
             self.parts.vocoder.prime(slot, self.parts.vocoder_voice, seed=seed)
 
+    @property
+    def sees_frames(self) -> bool:
+        """Whether units may have frames."""
+        return self.parts.vision is not None
+
+    def prepare(self, unit: UnitInput) -> UnitInput | UnitFailure:
+        """Decode a unit's frames ahead of `step`, which does it otherwise; safe in any thread."""
+        return self._intake.prepare(unit)
+
     @torch.inference_mode()
     def step(self, units: Sequence[UnitInput]) -> Generator[UnitOutput | UnitFailure, None, None]:
         """Run one unit per slot, together; one output or failure for each, as they are done.
@@ -168,23 +176,16 @@ class DuplexModel:
         self._check(units)
         watch = Stopwatch(self._device)
         running: list[RunningUnit] = []
-        interrupted: list[RunningUnit] = []
         for unit in sorted(units, key=lambda unit: unit.slot):
-            failure = self._refusal(unit)
-            if failure is not None:
-                yield failure
-                continue
-            begun = self._begin(unit)
-            if unit.force_listen and begun.conversation.turn.is_open:
-                interrupted.append(begun)
-            running.append(begun)
+            taken = self._take(unit)
+            if isinstance(taken, UnitFailure):
+                yield taken
+            else:
+                running.append(taken)
         if not running:
             return
-        embeds = self.parts.audio.encode([unit.slot for unit in running])
-        watch.lap("audio")
-        logits = self._prefill(running, embeds)
-        watch.lap("prefill")
-        self._interrupt(interrupted)
+        logits = self._prefill(running, watch)
+        self._interrupt([unit for unit in running if unit.is_interrupting])
         speaking: list[RunningUnit] = []
         for unit in self._text.run(running, logits):
             if unit.is_broken:
@@ -211,44 +212,69 @@ class DuplexModel:
             raise ValueError(f"slot {slot} has no conversation")
         return conversation
 
-    def _refusal(self, unit: UnitInput) -> UnitFailure | None:
-        """Take the unit's audio, or say why it cannot be run; nothing else has changed then."""
-        if unit.frames:
-            return _refused(unit, "FRAMES_UNSUPPORTED", "this model does not see frames")
-        options = self.conversation(unit.slot).options
-        rows = self.parts.audio.unit_rows + options.max_new_speak_tokens_per_chunk + CLOSING_ROWS
-        held = self.context_length(unit.slot)
-        if held >= self.context_capacity or held + rows + 2 > self.llm.cache.capacity:
-            return _refused(unit, "CONTEXT_FULL", f"{held} rows of {self.context_capacity}")
-        try:
-            is_ready = self.parts.audio.push(unit.slot, unit.audio)
-        except AudioBacklogError as error:
-            return _refused(unit, "AUDIO_BACKLOG", str(error))
-        except ValueError as error:
-            return _refused(unit, "AUDIO_INVALID", str(error))
-        if not is_ready:
-            buffered = self.parts.audio.buffered(unit.slot)
-            return _refused(unit, "AUDIO_TOO_SHORT", f"{buffered} samples are no whole unit yet")
-        return None
+    def _take(self, unit: UnitInput) -> RunningUnit | UnitFailure:
+        """Take a unit in, or say why it cannot be run.
 
-    def _begin(self, unit: UnitInput) -> RunningUnit:
+        A refused unit leaves the conversation as it was, but for audio that is too short, and
+        for room that was made for it by dropping what the window drops first.
+        """
+        prepared = self._intake.prepare(unit)
+        if isinstance(prepared, UnitFailure):
+            return prepared
+        content = self._intake.content(prepared)
+        failure = self._make_room(unit, content)
+        if failure is None and content.has_audio:
+            failure = self._intake.hear(unit)
+        if failure is not None:
+            return failure
         conversation = self.conversation(unit.slot)
+        is_interrupting = unit.force_listen and conversation.turn.is_open
         rules = UnitRules.begin(self.tokens, conversation.turn, force_listen=unit.force_listen)
         conversation.unsettled = rules
         conversation.unit_start = self.context_length(unit.slot)
-        return RunningUnit(unit.slot, conversation, rules)
+        return RunningUnit(unit.slot, conversation, rules, content, is_interrupting)
 
-    def _prefill(self, running: Sequence[RunningUnit], embeds: Tensor) -> Tensor:
-        """Feed `<unit>` and the audio rows `[units, rows, hidden]`; the logits [units, ids]."""
-        mark = self.llm.embed([self.tokens.unit]).expand(len(running), 1, -1)
-        rows = torch.cat((mark, embeds.to(mark.dtype)), dim=1)
-        counts = [(unit.slot, rows.shape[1]) for unit in running]
-        _, logits = self.llm.feed(counts, rows.flatten(0, 1))
+    def _make_room(self, unit: UnitInput, content: UnitContent) -> UnitFailure | None:
+        """See that the unit fits, whatever it leads to; a window drops what it must for that."""
+        conversation = self.conversation(unit.slot)
+        generated = generated_rows(conversation.options.max_new_speak_tokens_per_chunk)
+        rows = self._intake.rows(content) + generated + conversation.window.spare_rows
+        limit = min(self.llm.cache.capacity - rows, self.context_capacity - 1)
+        while self.context_length(unit.slot) > limit:
+            slide = conversation.window.slide(limit)
+            if slide is None:
+                held = self.context_length(unit.slot)
+                message = f"{held} rows of {self.context_capacity}, the unit takes up to {rows}"
+                return refused(unit, "CONTEXT_FULL", message)
+            self.llm.splice(unit.slot, slide)
+        return None
+
+    def _prefill(self, running: Sequence[RunningUnit], watch: Stopwatch) -> Tensor:
+        """Encode and feed what the units bring; the logits [units, ids]."""
+        contents = [unit.content for unit in running]
+        seen = self._intake.see(contents)
+        if any(seen):
+            watch.lap("vision")
+        hearing = [unit.slot for unit in running if unit.content.has_audio]
+        heard = list(self.parts.audio.encode(hearing).unbind()) if hearing else []
+        watch.lap("audio")
+        embeds = self._intake.lay_out(contents, seen, heard)
+        slots = [unit.slot for unit in running]
+        logits = self.llm.feed_units(slots, embeds)
+        watch.lap("prefill")
         if self._probe is not None:
-            for index, unit in enumerate(running):
-                length = self.context_length(unit.slot)
-                self._probe.prefilled(unit.slot, embeds[index], logits[index], length)
+            self._show(self._probe, slots, seen, logits)
+            for slot, rows in zip(hearing, heard, strict=True):
+                self._probe.heard(slot, rows)
         return logits
+
+    def _show(
+        self, probe: Probe, slots: Sequence[int], seen: Sequence[list[Tensor]], logits: Tensor
+    ) -> None:
+        for slot, images, row in zip(slots, seen, logits.unbind(), strict=True):
+            if images:
+                probe.saw(slot, torch.cat(images))
+            probe.prefilled(slot, row, self.context_length(slot))
 
     def _interrupt(self, units: Sequence[RunningUnit]) -> None:
         """Close the turns that a forced listen cuts off, and what they were saying."""
@@ -286,12 +312,15 @@ class DuplexModel:
             token_ids=tuple(rules.added),
             text_token_count=len(rules.said),
             audio_token_count=audio_token_count,
+            input_audio_count=self.parts.audio.unit_rows if unit.content.has_audio else 0,
+            input_video_count=unit.content.piece_count * self._intake.frame_rows,
+            input_mark_count=1 + 2 * unit.content.piece_count,
             stage_s={**laps, "settle": unit.conversation.settle_s},
         )
 
     @torch.inference_mode()
     def settle(self, slots: Sequence[int]) -> None:
-        """Complete the units of these slots in the context: terminator and unit end.
+        """Complete the units of these slots in the context: terminator, unit end, window.
 
         Slots whose unit failed, or was settled, are left as they are; after a fatal failure a
         slot can only be closed.
@@ -307,12 +336,15 @@ class DuplexModel:
             return
         ids = [token for _, _, rules in pending for token in rules.closing()]
         self.llm.append([(slot, CLOSING_ROWS) for slot, _, _ in pending], self.llm.embed(ids))
-        seconds = watch.lap("settle")
         for slot, conversation, _ in pending:
-            length = self.context_length(slot)
-            conversation.settle(length, seconds)
+            conversation.settle(self.context_length(slot))
+            if slide := conversation.window.slide():
+                self.llm.splice(slot, slide)
             if self._probe is not None:
-                self._probe.settled(slot, length)
+                self._probe.settled(slot, self.context_length(slot))
+        seconds = watch.lap("settle")
+        for _, conversation, _ in pending:
+            conversation.settle_s = seconds
 
     @torch.inference_mode()
     def close(self, slot: int) -> None:
@@ -339,8 +371,3 @@ class DuplexModel:
             and (parts.talker is None or parts.talker.cache.is_clean(slot))
             and (parts.vocoder is None or parts.vocoder.is_clean(slot))
         )
-
-
-def _refused(unit: UnitInput, reason: str, message: str) -> UnitFailure:
-    """A failure that has not touched the conversation."""
-    return UnitFailure(unit.slot, reason, message, is_fatal=False)

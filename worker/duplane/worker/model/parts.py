@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from duplane.worker.model.audio_encoder import AudioEncoder
-from duplane.worker.model.checkpoint import Checkpoint, CheckpointError, field
+from duplane.worker.model.checkpoint import Checkpoint, CheckpointError, read_json
+from duplane.worker.model.checkpoint import field as read_field
+from duplane.worker.model.image_layout import duplex_rows
 from duplane.worker.model.language_model import LanguageModel
 from duplane.worker.model.talker import Talker
 from duplane.worker.model.tokens import Tokens
-from duplane.worker.model.types import FloatArray
+from duplane.worker.model.types import ConversationOptions, FloatArray
+from duplane.worker.model.vision import Vision
 from duplane.worker.model.vocoder import (
     Vocoder,
     VocoderChunk,
@@ -24,11 +27,13 @@ from duplane.worker.model.vocoder import (
     VocoderVoice,
 )
 from duplane.worker.model.voices import load_prompt_voice, load_vocoder_voice
-from duplane.worker.model.whisper import AudioConfig
+from duplane.worker.model.whisper import UNIT_POSITIONS, AudioConfig
+from duplane.worker.model.windows import WindowRules
 
+GENERATION_FILE = "generation_config.json"
 VOCODER_FOLDER = Path("assets", "token2wav")
-UNIT_OVERHANG = 64
-"""Rows that the cache has beyond its nominal capacity, so the unit that reaches it is whole."""
+CLOSING_ROWS = 2
+"""Rows that close a unit: its terminator and `</unit>`."""
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +59,8 @@ class ModelParts:
     """Loaded parts, all for the same number of slots.
 
     Without talker, vocoder or the vocoder's voice, the model answers in text alone.
-    `prompt_voice` is the voice heard in the prompt when the client sends none.
+    Without `vision` it sees no frames. `prompt_voice` is the voice heard in the prompt when the
+    client sends none, `windows` what becomes of long contexts when the client does not say.
     """
 
     name: str
@@ -65,6 +71,29 @@ class ModelParts:
     vocoder: SpeechVocoder | None = None
     vocoder_voice: VocoderVoice | None = None
     prompt_voice: FloatArray | None = None
+    windows: WindowRules = field(default_factory=WindowRules)
+    vision: Vision | None = None
+
+    @property
+    def overhang(self) -> int:
+        """Rows that the cache has beyond its nominal capacity."""
+        return _overhang(self.audio.config, self.vision)
+
+
+def generated_rows(max_tokens: int) -> int:
+    """The most rows that a unit adds to what it brings: the end of a turn that it cuts off, what
+    the model says, and its closing.
+    """
+    return 1 + max_tokens + CLOSING_ROWS
+
+
+def _overhang(audio: AudioConfig, vision: Vision | None) -> int:
+    """Rows of a unit with ordinary options, audio and one whole frame: so that the unit which
+    reaches the nominal capacity is complete. Larger ones are refused where they have no room.
+    """
+    seen = 0 if vision is None else duplex_rows((None,), vision.rows)
+    generated = generated_rows(ConversationOptions.max_new_speak_tokens_per_chunk)
+    return 1 + seen + UNIT_POSITIONS // audio.pool + generated
 
 
 def load_parts(
@@ -74,18 +103,22 @@ def load_parts(
     checkpoint = Checkpoint(directory)
     config, place, kind = checkpoint.config, torch.device(device), _dtype(dtype)
     tokens = Tokens.load(directory)
-    llm = LanguageModel(config, slot_count, context_capacity + UNIT_OVERHANG, place, kind)
+    heard, vision = AudioConfig.from_json(config), Vision.from_checkpoint(checkpoint, place, kind)
+    capacity = context_capacity + _overhang(heard, vision)
+    llm = LanguageModel(config, slot_count, capacity, place, kind)
     if max(len(tokens) - 1, *tokens.forbidden) >= llm.vocabulary:
         raise CheckpointError(f"the tokenizer has ids beyond vocab_size {llm.vocabulary}")
     unused = [*llm.load(checkpoint)]
-    audio = AudioEncoder(AudioConfig.from_json(config), slot_count, place, kind)
+    if vision is not None:
+        unused += vision.load(checkpoint)
+    audio = AudioEncoder(heard, slot_count, place, kind)
     for name, module in (
         ("apm.", audio.apm),
         ("audio_projection_layer.", audio.audio_projection_layer),
     ):
         unused += checkpoint.load_into(module, name)
     talker = None
-    if field(config, "init_tts", bool, True):
+    if read_field(config, "init_tts", bool, True):
         talker = Talker(config, slot_count, place, kind)
         _check_talker(talker, llm, tokens)
         unused += talker.load(checkpoint)
@@ -104,7 +137,15 @@ def load_parts(
         vocoder=vocoder,
         vocoder_voice=voice,
         prompt_voice=load_prompt_voice(directory),
+        windows=_window_rules(directory),
+        vision=vision,
     )
+
+
+def _window_rules(directory: Path) -> WindowRules:
+    """The rules that the directory's generation settings name, else the ordinary ones."""
+    path = directory / GENERATION_FILE
+    return WindowRules.from_json(read_json(path)) if path.exists() else WindowRules()
 
 
 def _check_talker(talker: Talker, llm: LanguageModel, tokens: Tokens) -> None:
@@ -136,6 +177,6 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _name(directory: Path, checkpoint: Checkpoint) -> str:
-    kind = field(checkpoint.config, "model_type", str, directory.name)
+    kind = read_field(checkpoint.config, "model_type", str, directory.name)
     version = checkpoint.config.get("version")
     return kind if version is None else f"{kind}-{version}"

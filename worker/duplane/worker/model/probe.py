@@ -26,8 +26,14 @@ class Probe:
     def prepared(self, slot: int, voice: Tensor | None) -> None:
         """The prompt was fed; `voice` [rows, hidden] are the embeddings of the voice in it."""
 
-    def prefilled(self, slot: int, embeds: Tensor, logits: Tensor, length: int) -> None:
-        """A unit's input was fed: its audio embeddings [rows, hidden], its logits [ids]."""
+    def heard(self, slot: int, embeds: Tensor) -> None:
+        """A unit's audio was encoded: [rows, hidden]."""
+
+    def saw(self, slot: int, embeds: Tensor) -> None:
+        """A unit's frames were encoded: [images and slices, rows, hidden]."""
+
+    def prefilled(self, slot: int, logits: Tensor, length: int) -> None:
+        """A unit's input was fed; its logits [ids]."""
 
     def decided(self, slot: int, logits: Tensor, token: int) -> None:
         """The model chose an id from raw logits [ids]."""

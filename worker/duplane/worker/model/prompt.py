@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -12,10 +14,20 @@ CHARACTERS_PER_ROW = 64
 """A prompt with more characters than this per row of context is refused unread."""
 
 
-def embed_prompt(
-    parts: ModelParts, text: str, voice: FloatArray | None, room: int
-) -> tuple[Tensor, Tensor | None]:
-    """The prompt's embeddings [rows, hidden], and those [rows, hidden] of the voice in it.
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt's embeddings [rows, hidden]; `voice` [rows, hidden] are those of the voice in it.
+
+    `tail` are the ids of its last rows, those behind the voice.
+    """
+
+    rows: Tensor
+    voice: Tensor | None
+    tail: tuple[int, ...]
+
+
+def embed_prompt(parts: ModelParts, text: str, voice: FloatArray | None, room: int) -> Prompt:
+    """The prompt of these instructions.
 
     Without `voice` (float32 [n] at 16 kHz) the prompt has none. Raises `OptionError` if it takes
     more than `room` rows.
@@ -29,4 +41,4 @@ def embed_prompt(
     rows = torch.cat([piece for piece in pieces if piece is not None])
     if len(rows) > room:
         raise OptionError("system_prompt", f"takes {len(rows)} tokens of {room}")
-    return rows, heard
+    return Prompt(rows, heard, tuple(after))

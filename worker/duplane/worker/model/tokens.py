@@ -38,6 +38,11 @@ class Tokens:
         self.chunk_eos = self.id_of("<|chunk_eos|>")
         self.chunk_tts_eos = self.id_of("<|chunk_tts_eos|>")
         self.turn_eos = self.id_of("<|turn_eos|>")
+        self.special = frozenset(
+            number
+            for number, token in tokenizer.get_added_tokens_decoder().items()
+            if token.special
+        )
         self.bad_ids = tuple(bad_ids)
         self.forbidden = (self.tts_pad, *self.bad_ids, self.chunk_eos)
         self.terminators = frozenset((self.listen, self.chunk_eos, self.chunk_tts_eos))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # it needs what this module does without
+    from duplane.worker.model.images import PreparedImage
 
 FloatArray = NDArray[np.float32]
 
@@ -34,6 +37,14 @@ class DecodeMode(Enum):
     GREEDY = "greedy"
 
 
+class WindowMode(Enum):
+    """What becomes of a context that grows: nothing, the oldest units go, or their words stay."""
+
+    OFF = "off"
+    BASIC = "basic"
+    CONTEXT = "context"
+
+
 @dataclass(frozen=True)
 class ConversationOptions:
     """Everything one conversation can choose. Raises `OptionError` for values outside the bounds.
@@ -41,7 +52,8 @@ class ConversationOptions:
     `llm_voice` (the voice the model is asked to speak with, heard as part of the prompt) and
     `tts_voice` (the voice of the vocoder) are float32 mono samples at 16 kHz. With `GREEDY`,
     every draw is replaced by the most likely id, in the talker too. `seed` None means that the
-    conversation is not reproducible.
+    conversation is not reproducible. The fields of the context window (see `windows`) are the
+    checkpoint's own choice where they are None.
     """
 
     system_prompt: str = "You are a helpful assistant."
@@ -61,10 +73,17 @@ class ConversationOptions:
     force_listen_count: int = 3
     max_new_speak_tokens_per_chunk: int = 20
     tts_temperature: float = 0.8
+    sliding_window_mode: WindowMode | None = None
+    basic_window_high_tokens: int | None = None
+    basic_window_low_tokens: int | None = None
+    context_max_units: int | None = None
+    context_previous_max_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in _RANGES:
             value = getattr(self, name)
+            if value is None:
+                continue
             if not (math.isfinite(value) and low <= value <= high):
                 raise OptionError(name, f"is {value}, not between {low:g} and {high:g}")
         if self.listen_top_k is not None and self.listen_top_k < 0:
@@ -87,6 +106,10 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("force_listen_count", 0, 2**31),
     ("max_new_speak_tokens_per_chunk", 1, MAX_SPEAK_TOKENS),
     ("tts_temperature", 0, 100),
+    ("basic_window_high_tokens", 1, 2**31),
+    ("basic_window_low_tokens", 0, 2**31),
+    ("context_max_units", 1, 2**31),
+    ("context_previous_max_tokens", 0, 2**31),
 )
 
 
@@ -104,12 +127,18 @@ def check_samples(name: str, samples: NDArray[Any]) -> None:
 
 @dataclass(frozen=True)
 class UnitInput:
-    """One unit for one slot: float32 mono samples at 16 kHz, about one second of them."""
+    """One unit for one slot: float32 mono samples at 16 kHz, about one second of them.
+
+    `frames` are JPEG or PNG pictures, or such as were prepared before; each is shown whole, and
+    cut into at most `max_slices` slices where that is more than 1. A unit with frames may have
+    no audio.
+    """
 
     slot: int
     audio: FloatArray
     force_listen: bool = False
-    frames: tuple[bytes, ...] = ()
+    frames: tuple[bytes | PreparedImage, ...] = ()
+    max_slices: int = 1
 
 
 @dataclass(frozen=True)
@@ -120,8 +149,9 @@ class UnitOutput:
     of rows in the KV cache after generation, before settle. `token_ids` are all ids this unit
     will have added to the context, in order, its terminator and the unit end included.
     `text_token_count` counts the ids behind `text`, special ones included; `audio_token_count`
-    the speech tokens. `stage_s` are seconds per stage of the batch that the unit was part of;
-    `settle` is that of the conversation's unit before.
+    the speech tokens. `input_*_count` are the rows that came in: embeddings of audio, embeddings
+    of frames, and the marks around them. `stage_s` are seconds per stage of the batch that the
+    unit was part of; `settle` is that of the conversation's unit before.
     """
 
     slot: int
@@ -133,6 +163,9 @@ class UnitOutput:
     token_ids: tuple[int, ...]
     text_token_count: int
     audio_token_count: int
+    input_audio_count: int = 0
+    input_video_count: int = 0
+    input_mark_count: int = 0
     stage_s: dict[str, float] = field(default_factory=dict[str, float])
 
 
@@ -150,8 +183,10 @@ class UnitFailure:
 class Opened:
     """A conversation that is ready for its first unit.
 
-    `ignored` names the options that have no effect with this checkpoint.
+    `ignored` names the options that have no effect with this checkpoint. `has_window` means that
+    a window makes room in the context, so that it is never full for long.
     """
 
     context_length: int
     ignored: tuple[str, ...] = ()
+    has_window: bool = False

@@ -13,7 +13,14 @@ from torch import Tensor, nn
 
 from duplane.worker.model.checkpoint import Checkpoint, CheckpointError, field, read_json
 from duplane.worker.model.image_layout import ImageMarks
-from duplane.worker.model.images import RULES_FILE, ImageRules, Piece, PreparedImage, prepare
+from duplane.worker.model.images import (
+    MAX_PIXELS,
+    RULES_FILE,
+    ImageRules,
+    Piece,
+    PreparedImage,
+    prepare,
+)
 from duplane.worker.model.resampler import Resampler
 from duplane.worker.model.siglip import VisionConfig, VisionTransformer, place_patches
 
@@ -73,9 +80,11 @@ class Vision(nn.Module):
         """Embeddings per image or slice."""
         return self.config.query_count
 
-    def prepare(self, data: bytes, max_slices: int | None = None) -> PreparedImage:
+    def prepare(
+        self, data: bytes, max_slices: int | None = None, max_pixels: int = MAX_PIXELS
+    ) -> PreparedImage:
         """Decode and cut a JPEG or PNG as `images.prepare` does; safe in any thread."""
-        return prepare(self.rules, data, max_slices)
+        return prepare(self.rules, data, max_slices, max_pixels)
 
     @torch.inference_mode()
     def encode(self, images: Sequence[PreparedImage]) -> list[Tensor]:

@@ -1,0 +1,24 @@
+"""What the settings of a conversation may be, in one place for all that check them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# Numeric field of DuplexConfig -> lowest and highest value.
+DUPLEX_CONFIG: Mapping[str, tuple[float, float]] = {
+    "force_listen_count": (0, 3600),
+    "max_new_speak_token_count": (1, 256),
+    "temperature": (0, 2),
+    "top_k": (0, 1_000_000),
+    "top_p": (0, 1),
+    "text_repetition_penalty": (0.1, 10),
+    "text_repetition_window_size": (0, 65_536),
+    "length_penalty": (0.1, 5),
+    "listen_prob_scale": (0, 1000),
+    "listen_top_k": (1, 1_000_000),
+    "tts_temperature": (0, 2),
+    "basic_window_high_token_count": (1, 1_000_000),
+    "basic_window_low_token_count": (0, 1_000_000),
+    "context_window_unit_count": (1, 3600),
+    "context_window_previous_token_count": (0, 65_536),
+}
