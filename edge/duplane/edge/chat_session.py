@@ -189,7 +189,8 @@ class ChatSession(Session):
             return []
         is_ours = error.reason is not Reason.INVALID_FIELD
         code = ErrorCode.INFERENCE_ERROR if is_ours else ErrorCode.INVALID_PAYLOAD
-        message = f"{error.field}: {error.message}" if error.field else error.message
+        field = error.field.replace(".parts[", ".content[")  # as clients call it
+        message = f"{field}: {error.message}" if field else error.message
         if self.chat.asks_first:
             return self.end(Ending(End.REQUEST_REFUSED, message), now)
         return self.chat.refused(code, message, now) + self._turn_over(now)
