@@ -93,6 +93,12 @@ class LiveEdge:
         except urllib.error.HTTPError as error:
             return error.code, orjson.loads(error.read())
 
+    async def until_session_count(self, count: int) -> None:
+        """Wait until that many sessions are left."""
+        async with asyncio.timeout(WITHIN_S):
+            while (await self.get("/status"))[1]["edge_session_count"] != count:
+                pass
+
     async def settled(self) -> None:
         """Wait until no session is left here and nothing is held in the fabric."""
         if self._draining:
@@ -109,15 +115,18 @@ async def live_edge(
     slot_count: int = 1,
     telemetry: Telemetry | None = None,
     clock: Clock | None = None,
+    **settings: Any,
 ) -> AsyncGenerator[LiveEdge]:
-    """Run an edge with the given bounds; afterwards no task of it may be left."""
+    """Run an edge with the given bounds and settings; afterwards no task of it may be left."""
     before = asyncio.all_tasks()
     limits = limits or Limits()
     async with ScriptedFabric.running(slot_count) as fabric:
-        settings = EdgeSettings(listen="127.0.0.1:0", schedulers=(fabric.scheduler,), limits=limits)
+        told = EdgeSettings(
+            listen="127.0.0.1:0", schedulers=(fabric.scheduler,), limits=limits, **settings
+        )
         async with (
-            FabricClient(settings.schedulers) as client,
-            Edge.listening(settings, client, telemetry or Telemetry("edge"), clock) as edge,
+            FabricClient(told.schedulers) as client,
+            Edge.listening(told, client, telemetry or Telemetry("edge"), clock) as edge,
         ):
             live = LiveEdge(edge, fabric, clock)
             yield live

@@ -49,4 +49,4 @@ async def test_what_is_not_served_is_refused_as_json(method: str, path: str, cod
     async with live_edge() as edge:
         answered, body = await edge.get(path, method)
         assert answered == code
-        assert body["error"]
+        assert body["detail"]

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
+import grpc.aio
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from scheduler_world import AUDIO, FREE, World, register_message
+from google.protobuf.duration_pb2 import Duration
+from scheduler_world import AUDIO, BOUND_S, CHAT, FREE, OMNI, World, register_message
 
 from duplane.fabric import process
 from duplane.fabric.channel import open_channel
-from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.errors import FabricError, Reason, from_rpc
 from duplane.fabric.v1 import admin_pb2, registry_pb2, registry_pb2_grpc
 from duplane.scheduler.service import serve
 from duplane.scheduler.settings import SchedulerSettings
@@ -117,6 +120,75 @@ async def test_ticket_that_does_not_wait_cannot_be_cancelled(
         with pytest.raises(FabricError) as refused:
             await (await world.operator()).cancel(ticket_id)
         assert (refused.value.reason, refused.value.field) == (reason, "ticket_id")
+
+
+def seconds(duration: Any) -> float:
+    return duration.ToTimedelta().total_seconds()
+
+
+async def test_estimates_are_told_and_change_what_callers_hear() -> None:
+    async with World.running() as world:
+        operator = await world.operator()
+        told = (await operator.stub.GetEstimates(admin_pb2.GetEstimatesRequest())).estimates
+        assert {hold.kind: seconds(hold.base_duration) for hold in told.holds} == {
+            AUDIO: 120,
+            OMNI: 90,
+            CHAT: 15,
+        }
+        assert (told.smoothing, told.needed_sample_count) == (0.3, 3)
+        assert not any(hold.HasField("mean_duration") for hold in told.holds)
+
+        base = admin_pb2.BaseHold(kind=AUDIO, base_duration=Duration(seconds=7))
+        changed = await operator.stub.UpdateEstimates(
+            admin_pb2.UpdateEstimatesRequest(bases=[base], smoothing=0.5)
+        )
+        assert {hold.kind: seconds(hold.base_duration) for hold in changed.estimates.holds} == {
+            AUDIO: 7,
+            OMNI: 90,
+            CHAT: 15,
+        }
+        assert changed.estimates.smoothing == 0.5
+        worker = await world.worker()
+        granted = await (await world.caller()).granted()
+        await worker.claim(granted)
+        await world.queue(2)
+        listed = await operator.stub.ListTickets(admin_pb2.ListTicketsRequest())
+        waits = [seconds(one.estimated_wait) for one in listed.tickets]
+        assert 5 < waits[0] < 7 < waits[1] < 14
+
+        await worker.finish(0)
+        await operator.until(lambda seen: granted.lease_id not in seen.leases)
+        told = (await operator.stub.GetEstimates(admin_pb2.GetEstimatesRequest())).estimates
+        audio = next(hold for hold in told.holds if hold.kind == AUDIO)
+        assert audio.sample_count == 1
+        assert 0 < seconds(audio.mean_duration) < BOUND_S
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        ({"smoothing": 0.0}, "smoothing"),
+        ({"smoothing": 1.1}, "smoothing"),
+        ({"smoothing": float("nan")}, "smoothing"),
+        ({"bases": [{"kind": AUDIO}]}, "bases[0].base_duration"),
+        ({"bases": [{"base_duration": {"seconds": 1}}]}, "bases[0].kind"),
+        (
+            {"bases": [{"kind": AUDIO, "base_duration": {"seconds": 86_401}}], "smoothing": 0.5},
+            "bases[0].base_duration",
+        ),
+    ],
+)
+async def test_estimates_that_cannot_be_are_refused_and_change_nothing(
+    request_: dict[str, Any], field: str
+) -> None:
+    async with World.running() as world:
+        stub = (await world.operator()).stub
+        before = (await stub.GetEstimates(admin_pb2.GetEstimatesRequest())).estimates
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.UpdateEstimates(admin_pb2.UpdateEstimatesRequest(**request_))
+        error = from_rpc(refused.value)
+        assert (error.reason, error.field) == (Reason.INVALID_FIELD, field)
+        assert (await stub.GetEstimates(admin_pb2.GetEstimatesRequest())).estimates == before
 
 
 async def test_stopping_ends_every_wait_within_its_bound() -> None:

@@ -87,6 +87,16 @@ async def test_a_full_context_gives_its_delta_and_then_closes() -> None:
         assert closed.unit_count == 2
 
 
+async def test_a_context_that_settle_fills_closes_without_a_fault_of_the_next_unit() -> None:
+    async with running_worker() as rig, rig.opened() as client:
+        await client.send(unit(0))
+        await client.delta()
+        rig.model.answer = lambda unit, _: UnitFailure(unit.slot, "CONTEXT_FULL", "full", False)
+        await client.send(unit(1))
+        assert (await client.closed()).reason == session_pb2.CLOSE_REASON_CONTEXT_FULL
+        await rig.all_free()
+
+
 async def test_half_closing_ends_the_session() -> None:
     async with running_worker() as rig, rig.opened() as client:
         await client.half_close()

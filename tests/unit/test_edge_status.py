@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from google.protobuf.duration_pb2 import Duration
 
 from duplane.edge.status import fabric_status, free_slots, is_serving, unknown_status
@@ -12,6 +14,7 @@ OCCUPIED = registry_pb2.SLOT_STATE_OCCUPIED
 CLEANING = registry_pb2.SLOT_STATE_CLEANING
 BROKEN = registry_pb2.SLOT_STATE_BROKEN
 AUDIO = lease_pb2.SESSION_KIND_AUDIO_DUPLEX
+NOW = datetime(2026, 4, 27, 12, tzinfo=UTC)
 CHAT = lease_pb2.SESSION_KIND_CHAT
 
 
@@ -35,6 +38,7 @@ def status(
         admin_pb2.ListWorkersResponse(workers=workers),
         admin_pb2.ListLeasesResponse(leases=leases),
         admin_pb2.ListTicketsResponse(tickets=[admin_pb2.TicketStatus()], ticket_limit=1000),
+        NOW,
     )
 
 
@@ -86,13 +90,14 @@ def test_a_lease_is_a_running_task() -> None:
             "worker_id": "w",
             "slot": 0,
             "request_type": "audio_duplex",
+            "started_at": "2026-04-27T11:59:57+00:00",
             "elapsed_s": 3.0,
-            "estimated_remaining_s": None,
+            "estimated_remaining_s": 0.0,
         }
     ]
 
 
 def test_an_unknown_fabric_has_the_same_keys_and_nothing_in_them() -> None:
-    unknown = unknown_status()
+    unknown = unknown_status(NOW)
     assert unknown.keys() == status([], []).keys()
     assert not any(unknown.values())

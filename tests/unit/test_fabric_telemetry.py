@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from duplane.fabric import telemetry
+from duplane.fabric.process import StartError
 from duplane.fabric.telemetry import Telemetry
 
 
@@ -48,3 +50,16 @@ def test_export_follows_the_standard_settings() -> None:
     assert telemetry.is_export_configured({"OTEL_TRACES_EXPORTER": "otlp"})
     assert not telemetry.is_export_configured(endpoint | {"OTEL_TRACES_EXPORTER": "none"})
     assert not telemetry.is_export_configured(endpoint | {"OTEL_SDK_DISABLED": "true"})
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("OTEL_TRACES_EXPORTER", "console"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")],
+)
+def test_exporter_that_is_not_there_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, setting: str, value: str
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4317")
+    monkeypatch.setenv(setting, value)
+    with pytest.raises(StartError, match=setting):
+        Telemetry("test")

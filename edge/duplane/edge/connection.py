@@ -17,6 +17,7 @@ from duplane.edge.clock import Alarm, Clock
 from duplane.edge.ends import End, Ending
 from duplane.edge.entry import close_reason
 from duplane.edge.outbox import Outbox, OutboxFullError
+from duplane.edge.pace import Pace
 from duplane.edge.session import Session
 from duplane.edge.settings import Limits
 from duplane.edge.spans import SessionSpans
@@ -60,6 +61,7 @@ class Connection:
         self._spans = spans
         self._clock = clock
         self._outbox = Outbox(limits.outbox_bytes)
+        self._pace = Pace(limits.units_per_s)
         self._over = asyncio.Event()
         self._wake = asyncio.Event()  # there may be something for the worker
         self._has_stream = False
@@ -143,17 +145,31 @@ class Connection:
     async def _send_requests(self, stream: ConverseStream) -> None:
         try:
             while self.session.farewell is None:
+                now_s = self._clock.now().monotonic_s
+                if self._pace.due_s > now_s:
+                    await self._woken(self._pace.due_s)
+                    continue
                 request = self.session.next_request()
                 if request is None:
-                    self._wake.clear()
-                    await self._wake.wait()
+                    await self._woken()
                     continue
                 if request.WhichOneof("message") == "unit":
+                    self._pace.spend(now_s)
                     self._spans.sent(request.unit)
                 await stream.write(request)
             await stream.end_input()
         except FabricError:
             return  # the receiving side says why
+
+    async def _woken(self, due_s: float | None = None) -> None:
+        """Wait until there may be something for the worker, or it is time."""
+        self._wake.clear()
+        alarm = None if due_s is None else self._clock.call_at(due_s, self._wake.set)
+        try:
+            await self._wake.wait()
+        finally:
+            if alarm:
+                alarm.cancel()
 
     async def _receive_responses(self, stream: ConverseStream) -> None:
         try:

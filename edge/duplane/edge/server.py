@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import secrets
+import signal
 import uuid
-from collections.abc import AsyncGenerator
+from collections import Counter
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import nullcontext
+from typing import Any, cast
 
+from aiohttp import web
 from websockets.asyncio.server import Server, ServerConnection
 from websockets.asyncio.server import serve as serve_websockets
 from websockets.exceptions import ConnectionClosed
 
+from duplane.edge.assets import load_assets
 from duplane.edge.chat_connection import ChatConnection
 from duplane.edge.chat_session import ChatSession
 from duplane.edge.clock import Clock, LoopClock
@@ -20,14 +27,17 @@ from duplane.edge.connection import Connection, EdgeSocket
 from duplane.edge.dialects.dialect import Identity
 from duplane.edge.ends import CLOSE_CODES, End, Ending
 from duplane.edge.entry import Route, close_reason, read_entry
+from duplane.edge.front import Front, ProtocolFactory
 from duplane.edge.http import HttpAnswers
 from duplane.edge.modes import DEFAULT_MODE, MODES, Mode
+from duplane.edge.peers import identify, join_headers, parse_networks
 from duplane.edge.places import PLACES, REFUSING
 from duplane.edge.session import Session
 from duplane.edge.settings import EdgeSettings
 from duplane.edge.spans import SessionSpans
+from duplane.edge.tls import Certificate
 from duplane.fabric.client import FabricClient
-from duplane.fabric.process import Shutdown, announce
+from duplane.fabric.process import Shutdown, StartError, announce
 from duplane.fabric.telemetry import Telemetry
 from duplane.fabric.v1 import lease_pb2
 
@@ -48,6 +58,9 @@ async def serve(settings: EdgeSettings, shutdown: Shutdown) -> None:
             FabricClient(settings.schedulers) as fabric,
             Edge.listening(settings, fabric, telemetry) as edge,
         ):
+            if edge.certificate:
+                loop = asyncio.get_running_loop()
+                loop.add_signal_handler(signal.SIGHUP, edge.certificate.reload)
             announce("edge", edge.address)
             await shutdown.wait()
             await edge.drain()
@@ -67,9 +80,15 @@ class Edge:
         self._telemetry = telemetry
         self._clock = clock
         self._connections: set[Connection] = set()
+        self._sites: Counter[str] = Counter()  # sessions by client
+        self._proxies = parse_networks(settings.trusted_proxies)
         self._is_idle = asyncio.Event()
         self._is_idle.set()
-        self._http = HttpAnswers(fabric, lambda: len(self._connections), settings.limits)
+        self.certificate: Certificate | None = None
+        if settings.tls_cert and settings.tls_key:
+            self.certificate = Certificate(settings.tls_cert, settings.tls_key)
+        assets = load_assets(settings.default_voice, settings.presets)
+        self._http = HttpAnswers(fabric, settings, assets, lambda: len(self._connections))
         self._last_realtime_ms = 0
 
     @classmethod
@@ -81,31 +100,70 @@ class Edge:
         telemetry: Telemetry,
         clock: Clock | None = None,
     ) -> AsyncGenerator[Edge]:
-        """Serve at `settings.listen` for the body of the `with`; what still runs then is cut."""
-        edge = cls(settings, fabric, telemetry, clock or LoopClock())
-        host, _, port = settings.listen.rpartition(":")
-        server = await serve_websockets(
-            edge._serve_socket,
+        """Serve at `settings.listen` for the body of the `with`; what still runs then is cut.
+
+        Raises StartError.
+        """
+        try:
+            edge = cls(settings, fabric, telemetry, clock or LoopClock())
+        except ValueError as error:
+            raise StartError(str(error)) from None
+        http = web.AppRunner(
+            edge._http.application(),
+            access_log=None,
+            shutdown_timeout=settings.limits.close_s,
+            lingering_time=settings.limits.close_s,
+        )
+        await http.setup()
+        undecided: set[Front] = set()
+        try:
+            server = await edge._listen(http, undecided)
+        except OSError as error:
+            await http.cleanup()
+            raise StartError(f"cannot listen on {settings.listen}: {error}") from None
+        host = settings.listen.rpartition(":")[0]
+        edge.address = f"{host}:{_bound_port(server)}"
+        try:
+            async with edge.certificate.kept_fresh() if edge.certificate else nullcontext():
+                yield edge
+        finally:
+            server.close()
+            for front in set(undecided):
+                front.cut()
+            await http.cleanup()
+            await server.wait_closed()
+
+    async def _listen(self, http: web.AppRunner, undecided: set[Front]) -> Server:
+        limits = self._settings.limits
+        host, _, port = self._settings.listen.rpartition(":")
+        return await serve_websockets(
+            self._serve_socket,
             host.strip("[]"),
             int(port),
-            process_request=edge._http.process_request,
-            create_connection=EdgeSocket,
+            process_request=self._http.refuse_upgrade,
+            create_connection=_fronted(undecided, http, limits.handshake_s),
+            open_timeout=limits.handshake_s,
             compression=None,  # deflating an answer costs more than everything else together
             server_header=None,
-            max_size=settings.limits.message_bytes,
+            max_size=limits.message_bytes,
             max_queue=_QUEUED_FRAMES,
             ping_interval=_PING_S,
             ping_timeout=_PING_S,
-            close_timeout=settings.limits.close_s,
+            close_timeout=limits.close_s,
             logger=_websockets_log,
-            reuse_port=settings.reuse_port or None,
+            reuse_port=self._settings.reuse_port or None,
+            **self._tls(),
         )
-        edge.address = f"{host}:{_bound_port(server)}"
-        try:
-            yield edge
-        finally:
-            server.close()
-            await server.wait_closed()
+
+    def _tls(self) -> dict[str, Any]:
+        if self.certificate is None:
+            return {}
+        limits = self._settings.limits
+        return {
+            "ssl": self.certificate.context,
+            "ssl_handshake_timeout": limits.handshake_s,
+            "ssl_shutdown_timeout": limits.close_s,
+        }
 
     async def drain(self) -> None:
         """Take no new sessions, end those in the queue, give the rest their time, end them too."""
@@ -141,7 +199,7 @@ class Edge:
 
     async def _admit(self, socket: EdgeSocket, identity: Identity) -> None:
         assert socket.request
-        headers = {name.lower(): value for name, value in socket.request.headers.raw_items()}
+        headers = join_headers(socket.request.headers.raw_items())
         entry = read_entry(socket.request.path, headers)
         place = PLACES.get((entry.route, entry.mode))
         if place is None:
@@ -154,8 +212,32 @@ class Edge:
             ending = Ending(End.SERVICE_UNAVAILABLE, "too many sessions")
             await self._refuse(socket, identity, entry.route, ending)
         else:
-            session = place.begin(identity, self._settings.limits, self._clock.now())
-            await self._run(socket, session, place.mode, entry.client_id)
+            with self._counted(self._site(socket, headers)) as is_admitted:
+                if is_admitted:
+                    session = place.begin(identity, self._settings.limits, self._clock.now())
+                    await self._run(socket, session, place.mode, entry.client_id)
+                else:
+                    ending = Ending(End.SERVICE_UNAVAILABLE, "too many sessions of one client")
+                    await self._refuse(socket, identity, entry.route, ending)
+
+    def _site(self, socket: EdgeSocket, headers: Mapping[str, str]) -> str:
+        """Return what counts as the client of a connection."""
+        connected: tuple[str, ...] | None = socket.remote_address
+        return identify(connected[0] if connected else "", headers, self._proxies).site
+
+    @contextlib.contextmanager
+    def _counted(self, site: str) -> Generator[bool]:
+        """Count a session of a client for the body of the `with`, unless it has too many."""
+        if self._sites[site] >= self._settings.limits.client_session_count:
+            yield False
+            return
+        self._sites[site] += 1
+        try:
+            yield True
+        finally:
+            self._sites[site] -= 1
+            if not self._sites[site]:
+                del self._sites[site]
 
     async def _refuse(
         self, socket: EdgeSocket, identity: Identity, route: Route, ending: Ending
@@ -207,6 +289,18 @@ class Edge:
             self._clock.now().wall_ns // 1_000_000, self._last_realtime_ms + 1
         )
         return Identity(f"sess_{secrets.token_hex(6)}", f"rt_{self._last_realtime_ms}")
+
+
+def _fronted(undecided: set[Front], http: web.AppRunner, within_s: float) -> Any:
+    """Return what makes each connection's first protocol, in place of a WebSocket's own."""
+    assert http.server
+    speak_http = cast(ProtocolFactory, http.server)
+
+    def front(*arguments: Any, **settings: Any) -> Front:
+        speak_websocket = functools.partial(EdgeSocket, *arguments, **settings)
+        return Front(undecided, speak_websocket, speak_http, within_s)
+
+    return front
 
 
 def _bound_port(server: Server) -> int:

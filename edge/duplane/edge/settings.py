@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from duplane.edge.peers import parse_networks
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one client may make the edge hold, and for how long. Times in seconds."""
+    """What one client may make the edge hold, and for how long. Times in seconds.
+
+    Raises ValueError naming a bound that cannot be.
+    """
 
     # Size of things. A message above it closes with 1009, the rest are `invalid_payload`.
     message_bytes: int = 8 * 1024 * 1024
@@ -29,10 +35,12 @@ class Limits:
     # Units kept here. The newest win; what is dropped is counted.
     early_unit_count: int = 4  # before the conversation is ready
     pending_unit_count: int = 32  # while the worker's host does not take them
+    units_per_s: float = 20.0  # to the worker, lasting; five seconds' worth at once
     context_token_count: int = 8192
     pending_turn_count: int = 4  # of chat, while one runs; above it: not_ready
 
     # Waits.
+    handshake_s: float = 10.0  # for TLS, then for a request's head: cut; for its body: 408
     scheduler_s: float = 15.0  # for a place or a claimed slot to begin with: service_unavailable
     queue_s: float = 1800.0  # for a slot: worker_busy
     queue_update_s: float = 3.0  # between two updates of an unchanged place
@@ -52,15 +60,45 @@ class Limits:
 
     # Of the whole process.
     session_count: int = 1000  # above it: service_unavailable
+    client_session_count: int = 1000  # per client address (IPv6: /64): service_unavailable
     drain_s: float = 30.0  # for running sessions, once draining: server_shutdown
+
+    def __post_init__(self) -> None:
+        for bound in fields(self):
+            value = getattr(self, bound.name)
+            if value is not None and not value >= 0:  # nor NaN
+                raise ValueError(f"{bound.name} is {value}, must not be below 0")
+        if not self.units_per_s > 0:
+            raise ValueError(f"units_per_s is {self.units_per_s}, must be above 0")
 
 
 @dataclass(frozen=True, slots=True)
 class EdgeSettings:
-    """One edge process."""
+    """One edge process. Raises ValueError naming a setting that cannot be."""
 
     listen: str = "127.0.0.1:8006"
     schedulers: tuple[str, ...] = ("127.0.0.1:8007",)
     pool: str = ""
     reuse_port: bool = False  # several edges on one port, shared by the kernel
+    # PEM files; with them the port serves wss:// and https:// and nothing plain.
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    # Proxies whose word on their clients' addresses is believed: addresses and networks.
+    trusted_proxies: tuple[str, ...] = ()
+    # What operators send as `Authorization: Bearer`; empty: only those on this machine may act.
+    admin_token: str = field(default="", repr=False)
+    default_voice: Path | None = None  # a sound file, for `/api/default_ref_audio`
+    presets: Path | None = None  # a directory, see `assets.py`
+    playback_delay_ms: int = 200  # what web clients are told to buffer
     limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        host, _, port = self.listen.rpartition(":")
+        if not (host and port.isdecimal() and int(port) < 65536):
+            raise ValueError(f"listen is {self.listen!r}, must be host:port")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key must be set together")
+        try:
+            parse_networks(self.trusted_proxies)
+        except ValueError as error:
+            raise ValueError(f"trusted_proxies: {error}") from None

@@ -1,7 +1,8 @@
 """Spans: their names, their attributes, and how context travels inside messages.
 
 Each unit is a trace of its own, linked to its session's span. Exported by the standard `OTEL_*`
-settings and not at all when those are unset. No audio, text or keys in attributes, ever.
+settings, as OTLP over gRPC, and not at all when those are unset. No audio, text or keys in
+attributes, ever.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from opentelemetry.trace import Link, Span, SpanContext
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
+from duplane.fabric.process import StartError
 from duplane.fabric.v1.trace_pb2 import TraceContext
 
 EDGE_SESSION = "edge.session"
@@ -41,6 +43,18 @@ _EXPORT_SETTINGS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_EN
 _propagator = TraceContextTextMapPropagator()
 
 
+def _check_exporter(environ: Mapping[str, str]) -> None:
+    """Refuse what we do not bring: the only exporter here is OTLP over gRPC."""
+    for name, allowed in (
+        ("OTEL_TRACES_EXPORTER", ("", "otlp")),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", ("", "grpc")),
+        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", ("", "grpc")),
+    ):
+        value = environ.get(name, "")
+        if value not in allowed:
+            raise StartError(f"{name} is {value!r}, must be {allowed[-1]!r}")
+
+
 def is_export_configured(environ: Mapping[str, str] = os.environ) -> bool:
     """Tell whether the standard settings ask for spans to be exported."""
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
@@ -52,10 +66,14 @@ def is_export_configured(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 class Telemetry:
-    """One process's tracer. Free of cost when nothing is exported."""
+    """One process's tracer. Free of cost when nothing is exported.
+
+    Raises StartError when the settings ask for an exporter that is not there.
+    """
 
     def __init__(self, role: str, provider: TracerProvider | None = None) -> None:
         if provider is None and is_export_configured():
+            _check_exporter(os.environ)
             provider = TracerProvider(resource=_resource(role))
             provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._provider = provider

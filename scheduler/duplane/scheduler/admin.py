@@ -8,17 +8,20 @@ import grpc.aio
 
 from duplane.fabric.errors import FabricError, Reason, abort
 from duplane.fabric.v1 import admin_pb2, admin_pb2_grpc
-from duplane.scheduler.checks import parse_ticket_id
+from duplane.scheduler.checks import check_estimates, parse_ticket_id
+from duplane.scheduler.estimate import HoldTimes
 from duplane.scheduler.feed import Feed
+from duplane.scheduler.messages import estimates
 from duplane.scheduler.store.base import LeaseStore
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """Shows and steers a fabric, as the contract says."""
 
-    def __init__(self, store: LeaseStore, feed: Feed) -> None:
+    def __init__(self, store: LeaseStore, feed: Feed, hold_times: HoldTimes) -> None:
         self._store = store
         self._feed = feed
+        self._hold_times = hold_times
 
     async def ListWorkers(
         self, request: admin_pb2.ListWorkersRequest, context: object
@@ -80,3 +83,26 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             raise FabricError(Reason.UNKNOWN_TICKET, message, field="ticket_id")
         except FabricError as error:
             return await abort(context, error)
+
+    async def GetEstimates(
+        self, request: admin_pb2.GetEstimatesRequest, context: object
+    ) -> admin_pb2.GetEstimatesResponse:
+        del request, context
+        return admin_pb2.GetEstimatesResponse(estimates=estimates(self._hold_times))
+
+    async def UpdateEstimates(
+        self,
+        request: admin_pb2.UpdateEstimatesRequest,
+        context: grpc.aio.ServicerContext[
+            admin_pb2.UpdateEstimatesRequest, admin_pb2.UpdateEstimatesResponse
+        ],
+    ) -> admin_pb2.UpdateEstimatesResponse:
+        try:
+            check_estimates(request)
+        except FabricError as error:
+            return await abort(context, error)
+        for base in request.bases:
+            self._hold_times.base_s[base.kind] = base.base_duration.ToTimedelta().total_seconds()
+        if request.HasField("smoothing"):
+            self._hold_times.smoothing = request.smoothing
+        return admin_pb2.UpdateEstimatesResponse(estimates=estimates(self._hold_times))

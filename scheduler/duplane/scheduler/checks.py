@@ -6,10 +6,11 @@ import re
 from collections.abc import Sequence
 
 from duplane.fabric.errors import FabricError, Reason
-from duplane.fabric.v1 import lease_pb2, registry_pb2
+from duplane.fabric.v1 import admin_pb2, lease_pb2, registry_pb2
 
 MAX_ID_LENGTH = 256
 MAX_SLOT_COUNT = 1024
+MAX_HOLD_S = 86_400.0
 MAX_FENCING_NUMBER = 2**62  # about twice what numbers from the wall clock are today
 
 _TICKET_ID = re.compile(r"q_([0-9a-f]{16})")
@@ -39,6 +40,18 @@ def check_acquire(request: lease_pb2.AcquireLeaseRequest) -> None:
     _require_short(request.pool, "pool")
     _require_short(request.session_id, "session_id")
     _require_short(request.client_id, "client_id")
+
+
+def check_estimates(request: admin_pb2.UpdateEstimatesRequest) -> None:
+    """Check a change of what waits are estimated from."""
+    for index, base in enumerate(request.bases):
+        field = f"bases[{index}]"
+        _require(base.kind in _KINDS, f"{field}.kind", "is no kind of session")
+        base_s = base.base_duration.seconds + base.base_duration.nanos / 1e9
+        rule = f"must be above 0 and at most {MAX_HOLD_S:.0f} s"
+        _require(0 < base_s <= MAX_HOLD_S, f"{field}.base_duration", rule)
+    if request.HasField("smoothing"):
+        _require(0 < request.smoothing <= 1, "smoothing", "must be above 0 and at most 1")
 
 
 def parse_ticket_id(ticket_id: str) -> int:

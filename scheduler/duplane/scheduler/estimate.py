@@ -14,7 +14,7 @@ BASE_S: dict[lease_pb2.SessionKind, float] = {
     lease_pb2.SESSION_KIND_OMNI_DUPLEX: 90.0,
     lease_pb2.SESSION_KIND_CHAT: 15.0,
 }
-ALPHA = 0.3
+SMOOTHING = 0.3
 SAMPLES_NEEDED = 3
 OVERDUE_S = 15.0  # what a session that has outrun its estimate is thought to hold on still
 
@@ -23,21 +23,31 @@ class HoldTimes:
     """How long slots are held, per kind of session: a moving average once it is founded."""
 
     def __init__(self) -> None:
+        self.base_s = dict(BASE_S)
+        self.smoothing = SMOOTHING
         self._mean_s: dict[lease_pb2.SessionKind, float] = {}
         self._sample_count: dict[lease_pb2.SessionKind, int] = {}
 
     def add(self, kind: lease_pb2.SessionKind, held_s: float) -> None:
         """Count a slot that was held for `held_s`."""
         mean_s = self._mean_s.get(kind, held_s)
-        self._mean_s[kind] = mean_s + ALPHA * (held_s - mean_s)
-        self._sample_count[kind] = self._sample_count.get(kind, 0) + 1
+        self._mean_s[kind] = mean_s + self.smoothing * (held_s - mean_s)
+        self._sample_count[kind] = self.sample_count(kind) + 1
+
+    def mean_s(self, kind: lease_pb2.SessionKind) -> float | None:
+        """Return the moving average of a kind; None before the first sample."""
+        return self._mean_s.get(kind)
+
+    def sample_count(self, kind: lease_pb2.SessionKind) -> int:
+        """Return how many sessions of a kind were counted."""
+        return self._sample_count.get(kind, 0)
 
     def expected_s(self, kind: lease_pb2.SessionKind) -> float:
         """Return how long a session of the kind holds its slot; a kind untold is the longest."""
-        if kind not in BASE_S:
-            return max(self.expected_s(known) for known in BASE_S)
-        if self._sample_count.get(kind, 0) < SAMPLES_NEEDED:
-            return BASE_S[kind]
+        if kind not in self.base_s:
+            return max(self.expected_s(known) for known in self.base_s)
+        if self.sample_count(kind) < SAMPLES_NEEDED:
+            return self.base_s[kind]
         return self._mean_s[kind]
 
     def remaining_s(self, kind: lease_pb2.SessionKind, held_s: float) -> float:

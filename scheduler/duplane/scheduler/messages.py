@@ -8,6 +8,7 @@ from google.protobuf import duration_pb2
 
 from duplane.fabric.lease import LeaseSigner
 from duplane.fabric.v1 import admin_pb2, lease_pb2, registry_pb2
+from duplane.scheduler.estimate import SAMPLES_NEEDED, HoldTimes
 from duplane.scheduler.policy import Place
 from duplane.scheduler.store.base import Grant, Worker
 from duplane.scheduler.view import View
@@ -101,3 +102,17 @@ def ticket_status(place: Place, view: View) -> admin_pb2.TicketStatus:
         estimated_wait=None if wait_s is None else duration(wait_s),
         waited_duration=duration(view.clock() - place.since),
     )
+
+
+def estimates(times: HoldTimes) -> admin_pb2.Estimates:
+    """What operators are told of how waits are estimated."""
+    told = admin_pb2.Estimates(smoothing=times.smoothing, needed_sample_count=SAMPLES_NEEDED)
+    for kind, base_s in times.base_s.items():
+        mean_s = times.mean_s(kind)
+        told.holds.add(
+            kind=kind,
+            base_duration=duration(base_s),
+            mean_duration=None if mean_s is None else duration(mean_s),
+            sample_count=times.sample_count(kind),
+        )
+    return told

@@ -49,6 +49,7 @@ class Scheduler:
         view = View(time.monotonic)
         self._line = Line(self._store, view, settings.ticket_limit)
         self._feed = Feed(view, settings.ticket_limit)
+        self._hold_times = view.hold_times
         self._placement = Placement(
             self._store, view, settings.claim_timeout_s, settings.resume_grace_s
         )
@@ -65,7 +66,7 @@ class Scheduler:
         self._server = FabricServer(*_SERVICES)
         lease_pb2_grpc.add_LeaseServiceServicer_to_server(self._leases, self._server.grpc)
         registry_pb2_grpc.add_RegistryServiceServicer_to_server(self._registry, self._server.grpc)
-        admin = AdminServicer(self._store, self._feed)
+        admin = AdminServicer(self._store, self._feed, self._hold_times)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._server.grpc)
         address = await self._server.start(self._settings.listen)
         self._loops = [

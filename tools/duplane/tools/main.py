@@ -11,11 +11,12 @@ import sys
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 
 from duplane.fabric import process
+from duplane.tools.edge_flags import edge_settings, with_edge_flags
 
 app = typer.Typer(
     name="duplane",
@@ -133,16 +134,29 @@ def up(
         ),
     ] = "cpu",
     dtype: DtypeOption = Dtype.FLOAT32,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="DUPLANE_TLS_CERT", exists=True, help="Serve wss:// with this chain (PEM)."
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(envvar="DUPLANE_TLS_KEY", exists=True, help="The key of --tls-cert (PEM)."),
+    ] = None,
     log_level: LogLevel = "INFO",
 ) -> None:
     """Start scheduler, workers and edge on this machine, as separate supervised processes.
 
     Prints one ready line with the URLs. The first Ctrl-C lets running sessions end, the second
-    stops at once. A process that dies is started again.
+    stops at once. A process that dies is started again. What `duplane edge --help` names beyond
+    this is set here by its environment variable.
     """
     from duplane.tools.up import UpSettings, serve_up
 
     process.configure_logging("up", log_level)
+    if (tls_cert is None) != (tls_key is None):
+        fail("--tls-cert and --tls-key must be set together")
     settings = UpSettings(
         host=host,
         port=port,
@@ -151,24 +165,27 @@ def up(
         checkpoint=checkpoint_directory,
         devices=tuple(device.split(",")),
         dtype=dtype.value,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
         log_level=log_level,
     )
     raise typer.Exit(serve_up(settings))
 
 
 @app.command()
+@with_edge_flags
 def edge(
     listen: Listen = f"127.0.0.1:{DEFAULT_PORT}",
     scheduler: Schedulers = "127.0.0.1:8010",
     log_level: LogLevel = "INFO",
+    **values: Any,
 ) -> None:
     """Run one edge: public WebSockets in, the fabric's streams out."""
     from duplane.edge.server import serve
-    from duplane.edge.settings import EdgeSettings
 
     process.configure_logging("edge", log_level)
     schedulers = tuple(scheduler.split(","))
-    settings = settled(lambda: EdgeSettings(listen=listen, schedulers=schedulers))
+    settings = settled(lambda: edge_settings(values, listen=listen, schedulers=schedulers))
     raise typer.Exit(process.run(lambda shutdown: serve(settings, shutdown)))
 
 

@@ -34,6 +34,8 @@ class UpSettings:
     checkpoint: Path | None = None
     devices: tuple[str, ...] = ("cpu",)
     dtype: str = "float32"
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     log_level: str = "INFO"
 
 
@@ -155,9 +157,10 @@ class Fabric:
 async def _up(settings: UpSettings, shutdown: process.Shutdown) -> None:
     async with running(settings) as fabric:
         tiny = "; tiny random model, its answers mean nothing"
+        s = "s" if settings.tls_cert else ""
         sys.stdout.write(
-            f"duplane is ready: ws://{fabric.edge}/v1/realtime?mode=audio"
-            f" http://{fabric.edge}/status grpc://{fabric.scheduler}"
+            f"duplane is ready: ws{s}://{fabric.edge}/v1/realtime?mode=audio"
+            f" http{s}://{fabric.edge}/status grpc://{fabric.scheduler}"
             f" ({settings.worker_count * settings.slot_count} slots"
             f"{tiny if settings.checkpoint is None else ''})\n"
         )
@@ -205,5 +208,11 @@ async def running(settings: UpSettings) -> AsyncGenerator[Fabric]:
             workers.append(start("worker", *at, *flags, *place))
         for worker in workers:
             await worker.ready()
-        edge = start("edge", *at, address=f"{settings.host}:{settings.port}")
+        tls = ("--tls-cert", str(settings.tls_cert), "--tls-key", str(settings.tls_key))
+        edge = start(
+            "edge",
+            *at,
+            *(tls if settings.tls_cert else ()),
+            address=f"{settings.host}:{settings.port}",
+        )
         yield Fabric(await edge.ready(), scheduler.address, (edge, *workers, scheduler))

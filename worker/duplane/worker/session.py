@@ -194,12 +194,7 @@ class Session:
     def _on_done(self, done: Done) -> None:
         result = done.result
         if isinstance(result, UnitFailure):
-            failed = self._account.failed(done, result)
-            self._say(session_pb2.ConverseResponse(failed=failed))
-            if result.is_fatal:
-                self._on_lost()
-            elif result.reason == CONTEXT_FULL:
-                self.end(session_pb2.Closed(reason=session_pb2.CLOSE_REASON_CONTEXT_FULL))
+            self._on_failure(done, result)
             return
         now_s = time.monotonic()
         delta = self._account.delta(done, result, now_s)
@@ -207,6 +202,16 @@ class Session:
         self._say(session_pb2.ConverseResponse(delta=delta))
         if self._is_bounded and result.context_length >= self._token_limit:
             self.end(session_pb2.Closed(reason=session_pb2.CLOSE_REASON_CONTEXT_FULL))
+
+    def _on_failure(self, done: Done, failure: UnitFailure) -> None:
+        if failure.reason == CONTEXT_FULL:
+            # No fault of the unit: settle has filled what the delta before had left.
+            self.end(session_pb2.Closed(reason=session_pb2.CLOSE_REASON_CONTEXT_FULL))
+            return
+        failed = self._account.failed(done, failure)
+        self._say(session_pb2.ConverseResponse(failed=failed))
+        if failure.is_fatal:
+            self._on_lost()
 
     def _on_lost(self) -> None:
         message = "the model failed; its log says why"

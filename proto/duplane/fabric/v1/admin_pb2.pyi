@@ -140,3 +140,57 @@ class CancelTicketRequest(_message.Message):
 class CancelTicketResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class HoldEstimate(_message.Message):
+    __slots__ = ("kind", "base_duration", "mean_duration", "sample_count")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    BASE_DURATION_FIELD_NUMBER: _ClassVar[int]
+    MEAN_DURATION_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    kind: _lease_pb2.SessionKind
+    base_duration: _duration_pb2.Duration
+    mean_duration: _duration_pb2.Duration
+    sample_count: int
+    def __init__(self, kind: _Optional[_Union[_lease_pb2.SessionKind, str]] = ..., base_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., mean_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., sample_count: _Optional[int] = ...) -> None: ...
+
+class Estimates(_message.Message):
+    __slots__ = ("holds", "smoothing", "needed_sample_count")
+    HOLDS_FIELD_NUMBER: _ClassVar[int]
+    SMOOTHING_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_SAMPLE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    holds: _containers.RepeatedCompositeFieldContainer[HoldEstimate]
+    smoothing: float
+    needed_sample_count: int
+    def __init__(self, holds: _Optional[_Iterable[_Union[HoldEstimate, _Mapping]]] = ..., smoothing: _Optional[float] = ..., needed_sample_count: _Optional[int] = ...) -> None: ...
+
+class GetEstimatesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetEstimatesResponse(_message.Message):
+    __slots__ = ("estimates",)
+    ESTIMATES_FIELD_NUMBER: _ClassVar[int]
+    estimates: Estimates
+    def __init__(self, estimates: _Optional[_Union[Estimates, _Mapping]] = ...) -> None: ...
+
+class BaseHold(_message.Message):
+    __slots__ = ("kind", "base_duration")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    BASE_DURATION_FIELD_NUMBER: _ClassVar[int]
+    kind: _lease_pb2.SessionKind
+    base_duration: _duration_pb2.Duration
+    def __init__(self, kind: _Optional[_Union[_lease_pb2.SessionKind, str]] = ..., base_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class UpdateEstimatesRequest(_message.Message):
+    __slots__ = ("bases", "smoothing")
+    BASES_FIELD_NUMBER: _ClassVar[int]
+    SMOOTHING_FIELD_NUMBER: _ClassVar[int]
+    bases: _containers.RepeatedCompositeFieldContainer[BaseHold]
+    smoothing: float
+    def __init__(self, bases: _Optional[_Iterable[_Union[BaseHold, _Mapping]]] = ..., smoothing: _Optional[float] = ...) -> None: ...
+
+class UpdateEstimatesResponse(_message.Message):
+    __slots__ = ("estimates",)
+    ESTIMATES_FIELD_NUMBER: _ClassVar[int]
+    estimates: Estimates
+    def __init__(self, estimates: _Optional[_Union[Estimates, _Mapping]] = ...) -> None: ...

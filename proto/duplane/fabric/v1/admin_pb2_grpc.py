@@ -65,6 +65,16 @@ class AdminServiceStub:
                 request_serializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.CancelTicketRequest.SerializeToString,
                 response_deserializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.CancelTicketResponse.FromString,
                 _registered_method=True)
+        self.GetEstimates = channel.unary_unary(
+                '/duplane.fabric.v1.AdminService/GetEstimates',
+                request_serializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.GetEstimatesRequest.SerializeToString,
+                response_deserializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.GetEstimatesResponse.FromString,
+                _registered_method=True)
+        self.UpdateEstimates = channel.unary_unary(
+                '/duplane.fabric.v1.AdminService/UpdateEstimates',
+                request_serializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.UpdateEstimatesRequest.SerializeToString,
+                response_deserializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.UpdateEstimatesResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -118,6 +128,22 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetEstimates(self, request, context):
+        """Tells what waits are estimated from.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateEstimates(self, request, context):
+        """Changes what waits are estimated from. Each scheduler has its own, until it stops.
+
+        Errors: INVALID_ARGUMENT / INVALID_FIELD; then nothing has changed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -150,6 +176,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.CancelTicket,
                     request_deserializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.CancelTicketRequest.FromString,
                     response_serializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.CancelTicketResponse.SerializeToString,
+            ),
+            'GetEstimates': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetEstimates,
+                    request_deserializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.GetEstimatesRequest.FromString,
+                    response_serializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.GetEstimatesResponse.SerializeToString,
+            ),
+            'UpdateEstimates': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateEstimates,
+                    request_deserializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.UpdateEstimatesRequest.FromString,
+                    response_serializer=duplane_dot_fabric_dot_v1_dot_admin__pb2.UpdateEstimatesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -315,6 +351,60 @@ class AdminService:
             '/duplane.fabric.v1.AdminService/CancelTicket',
             duplane_dot_fabric_dot_v1_dot_admin__pb2.CancelTicketRequest.SerializeToString,
             duplane_dot_fabric_dot_v1_dot_admin__pb2.CancelTicketResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetEstimates(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/duplane.fabric.v1.AdminService/GetEstimates',
+            duplane_dot_fabric_dot_v1_dot_admin__pb2.GetEstimatesRequest.SerializeToString,
+            duplane_dot_fabric_dot_v1_dot_admin__pb2.GetEstimatesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateEstimates(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/duplane.fabric.v1.AdminService/UpdateEstimates',
+            duplane_dot_fabric_dot_v1_dot_admin__pb2.UpdateEstimatesRequest.SerializeToString,
+            duplane_dot_fabric_dot_v1_dot_admin__pb2.UpdateEstimatesResponse.FromString,
             options,
             channel_credentials,
             insecure,

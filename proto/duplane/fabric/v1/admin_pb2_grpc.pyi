@@ -53,6 +53,13 @@ class AdminServiceStub:
 
     Errors: NOT_FOUND / UNKNOWN_TICKET.
     """
+    GetEstimates: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetEstimatesRequest, _admin_pb2.GetEstimatesResponse]
+    """Tells what waits are estimated from."""
+    UpdateEstimates: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UpdateEstimatesRequest, _admin_pb2.UpdateEstimatesResponse]
+    """Changes what waits are estimated from. Each scheduler has its own, until it stops.
+
+    Errors: INVALID_ARGUMENT / INVALID_FIELD; then nothing has changed.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -78,6 +85,13 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Takes a ticket out of the queue; whoever waits on it is told.
 
     Errors: NOT_FOUND / UNKNOWN_TICKET.
+    """
+    GetEstimates: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetEstimatesRequest, _admin_pb2.GetEstimatesResponse]  # type: ignore[assignment]
+    """Tells what waits are estimated from."""
+    UpdateEstimates: _aio.UnaryUnaryMultiCallable[_admin_pb2.UpdateEstimatesRequest, _admin_pb2.UpdateEstimatesResponse]  # type: ignore[assignment]
+    """Changes what waits are estimated from. Each scheduler has its own, until it stops.
+
+    Errors: INVALID_ARGUMENT / INVALID_FIELD; then nothing has changed.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -137,6 +151,25 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Takes a ticket out of the queue; whoever waits on it is told.
 
         Errors: NOT_FOUND / UNKNOWN_TICKET.
+        """
+
+    @_abc_1.abstractmethod
+    def GetEstimates(
+        self,
+        request: _admin_pb2.GetEstimatesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetEstimatesResponse, _abc.Awaitable[_admin_pb2.GetEstimatesResponse]]:
+        """Tells what waits are estimated from."""
+
+    @_abc_1.abstractmethod
+    def UpdateEstimates(
+        self,
+        request: _admin_pb2.UpdateEstimatesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.UpdateEstimatesResponse, _abc.Awaitable[_admin_pb2.UpdateEstimatesResponse]]:
+        """Changes what waits are estimated from. Each scheduler has its own, until it stops.
+
+        Errors: INVALID_ARGUMENT / INVALID_FIELD; then nothing has changed.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

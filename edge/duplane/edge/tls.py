@@ -1,0 +1,92 @@
+"""The edge's certificate, replaced while it serves when its files change.
+
+Knows files and contexts, no sockets: a handshake takes the certificate that is current when it
+begins, and connections that run are not touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+_log = logging.getLogger(__name__)
+_LOOK_S = 5.0  # between looks at the files
+
+_Stamp = tuple[tuple[int, int, int], ...]
+
+
+class Certificate:
+    """A certificate chain and its key, PEM. Raises ValueError if they cannot be used."""
+
+    def __init__(self, chain: Path, key: Path) -> None:
+        self._chain = chain
+        self._key = key
+        self._stamp = self._read_stamp()
+        try:
+            self.current = self._load()
+            self.context = self._load()
+        except OSError as error:
+            raise ValueError(f"tls_cert: {chain} with {key}: {_reason(error)}") from None
+        self.context.sni_callback = self._choose
+
+    def reload(self) -> bool:
+        """Read the files again. If they cannot be used, the old certificate stays."""
+        self._stamp = self._read_stamp()
+        try:
+            self.current = self._load()
+        except OSError as error:
+            _log.error("the old certificate stays: %s: %s", self._chain, _reason(error))
+            return False
+        _log.info("serving the certificate in %s", self._chain)
+        return True
+
+    def reload_if_changed(self) -> bool:
+        """Read the files again if they are not the ones that were read last."""
+        return self._read_stamp() != self._stamp and self.reload()
+
+    @contextlib.asynccontextmanager
+    async def kept_fresh(self, look_s: float = _LOOK_S) -> AsyncGenerator[None]:
+        """Follow the files for the body of the `with`."""
+        watching = asyncio.create_task(self._watch(look_s))
+        try:
+            yield
+        finally:
+            watching.cancel()
+            await asyncio.wait({watching})
+
+    async def _watch(self, look_s: float) -> None:
+        while True:
+            await asyncio.sleep(look_s)
+            self.reload_if_changed()
+
+    def _choose(self, handshake: ssl.SSLObject | ssl.SSLSocket, *_: object) -> None:
+        handshake.context = self.current
+
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        context.load_cert_chain(self._chain, self._key, password=_no_password)
+        return context
+
+    def _read_stamp(self) -> _Stamp:
+        """What tells files apart; a file that is missing for a moment is a change, too."""
+        found: list[tuple[int, int, int]] = []
+        for path in (self._chain, self._key):
+            with contextlib.suppress(OSError):
+                stat = path.stat()
+                found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+        return tuple(found)
+
+
+def _no_password() -> str:
+    """Refuse an encrypted key; OpenSSL would ask the terminal."""
+    return ""
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)

@@ -1,0 +1,115 @@
+"""How the first bytes of a connection decide who serves it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from live_edge import begin, end, exchange, live_edge
+
+from duplane.edge.front import MAX_HEAD_BYTES
+from duplane.edge.settings import Limits
+
+QUICK = replace(Limits(), handshake_s=0.1, close_s=0.1)
+UPGRADE = (
+    b"GET /v1/realtime?mode=audio HTTP/1.1\r\nHost: edge\r\nconnection: Upgrade\r\n"
+    b"uPGRADE:\twebSocket \r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+
+
+async def said(address: str, *pieces: bytes) -> bytes:
+    """Send the pieces one by one and return what comes back, until the edge closes."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        async with asyncio.timeout(5):
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+            return await reader.read()
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+async def test_handshake_in_pieces_becomes_a_websocket() -> None:
+    async with live_edge() as edge:
+        host, _, port = edge.edge.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        async with asyncio.timeout(5):
+            for index in range(len(UPGRADE)):
+                writer.write(UPGRADE[index : index + 1])
+                await writer.drain()
+                await asyncio.sleep(0)
+            assert await reader.readline() == b"HTTP/1.1 101 Switching Protocols\r\n"
+            await reader.readuntil(b'{"type":"session.queue_done"}')
+        writer.close()
+
+
+async def test_websockets_and_http_share_the_port() -> None:
+    async with live_edge() as edge, edge.connect() as client:
+        await begin(client)
+        assert (await edge.get("/health"))[0] == 200
+        await exchange(client)
+        await end(client)
+
+
+async def test_http_in_pieces_is_answered_once_and_closed() -> None:
+    async with live_edge() as edge:
+        pieces = (b"GET /health HT", b"TP/1.1\r\nHost: edge\r\n\r", b"\n")
+        answer = await said(edge.edge.address, *pieces)
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert answer.count(b"HTTP/1.1") == 1
+
+
+async def test_words_about_upgrading_in_a_body_do_not_upgrade() -> None:
+    body = b"Upgrade: websocket\r\n\r\n"
+    request = b"PUT /api/config/eta HTTP/1.1\r\nHost: e\r\nContent-Length: %d\r\n\r\n" % len(body)
+    async with live_edge() as edge:
+        assert b" 422 " in (await said(edge.edge.address, request + body)).split(b"\r\n")[0]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"", b"GET /health HTTP/1.1\r\n", UPGRADE[:-2]],
+    ids=["silent", "unfinished", "unfinished upgrade"],
+)
+async def test_client_that_does_not_finish_its_head_is_cut(head: bytes) -> None:
+    async with live_edge(QUICK) as edge:
+        assert await said(edge.edge.address, head) == b""
+
+
+async def test_client_that_does_not_finish_its_body_is_told_and_closed() -> None:
+    request = b"PUT /api/config/eta HTTP/1.1\r\nHost: e\r\nContent-Length: 9\r\n\r\n{"
+    async with live_edge(QUICK) as edge:
+        assert (await said(edge.edge.address, request)).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize("head", [b"\x16\x03\x01\x02\x00\r\n\r\n", b"nonsense\r\n\r\n"])
+async def test_what_is_no_http_is_refused(head: bytes) -> None:
+    async with live_edge() as edge:
+        assert b" 400 " in (await said(edge.edge.address, head)).split(b"\r\n")[0]
+
+
+async def test_head_above_its_bound_is_refused() -> None:
+    head = b"GET /health HTTP/1.1\r\nHost: e\r\nX: " + b"x" * MAX_HEAD_BYTES
+    async with live_edge() as edge:
+        answer = await said(edge.edge.address, head)
+        assert answer == b"" or b" 400 " in answer.split(b"\r\n")[0]
+
+
+async def test_websocket_at_a_wrong_path_is_refused() -> None:
+    async with live_edge() as edge:
+        answer = await said(edge.edge.address, UPGRADE.replace(b"/v1/realtime", b"/nowhere"))
+        assert answer.startswith(b"HTTP/1.1 404 ")
+        assert answer.endswith(b'{"detail":"no WebSocket is served here"}')
+
+
+async def test_undecided_connections_end_with_the_edge() -> None:
+    async with live_edge() as edge:
+        saying = asyncio.ensure_future(said(edge.edge.address, b"GET "))
+        assert (await edge.get("/health"))[0] == 200  # served after the other was accepted
+    assert await saying == b""

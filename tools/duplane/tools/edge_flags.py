@@ -1,0 +1,119 @@
+"""The flags of `duplane edge`, made from the fields of its settings: names, types and defaults are
+those of the fields; here is only what they are for."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from duplane.edge.settings import EdgeSettings, Limits
+
+SETTINGS: Mapping[str, str] = {
+    "pool": "The queue that sessions wait in. Default: the unnamed.",
+    "reuse_port": "Share the port with other edges on this machine; the kernel deals clients out.",
+    "tls_cert": "Serve wss:// and https:// with this chain (PEM). Read again when it changes, and"
+    " on SIGHUP; sessions go on.",
+    "tls_key": "The key of --tls-cert (PEM, no password).",
+    "trusted_proxies": "Proxies whose X-Forwarded-For and X-Real-IP are believed:"
+    " addresses and networks, separated by commas.",
+    "admin_token": "What changes things by HTTP must send as Authorization: Bearer. Default: only"
+    " this machine may, and not through a proxy.",
+    "default_voice": "A sound file, offered to clients at /api/default_ref_audio.",
+    "presets": "A directory of MODE/*.json, offered to clients at /api/presets.",
+    "playback_delay_ms": "What web clients are told to buffer.",
+}
+LIMITS: Mapping[str, str] = {
+    "message_bytes": "One message; above it the connection closes with 1009.",
+    "instructions_bytes": "The instructions of a session.",
+    "voice_s": "A reference voice.",
+    "append_s": "The audio in one message.",
+    "early_unit_count": "Units kept before a conversation is ready; the newest win.",
+    "pending_unit_count": "Units kept while a worker takes none; the newest win.",
+    "units_per_s": "Units of one session to its worker, with five seconds' worth at once; what is"
+    " faster waits, and the newest win.",
+    "scheduler_s": "Wait for a scheduler to answer.",
+    "queue_s": "Wait in the queue.",
+    "queue_update_s": "Between two updates of an unchanged place.",
+    "handshake_s": "For TLS, then for the head of a request, then for its body.",
+    "init_s": "Wait for a session's settings.",
+    "open_s": "Wait for a worker to begin a conversation.",
+    "idle_s": "Wait for audio in a running session.",
+    "session_s": "A whole session. Default: as its mode has it.",
+    "outbox_bytes": "Events that a client does not read; above it is closed with 1008.",
+    "send_s": "Wait for a client to read one event.",
+    "close_s": "Wait for a client to close.",
+    "session_count": "Sessions of this edge; more are refused with 1013.",
+    "client_session_count": "Sessions of one client address (IPv6: of one /64); more are refused"
+    " with 1013. Behind a proxy that is not trusted everybody is one client.",
+    "drain_s": "For running sessions to end at shutdown.",
+}
+
+
+def edge_settings(values: Mapping[str, Any], **settings: Any) -> EdgeSettings:
+    """Make settings of flag values and of `settings`. Raises ValueError."""
+    given: dict[str, Any] = {name: values[name] for name in SETTINGS}
+    given["trusted_proxies"] = tuple(name for name in values["trusted_proxies"].split(",") if name)
+    limits = Limits(**{name: values[name] for name in LIMITS})
+    return EdgeSettings(**given, limits=limits, **settings)
+
+
+def with_edge_flags(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb the flags above, in place of its `**values`."""
+
+    @functools.wraps(verb)
+    def flagged(**values: Any) -> None:
+        verb(**values)
+
+    kept = [
+        parameter
+        for parameter in inspect.signature(verb, eval_str=True).parameters.values()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    made = [*_parameters(EdgeSettings, SETTINGS), *_parameters(Limits, LIMITS, "Limits")]
+    signature = inspect.Signature(
+        [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*kept, *made)]
+    )
+    flagged.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue] - see inspect
+    flagged.__annotations__ = {
+        name: parameter.annotation for name, parameter in signature.parameters.items()
+    }
+    return flagged
+
+
+def _parameters(
+    settings: type, about: Mapping[str, str], panel: str | None = None
+) -> list[inspect.Parameter]:
+    hints = get_type_hints(settings)
+    defaults = {field.name: field.default for field in dataclasses.fields(settings)}
+    made: list[inspect.Parameter] = []
+    for name, help_text in about.items():
+        kind, default = hints[name], defaults[name]
+        if name == "trusted_proxies":
+            kind, default = str, ""
+        option: Any = typer.Option(
+            f"--{name.replace('_', '-')}",
+            envvar=f"DUPLANE_{name.upper()}",
+            help=help_text,
+            rich_help_panel=panel,
+            **_bounds(kind),
+        )
+        annotation = Annotated[kind, option]
+        parameter = inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        )
+        made.append(parameter)
+    return made
+
+
+def _bounds(kind: object) -> dict[str, Any]:
+    if kind in (int, float, float | None):
+        return {"min": 0}
+    if kind == Path | None:
+        return {"exists": True}
+    return {}
