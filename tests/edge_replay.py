@@ -8,15 +8,25 @@ from typing import Any
 
 import orjson
 import pytest
-from edge_transcripts import Matcher, Step, Transcript, json_of, message_of, response_of
+from edge_transcripts import (
+    Matcher,
+    Step,
+    Transcript,
+    chat_response_of,
+    json_of,
+    message_of,
+    response_of,
+)
 from live_edge import HandSetClock, LiveEdge
-from scripted_fabric import WITHIN_S, Acquisition, ScriptedConversation
+from scripted_fabric import WITHIN_S, Acquisition, ScriptedConversation, ScriptedTurn
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
+from duplane.edge.chat_session import ChatSession
 from duplane.edge.dialects.dialect import Identity, Moment, Phase
 from duplane.edge.ends import End, Ending
-from duplane.edge.modes import MODES
+from duplane.edge.entry import read_entry
+from duplane.edge.places import PLACES
 from duplane.edge.session import Session
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2
@@ -31,8 +41,10 @@ class PureReplay:
     def __init__(self, transcript: Transcript) -> None:
         self.transcript = transcript
         self.now = Moment(1000.0, WALL_NS)
-        session_s = MODES["audio"].session_s
-        self.session = Session(IDENTITY, transcript.limits, session_s, self.now)
+        entry = read_entry(transcript.path, {})
+        place = PLACES[entry.route, entry.mode]
+        self.session: Session = place.begin(IDENTITY, transcript.limits, self.now)
+        self.turns: deque[session_pb2.ChatRequest] = deque()
         self.events: deque[Any] = deque()
         self.requests: deque[session_pb2.ConverseRequest] = deque()
         self.seen: set[tuple[str, Phase, str]] = set()  # events, and the phase they came in
@@ -43,9 +55,13 @@ class PureReplay:
             getattr(self, f"_{step.who}")(step)
             while request := self.session.next_request():
                 self.requests.append(request)
+            if isinstance(self.session, ChatSession):
+                turn = self.session.next_turn(self.now)
+                self.turns.extend([turn] if turn else [])
             if self.session.deadline <= self.now.monotonic_s:
                 self._tell(self.session.expire(self.now))
         assert not self.events, f"not in the transcript: {self.events}"
+        assert not self.turns, f"not in the transcript: {self.turns}"
         assert not self.requests, f"not in the transcript: {self.requests}"
 
     def _tell(self, events: list[bytes]) -> None:
@@ -79,12 +95,20 @@ class PureReplay:
             case "queued":
                 self._tell(self.session.queued(message_of(step.rest, lease_pb2.Queued()), self.now))
             case "granted":
-                self._tell(self.session.granted(60.0, self.now))
+                if isinstance(self.session, ChatSession):
+                    assert self.session.wants_slot, f"line {step.line}: not asked for"
+                    self._tell(self.session.granted(2.0, self.now))
+                else:
+                    self._tell(self.session.granted(60.0, self.now))
             case _:
                 error = FabricError(Reason(step.rest), "scripted")
                 self._tell(self.session.lost(error, self.now))
 
     def _edge(self, step: Step) -> None:
+        if step.what == "chat":
+            assert self.turns, f"line {step.line}: the worker was asked nothing"
+            self._matcher.match_turn(step, self.turns.popleft())
+            return
         assert self.requests, f"line {step.line}: the worker was told nothing"
         self._matcher.match_request(step, self.requests.popleft())
 
@@ -93,6 +117,8 @@ class PureReplay:
             reason, _, field = step.rest.partition(" ")
             error = FabricError(Reason(reason), "scripted", field=field)
             self._tell(self.session.lost(error, self.now))
+        elif isinstance(self.session, ChatSession):
+            self._tell(self.session.told(chat_response_of(step), self.now))
         else:
             self._tell(self.session.answered(response_of(step), self.now))
 
@@ -118,9 +144,12 @@ class LiveReplay:
         self._matcher = Matcher()
         self._acquisition: Acquisition | None = None
         self._conversation: ScriptedConversation | None = None
+        self._turn: ScriptedTurn | None = None
+        place = read_entry(transcript.path, {})
+        self._is_chat = place.mode == "chat"
 
     async def run(self) -> None:
-        async with self._edge_process.connect() as client:
+        async with self._edge_process.connect_to(self.transcript.path) as client:
             for step in self.transcript.steps:
                 await getattr(self, f"_{step.who}")(step, client)
         await self._edge_process.settled()
@@ -152,20 +181,31 @@ class LiveReplay:
                 self._acquisition.queued(message_of(step.rest, lease_pb2.Queued()))
             case "granted":
                 self._acquisition.grant()
+                if self._is_chat:
+                    async with asyncio.timeout(WITHIN_S):
+                        await self._acquisition.is_over.wait()
+                    return
                 self._conversation = await self._fabric.conversation()
             case _:
                 self._acquisition.refuse(Reason(step.rest))
 
     async def _edge(self, step: Step, client: ClientConnection) -> None:
+        if step.what == "chat":
+            self._turn = await self._fabric.turn()
+            self._matcher.match_turn(step, self._turn.request)
+            return
         assert self._conversation
         self._matcher.match_request(step, await self._conversation.next_request())
 
     async def _worker(self, step: Step, client: ClientConnection) -> None:
-        assert self._conversation
+        speaking = self._turn or self._conversation
+        assert speaking
         if step.what == "breaks":
             reason, _, field = step.rest.partition(" ")
-            self._conversation.fail(Reason(reason), field)
-        else:
+            speaking.fail(Reason(reason), field)
+        elif self._turn:
+            self._turn.say(chat_response_of(step))
+        elif self._conversation:
             self._conversation.say(response_of(step))
 
     async def _clock(self, step: Step, client: ClientConnection) -> None:

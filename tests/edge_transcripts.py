@@ -2,6 +2,7 @@
 
     # comment
     limits session_s=0.5           (first line, optional: bounds that differ from the defaults)
+    path /v1/realtime?mode=audio   (near the top, optional: this is where the client connects)
     client {"type": ...}           the client sends an event
     frame TEXT                     the client sends this text as it is
     binary                         the client sends a binary frame
@@ -10,16 +11,19 @@
     scheduler queued {...}         fabric.v1.Queued, in protobuf's JSON form
     scheduler granted              a slot is granted and claimed
     scheduler refuses REASON
-    edge open|unit {...}           the worker receives exactly this (times and traces aside)
+    edge open|unit|... {...}       the worker receives exactly this (times and traces aside)
     worker opened|delta|failed|closed {...}
+    edge chat {...}                the same of a turn of chat, its lease aside
+    worker prefilled|piece|done {...}
     worker breaks REASON [FIELD]   the call ends with an error
     clock SECONDS                  so much time goes by
     drain                          the edge is asked to stop and has no patience
     ends CODE                      the connection is closed with this code; always last
 
 In JSON, "@pcm:N" stands for the base64 of N samples, "@pcm:N:K" for the K-th second of them,
-"@pcms:N,M" for N samples and then M, "@wav:N" for a WAV file of N, "@nan:N" for N of which one is
-not a number; "@any" matches anything, "@id:NAME" anything that is the same wherever the name is.
+"@pcms:N,M:K" for several of these end to end, "@wav:N" for a WAV file of N, "@nan:N" for N of
+which one is not a number; "@jpeg:WxH" and "@png:WxH" for the header of such a picture; "@any"
+matches anything, "@id:NAME" anything that is the same wherever the name is.
 """
 
 from __future__ import annotations
@@ -58,24 +62,28 @@ class Step:
 class Transcript:
     name: str
     limits: Limits
+    path: str
     steps: tuple[Step, ...]
 
 
-def read_transcript(path: Path) -> Transcript:
-    limits = Limits()
+def read_transcript(file: Path) -> Transcript:
+    limits, path = Limits(), "/v1/realtime?mode=audio"
     steps: list[Step] = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(file.read_text().splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
         who, _, rest = line.partition(" ")
         if who == "limits":
             limits = replace(limits, **_bounds(rest))
             continue
+        if who == "path":
+            path = rest
+            continue
         what = ""
         if who in ("scheduler", "edge", "worker"):
             what, _, rest = rest.partition(" ")
         steps.append(Step(number, who, what, rest))
-    return Transcript(path.stem, limits, tuple(steps))
+    return Transcript(file.stem, limits, path, tuple(steps))
 
 
 def _bounds(text: str) -> dict[str, Any]:
@@ -109,8 +117,20 @@ def nan(sample_count: int) -> bytes:
     return samples.tobytes()
 
 
-def audio_of(word: str) -> bytes | None:
-    """Return what an @-word stands for, None when it is not about audio."""
+def jpeg(width: int, height: int) -> bytes:
+    """As much of a JPEG file as tells its size."""
+    size = height.to_bytes(2) + width.to_bytes(2)
+    return b"\xff\xd8\xff\xe0\x00\x04JF\xff\xc0\x00\x0b\x08" + size + b"\x01\x01\x11\x00"
+
+
+def png(width: int, height: int) -> bytes:
+    """As much of a PNG file as tells its size."""
+    size = width.to_bytes(4) + height.to_bytes(4)
+    return b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + size + b"\x08\x02\x00\x00\x00"
+
+
+def media_of(word: str) -> bytes | None:
+    """Return what an @-word stands for, None when it is about neither audio nor pictures."""
     kind, _, rest = word[1:].partition(":")
     match kind:
         case "pcm" if ":" in rest:
@@ -119,24 +139,29 @@ def audio_of(word: str) -> bytes | None:
         case "pcm":
             return pcm(int(rest))
         case "pcms":
-            return b"".join(pcm(int(count)) for count in rest.split(","))
+            return b"".join(media_of(f"@pcm:{part}") or b"" for part in rest.split(","))
         case "wav":
             return wav(int(rest))
         case "nan":
             return nan(int(rest))
         case _:
-            return None
+            return picture_of(kind, rest)
+
+
+def picture_of(kind: str, size: str) -> bytes | None:
+    make = {"jpeg": jpeg, "png": png}.get(kind)
+    return make(*map(int, size.split("x"))) if make else None
 
 
 def expand(value: Any) -> Any:
-    """Replace @-words that stand for audio."""
+    """Replace @-words that stand for audio or pictures."""
     if isinstance(value, dict):
         return {key: expand(item) for key, item in value.items()}
     if isinstance(value, list):
         return [expand(item) for item in value]
     if isinstance(value, str) and value.startswith("@"):
-        audio = audio_of(value)
-        return value if audio is None else pybase64.b64encode(audio).decode()
+        media = media_of(value)
+        return value if media is None else pybase64.b64encode(media).decode()
     return value
 
 
@@ -149,10 +174,18 @@ def message_of(text: str, message: M) -> M:
 
 
 def response_of(step: Step) -> session_pb2.ConverseResponse:
-    response = session_pb2.ConverseResponse()
-    part = getattr(response, step.what)
+    return _filled(session_pb2.ConverseResponse(), step.what, step.rest)
+
+
+def chat_response_of(step: Step) -> session_pb2.ChatResponse:
+    name = "delta" if step.what == "piece" else step.what
+    return _filled(session_pb2.ChatResponse(), name, step.rest)
+
+
+def _filled(response: M, name: str, text: str) -> M:
+    part = getattr(response, name)
     part.SetInParent()
-    message_of(step.rest, part)
+    message_of(text, part)
     return response
 
 
@@ -174,6 +207,12 @@ class Matcher:
                 part.ClearField(volatile)
         expected = message_of(step.rest, type(part)())
         assert part == expected, f"line {step.line}: got {str(part)[:300]}"
+
+    def match_turn(self, step: Step, came: session_pb2.ChatRequest) -> None:
+        for volatile in ("lease", "trace"):
+            came.ClearField(volatile)
+        expected = message_of(step.rest, session_pb2.ChatRequest())
+        assert came == expected, f"line {step.line}: got {str(came)[:600]}"
 
     def _equal(self, expected: Any, came: Any) -> bool:
         if isinstance(expected, str) and expected.startswith("@"):

@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 import pybase64
@@ -73,6 +74,10 @@ class LiveEdge:
 
     def connect(self, query: str = "?mode=audio") -> connect:
         return connect(self.url(query), compression=None, max_size=None, proxy=None)
+
+    def connect_to(self, path: str) -> connect:
+        url = f"ws://{self.edge.address}{quote(path, safe='/?=&')}"
+        return connect(url, compression=None, max_size=None, proxy=None)
 
     def drain(self) -> None:
         self._draining = asyncio.ensure_future(self.edge.drain())

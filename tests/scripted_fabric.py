@@ -38,6 +38,28 @@ def listened(unit: session_pb2.Unit) -> list[session_pb2.ConverseResponse]:
     return [session_pb2.ConverseResponse(delta=delta)]
 
 
+def answered(request: session_pb2.ChatRequest) -> list[session_pb2.ChatResponse]:
+    """Answer a turn of chat in two words, with a sound each if it is to be spoken."""
+    sound = bytes(4 * 240) if request.config.generate_audio else b""
+    return [
+        session_pb2.ChatResponse(prefilled=session_pb2.Prefilled(prompt_token_count=9)),
+        *(
+            session_pb2.ChatResponse(
+                delta=session_pb2.ChatDelta(sequence=n, text=word, audio=sound)
+            )
+            for n, word in enumerate(("Hello", " there."))
+        ),
+        session_pb2.ChatResponse(
+            done=session_pb2.Done(
+                reason=session_pb2.FINISH_REASON_STOP,
+                token_counts=session_pb2.TokenCounts(
+                    input_text_token_count=9, output_text_token_count=3
+                ),
+            )
+        ),
+    ]
+
+
 class Acquisition:
     """One AcquireLease call that waits."""
 
@@ -77,6 +99,22 @@ class ScriptedConversation:
             return await self.received.get()
 
 
+class ScriptedTurn:
+    """One Chat call."""
+
+    def __init__(self, request: session_pb2.ChatRequest) -> None:
+        self.request = request
+        self.responses: asyncio.Queue[session_pb2.ChatResponse | FabricError] = asyncio.Queue()
+        self.is_over = asyncio.Event()
+
+    def say(self, *responses: session_pb2.ChatResponse) -> None:
+        for response in responses:
+            self.responses.put_nowait(response)
+
+    def fail(self, reason: Reason, field: str = "") -> None:
+        self.responses.put_nowait(FabricError(reason, "scripted", field=field))
+
+
 class ScriptedFabric:
     """Both servers, and what they hold."""
 
@@ -87,13 +125,15 @@ class ScriptedFabric:
         self.on_unit: Callable[[session_pb2.Unit], Sequence[session_pb2.ConverseResponse]] = (
             listened
         )
+        self.on_turn = answered
+        self.turns: asyncio.Queue[ScriptedTurn] = asyncio.Queue()
         self.acquisitions: asyncio.Queue[Acquisition] = asyncio.Queue()
         self.conversations: asyncio.Queue[ScriptedConversation] = asyncio.Queue()
         self.free_slots = set(range(slot_count))
         self.slot_count = slot_count
         self.leases: dict[str, int] = {}
         self.waiting: list[Acquisition] = []
-        self.streams: set[ScriptedConversation] = set()
+        self.streams: set[ScriptedConversation | ScriptedTurn] = set()
         self.changed = asyncio.Condition()
         self.scheduler_server = grpc.aio.server()
         self.worker_server = grpc.aio.server()
@@ -123,6 +163,11 @@ class ScriptedFabric:
         """Return the next conversation that was claimed."""
         async with asyncio.timeout(WITHIN_S):
             return await self.conversations.get()
+
+    async def turn(self) -> ScriptedTurn:
+        """Return the next turn of chat."""
+        async with asyncio.timeout(WITHIN_S):
+            return await self.turns.get()
 
     async def settled(self) -> None:
         """Wait until nobody waits, converses or holds a slot."""
@@ -198,7 +243,8 @@ class _Leases:
                 fabric.changed.notify_all()
 
     async def ReleaseLease(self, request, context):
-        await self._fabric.give_back(request.lease_id)
+        # A lease has the name of its wish here.
+        await self._fabric.give_back(request.lease_id or request.request_id)
         return lease_pb2.ReleaseLeaseResponse()
 
 
@@ -231,6 +277,26 @@ class _Sessions(_Uncalled):
             conversation.is_over.set()
             fabric.streams.discard(conversation)
             await fabric.give_back(claim.lease.claims.decode())
+
+    async def Chat(self, request, context):
+        fabric = self._fabric
+        turn = ScriptedTurn(request)
+        fabric.streams.add(turn)
+        fabric.turns.put_nowait(turn)
+        if fabric.is_automatic:
+            turn.say(*fabric.on_turn(request))
+        try:
+            while True:
+                response = await turn.responses.get()
+                if isinstance(response, FabricError):
+                    await abort(context, response)
+                yield response
+                if response.WhichOneof("event") == "done":
+                    return
+        finally:
+            turn.is_over.set()
+            fabric.streams.discard(turn)
+            await fabric.give_back(request.lease.claims.decode())
 
     async def _read(self, conversation, context) -> None:
         while (request := await context.read()) is not grpc.aio.EOF:

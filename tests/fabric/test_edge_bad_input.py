@@ -25,6 +25,7 @@ from scripted_fabric import WITHIN_S
 from websockets.exceptions import ConnectionClosed
 
 from duplane.edge.settings import Limits
+from duplane.fabric.v1 import lease_pb2
 
 
 @pytest.mark.parametrize("frame", [b"\xff\xfe{}", b'{"type":"\xc3"}', b"{", b"NaN"])
@@ -87,7 +88,7 @@ async def test_deeply_nested_json_harms_nobody(depth: int) -> None:
             await end(client)
 
 
-@pytest.mark.parametrize("query", ["", "?mode=video", "?mode=chat", "?mode=telepathy", "?mode="])
+@pytest.mark.parametrize("query", ["?mode=half_duplex", "?mode=telepathy", "?mode=VIDEO"])
 async def test_mode_that_is_not_served_is_refused_readably(query: str) -> None:
     async with live_edge() as edge, edge.connect(query) as client:
         error = (await receive(client))["error"]
@@ -96,6 +97,15 @@ async def test_mode_that_is_not_served_is_refused_readably(query: str) -> None:
         assert client.close_reason == error["message"]
         assert client.close_reason is not None
         assert client.close_reason.startswith("Unsupported realtime mode: ")
+
+
+@pytest.mark.parametrize("query", ["", "?mode=video", "?mode="])
+async def test_mode_is_video_unless_another_is_named(query: str) -> None:
+    async with live_edge() as edge, edge.connect(query) as client:
+        acquisition = await edge.fabric.acquisition()
+        assert acquisition.request.kind == lease_pb2.SESSION_KIND_OMNI_DUPLEX
+        await begin(client)
+        await end(client)
 
 
 async def test_logs_tell_how_a_session_ended_and_nothing_of_what_was_said(

@@ -12,7 +12,10 @@ from live_edge import HandSetClock, impatient, live_edge
 from duplane.edge.dialects import a, b
 from duplane.edge.dialects.a import DialectA
 from duplane.edge.dialects.b import DialectB
-from duplane.edge.dialects.dialect import Phase
+from duplane.edge.dialects.b_chat import DialectBChat
+from duplane.edge.dialects.c import DialectC
+from duplane.edge.dialects.d import DialectD
+from duplane.edge.dialects.dialect import Dialect, Phase
 from duplane.edge.ends import CLOSE_CODES, End
 from duplane.edge.faults import ErrorCode
 
@@ -42,8 +45,8 @@ def events(dialect: str) -> list[dict[str, Any]]:
     return [event for transcript in of(dialect) for event in server_events(transcript)]
 
 
-@pytest.mark.parametrize("dialect", [DialectA, DialectB])
-def test_transcripts_are_named_by_their_dialect(dialect: type[DialectA | DialectB]) -> None:
+@pytest.mark.parametrize("dialect", [DialectA, DialectB, DialectC, DialectD])
+def test_transcripts_are_named_by_their_dialect(dialect: type[Dialect]) -> None:
     for transcript in of(dialect.name):
         replay = PureReplay(transcript)
         replay.run()
@@ -54,7 +57,7 @@ def test_transcripts_are_named_by_their_dialect(dialect: type[DialectA | Dialect
     ("dialect", "types"),
     [
         ("A", {"session.created", "response.listen", "response.output_audio.delta"}),
-        ("B", {"session.created", "response.output.delta"}),
+        ("B", {"session.created", "response.output.delta", "response.done"}),
     ],
 )
 def test_every_event_type_is_in_a_transcript(dialect: str, types: set[str]) -> None:
@@ -66,6 +69,27 @@ def test_every_event_type_is_in_a_transcript(dialect: str, types: set[str]) -> N
         "error",
     }
     assert {event["type"] for event in events(dialect)} == types | shared
+
+
+def test_every_event_type_of_c_is_in_a_transcript() -> None:
+    queue = {"queued", "queue_update", "queue_done"}
+    answers = {"prepared", "result", "paused", "resumed", "interrupted", "stopped"}
+    assert {event["type"] for event in events("C")} == queue | answers | {"timeout", "error"}
+
+
+def test_every_event_type_of_d_is_in_a_transcript() -> None:
+    queue = {"queued", "queue_update", "queue_done"}
+    assert {event["type"] for event in events("D")} == queue | {
+        *("prefill_done", "chunk", "done", "error")
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in TRANSCRIPTS if name.startswith("c_")])
+def test_a_chunk_that_was_taken_has_at_most_one_answer(name: str) -> None:
+    steps = TRANSCRIPTS[name].steps
+    chunks = sum(step.who == "client" and '"audio_chunk"' in step.rest for step in steps)
+    answers = sum(step.who == "server" and '"result"' in step.rest for step in steps)
+    assert answers <= chunks
 
 
 def test_every_kind_of_delta_is_in_a_transcript() -> None:
@@ -99,8 +123,8 @@ def test_every_end_and_close_code_is_in_a_transcript() -> None:
     assert ends == set(CLOSE_CODES) - UNWRITTEN_ENDS
 
 
-@pytest.mark.parametrize("dialect", [DialectA, DialectB])
-def test_every_transition_is_in_a_transcript(dialect: type[DialectA | DialectB]) -> None:
+@pytest.mark.parametrize("dialect", [DialectA, DialectB, DialectBChat, DialectC])
+def test_every_transition_is_in_a_transcript(dialect: type[Dialect]) -> None:
     seen: set[tuple[str, Phase, str]] = set()
     for transcript in TRANSCRIPTS.values():
         replay = PureReplay(transcript)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duplane.edge.entry import Entry, close_reason, read_entry
+from duplane.edge.entry import Entry, Route, close_reason, read_entry, route_of
 from duplane.fabric.v1 import lease_pb2
 
 
@@ -24,6 +24,12 @@ from duplane.fabric.v1 import lease_pb2
         ("/v1/realtime?mode=", {}, Entry("video", "")),
         ("/v1/realtime?mode=a%FFb", {}, Entry("a\ufffdb", "")),
         ("/v1/realtime?mode=" + "m" * 99, {}, Entry("m" * 32, "")),
+        ("/ws/chat", {"x-client-id": "c"}, Entry("chat", "c", Route.CHAT)),
+        ("/ws/duplex/omni_1", {}, Entry("video", "omni_1", Route.DUPLEX)),
+        ("/ws/duplex/adx_1?mode=video", {}, Entry("audio", "adx_1", Route.DUPLEX)),
+        ("/ws/duplex/a%2Fb%20c!", {"x-client-id": "c"}, Entry("video", "c", Route.DUPLEX)),
+        ("/ws/duplex/a%2Fb%20%FF!-_", {}, Entry("video", "a_b___-_", Route.DUPLEX)),
+        ("/ws/duplex/" + "m" * 999, {}, Entry("video", "m" * 128, Route.DUPLEX)),
     ],
 )
 def test_entry_is_read_from_query_and_headers(
@@ -41,3 +47,22 @@ def test_whatever_comes_can_be_told_and_passed_on(query: str, header: str) -> No
     orjson.dumps(entry.mode)
     lease_pb2.AcquireLeaseRequest(client_id=entry.client_id).SerializeToString()
     assert len(close_reason(entry.mode * 10).encode()) <= 123
+
+
+@pytest.mark.parametrize(
+    ("path", "route"),
+    [
+        ("/v1/realtime", Route.REALTIME),
+        ("/v1/realtime?mode=chat", Route.REALTIME),
+        ("/v1/realtime/", None),
+        ("/ws/duplex/x?y=z", Route.DUPLEX),
+        ("/ws/chat?x", Route.CHAT),
+        ("/ws/chat/x", None),
+        ("/ws/duplex/", None),
+        ("/ws/duplex", None),
+        ("/ws/duplex/a/b", None),
+        ("/", None),
+    ],
+)
+def test_a_path_leads_to_its_place_or_nowhere(path: str, route: Route | None) -> None:
+    assert route_of(path) is route

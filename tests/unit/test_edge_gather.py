@@ -11,7 +11,7 @@ from duplane.edge.gather import UNIT_BYTES, Gatherer, Uplink
 
 
 def gather(*appends: Append) -> list[bytes]:
-    gatherer = Gatherer()
+    gatherer = Gatherer(frame_count=4)
     return [unit.audio for append in appends for unit in gatherer.add(append, 0)]
 
 
@@ -45,7 +45,7 @@ def test_units_are_the_chunks_end_to_end(lengths: list[int]) -> None:
 
 
 def test_force_listen_holds_for_every_unit_with_audio_that_asked_for_it() -> None:
-    gatherer = Gatherer()
+    gatherer = Gatherer(frame_count=4)
     appends = (
         Append(pcm(8_000)),
         Append(pcm(24_000), force_listen=True),
@@ -58,14 +58,14 @@ def test_force_listen_holds_for_every_unit_with_audio_that_asked_for_it() -> Non
 
 
 def test_a_unit_carries_the_tag_and_the_time_of_its_last_chunk() -> None:
-    gatherer = Gatherer()
+    gatherer = Gatherer(frame_count=4)
     assert not list(gatherer.add(Append(pcm(8_000), tag=Tag("first")), 1))
     (unit,) = gatherer.add(Append(pcm(8_000), tag=Tag("second")), 2)
     assert (unit.tag, unit.receive_wall_ns) == (Tag("second"), 2)
 
 
 def test_the_newest_units_win_and_the_dropped_ones_are_counted_once() -> None:
-    uplink = Uplink(limit=2)
+    uplink = Uplink(limit=2, frame_count=4)
     for number in range(5):
         uplink.add(Append(pcm(16_000), tag=Tag(str(number))), 0)
     taken = [uplink.take() for _ in range(3)]
@@ -75,20 +75,55 @@ def test_the_newest_units_win_and_the_dropped_ones_are_counted_once() -> None:
 
 
 def test_an_answer_forgets_the_tags_of_all_units_before_it() -> None:
-    uplink = Uplink(limit=9)
+    uplink = Uplink(limit=9, frame_count=4)
     for number in range(4):
         uplink.add(Append(pcm(16_000), tag=Tag(str(number))), 0)
         uplink.take()
-    assert uplink.answered(2) == Tag("2")
-    assert uplink.answered(1) is NO_TAG
-    assert uplink.answered(3) == Tag("3")
+    assert uplink.answered(2) == (Tag("2"), 2)
+    assert uplink.answered(1) == (NO_TAG, -1)
+    assert uplink.answered(3) == (Tag("3"), 3)
 
 
 def test_tags_of_a_worker_that_never_answers_are_bounded() -> None:
-    uplink, unanswered = Uplink(limit=1), 2000
+    uplink, unanswered = Uplink(limit=1, frame_count=4), 2000
     audio = pcm(16_000)
     for number in range(unanswered):
         uplink.add(Append(audio, tag=Tag(str(number))), 0)
         uplink.take()
-    assert uplink.answered(0) is NO_TAG
-    assert uplink.answered(unanswered - 1) == Tag(str(unanswered - 1))
+    assert uplink.answered(0) == (NO_TAG, -1)
+    assert uplink.answered(unanswered - 1) == (Tag(str(unanswered - 1)), unanswered - 1)
+
+
+def picture(number: int) -> bytes:
+    return bytes([number])
+
+
+@given(st.lists(st.tuples(st.integers(1, 40_000), st.integers(0, 3)), max_size=12))
+def test_pictures_go_with_the_last_sample_of_their_audio(chunks: list[tuple[int, int]]) -> None:
+    gatherer, sample_count, expected = Gatherer(frame_count=99), 0, dict[int, list[bytes]]()
+    units = []
+    for number, (length, count) in enumerate(chunks):
+        frames = (picture(number),) * count
+        units += gatherer.add(Append(pcm(length), frames=frames), 0)
+        sample_count += length
+        expected.setdefault((sample_count - 1) // 16_000, []).extend(frames)
+    assert [list(unit.frames) for unit in units] == [
+        expected.get(index, []) for index in range(len(units))
+    ]
+
+
+def test_pictures_alone_are_a_unit_and_audio_that_waits_goes_on_waiting() -> None:
+    gatherer = Gatherer(frame_count=4)
+    assert not list(gatherer.add(Append(pcm(8_000)), 0))
+    (alone,) = gatherer.add(Append(b"", frames=(picture(1),), force_listen=True), 0)
+    assert (alone.audio, alone.frames, alone.force_listen) == (b"", (picture(1),), True)
+    (unit,) = gatherer.add(Append(pcm(8_000)), 0)
+    assert (unit.audio, unit.frames, unit.force_listen) == (pcm(8_000) * 2, (), False)
+
+
+def test_of_the_pictures_that_wait_the_newest_win() -> None:
+    gatherer = Gatherer(frame_count=2)
+    for number in range(3):
+        assert not list(gatherer.add(Append(pcm(4_000), frames=(picture(number),)), 0))
+    (unit,) = gatherer.add(Append(pcm(4_000)), 0)
+    assert unit.frames == (picture(1), picture(2))

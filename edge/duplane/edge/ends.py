@@ -23,6 +23,8 @@ class End(StrEnum):
     WORKER_BUSY = "worker_busy"
     WORKER_CONNECT_FAILED = "worker_connect_failed"
     MODE_REFUSED = "mode_refused"
+    REQUEST_REFUSED = "request_refused"  # the only request of a connection cannot be used
+    ANSWERED = "answered"  # the only request of a connection is answered
     UNREADABLE = "unreadable"  # a frame that is no JSON text
     TOO_SLOW = "too_slow"  # the client does not read what it is sent
     GONE = "gone"  # the client has vanished
@@ -39,6 +41,8 @@ CLOSE_CODES: Mapping[End, int] = {
     End.WORKER_BUSY: 1013,
     End.WORKER_CONNECT_FAILED: 1013,
     End.MODE_REFUSED: 1008,
+    End.REQUEST_REFUSED: 1000,
+    End.ANSWERED: 1000,
     End.UNREADABLE: 1003,
     End.TOO_SLOW: 1008,
     End.GONE: 1000,

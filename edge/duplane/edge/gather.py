@@ -1,4 +1,4 @@
-"""Audio of any length into units of exactly one second; nothing is known of sessions here."""
+"""Audio of any length, and pictures, into units of one second; knows nothing of sessions."""
 
 from __future__ import annotations
 
@@ -14,26 +14,48 @@ UNIT_BYTES = INPUT_RATE_HERTZ * 4
 
 @dataclass(frozen=True, slots=True)
 class GatheredUnit:
-    """One second of audio. It must listen if any audio in it must; its tag is its last audio's."""
+    """One second of audio, or pictures alone, or both.
+
+    It must listen if any audio in it must; its tag is its last audio's. Pictures are in the unit
+    that holds the last sample of the audio they came with, under the loosest of their bounds.
+    """
 
     audio: bytes
     force_listen: bool
     tag: Tag
     receive_wall_ns: int  # when its last audio came
+    frames: tuple[bytes, ...] = ()
+    max_slice_count: int | None = None
 
 
 class Gatherer:
-    """Cuts and joins. Holds less than one unit; what is left over waits for more audio."""
+    """Cuts and joins. Holds less than one unit; what is left over waits for more audio.
 
-    def __init__(self) -> None:
+    Pictures that wait with it are at most `frame_count`: the newest win.
+    """
+
+    def __init__(self, frame_count: int) -> None:
+        self._frame_count = frame_count
         self._pieces: list[memoryview] = []
         self._held_bytes = 0
         self._force_listen = False
+        self._frames: tuple[bytes, ...] = ()
+        self._max_slice_count: int | None = None
 
     def add(self, append: Append, receive_wall_ns: int) -> Iterator[GatheredUnit]:
-        """Yield the units that `append` completes. One that is exactly a unit is not copied."""
-        if not self._pieces and len(append.audio) == UNIT_BYTES:
-            yield GatheredUnit(append.audio, append.force_listen, append.tag, receive_wall_ns)
+        """Yield the units that `append` completes. One that is exactly a unit is not copied.
+
+        Pictures without audio are a unit by themselves; audio that waits goes on waiting.
+        """
+        if not append.audio or (not self._pieces and len(append.audio) == UNIT_BYTES):
+            yield GatheredUnit(
+                append.audio,
+                append.force_listen,
+                append.tag,
+                receive_wall_ns,
+                append.frames,
+                append.max_slice_count,
+            )
             return
         rest = memoryview(append.audio)
         while rest:
@@ -42,12 +64,31 @@ class Gatherer:
             self._pieces.append(piece)
             self._held_bytes += len(piece)
             self._force_listen |= append.force_listen
+            if not rest:
+                self._hold_frames(append)
             if self._held_bytes == UNIT_BYTES:
-                audio = b"".join(self._pieces)
-                yield GatheredUnit(audio, self._force_listen, append.tag, receive_wall_ns)
-                self._pieces.clear()
-                self._held_bytes = 0
-                self._force_listen = False
+                yield self._release(append.tag, receive_wall_ns)
+
+    def _hold_frames(self, append: Append) -> None:
+        self._frames = (*self._frames, *append.frames)[-self._frame_count :]
+        if append.max_slice_count is not None:
+            self._max_slice_count = max(self._max_slice_count or 1, append.max_slice_count)
+
+    def _release(self, tag: Tag, receive_wall_ns: int) -> GatheredUnit:
+        unit = GatheredUnit(
+            b"".join(self._pieces),
+            self._force_listen,
+            tag,
+            receive_wall_ns,
+            self._frames,
+            self._max_slice_count,
+        )
+        self._pieces.clear()
+        self._held_bytes = 0
+        self._force_listen = False
+        self._frames = ()
+        self._max_slice_count = None
+        return unit
 
 
 class Uplink:
@@ -61,20 +102,24 @@ class Uplink:
     # Units sent and not answered. Beyond it the oldest are answered without their tag.
     _UNANSWERED = 1024
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, frame_count: int) -> None:
         self.limit = limit
-        self._gatherer = Gatherer()
+        self.gathered_count = 0  # units so far; each has its ordinal, from 0
+        self.taken_count = 0  # the ordinal of the next, whether those before were sent or dropped
+        self._gatherer = Gatherer(frame_count)
         self._waiting: deque[GatheredUnit] = deque()
-        self._tags: dict[int, Tag] = {}
+        self._sent: dict[int, tuple[Tag, int]] = {}
         self._next_sequence = 0
         self._dropped_count = 0
 
     def add(self, append: Append, receive_wall_ns: int) -> None:
-        """Take audio."""
+        """Take audio and pictures."""
         for unit in self._gatherer.add(append, receive_wall_ns):
             self._waiting.append(unit)
+            self.gathered_count += 1
             if len(self._waiting) > self.limit:
                 self._waiting.popleft()
+                self.taken_count += 1
                 self._dropped_count += 1
 
     def take(self) -> tuple[int, GatheredUnit] | None:
@@ -84,18 +129,18 @@ class Uplink:
         unit = self._waiting.popleft()
         sequence = self._next_sequence
         self._next_sequence += 1
-        if unit.tag is not NO_TAG:
-            self._tags[sequence] = unit.tag
-            if len(self._tags) > self._UNANSWERED:
-                del self._tags[next(iter(self._tags))]
+        self._sent[sequence] = (unit.tag, self.taken_count)
+        self.taken_count += 1
+        if len(self._sent) > self._UNANSWERED:
+            del self._sent[next(iter(self._sent))]
         return sequence, unit
 
-    def answered(self, sequence: int) -> Tag:
-        """Return the tag of a unit that was answered, and forget it and all before it."""
-        tag = self._tags.get(sequence, NO_TAG)
-        while self._tags and (oldest := next(iter(self._tags))) <= sequence:
-            del self._tags[oldest]
-        return tag
+    def answered(self, sequence: int) -> tuple[Tag, int]:
+        """Return tag and ordinal of a unit that was answered; forget it and all before it."""
+        sent = self._sent.get(sequence, (NO_TAG, -1))
+        while self._sent and (oldest := next(iter(self._sent))) <= sequence:
+            del self._sent[oldest]
+        return sent
 
     def take_dropped_count(self) -> int:
         """Return how many units were dropped here since the last call."""

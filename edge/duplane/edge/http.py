@@ -18,6 +18,7 @@ from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request, Response
 
 from duplane.edge.assets import Assets
+from duplane.edge.entry import Route, is_chat, route_of
 from duplane.edge.estimates import eta_status, read_eta
 from duplane.edge.modes import MODES
 from duplane.edge.peers import identify, join_headers, parse_networks
@@ -36,7 +37,6 @@ from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import Reason, from_rpc
 from duplane.fabric.v1 import admin_pb2, admin_pb2_grpc
 
-REALTIME_PATH = "/v1/realtime"
 _DEADLINE_S = 1.0  # for the scheduler; what takes longer counts as down
 _MAX_BODY_BYTES = 64 * 1024
 _FORBIDDEN = (
@@ -96,7 +96,9 @@ class HttpAnswers:
                 _get("/api/default_ref_audio", self._default_voice),
                 _get("/api/presets", self._presets),
                 web.get("/api/presets/{mode}/{preset}/audio", self._preset_audio),
-                _get(REALTIME_PATH, self._upgrade_required),
+                _get(Route.REALTIME.value, self._upgrade_required),
+                _get(Route.DUPLEX.value, self._upgrade_required),
+                _get(Route.CHAT.value, self._upgrade_required),
                 *recording_routes(self._settings.recording, self._require_operator),
             ]
         )
@@ -104,7 +106,9 @@ class HttpAnswers:
 
     def refuse_upgrade(self, connection: ServerConnection, request: Request) -> Response | None:
         """Return the answer to a WebSocket handshake that has come to the wrong path, else None."""
-        if request.path.partition("?")[0] == REALTIME_PATH:
+        if route_of(request.path) is not None:
+            if is_chat(request.path):
+                connection.protocol.max_message_size = self._settings.limits.chat_message_bytes
             return None
         body = orjson.dumps({"detail": "no WebSocket is served here"}).decode()
         response = connection.respond(HTTPStatus.NOT_FOUND, body)

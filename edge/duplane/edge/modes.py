@@ -1,9 +1,10 @@
-"""What the `mode` of /v1/realtime asks for: one row per mode that is served."""
+"""What a client asks for by URL: one row per mode that is served."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from duplane.fabric.v1 import lease_pb2
 
@@ -17,8 +18,19 @@ class Mode:
     kind: lease_pb2.SessionKind
     request_type: str  # as operators of the public protocol know the kind
     session_s: float
+    takes_frames: bool = False  # where it does not, frames are passed over
 
 
 MODES: Mapping[str, Mode] = {
+    "video": Mode(
+        lease_pb2.SESSION_KIND_OMNI_DUPLEX, "omni_duplex", session_s=300.0, takes_frames=True
+    ),
     "audio": Mode(lease_pb2.SESSION_KIND_AUDIO_DUPLEX, "audio_duplex", session_s=600.0),
+}
+
+CHAT_MODE = Mode(lease_pb2.SESSION_KIND_CHAT, "chat", session_s=math.inf)
+
+# /ws/duplex knows the same modes by the session's id, and no time limit.
+DUPLEX_MODES: Mapping[str, Mode] = {
+    name: replace(mode, session_s=math.inf) for name, mode in MODES.items()
 }

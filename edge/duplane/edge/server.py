@@ -20,16 +20,18 @@ from websockets.asyncio.server import serve as serve_websockets
 from websockets.exceptions import ConnectionClosed
 
 from duplane.edge.assets import load_assets
+from duplane.edge.chat_connection import ChatConnection
+from duplane.edge.chat_session import ChatSession
 from duplane.edge.clock import Clock, LoopClock
 from duplane.edge.connection import Connection, EdgeSocket
-from duplane.edge.dialects.a import DialectA
 from duplane.edge.dialects.dialect import Identity
 from duplane.edge.ends import CLOSE_CODES, End, Ending
-from duplane.edge.entry import close_reason, read_entry
+from duplane.edge.entry import Route, close_reason, read_entry
 from duplane.edge.front import Front, ProtocolFactory
 from duplane.edge.http import HttpAnswers
-from duplane.edge.modes import MODES, Mode
+from duplane.edge.modes import DEFAULT_MODE, MODES, Mode
 from duplane.edge.peers import identify, join_headers, parse_networks
+from duplane.edge.places import PLACES, REFUSING
 from duplane.edge.recording.recorder import Recorder, Recording
 from duplane.edge.session import Session
 from duplane.edge.settings import EdgeSettings
@@ -172,7 +174,7 @@ class Edge:
         """Take no new sessions, end those in the queue, give the rest their time, end them too."""
         self._http.is_draining = True
         for connection in set(self._connections):
-            if not connection.session.has_slot:
+            if not connection.session.is_running:
                 connection.end(Ending(End.SHUTDOWN))
         limits = self._settings.limits
         if not await self._idle_within(limits.drain_s):
@@ -204,22 +206,24 @@ class Edge:
         assert socket.request
         headers = join_headers(socket.request.headers.raw_items())
         entry = read_entry(socket.request.path, headers)
-        mode = MODES.get(entry.mode)
-        if mode is None:
+        place = PLACES.get((entry.route, entry.mode))
+        if place is None:
             ending = Ending(End.MODE_REFUSED, f"Unsupported realtime mode: {entry.mode}")
-            await self._refuse(socket, identity, ending)
+            await self._refuse(socket, identity, entry.route, ending)
         elif self._http.is_draining:
-            await self._refuse(socket, identity, Ending(End.SERVICE_UNAVAILABLE, "shutting down"))
+            ending = Ending(End.SERVICE_UNAVAILABLE, "shutting down")
+            await self._refuse(socket, identity, entry.route, ending)
         elif len(self._connections) >= self._settings.limits.session_count:
             ending = Ending(End.SERVICE_UNAVAILABLE, "too many sessions")
-            await self._refuse(socket, identity, ending)
+            await self._refuse(socket, identity, entry.route, ending)
         else:
             with self._counted(self._site(socket, headers)) as is_admitted:
                 if is_admitted:
-                    await self._run(socket, identity, mode, entry.client_id)
+                    session = place.begin(identity, self._settings.limits, self._clock.now())
+                    await self._run(socket, session, place.mode, entry.client_id)
                 else:
                     ending = Ending(End.SERVICE_UNAVAILABLE, "too many sessions of one client")
-                    await self._refuse(socket, identity, ending)
+                    await self._refuse(socket, identity, entry.route, ending)
 
     def _site(self, socket: EdgeSocket, headers: Mapping[str, str]) -> str:
         """Return what counts as the client of a connection."""
@@ -240,21 +244,25 @@ class Edge:
             if not self._sites[site]:
                 del self._sites[site]
 
-    async def _refuse(self, socket: EdgeSocket, identity: Identity, ending: Ending) -> None:
+    async def _refuse(
+        self, socket: EdgeSocket, identity: Identity, route: Route, ending: Ending
+    ) -> None:
         """Close after accepting: a refused upgrade would hide code and reason from browsers."""
-        told = DialectA(identity, self._settings.limits).ended(ending, self._clock.now())
+        dialect = REFUSING[route](identity, self._settings.limits, MODES[DEFAULT_MODE])
+        told = dialect.ended(ending, self._clock.now())
         with contextlib.suppress(ConnectionClosed):
             for event in told:
                 await socket.send(event, text=True)
-        await socket.close(CLOSE_CODES[ending.end], close_reason(ending.message))
+        await socket.close(dialect.close_code(ending), close_reason(ending.message))
 
-    async def _run(
-        self, socket: EdgeSocket, identity: Identity, mode: Mode, client_id: str
-    ) -> None:
-        limits = self._settings.limits
-        session = Session(identity, limits, mode.session_s, self._clock.now())
+    async def _run(self, socket: EdgeSocket, session: Session, mode: Mode, client_id: str) -> None:
+        limits, identity = self._settings.limits, session.identity
         spans = SessionSpans(self._telemetry, identity.session_id)
-        connection = Connection(socket, session, limits, self._fabric, spans, self._clock)
+        connection = (
+            ChatConnection(socket, session, limits, self._fabric, spans, self._clock)
+            if isinstance(session, ChatSession)
+            else Connection(socket, session, limits, self._fabric, spans, self._clock)
+        )
         wish = lease_pb2.AcquireLeaseRequest(
             request_id=str(uuid.uuid4()),
             kind=mode.kind,

@@ -7,15 +7,19 @@ with requests for the worker when asked, with a deadline, and in the end with a 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping
 from enum import Enum, auto
 from typing import assert_never
 
+import orjson
+
 from duplane.edge.dialects.a import DialectA
 from duplane.edge.dialects.detect import detect, implied_init, needs_init
 from duplane.edge.dialects.dialect import (
-    QUEUE_DONE,
+    NO_TAG,
     Action,
+    Answer,
     Append,
     Configure,
     Dialect,
@@ -23,12 +27,15 @@ from duplane.edge.dialects.dialect import (
     Leave,
     Moment,
     Phase,
+    Turn,
     queue_event,
 )
 from duplane.edge.dialects.fields import Fields, parse
-from duplane.edge.ends import CLOSE_CODES, WORKER_CLOSED, End, Ending, Farewell
+from duplane.edge.ends import WORKER_CLOSED, End, Ending, Farewell
 from duplane.edge.faults import ClientError, ErrorCode, UnreadableError
 from duplane.edge.gather import Uplink
+from duplane.edge.modes import Mode
+from duplane.edge.owed import Owed
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2
@@ -43,6 +50,7 @@ class Wait(Enum):
     SETTINGS = auto()
     CONVERSATION = auto()
     AUDIO = auto()
+    CLAIM = auto()
     WHOLE_SESSION = auto()
 
 
@@ -68,20 +76,35 @@ _NOT_READY = Ending(End.SERVICE_UNAVAILABLE, "Service not ready")
 class Session:
     """One session. Every method returns the events that go to the client because of it."""
 
-    def __init__(self, identity: Identity, limits: Limits, session_s: float, now: Moment) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        limits: Limits,
+        mode: Mode,
+        now: Moment,
+        dialect: type[Dialect] | None = None,
+    ) -> None:
+        """Begin in `dialect`; None lets the client's first event decide."""
         self.identity = identity
-        self.dialect: Dialect = DialectA(identity, limits)
+        self.dialect: Dialect = (dialect or DialectA)(identity, limits, mode)
         self.farewell: Farewell | None = None
-        self._is_decided = False
+        self._is_decided = dialect is not None
         self._limits = limits
-        self._session_s = limits.session_s or session_s
+        self._mode = mode
         self.has_slot = False  # claimed, not only granted
         self._queued: lease_pb2.Queued | None = None
         self._settings: session_pb2.Open | None = None
-        self._uplink = Uplink(limits.early_unit_count)
+        self._uplink = Uplink(limits.early_unit_count, limits.frame_count)
+        self._owed = Owed()  # answers to appends, where the dialect counts them
+        self._requests: deque[tuple[int, session_pb2.ConverseRequest]] = deque()
         self._waits: dict[Wait, float] = {}
         self._wait(Wait.SCHEDULER, limits.scheduler_s, now)
         self._wait(Wait.SLOT, limits.queue_s, now)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether something is lost if the session ends now."""
+        return self.has_slot
 
     # --- the client speaks ---
 
@@ -92,10 +115,14 @@ class Session:
         try:
             actions = self._read(parse(message))
         except ClientError as fault:
-            return [self.dialect.error(fault.code, fault.message, now)]
+            return self._refuse(fault, now)
         except UnreadableError as fault:
             return self.end(Ending(End.UNREADABLE, str(fault)), now)
         return [told for action in actions for told in self._act(action, now)]
+
+    def _refuse(self, fault: ClientError, now: Moment) -> list[bytes]:
+        """Tell of an event that cannot be used; the session goes on."""
+        return [self.dialect.error(fault.code, fault.message, now)]
 
     def _read(self, event: Fields) -> list[Action]:
         """Read one event, deciding the dialect if it is still open. Raises ClientError."""
@@ -103,12 +130,12 @@ class Session:
         chosen = None if self._is_decided else detect(kind)
         if chosen is None:
             return [self.dialect.receive(event)]
-        self.dialect = chosen(self.identity, self._limits)
+        self.dialect = chosen(self.identity, self._limits, self._mode)
         if not needs_init(kind):
             self._is_decided = True
             return [self.dialect.receive(event)]
         # Settings are implied only by audio that can be used.
-        trial = chosen(self.identity, self._limits)
+        trial = chosen(self.identity, self._limits, self._mode)
         actions = [trial.receive(implied_init()), trial.receive(event)]
         self.dialect, self._is_decided = trial, True
         return actions
@@ -124,11 +151,33 @@ class Session:
                 self._uplink.add(action, now.wall_ns)
                 if Wait.AUDIO in self._waits:
                     self._wait(Wait.AUDIO, self._limits.idle_s, now)
+                if self.dialect.answers_appends:
+                    self._owed.add(self._uplink.gathered_count)
+                    return self._answer_owed(now)
+            case Answer():
+                self._ask(action.request, now)
+                return list(action.events)
+            case Turn():
+                return self._take_turn(action, now)
             case Leave():
                 return self.end(Ending(End.CLIENT, client_reason=action.reason), now)
             case _:
                 assert_never(action)
         return []
+
+    def _take_turn(self, turn: Turn, now: Moment) -> list[bytes]:
+        """Take a turn of chat: where units flow there are none."""
+        del turn, now
+        return []
+
+    def _ask(self, request: session_pb2.ConverseRequest | None, now: Moment) -> None:
+        if request is not None:
+            # After the units that wait already.
+            self._requests.append((self._uplink.gathered_count, request))
+        if self.dialect.phase is Phase.PAUSED:
+            self._waits.pop(Wait.AUDIO, None)
+        elif self.dialect.phase is Phase.ACTIVE:
+            self._wait(Wait.AUDIO, self._limits.idle_s, now)
 
     # --- the scheduler speaks ---
 
@@ -140,14 +189,14 @@ class Session:
         before, self._queued = self._queued, queued
         if before is None:
             self._wait(Wait.QUEUE_UPDATE, self._limits.queue_update_s, now)
-            return [queue_event("session.queued", queued)]
+            return [queue_event(f"{self.dialect.queue_prefix}queued", queued)]
         if (before.position, before.queue_length) == (queued.position, queued.queue_length):
             return []
         return self._queue_update(queued, now)
 
     def _queue_update(self, queued: lease_pb2.Queued, now: Moment) -> list[bytes]:
         self._wait(Wait.QUEUE_UPDATE, self._limits.queue_update_s, now)
-        return [queue_event("session.queue_update", queued)]
+        return [queue_event(f"{self.dialect.queue_prefix}queue_update", queued)]
 
     def granted(self, open_s: float, now: Moment) -> list[bytes]:
         """Take the slot, which is claimed; the session's clock starts.
@@ -159,12 +208,12 @@ class Session:
         for wait in (Wait.SCHEDULER, Wait.SLOT, Wait.QUEUE_UPDATE):
             self._waits.pop(wait, None)
         self.has_slot = True
-        self._wait(Wait.WHOLE_SESSION, self._session_s, now)
+        self._wait(Wait.WHOLE_SESSION, self._limits.session_s or self._mode.session_s, now)
         if self._settings is None:
             self._wait(Wait.SETTINGS, min(self._limits.init_s, open_s or math.inf), now)
         else:
             self._wait(Wait.CONVERSATION, self._limits.open_s, now)
-        return [QUEUE_DONE]
+        return [orjson.dumps({"type": f"{self.dialect.queue_prefix}queue_done"})]
 
     # --- the worker speaks ---
 
@@ -177,20 +226,39 @@ class Session:
                 self._waits.pop(Wait.CONVERSATION, None)
                 self._uplink.limit = self._limits.pending_unit_count
                 self._wait(Wait.AUDIO, self._limits.idle_s, now)
-                return self.dialect.opened(response.opened, now)
-            case "delta":
-                delta = response.delta
-                tag = self._uplink.answered(delta.sequence)
-                dropped_count = delta.dropped_unit_count + self._uplink.take_dropped_count()
-                return self.dialect.delta(delta, tag, dropped_count, now)
-            case "failed":
-                self._uplink.answered(response.failed.sequence)
-                return [self.dialect.failed(response.failed, now)]
+                return self.dialect.opened(response.opened, now) + self._answer_owed(now)
+            case "delta" | "failed":
+                return self._unit_answered(response, now)
             case "closed":
                 end = WORKER_CLOSED.get(response.closed.reason, End.FAILED)
                 return self.end(Ending(end, response.closed.message), now)
             case _:
                 return []
+
+    def _unit_answered(self, response: session_pb2.ConverseResponse, now: Moment) -> list[bytes]:
+        is_delta = response.WhichOneof("message") == "delta"
+        outcome = response.delta if is_delta else response.failed
+        tag, ordinal = self._uplink.answered(outcome.sequence)
+        if self.dialect.answers_appends:
+            self._owed.answered(ordinal, outcome)
+            return self._answer_owed(now)
+        if isinstance(outcome, session_pb2.Failed):
+            return [self.dialect.failed(outcome, now)]
+        dropped_count = outcome.dropped_unit_count + self._uplink.take_dropped_count()
+        return [*self.dialect.delta(outcome, tag, dropped_count, now)]
+
+    def _answer_owed(self, now: Moment) -> list[bytes]:
+        """Answer the appends whose units are answered, and those that completed none."""
+        if self.dialect.phase not in (Phase.ACTIVE, Phase.PAUSED):
+            return []
+        events: list[bytes] = []
+        for outcome in self._owed.take():
+            if isinstance(outcome, session_pb2.Failed):
+                events.append(self.dialect.failed(outcome, now))
+            else:
+                dropped_count = outcome.dropped_unit_count + self._uplink.take_dropped_count()
+                events += self.dialect.delta(outcome, NO_TAG, dropped_count, now)
+        return events
 
     def lost(self, error: FabricError, now: Moment) -> list[bytes]:
         """Take the failure of the fabric: before the slot was held, or of the conversation."""
@@ -204,7 +272,7 @@ class Session:
             return told + self.end(Ending(End.FAILED, "settings were refused"), now)
         if error.reason is Reason.OPEN_TIMEOUT:
             return self.end(_EXPIRED[Wait.SETTINGS], now)
-        is_open = self.dialect.phase is Phase.ACTIVE
+        is_open = self.dialect.phase in (Phase.ACTIVE, Phase.PAUSED)
         end = End.FAILED if is_open else self.dialect.lost_while_opening
         return self.end(Ending(end, "the worker was lost"), now)
 
@@ -218,7 +286,11 @@ class Session:
             request = session_pb2.ConverseRequest(open=self._settings)
             self._settings = None
             return request
-        if self.dialect.phase is not Phase.ACTIVE or (taken := self._uplink.take()) is None:
+        if self.dialect.phase not in (Phase.ACTIVE, Phase.PAUSED):
+            return None
+        if self._requests and self._requests[0][0] <= self._uplink.taken_count:
+            return self._requests.popleft()[1]
+        if (taken := self._uplink.take()) is None:
             return None
         sequence, gathered = taken
         request = session_pb2.ConverseRequest()
@@ -226,6 +298,9 @@ class Session:
         unit.sequence = sequence
         unit.audio = gathered.audio
         unit.force_listen = gathered.force_listen
+        unit.video_frames.extend(gathered.frames)
+        if gathered.max_slice_count is not None:
+            unit.max_slice_count = gathered.max_slice_count
         seconds, nanos = divmod(gathered.receive_wall_ns, 1_000_000_000)
         unit.receive_time.seconds, unit.receive_time.nanos = seconds, nanos
         return request
@@ -252,7 +327,7 @@ class Session:
         if self.farewell:
             return []
         self._waits.clear()
-        code = CLOSE_CODES[ending.end]
+        code = self.dialect.close_code(ending)
         self.farewell = Farewell(ending.end, code, ending.message or ending.end.value)
         return self.dialect.ended(ending, now)
 

@@ -21,6 +21,16 @@ class Limits:
     instructions_bytes: int = 32 * 1024
     voice_s: float = 30.0
     append_s: float = 30.0
+    frame_count: int = 4  # in one append; of those gathered for one unit the newest win
+    picture_bytes: int = 2 * 1024 * 1024
+    picture_pixels: int = 16 * 1024 * 1024  # once decoded, as its header says
+    chat_message_bytes: int = 32 * 1024 * 1024  # as message_bytes, where histories are sent
+    chat_message_count: int = 512  # in one history
+    chat_part_count: int = 1024  # in all of its messages
+    chat_text_bytes: int = 512 * 1024  # in one part
+    chat_audio_s: float = 300.0  # in one part
+    chat_video_bytes: int = 16 * 1024 * 1024
+    chat_token_count: int = 8192  # that one turn may ask for
     text_bytes: int = 256  # ids and reasons that are echoed
 
     # Units kept here. The newest win; what is dropped is counted.
@@ -28,6 +38,7 @@ class Limits:
     pending_unit_count: int = 32  # while the worker's host does not take them
     units_per_s: float = 20.0  # to the worker, lasting; five seconds' worth at once
     context_token_count: int = 8192
+    pending_turn_count: int = 4  # of chat, while one runs; above it: not_ready
 
     # Waits.
     handshake_s: float = 10.0  # for TLS, then for a request's head: cut; for its body: 408
@@ -36,6 +47,9 @@ class Limits:
     queue_update_s: float = 3.0  # between two updates of an unchanged place
     init_s: float = 60.0  # from queue_done to valid settings: timeout
     open_s: float = 60.0  # from settings to `session.created`: worker_connect_failed
+    pause_s: float = 3600.0  # the longest pause a client may ask for
+    turn_s: float = 120.0  # in which a worker says nothing of a turn of chat: backend_error
+    turn_attempt_count: int = 3  # grants whose worker is gone, before a turn is given up
     idle_s: float = 600.0  # without audio (no audio is how clients pause): timeout
     session_s: float | None = None  # from queue_done; None means the mode's own: timeout
     end_s: float = 2.0  # for the worker's last word once a session is over: cancelled

@@ -83,9 +83,14 @@ def read_audio_file(
             raise
         raise AudioError("is not a readable audio file") from None
     samples = decoded.mean(axis=1, dtype=np.float32)
-    if rate != rate_hertz:
-        samples = np.asarray(soxr.resample(samples, rate, rate_hertz), dtype=np.float32)
-    return samples_from_pcm(pcm_from_samples(samples))
+    return samples_from_pcm(pcm_from_samples(resample(samples, rate, rate_hertz)))
+
+
+def resample(samples: Samples, from_hertz: int, to_hertz: int) -> Samples:
+    """Return the same sound at another rate."""
+    if from_hertz == to_hertz:
+        return samples
+    return np.asarray(soxr.resample(samples, from_hertz, to_hertz), dtype=np.float32)
 
 
 def _check_plain(sound: soundfile.SoundFile) -> None:

@@ -279,14 +279,29 @@ def worker(
 @app.command()
 def talk(
     wav: Annotated[
-        Path, typer.Argument(exists=True, dir_okay=False, help="Any sound file soundfile reads.")
-    ],
+        Path | None,
+        typer.Argument(exists=True, dir_okay=False, help="Any sound file soundfile reads."),
+    ] = None,
     url: Annotated[
         str, typer.Option(envvar="DUPLANE_URL", help="The server, with or without a path.")
     ] = f"ws://127.0.0.1:{DEFAULT_PORT}",
     dialect: Annotated[
-        str, typer.Option(envvar="DUPLANE_DIALECT", metavar="A|B", help="The protocol to speak.")
+        str,
+        typer.Option(envvar="DUPLANE_DIALECT", metavar="A|B|C|D", help="The protocol to speak."),
     ] = "A",
+    mode: Annotated[
+        str,
+        typer.Option(metavar="audio|video|chat", help="What to send; D is always a chat."),
+    ] = "audio",
+    frame: Annotated[
+        list[Path] | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="A picture: one each second, or with the first text."
+        ),
+    ] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(help="What to say in a chat; again for another turn.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the reply here, as a 24 kHz WAV.")] = None,
     prompt: Annotated[
         str, typer.Option(help="What the model is told it is.")
@@ -300,18 +315,29 @@ def talk(
     ] = 5.0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per row.")] = False,
 ) -> None:
-    """Speak a sound file to a server at real-time pace and show how it answers.
+    """Speak a sound file to a server at real-time pace, or chat with it, and show its answers.
 
     Prints a row per unit: decision, text, length of audio, latency. Exit code 0 means that the
     whole conversation worked: every unit was answered and the session closed in order.
     """
     from duplane.tools.talk import TalkFailed, TalkSettings, talk_to
+    from duplane.tools.talk_chat import chat_with
 
     settings = TalkSettings(
-        wav=wav, url=url, dialect=dialect.upper(), prompt=prompt, voice=voice, tail_s=tail
+        wav=wav,
+        url=url,
+        dialect=dialect.upper(),
+        mode="chat" if dialect.upper() == "D" else mode,
+        frames=tuple(frame or ()),
+        texts=tuple(text or ()),
+        prompt=prompt,
+        voice=voice,
+        tail_s=tail,
     )
     try:
-        talk_to(settings, out=out, as_json=json)
+        if settings.mode not in ("audio", "video", "chat"):
+            fail(f"mode {mode!r} is not one of audio, video, chat")
+        (chat_with if settings.mode == "chat" else talk_to)(settings, out=out, as_json=json)
     except ValueError as error:
         fail(str(error))
     except TalkFailed as error:

@@ -31,10 +31,12 @@ from duplane.fabric.audio import (
 )
 from duplane.tools.talk_dialects import DIALECTS, TalkDialect, UnitReply
 
+_Unit = tuple[Samples, list[str]]  # its audio and its pictures
+
 _UNIT_SAMPLES = INPUT_RATE_HERTZ  # one second
 _REPLY_TIMEOUT_S = 10.0  # for the replies still due once everything is sent
-_QUEUE_TIMEOUT_S = 3600.0
-_MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+QUEUE_TIMEOUT_S = 3600.0
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
 
 class TalkFailed(Exception):  # noqa: N818  # reads as what happened
@@ -45,9 +47,12 @@ class TalkFailed(Exception):  # noqa: N818  # reads as what happened
 class TalkSettings:
     """Everything `duplane talk` can be told."""
 
-    wav: Path
+    wav: Path | None
     url: str
     dialect: str
+    mode: str
+    frames: tuple[Path, ...]  # one picture a second, over and over
+    texts: tuple[str, ...]  # what is said in a chat, a turn each
     prompt: str
     voice: Path | None
     tail_s: float
@@ -134,12 +139,16 @@ def talk_to(settings: TalkSettings, *, out: Path | None, as_json: bool) -> None:
     dialect_type = DIALECTS.get(settings.dialect)
     if dialect_type is None:
         raise ValueError(f"dialect {settings.dialect!r} is not one of {', '.join(DIALECTS)}")
+    if settings.wav is None:
+        raise ValueError(f"mode {settings.mode!r} needs a sound file")
     try:
         speech = read_audio_file(settings.wav)
         voice = read_audio_file(settings.voice) if settings.voice else None
     except AudioError as error:
         raise ValueError(str(error)) from None
-    dialect = dialect_type(settings.prompt, _base64(voice) if voice is not None else None)
+    dialect = dialect_type(settings.prompt, base64_of(voice) if voice is not None else None)
+    if settings.frames and settings.mode != "video":
+        raise ValueError("pictures are for mode 'video'")
     conversation = _Conversation(as_json)
     asyncio.run(_converse(settings, dialect, speech, conversation))
     if out:
@@ -167,26 +176,32 @@ def _summarize(conversation: _Conversation, out: Path | None) -> None:
         raise TalkFailed("the server did not close the session in order")
 
 
-def _base64(samples: Samples) -> str:
+def base64_of(samples: Samples) -> str:
     return pybase64.b64encode_as_string(pcm_from_samples(samples))
 
 
-def _realtime_url(url: str) -> str:
-    """Fill in what a bare server address leaves out."""
+def full_url(url: str, path: str) -> str:
+    """Fill in what a bare server address leaves out: `path`, with its query."""
     parts = urlsplit(url if "://" in url else f"ws://{url}")
-    path = parts.path if parts.path not in ("", "/") else "/v1/realtime"
-    return urlunsplit((parts.scheme, parts.netloc, path, parts.query or "mode=audio", ""))
+    bare = urlsplit(path)
+    place = parts.path if parts.path not in ("", "/") else bare.path
+    return urlunsplit((parts.scheme, parts.netloc, place, parts.query or bare.query, ""))
 
 
 async def _converse(
     settings: TalkSettings, dialect: TalkDialect, speech: Samples, conversation: _Conversation
 ) -> None:
-    url = _realtime_url(settings.url)
+    url = full_url(settings.url, dialect.path(settings.mode))
+    pictures = [pybase64.b64encode_as_string(file.read_bytes()) for file in settings.frames]
     try:
-        async with connect(url, max_size=_MAX_MESSAGE_BYTES, compression=None) as connection:
-            async with asyncio.timeout(_QUEUE_TIMEOUT_S):
+        async with connect(url, max_size=MAX_MESSAGE_BYTES, compression=None) as connection:
+            async with asyncio.timeout(QUEUE_TIMEOUT_S):
                 await _start(connection, dialect)
-            await _stream(connection, dialect, _units(speech, settings.tail_s), conversation)
+            units = _units(speech, settings.tail_s)
+            frames = [
+                [pictures[at % len(pictures)]] if pictures else [] for at in range(len(units))
+            ]
+            await _stream(connection, dialect, list(zip(units, frames, strict=True)), conversation)
     except TimeoutError:
         raise TalkFailed("the server does not answer") from None
     except (OSError, InvalidHandshake) as error:
@@ -196,24 +211,29 @@ async def _converse(
 
 
 async def _start(connection: ClientConnection, dialect: TalkDialect) -> None:
-    async for event in _events(connection):
-        match event.get("type"):
-            case "session.queued" | "session.queue_update":
-                wait = event.get("estimated_wait_s")
-                sys.stderr.write(f"queued: place {event.get('position')}, about {wait} s\n")
-            case "session.queue_done":
+    async for event in events_of(connection):
+        match str(event.get("type")).removeprefix(dialect.queue_prefix):
+            case "queued" | "queue_update":
+                tell_place(event)
+            case "queue_done":
                 await connection.send(orjson.dumps(dialect.start()), text=True)
-            case "session.created":
+            case _ if event.get("type") == dialect.ready:
                 return
             case _:
                 raise TalkFailed(f"refused: {orjson.dumps(event).decode()}")
     raise TalkFailed("the connection ended before the session began")
 
 
+def tell_place(event: dict[str, Any]) -> None:
+    """Say where in the queue the session waits."""
+    wait = event.get("estimated_wait_s")
+    sys.stderr.write(f"queued: place {event.get('position')}, about {wait} s\n")
+
+
 async def _stream(
     connection: ClientConnection,
     dialect: TalkDialect,
-    units: list[Samples],
+    units: list[_Unit],
     conversation: _Conversation,
 ) -> None:
     async with asyncio.TaskGroup() as tasks:
@@ -226,16 +246,16 @@ async def _stream(
 async def _send(
     connection: ClientConnection,
     dialect: TalkDialect,
-    units: list[Samples],
+    units: list[_Unit],
     conversation: _Conversation,
 ) -> None:
     begin = time.monotonic()
     with contextlib.suppress(ConnectionClosed):  # the receiver says why
-        for number, unit in enumerate(units):
+        for number, (unit, frames) in enumerate(units):
             # A microphone has a second of sound only when the second is over.
             await asyncio.sleep(max(0.0, begin + number + 1 - time.monotonic()))
             conversation.sent(number)
-            message = dialect.unit(number, _base64(unit))
+            message = dialect.unit(number, base64_of(unit), frames)
             await connection.send(orjson.dumps(message), text=True)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_REPLY_TIMEOUT_S):
@@ -247,12 +267,12 @@ async def _receive(
     connection: ClientConnection, dialect: TalkDialect, conversation: _Conversation
 ) -> None:
     try:
-        async for event in _events(connection):
+        async for event in events_of(connection):
             match event.get("type"):
                 case "error":
                     conversation.errors.append(orjson.dumps(event.get("error")).decode())
-                case "session.closed":
-                    conversation.closed_reason = str(event.get("reason"))
+                case kind if kind in dialect.ended:
+                    conversation.closed_reason = str(event.get("reason") or kind)
                 case _:
                     for reply in dialect.replies(event):
                         conversation.heard(reply)
@@ -263,7 +283,7 @@ async def _receive(
         conversation.all_answered.set()
 
 
-async def _events(connection: ClientConnection) -> AsyncGenerator[dict[str, Any]]:
+async def events_of(connection: ClientConnection) -> AsyncGenerator[dict[str, Any]]:
     async for message in connection:
         yield orjson.loads(message)
 

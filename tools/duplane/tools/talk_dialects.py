@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -29,14 +30,22 @@ class UnitReply:
 class TalkDialect(Protocol):
     """One dialect of one conversation."""
 
+    queue_prefix: str  # of the queue events' types
+    ready: str  # the event after which units may be sent
+    ended: frozenset[str]  # the events that end the session
+
     def __init__(self, prompt: str, voice: str | None) -> None: ...
+
+    def path(self, mode: str) -> str:
+        """Return where the server speaks it."""
+        ...
 
     def start(self) -> Message:
         """Return the message that begins the session."""
         ...
 
-    def unit(self, number: int, audio: str) -> Message:
-        """Return the message that carries one unit, numbered from 0."""
+    def unit(self, number: int, audio: str, frames: list[str]) -> Message:
+        """Return the message that carries one unit, numbered from 0, and its pictures."""
         ...
 
     def close(self) -> Message:
@@ -48,7 +57,16 @@ class TalkDialect(Protocol):
         ...
 
 
-class DialectA:
+class _Realtime:
+    queue_prefix = "session."
+    ready = "session.created"
+    ended = frozenset({"session.closed"})
+
+    def path(self, mode: str) -> str:
+        return f"/v1/realtime?mode={mode}"
+
+
+class DialectA(_Realtime):
     """`session.update`: one event answers one unit, in order."""
 
     def __init__(self, prompt: str, voice: str | None) -> None:
@@ -58,9 +76,10 @@ class DialectA:
     def start(self) -> Message:
         return {"type": "session.update", "session": self._session}
 
-    def unit(self, number: int, audio: str) -> Message:
+    def unit(self, number: int, audio: str, frames: list[str]) -> Message:
         del number  # the dialect has no place for it
-        return {"type": "input_audio_buffer.append", "audio": audio}
+        event: Message = {"type": "input_audio_buffer.append", "audio": audio}
+        return event | ({"video_frames": frames} if frames else {})
 
     def close(self) -> Message:
         return {"type": "session.close", "reason": "user_stop"}
@@ -79,7 +98,7 @@ class DialectA:
         )
 
 
-class DialectB:
+class DialectB(_Realtime):
     """`session.init`: a spoken unit comes as up to three events that echo its `input_id`."""
 
     def __init__(self, prompt: str, voice: str | None) -> None:
@@ -90,8 +109,12 @@ class DialectB:
     def start(self) -> Message:
         return {"type": "session.init", "payload": self._payload}
 
-    def unit(self, number: int, audio: str) -> Message:
-        return {"type": "input.append", "input": {"audio": audio, "input_id": str(number)}}
+    def unit(self, number: int, audio: str, frames: list[str]) -> Message:
+        given: Message = {"audio": audio, "input_id": str(number)}
+        return {
+            "type": "input.append",
+            "input": given | ({"video_frames": frames} if frames else {}),
+        }
 
     def close(self) -> Message:
         return {"type": "session.close", "reason": "user_stop"}
@@ -112,4 +135,46 @@ class DialectB:
         )
 
 
-DIALECTS: dict[str, type[TalkDialect]] = {"A": DialectA, "B": DialectB}
+class DialectC:
+    """`prepare`: one `result` answers one unit, in order."""
+
+    queue_prefix = ""
+    ready = "prepared"
+    ended = frozenset({"stopped", "timeout"})
+
+    def __init__(self, prompt: str, voice: str | None) -> None:
+        self._settings: Message = {"system_prompt": prompt}
+        if voice:
+            self._settings["ref_audio_base64"] = voice
+        self._answered = itertools.count()
+
+    def path(self, mode: str) -> str:
+        prefix = "adx" if mode == "audio" else "omni"
+        return f"/ws/duplex/{prefix}_{secrets.token_hex(6)}"
+
+    def start(self) -> Message:
+        return {"type": "prepare"} | self._settings
+
+    def unit(self, number: int, audio: str, frames: list[str]) -> Message:
+        del number  # the dialect has no place for it
+        event: Message = {"type": "audio_chunk", "audio_base64": audio}
+        return event | ({"frame_base64_list": frames} if frames else {})
+
+    def close(self) -> Message:
+        return {"type": "stop"}
+
+    def replies(self, event: Message) -> Iterator[UnitReply]:
+        if event["type"] != "result":
+            return
+        yield UnitReply(
+            unit=next(self._answered),
+            is_speech=not event["is_listen"],
+            is_whole=True,
+            text=event["text"] or "",
+            audio=event["audio_data"] or "",
+            context=event["kv_cache_length"],
+            end_of_turn=event["end_of_turn"],
+        )
+
+
+DIALECTS: dict[str, type[TalkDialect]] = {"A": DialectA, "B": DialectB, "C": DialectC}

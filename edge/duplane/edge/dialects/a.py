@@ -21,6 +21,7 @@ from duplane.edge.dialects.dialect import (
 )
 from duplane.edge.dialects.duplex_config import read_duplex_config
 from duplane.edge.dialects.fields import Fields, invalid
+from duplane.edge.dialects.frames import is_of_pictures_alone, read_frames, read_slice_count
 from duplane.edge.dialects.media import decode_audio, read_voice
 from duplane.edge.ends import End, Ending
 from duplane.edge.faults import ErrorCode
@@ -43,6 +44,7 @@ class DialectA(Dialect):
     """One client that speaks A."""
 
     name: ClassVar[str] = "A"
+    _max_slice_count: int | None = None  # of appends that name none
     lost_while_opening: ClassVar[End] = End.WORKER_CONNECT_FAILED
     transitions: ClassVar[Transitions] = {
         (Phase.START, UPDATE): Phase.OPENING,
@@ -55,13 +57,24 @@ class DialectA(Dialect):
 
     def _read(self, kind: str, event: Fields) -> Action:
         if kind == APPEND:
-            return Append(
-                audio=decode_audio(event.required_text("audio"), "audio", self.limits.append_s),
-                force_listen=event.flag("force_listen") or False,
-            )
+            return self._read_append(event)
         if kind == UPDATE:
             return Configure(self._settings(event.required_fields("session")))
         return Leave(event.text("reason", max_bytes=self.limits.text_bytes) or "")
+
+    def _read_append(self, event: Fields) -> Append:
+        frames: tuple[bytes, ...] = ()
+        if self.mode.takes_frames:
+            frames = read_frames(event, ("video_frames",), self.limits)
+        audio = b""
+        if not is_of_pictures_alone(frames, event, "audio"):
+            audio = decode_audio(event.required_text("audio"), "audio", self.limits.append_s)
+        return Append(
+            audio=audio,
+            force_listen=event.flag("force_listen") or False,
+            frames=frames,
+            max_slice_count=(read_slice_count(event) or self._max_slice_count) if frames else None,
+        )
 
     def _settings(self, session: Fields) -> session_pb2.Open:
         instructions = session.required_text(
@@ -75,6 +88,8 @@ class DialectA(Dialect):
             tts_voice=read_voice(session, "tts_ref_audio", self.limits.voice_s),
             context_token_limit=self.limits.context_token_count,
         )
+        if self.mode.takes_frames:
+            self._max_slice_count = read_slice_count(session)
         # Documented nowhere, sent by clients in the wild.
         if (config := session.fields("voice_config")) is not None:
             read_duplex_config(config, settings.config)

@@ -22,12 +22,15 @@ from duplane.edge.dialects.dialect import (
     Phase,
     Tag,
     Transitions,
+    Turn,
     with_audio,
 )
 from duplane.edge.dialects.fields import Fields, invalid, missing
+from duplane.edge.dialects.frames import is_of_pictures_alone, read_frames, read_slice_count
 from duplane.edge.dialects.media import decode_audio
 from duplane.edge.ends import End, Ending
 from duplane.edge.faults import ErrorCode
+from duplane.edge.modes import Mode
 from duplane.edge.settings import Limits
 from duplane.fabric.v1 import session_pb2
 
@@ -35,7 +38,6 @@ INIT = "session.init"
 APPEND = "input.append"
 CLOSE = "session.close"
 
-MODE = "full_duplex"  # the backend's word for audio and video alike
 CLOSED_REASONS: Mapping[End, str] = {
     End.CLIENT: "client_closed",  # unless the client gave a reason, which is echoed
     End.TIMEOUT: "timeout",
@@ -44,6 +46,7 @@ CLOSED_REASONS: Mapping[End, str] = {
     End.FAILED: "backend_error",
 }
 _AUDIO_ALIASES = ("audio", "audio_base64", "audio_data")
+_FRAMES_ALIASES = ("video_frames", "frame_base64_list", "frames")
 _AUDIO_OBJECT_ALIASES = ("data", "base64")
 
 
@@ -51,6 +54,7 @@ class DialectB(Dialect):
     """One client that speaks B. `new_id` draws the 12 hex digits that name a turn."""
 
     name: ClassVar[str] = "B"
+    backend_mode: ClassVar[str] = "full_duplex"  # the backend's word for audio and video alike
     lost_while_opening: ClassVar[End] = End.FAILED
     transitions: ClassVar[Transitions] = {
         (Phase.START, INIT): Phase.OPENING,
@@ -65,12 +69,14 @@ class DialectB(Dialect):
         self,
         identity: Identity,
         limits: Limits,
+        mode: Mode,
         new_id: Callable[[], str] = lambda: secrets.token_hex(6),
     ) -> None:
-        super().__init__(identity, limits)
+        super().__init__(identity, limits, mode)
         self._new_id = new_id
         self._turn_id: str | None = None  # of the turn that is open
         self._ignored: list[str] = []
+        self._max_slice_count: int | None = None  # of appends that name none
         self._usage = Usage()
         self._chunk_index = 0
 
@@ -78,22 +84,38 @@ class DialectB(Dialect):
         if kind == APPEND:
             return self._read_append(event.required_fields("input"))
         if kind == INIT:
-            settings, self._ignored = read_settings(event.required_fields("payload"), self.limits)
+            payload = event.required_fields("payload")
+            if self.mode.takes_frames:
+                self._max_slice_count = read_slice_count(payload)
+            settings, self._ignored = read_settings(payload, self.limits)
             return Configure(settings)
         return Leave(event.text("reason", max_bytes=self.limits.text_bytes) or "")
 
-    def _read_append(self, given: Fields) -> Append:
+    def _read_append(self, given: Fields) -> Append | Turn:
         force_listen = given.flag("force_listen")
-        if force_listen is None and (hints := given.fields("hints")) is not None:
+        hints = given.fields("hints")
+        if force_listen is None and hints:
             force_listen = hints.flag("force_listen")
+        frames: tuple[bytes, ...] = ()
+        if self.mode.takes_frames:
+            frames = read_frames(given, _FRAMES_ALIASES, self.limits)
         input_id = given.text("input_id", max_bytes=self.limits.text_bytes)
         response_id = given.text("response_id", max_bytes=self.limits.text_bytes)
         is_tagged = input_id is not None or response_id is not None
+        audio = b""
+        if not is_of_pictures_alone(frames, given, *_AUDIO_ALIASES):
+            audio = _read_audio(given, self.limits.append_s)
         return Append(
-            audio=_read_audio(given, self.limits.append_s),
+            audio=audio,
             force_listen=force_listen or False,
             tag=Tag(input_id, response_id) if is_tagged else NO_TAG,
+            frames=frames,
+            max_slice_count=self._slice_count(given, hints) if frames else None,
         )
+
+    def _slice_count(self, given: Fields, hints: Fields | None) -> int | None:
+        hinted = read_slice_count(hints) if hints else None
+        return read_slice_count(given) or hinted or self._max_slice_count
 
     def _event(self, kind: str, now: Moment) -> dict[str, object]:
         return {
@@ -105,7 +127,7 @@ class DialectB(Dialect):
     def _opened_events(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
         self._usage.input_text += opened.prompt_token_count
         event = self._event("session.created", now)
-        event["mode"] = MODE
+        event["mode"] = self.backend_mode
         event["prompt_length"] = opened.prompt_token_count
         event["metrics"] = {"kv_cache_length": opened.prompt_token_count}
         event["usage"] = self._usage.to_json()

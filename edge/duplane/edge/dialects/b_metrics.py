@@ -16,18 +16,25 @@ def _ms(*durations: Duration) -> float:
     return sum(duration.seconds * 1e3 + duration.nanos / 1e6 for duration in durations)
 
 
-def metrics(delta: session_pb2.Delta, dropped_count: int) -> dict[str, object]:
-    """Return the `metrics` of a unit; times in milliseconds, 0 for a stage that did not run."""
-    times, counts = delta.stage_times, delta.token_counts
-    told: dict[str, object] = {
-        "backend": BACKEND,
-        "kv_cache_length": delta.context_token_count,
+def stage_metrics(times: session_pb2.StageTimes) -> dict[str, object]:
+    """Return the metrics that are times."""
+    return {
         "wall_clock_ms": _ms(times.total),
         "prefill_ms": _ms(times.audio, times.vision, times.prefill),
         "generate_ms": _ms(times.decode, times.talker, times.vocoder),
         "cost_llm_ms": _ms(times.decode),
         "cost_tts_ms": _ms(times.talker),
         "cost_token2wav_ms": _ms(times.vocoder),
+    }
+
+
+def metrics(delta: session_pb2.Delta, dropped_count: int) -> dict[str, object]:
+    """Return the `metrics` of a unit; times in milliseconds, 0 for a stage that did not run."""
+    times, counts = delta.stage_times, delta.token_counts
+    told: dict[str, object] = {
+        "backend": BACKEND,
+        "kv_cache_length": delta.context_token_count,
+        **stage_metrics(times),
         "n_tokens": counts.output_text_token_count,
         "n_tts_tokens": counts.output_audio_token_count,
         "dropped_units": dropped_count,

@@ -15,8 +15,9 @@ import orjson
 import pybase64
 
 from duplane.edge.dialects.fields import Fields
-from duplane.edge.ends import REFUSALS, End, Ending
+from duplane.edge.ends import CLOSE_CODES, REFUSALS, End, Ending
 from duplane.edge.faults import ClientError, ErrorCode
+from duplane.edge.modes import Mode
 from duplane.edge.settings import Limits
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
@@ -39,6 +40,7 @@ class Phase(Enum):
     START = auto()  # nothing legal but settings and leaving
     OPENING = auto()  # settings are accepted; the conversation is not ready yet
     ACTIVE = auto()  # units flow
+    PAUSED = auto()  # they do not, by the client's wish
     CLOSED = auto()  # nothing is answered any more
 
 
@@ -71,11 +73,16 @@ class Configure:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Audio of any length, float32 PCM at 16 kHz, checked."""
+    """Audio of any length, float32 PCM at 16 kHz, and pictures; checked.
+
+    Without audio it is of pictures alone. `max_slice_count` None means one slice per picture.
+    """
 
     audio: bytes
     force_listen: bool = False
     tag: Tag = NO_TAG
+    frames: tuple[bytes, ...] = ()
+    max_slice_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +92,24 @@ class Leave:
     reason: str = ""
 
 
-Action = Configure | Append | Leave
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Tell the client these events at once, and the worker this, after the units before it."""
+
+    events: tuple[bytes, ...] = ()
+    request: session_pb2.ConverseRequest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of chat is asked for; its lease is not known yet."""
+
+    request: session_pb2.ChatRequest
+    is_streaming: bool = True
+    input_id: str | None = None
+
+
+Action = Configure | Append | Leave | Answer | Turn
 Transitions = Mapping[tuple[Phase, str], Phase]
 
 
@@ -94,12 +118,16 @@ class Dialect(ABC):
 
     name: ClassVar[str]
     transitions: ClassVar[Transitions]
+    queue_prefix: ClassVar[str] = "session."
+    # Whether every append has exactly one answer, rather than every unit.
+    answers_appends: ClassVar[bool] = False
     # What it looks like when the worker is lost before the conversation is ready.
     lost_while_opening: ClassVar[End]
 
-    def __init__(self, identity: Identity, limits: Limits) -> None:
+    def __init__(self, identity: Identity, limits: Limits, mode: Mode) -> None:
         self.identity = identity
         self.limits = limits
+        self.mode = mode
         self.phase = Phase.START
 
     def receive(self, event: Fields) -> Action:
@@ -114,11 +142,16 @@ class Dialect(ABC):
         after = self.transitions.get((self.phase, kind))
         if after is not None:
             return after
+        raise self._refusal(kind)
+
+    def _refusal(self, kind: str) -> ClientError:
+        """Return the fault of an event that is not legal now."""
         if all(kind != known for _, known in self.transitions):
-            raise ClientError(ErrorCode.UNKNOWN_EVENT, "type: unknown event type")
+            return ClientError(ErrorCode.UNKNOWN_EVENT, "type: unknown event type")
         if self.phase is Phase.START:
-            raise ClientError(ErrorCode.NOT_READY, f"type: {kind} before the session is configured")
-        raise ClientError(ErrorCode.UNKNOWN_EVENT, f"type: {kind} is allowed only once")
+            message = f"type: {kind} before the session is configured"
+            return ClientError(ErrorCode.NOT_READY, message)
+        return ClientError(ErrorCode.UNKNOWN_EVENT, f"type: {kind} is allowed only once")
 
     def opened(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
         """Tell the client that the conversation is ready."""
@@ -127,11 +160,18 @@ class Dialect(ABC):
 
     def ended(self, ending: Ending, now: Moment) -> list[bytes]:
         """Tell the client why it is over, if it can be told."""
-        self.phase = Phase.CLOSED
         code = REFUSALS.get(ending.end)
-        if code is not None:
-            return [self.error(code, ending.message, now)]
-        return self._closed_events(ending, now)
+        told = (
+            self._closed_events(ending, now)
+            if code is None
+            else [self.error(code, ending.message, now)]
+        )
+        self.phase = Phase.CLOSED
+        return told
+
+    def close_code(self, ending: Ending) -> int:
+        """Return the code that the connection is closed with."""
+        return CLOSE_CODES[ending.end]
 
     @abstractmethod
     def _read(self, kind: str, event: Fields) -> Action:
@@ -169,7 +209,7 @@ FAILURES: Mapping[str, ErrorCode] = {
 
 
 def queue_event(kind: str, queued: lease_pb2.Queued) -> bytes:
-    """Render `session.queued` or `session.queue_update`, the same in both dialects.
+    """Render `queued` or `queue_update`, the same in every dialect but for its prefix.
 
     A wait that nobody can estimate yet is told as 0: clients do arithmetic on it.
     """
@@ -184,10 +224,7 @@ def queue_event(kind: str, queued: lease_pb2.Queued) -> bytes:
     )
 
 
-QUEUE_DONE = orjson.dumps({"type": "session.queue_done"})
-
-
-def with_audio(event: Mapping[str, object], pcm: bytes) -> bytes:
-    """Render `event` with one more field, `audio`; the audio is encoded and copied once each."""
+def with_audio(event: Mapping[str, object], pcm: bytes, key: str = "audio") -> bytes:
+    """Render `event` with one more field, the audio, which is encoded and copied once each."""
     head = orjson.dumps(event)[:-1]
-    return b"".join((head, b',"audio":"', pybase64.b64encode(pcm), b'"}'))
+    return b"".join((head, b',"', key.encode(), b'":"', pybase64.b64encode(pcm), b'"}'))

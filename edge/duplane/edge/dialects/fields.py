@@ -75,6 +75,18 @@ class Fields:
             raise missing(self.path(key))
         return nested
 
+    def items(self, key: str, max_count: int) -> list[object] | None:
+        """Return a list of at most `max_count` values."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list):
+            raise invalid(self.path(key), "must be a list")
+        items = cast("list[object]", value)
+        if len(items) > max_count:
+            raise invalid(self.path(key), f"must be at most {max_count}")
+        return items
+
     def text(self, key: str, *, max_bytes: int | None = None) -> str | None:
         """Return a string of at most `max_bytes` in UTF-8."""
         value = self.get(key)

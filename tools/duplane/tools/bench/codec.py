@@ -13,6 +13,7 @@ from duplane.edge.dialects.a import DialectA
 from duplane.edge.dialects.b import DialectB
 from duplane.edge.dialects.dialect import NO_TAG, Append, Dialect, Identity, Moment
 from duplane.edge.dialects.fields import Fields, parse
+from duplane.edge.modes import MODES
 from duplane.edge.settings import Limits
 from duplane.fabric.audio import INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ, pcm_from_samples
 from duplane.fabric.v1 import session_pb2
@@ -39,7 +40,7 @@ def _sound(rate_hertz: int) -> bytes:
 
 
 def _active(dialect_type: type[Dialect], first: dict[str, object]) -> Dialect:
-    dialect = dialect_type(Identity("sess_bench", "rt_0"), Limits())
+    dialect = dialect_type(Identity("sess_bench", "rt_0"), Limits(), MODES["audio"])
     dialect.receive(Fields(first))
     dialect.opened(session_pb2.Opened(), Moment(0.0, 0))
     return dialect

@@ -1,0 +1,183 @@
+"""One turn of chat as clients ask for it, equal in every dialect but for its defaults."""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import pybase64
+
+from duplane.edge.dialects.dialect import Turn
+from duplane.edge.dialects.fields import Fields, invalid, missing
+from duplane.edge.dialects.frames import decode_picture, read_slice_count
+from duplane.edge.dialects.media import decode_audio, read_voice
+from duplane.edge.settings import Limits
+from duplane.fabric.audio import (
+    INPUT_RATE_HERTZ,
+    pcm_from_samples,
+    resample,
+    samples_from_pcm,
+)
+from duplane.fabric.v1 import session_pb2
+
+_ROLES: Mapping[str, session_pb2.ChatRole] = {
+    "system": session_pb2.CHAT_ROLE_SYSTEM,
+    "user": session_pb2.CHAT_ROLE_USER,
+    "assistant": session_pb2.CHAT_ROLE_ASSISTANT,
+}
+_LOWEST_RATE_HERTZ, _HIGHEST_RATE_HERTZ = 8_000, 192_000
+
+
+@dataclass(frozen=True, slots=True)
+class ChatDefaults:
+    """What holds where a client says nothing; None leaves it to the checkpoint."""
+
+    max_new_token_count: int
+    length_penalty: float
+    is_spoken: bool
+    temperature: float | None = None
+    top_p: float | None = None
+
+
+def read_turn(fields: Fields, defaults: ChatDefaults, limits: Limits) -> Turn:
+    """Read `messages` and all that goes with them. Raises ClientError."""
+    request = session_pb2.ChatRequest()
+    _read_messages(fields, request, limits)
+    _read_generation(fields.fields("generation"), request.config, defaults, limits)
+    tts = fields.fields("tts")
+    is_spoken = tts.flag("enabled") if tts else None
+    request.config.generate_audio = defaults.is_spoken if is_spoken is None else is_spoken
+    if tts:
+        request.config.tts_voice = read_voice(tts, "ref_audio_data", limits.voice_s)
+    slices = read_slice_count(image) if (image := fields.fields("image")) else None
+    if slices is not None:
+        request.config.max_slice_count = slices
+    request.config.is_omni = fields.flag("omni_mode") or False
+    request.config.is_thinking = fields.flag("enable_thinking") or False
+    return Turn(
+        request,
+        is_streaming=fields.flag("streaming") is not False,
+        input_id=fields.text("input_id", max_bytes=limits.text_bytes),
+    )
+
+
+def _read_generation(
+    given: Fields | None,
+    config: session_pb2.ChatConfig,
+    defaults: ChatDefaults,
+    limits: Limits,
+) -> None:
+    config.max_new_token_count = defaults.max_new_token_count
+    config.length_penalty = defaults.length_penalty
+    if defaults.temperature is not None:
+        config.temperature = defaults.temperature
+    if defaults.top_p is not None:
+        config.top_p = defaults.top_p
+    if given is None:
+        return
+    if (count := given.integer("max_new_tokens", 1, limits.chat_token_count)) is not None:
+        config.max_new_token_count = count
+    if (top_k := given.integer("top_k", 0, 1_000_000)) is not None:
+        config.top_k = top_k
+    for name, low, high in (
+        ("temperature", 0.0, 2.0),
+        ("top_p", 0.0, 1.0),
+        ("length_penalty", 0.1, 5.0),
+        ("repetition_penalty", 0.1, 10.0),
+    ):
+        if (value := given.number(name, low, high)) is not None:
+            setattr(config, name, value)
+    if given.flag("do_sample") is False:
+        config.decode_mode = session_pb2.DECODE_MODE_GREEDY
+
+
+def _read_messages(fields: Fields, request: session_pb2.ChatRequest, limits: Limits) -> None:
+    path = fields.path("messages")
+    messages = fields.items("messages", limits.chat_message_count)
+    if messages is None:
+        raise missing(path)
+    if not messages:
+        raise invalid(path, "must not be empty")
+    part_count = 0
+    for index, item in enumerate(messages):
+        message = _object(item, f"{path}[{index}]")
+        role = message.required_text("role")
+        if role not in _ROLES:
+            raise invalid(message.path("role"), f"must be one of {', '.join(_ROLES)}")
+        parts = _read_content(message, limits)
+        part_count += len(parts)
+        if part_count > limits.chat_part_count:
+            raise invalid(path, f"must have at most {limits.chat_part_count} parts")
+        request.messages.add(role=_ROLES[role], parts=parts)
+
+
+def _read_content(message: Fields, limits: Limits) -> list[session_pb2.ChatPart]:
+    content = message.get("content")
+    if content is None:
+        raise missing(message.path("content"))
+    if isinstance(content, str):
+        text = message.required_text("content", max_bytes=limits.chat_text_bytes)
+        return [session_pb2.ChatPart(text=text)]
+    if not isinstance(content, list):
+        raise invalid(message.path("content"), "must be text or a list of parts")
+    items = message.items("content", limits.chat_part_count) or []
+    if not items:
+        raise invalid(message.path("content"), "must not be empty")
+    path = message.path("content")
+    return [_read_part(_object(item, f"{path}[{at}]"), limits) for at, item in enumerate(items)]
+
+
+def _read_part(part: Fields, limits: Limits) -> session_pb2.ChatPart:
+    match part.required_text("type"):
+        case "text":
+            text = part.required_text("text", max_bytes=limits.chat_text_bytes)
+            return session_pb2.ChatPart(text=text)
+        case "image":
+            picture = decode_picture(part.required_text("data"), part.path("data"), limits)
+            return session_pb2.ChatPart(image=picture)
+        case "audio":
+            return session_pb2.ChatPart(audio=_read_audio(part, limits))
+        case "video":
+            return session_pb2.ChatPart(video=_read_video(part, limits))
+        case _:
+            raise invalid(part.path("type"), "must be one of text, image, audio, video")
+
+
+def _read_audio(part: Fields, limits: Limits) -> bytes:
+    """Return PCM at the rate of the fabric. A WAV file knows its own rate."""
+    rate = part.integer("sample_rate", _LOWEST_RATE_HERTZ, _HIGHEST_RATE_HERTZ)
+    encoded, path = part.required_text("data"), part.path("data")
+    given_rate = INPUT_RATE_HERTZ if rate is None else rate
+    max_s = limits.chat_audio_s * given_rate / INPUT_RATE_HERTZ
+    decoded = decode_audio(encoded, path, max_s)
+    if given_rate == INPUT_RATE_HERTZ or encoded.startswith(_WAV_IN_BASE64):
+        return decoded
+    resampled = resample(samples_from_pcm(decoded), given_rate, INPUT_RATE_HERTZ)
+    if not resampled.size:
+        raise invalid(path, "is too short")
+    return pcm_from_samples(resampled)
+
+
+_WAV_IN_BASE64 = "UklGR"  # RIFF
+
+
+def _read_video(part: Fields, limits: Limits) -> bytes:
+    """Return a video file, unread: which ones can be is the worker's affair."""
+    encoded, path = part.required_text("data"), part.path("data")
+    if len(encoded) * 3 > (limits.chat_video_bytes + 3) * 4:
+        raise invalid(path, f"must be at most {limits.chat_video_bytes} bytes")
+    try:
+        video = pybase64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        raise invalid(path, "base64 decode failed") from None
+    if not video:
+        raise invalid(path, "is empty")
+    return video
+
+
+def _object(item: object, path: str) -> Fields:
+    if not isinstance(item, dict):
+        raise invalid(path, "must be an object")
+    return Fields(cast("dict[str, object]", item), path)

@@ -1,0 +1,201 @@
+"""`duplane talk` in chats: a turn for each text, over B with its history, over D one by one."""
+
+# pyright: reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pybase64
+import soundfile
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
+
+from duplane.fabric.audio import OUTPUT_RATE_HERTZ, AudioError, Samples, read_audio_file
+from duplane.tools.talk import (
+    MAX_MESSAGE_BYTES,
+    QUEUE_TIMEOUT_S,
+    TalkFailed,
+    TalkSettings,
+    base64_of,
+    events_of,
+    full_url,
+    tell_place,
+)
+
+Message = dict[str, Any]
+_QUEUE = ("queued", "queue_update", "queue_done")
+
+
+@dataclass
+class _Reply:
+    """One turn's answer, as printed."""
+
+    turn: int
+    text: str = ""
+    audio: list[Samples] = field(default_factory=list[Samples])
+    first_ms: float | None = None
+    began_s: float = field(default_factory=time.monotonic)
+
+    def hear(self, text: str | None, audio: str | None, *, is_shown: bool) -> None:
+        if (text or audio) and self.first_ms is None:
+            self.first_ms = round((time.monotonic() - self.began_s) * 1000, 1)
+        if text:
+            self.text += text
+            if is_shown:
+                sys.stdout.write(text)
+                sys.stdout.flush()
+        if audio:
+            self.audio.append(np.frombuffer(pybase64.b64decode(audio, validate=True), "<f4"))
+
+    def show(self, *, as_json: bool) -> None:
+        row = {
+            "turn": self.turn,
+            "text": self.text,
+            "audio_s": round(sum(piece.size for piece in self.audio) / OUTPUT_RATE_HERTZ, 3),
+            "first_ms": self.first_ms,
+            "total_ms": round((time.monotonic() - self.began_s) * 1000, 1),
+        }
+        sys.stdout.write((orjson.dumps(row).decode() if as_json else "") + "\n")
+        if not as_json:
+            sys.stderr.write(
+                f"turn {self.turn}: first after {self.first_ms} ms, all after {row['total_ms']} ms,"
+                f" {row['audio_s']} s of speech\n"
+            )
+
+
+def chat_with(settings: TalkSettings, *, out: Path | None, as_json: bool) -> None:
+    """Hold the chat, print its answers and write their sound.
+
+    Raises ValueError for settings that cannot work, TalkFailed when the chat did not.
+    """
+    if settings.dialect not in ("B", "D"):
+        raise ValueError("chats are spoken in dialects B and D")
+    if not settings.texts:
+        raise ValueError("mode 'chat' needs a text")
+    try:
+        voice = read_audio_file(settings.voice) if settings.voice else None
+        sound = read_audio_file(settings.wav) if settings.wav else None
+        pictures = [pybase64.b64encode_as_string(file.read_bytes()) for file in settings.frames]
+    except (AudioError, OSError) as error:
+        raise ValueError(str(error)) from None
+    parts: list[Message] = [{"type": "image", "data": picture} for picture in pictures]
+    if sound is not None:
+        parts.append({"type": "audio", "data": base64_of(sound)})
+    tts: Message = {"enabled": out is not None or voice is not None}
+    if voice is not None:
+        tts["ref_audio_data"] = base64_of(voice)
+    history: list[Message] = [{"role": "system", "content": settings.prompt}]
+    chat = _Chat(settings, history, parts, tts, as_json)
+    asyncio.run(chat.hold())
+    if out:
+        soundfile.write(out, np.concatenate([np.zeros(0, "f4"), *chat.audio]), OUTPUT_RATE_HERTZ)
+
+
+class _Chat:
+    """One chat, its history, and the sound of its answers. `parts` go with the first text."""
+
+    def __init__(
+        self,
+        settings: TalkSettings,
+        history: list[Message],
+        parts: list[Message],
+        tts: Message,
+        as_json: bool,
+    ) -> None:
+        self.audio: list[Samples] = []
+        self._settings = settings
+        self._history = history
+        self._parts = parts
+        self._tts = tts
+        self._as_json = as_json
+
+    async def hold(self) -> None:
+        """Say every text and hear every answer."""
+        try:
+            async with asyncio.timeout(QUEUE_TIMEOUT_S):
+                await (self._hold_b() if self._settings.dialect == "B" else self._hold_d())
+        except TimeoutError:
+            raise TalkFailed("the server does not answer") from None
+        except (OSError, InvalidHandshake) as error:
+            raise TalkFailed(f"no connection: {error}") from None
+        except ConnectionClosed as error:
+            raise TalkFailed(f"the connection ended early: {error}") from None
+
+    def _request(self, text: str) -> Message:
+        said = [*self._parts, {"type": "text", "text": text}] if self._parts else text
+        self._parts = []
+        self._history.append({"role": "user", "content": said})
+        return {"messages": self._history, "streaming": True, "tts": self._tts}
+
+    def _heard(self, reply: _Reply) -> None:
+        reply.show(as_json=self._as_json)
+        self._history.append({"role": "assistant", "content": reply.text})
+        self.audio += reply.audio
+
+    async def _hold_d(self) -> None:
+        for number, text in enumerate(self._settings.texts):
+            url = full_url(self._settings.url, "/ws/chat")
+            async with connect(url, max_size=MAX_MESSAGE_BYTES, compression=None) as connection:
+                await _send(connection, self._request(text))
+                reply = _Reply(number)
+                async for event in _events(connection, ""):
+                    if event["type"] == "chunk":
+                        text_delta, audio = event.get("text_delta"), event.get("audio_data")
+                        reply.hear(text_delta, audio, is_shown=not self._as_json)
+                    if event["type"] == "done":
+                        break
+                else:
+                    raise TalkFailed("the connection ended before the answer")
+                self._heard(reply)
+
+    async def _hold_b(self) -> None:
+        url = full_url(self._settings.url, "/v1/realtime?mode=chat")
+        async with connect(url, max_size=MAX_MESSAGE_BYTES, compression=None) as connection:
+            await _send(connection, {"type": "session.init", "payload": {}})
+            events = _events(connection, "session.")
+            await _until(events, "session.created")
+            for number, text in enumerate(self._settings.texts):
+                request = self._request(text) | {"input_id": str(number)}
+                await _send(connection, {"type": "input.append", "input": request})
+                reply = _Reply(number)
+                async for event in events:
+                    if event["type"] == "response.done":
+                        break
+                    reply.hear(event.get("text"), event.get("audio"), is_shown=not self._as_json)
+                else:
+                    raise TalkFailed("the connection ended before the answer")
+                self._heard(reply)
+            await _send(connection, {"type": "session.close", "reason": "turn_done"})
+            await _until(events, "session.closed")
+
+
+async def _send(connection: ClientConnection, message: Message) -> None:
+    await connection.send(orjson.dumps(message), text=True)
+
+
+async def _events(connection: ClientConnection, queue_prefix: str) -> AsyncGenerator[Message]:
+    """Yield what is said of the chat; its place in the queue is told on the way."""
+    async for event in events_of(connection):
+        kind = str(event.get("type"))
+        if kind == "error":
+            raise TalkFailed(orjson.dumps(event.get("error")).decode())
+        if kind.removeprefix(queue_prefix) not in _QUEUE:
+            yield event
+        elif "position" in event:
+            tell_place(event)
+
+
+async def _until(events: AsyncGenerator[Message], kind: str) -> None:
+    async for event in events:
+        if event["type"] == kind:
+            return
+    raise TalkFailed(f"the connection ended without {kind}")
