@@ -62,7 +62,7 @@ class Limits:
     # Of the whole process.
     session_count: int = 1000  # above it: service_unavailable
     client_session_count: int = 1000  # per client address (IPv6: /64): service_unavailable
-    drain_s: float = 30.0  # for running sessions, once draining: server_shutdown
+    drain_s: float = 600.0  # for running sessions, once draining: server_shutdown
 
     def __post_init__(self) -> None:
         for bound in fields(self):
@@ -78,7 +78,7 @@ class EdgeSettings:
     """One edge process. Raises ValueError naming a setting that cannot be."""
 
     listen: str = "127.0.0.1:8006"
-    schedulers: tuple[str, ...] = ("127.0.0.1:8007",)
+    schedulers: tuple[str, ...] = ("127.0.0.1:8010",)
     pool: str = ""
     reuse_port: bool = False  # several edges on one port, shared by the kernel
     # PEM files; with them the port serves wss:// and https:// and nothing plain.
@@ -98,6 +98,8 @@ class EdgeSettings:
         host, _, port = self.listen.rpartition(":")
         if not (host and port.isdecimal() and int(port) < 65536):
             raise ValueError(f"listen is {self.listen!r}, must be host:port")
+        if not all(self.schedulers):
+            raise ValueError("schedulers is empty, must name at least one")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key must be set together")
         try:

@@ -29,7 +29,10 @@ def checkpoint_tiny(
     """
     from duplane.tools.tiny import build_tiny
 
-    build_tiny(directory, seed=seed)
+    try:
+        build_tiny(directory, seed=seed)
+    except OSError as error:
+        fail(f"{directory}: {error.strerror}")
     typer.echo(f"tiny checkpoint (seed {seed}) in {directory}; its answers mean nothing")
 
 

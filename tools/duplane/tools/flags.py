@@ -16,6 +16,15 @@ class Dtype(StrEnum):
     FLOAT16 = "float16"
 
 
+class Level(StrEnum):
+    """How much to log."""
+
+    DEBUG = "DEBUG"
+    INFO = "INFO"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
+
+
 Listen = Annotated[
     str,
     typer.Option(
@@ -46,8 +55,7 @@ DeviceMemory = Annotated[
     typer.Option(metavar="SIZE", help="Say how many slots fit a device of this memory: 141GB."),
 ]
 LogLevel = Annotated[
-    str,
-    typer.Option(envvar="DUPLANE_LOG_LEVEL", metavar="DEBUG|INFO|WARNING|ERROR", help="Log level."),
+    Level, typer.Option("--log-level", envvar="DUPLANE_LOG_LEVEL", help="What to log.")
 ]
 
 

@@ -23,6 +23,7 @@ from duplane.tools.flags import (
     Device,
     Dtype,
     DtypeOption,
+    Level,
     Listen,
     LogLevel,
     Schedulers,
@@ -42,6 +43,8 @@ app.add_typer(checkpoint, name="checkpoint")
 app.add_typer(bench, name="bench")
 
 DEFAULT_PORT = 8006
+# What only the extra `worker` installs.
+_EXTRA = ("torch", "transformers", "tokenizers", "safetensors", "yaml", "PIL", "onnxruntime")
 Settings = TypeVar("Settings")
 
 
@@ -117,7 +120,7 @@ def up(
         Path | None,
         typer.Option(envvar="DUPLANE_TLS_KEY", exists=True, help="The key of --tls-cert (PEM)."),
     ] = None,
-    log_level: LogLevel = "INFO",
+    log_level: LogLevel = Level.INFO,
 ) -> None:
     """Start scheduler, workers and edge on this machine, as separate supervised processes.
 
@@ -127,7 +130,7 @@ def up(
     """
     from duplane.tools.up import UpSettings, serve_up
 
-    process.configure_logging("up", log_level)
+    process.configure_logging("up", log_level.value)
     if (tls_cert is None) != (tls_key is None):
         fail("--tls-cert and --tls-key must be set together")
     settings = UpSettings(
@@ -140,7 +143,7 @@ def up(
         dtype=dtype.value,
         tls_cert=tls_cert,
         tls_key=tls_key,
-        log_level=log_level,
+        log_level=log_level.value,
     )
     raise typer.Exit(serve_up(settings))
 
@@ -179,14 +182,14 @@ def edge(
             help="Delete the oldest recordings above this, in all.",
         ),
     ] = None,
-    log_level: LogLevel = "INFO",
+    log_level: LogLevel = Level.INFO,
     **values: Any,
 ) -> None:
     """Run one edge: public WebSockets in, the fabric's streams out."""
     from duplane.edge.recording.settings import recording_settings
     from duplane.edge.server import serve
 
-    process.configure_logging("edge", log_level)
+    process.configure_logging("edge", log_level.value)
     schedulers = tuple(scheduler.split(","))
     recording = settled(
         lambda: recording_settings(record, record_consent, record_days, record_gigabytes)
@@ -203,13 +206,13 @@ def scheduler(
     store: Annotated[
         str, typer.Option(envvar="DUPLANE_STORE", metavar="memory:", help="Where leases are kept.")
     ] = "memory:",
-    log_level: LogLevel = "INFO",
+    log_level: LogLevel = Level.INFO,
 ) -> None:
     """Run one scheduler: it decides who gets which slot."""
     from duplane.scheduler.service import serve
     from duplane.scheduler.settings import SchedulerSettings
 
-    process.configure_logging("scheduler", log_level)
+    process.configure_logging("scheduler", log_level.value)
     settings = settled(lambda: SchedulerSettings(listen=listen, store=store))
     raise typer.Exit(process.run(lambda shutdown: serve(settings, shutdown)))
 
@@ -249,16 +252,13 @@ def worker(
     threads: Annotated[
         int, typer.Option(envvar="DUPLANE_THREADS", min=1, help="CPU threads of the model.")
     ] = 1,
-    log_level: LogLevel = "INFO",
+    log_level: LogLevel = Level.INFO,
 ) -> None:
     """Run one worker: one device, one model, many conversations."""
-    try:
-        from duplane.worker.service import serve
-        from duplane.worker.settings import WorkerSettings
-    except ModuleNotFoundError as missing:
-        fail(f"{missing.name} is not installed; a worker needs the extra: duplane[worker]")
+    from duplane.worker.service import serve
+    from duplane.worker.settings import WorkerSettings
 
-    process.configure_logging("worker", log_level)
+    process.configure_logging("worker", log_level.value)
     settings = settled(
         lambda: WorkerSettings(
             listen=listen,
@@ -367,13 +367,18 @@ def replay(
 
     try:
         raise typer.Exit(replay_recording(directory, url, is_paced=pace is Pace.RECORDED))
-    except ReplayFailed as error:
+    except (ReplayFailed, ValueError) as error:
         fail(str(error))
 
 
 def main() -> NoReturn:
     """Run the command."""
-    app()
+    try:
+        app()
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").partition(".")[0] not in _EXTRA:
+            raise
+        sys.exit(f"duplane: {missing.name} is not installed; this needs duplane[worker]")
     sys.exit(0)
 
 

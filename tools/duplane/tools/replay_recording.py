@@ -11,23 +11,23 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote
 
 import orjson
 import pybase64
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from duplane.edge.recording.events import join
 from duplane.edge.recording.shelf import Meta, read_events, read_meta
 from duplane.fabric.audio import OUTPUT_RATE_HERTZ
 from duplane.tools.bench.table import show
+from duplane.tools.dial import dial, full_url
 
 _QUEUE_EVENTS = frozenset(
     f"{prefix}{kind}" for prefix in ("session.", "") for kind in ("queued", "queue_update")
 ) | {"session.queue_done", "queue_done"}
 _QUEUE_TIMEOUT_S = 3600.0
-_MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 _MISSING = "-"
 
 
@@ -152,9 +152,7 @@ async def play(script: Script, url: str, *, is_paced: bool, timeout_s: float = 3
     take = Take()
     try:
         async with (
-            connect(
-                session_url(url, script.meta), max_size=_MAX_MESSAGE_BYTES, compression=None
-            ) as connection,
+            dial(session_url(url, script.meta)) as connection,
             asyncio.TaskGroup() as tasks,
         ):
             listening = tasks.create_task(_listen(connection, take))
@@ -167,10 +165,7 @@ async def play(script: Script, url: str, *, is_paced: bool, timeout_s: float = 3
 
 def session_url(url: str, meta: Meta) -> str:
     """Return the URL a session was held at, on another server unless `url` has a path itself."""
-    parts = urlsplit(url if "://" in url else f"ws://{url}")
-    path = parts.path if parts.path not in ("", "/") else quote(meta.path)
-    query = parts.query or f"mode={quote(meta.mode)}"
-    return urlunsplit((parts.scheme, parts.netloc, path, query, ""))
+    return full_url(url, f"{quote(meta.path)}?mode={quote(meta.mode)}")
 
 
 async def _listen(connection: ClientConnection, take: Take) -> None:

@@ -12,23 +12,20 @@ from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
 import orjson
 import pybase64
-import soundfile
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from duplane.fabric.audio import (
     INPUT_RATE_HERTZ,
     OUTPUT_RATE_HERTZ,
-    AudioError,
     Samples,
     pcm_from_samples,
-    read_audio_file,
 )
+from duplane.tools.dial import check_out, dial, full_url, read_sound, write_sound
 from duplane.tools.talk_dialects import DIALECTS, TalkDialect, UnitReply
 
 _Unit = tuple[Samples, list[str]]  # its audio and its pictures
@@ -36,7 +33,6 @@ _Unit = tuple[Samples, list[str]]  # its audio and its pictures
 _UNIT_SAMPLES = INPUT_RATE_HERTZ  # one second
 _REPLY_TIMEOUT_S = 10.0  # for the replies still due once everything is sent
 QUEUE_TIMEOUT_S = 3600.0
-MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
 
 class TalkFailed(Exception):  # noqa: N818  # reads as what happened
@@ -141,19 +137,15 @@ def talk_to(settings: TalkSettings, *, out: Path | None, as_json: bool) -> None:
         raise ValueError(f"dialect {settings.dialect!r} is not one of {', '.join(DIALECTS)}")
     if settings.wav is None:
         raise ValueError(f"mode {settings.mode!r} needs a sound file")
-    try:
-        speech = read_audio_file(settings.wav)
-        voice = read_audio_file(settings.voice) if settings.voice else None
-    except AudioError as error:
-        raise ValueError(str(error)) from None
+    check_out(out)
+    speech, voice = read_sound(settings.wav), read_sound(settings.voice)
+    assert speech is not None
     dialect = dialect_type(settings.prompt, base64_of(voice) if voice is not None else None)
     if settings.frames and settings.mode != "video":
         raise ValueError("pictures are for mode 'video'")
     conversation = _Conversation(as_json)
     asyncio.run(_converse(settings, dialect, speech, conversation))
-    if out:
-        reply = np.concatenate(conversation.audio) if conversation.audio else np.zeros(0, "f4")
-        soundfile.write(out, reply, OUTPUT_RATE_HERTZ)
+    write_sound(out, conversation.audio)
     _summarize(conversation, out)
 
 
@@ -180,21 +172,13 @@ def base64_of(samples: Samples) -> str:
     return pybase64.b64encode_as_string(pcm_from_samples(samples))
 
 
-def full_url(url: str, path: str) -> str:
-    """Fill in what a bare server address leaves out: `path`, with its query."""
-    parts = urlsplit(url if "://" in url else f"ws://{url}")
-    bare = urlsplit(path)
-    place = parts.path if parts.path not in ("", "/") else bare.path
-    return urlunsplit((parts.scheme, parts.netloc, place, parts.query or bare.query, ""))
-
-
 async def _converse(
     settings: TalkSettings, dialect: TalkDialect, speech: Samples, conversation: _Conversation
 ) -> None:
     url = full_url(settings.url, dialect.path(settings.mode))
     pictures = [pybase64.b64encode_as_string(file.read_bytes()) for file in settings.frames]
     try:
-        async with connect(url, max_size=MAX_MESSAGE_BYTES, compression=None) as connection:
+        async with dial(url) as connection:
             async with asyncio.timeout(QUEUE_TIMEOUT_S):
                 await _start(connection, dialect)
             units = _units(speech, settings.tail_s)

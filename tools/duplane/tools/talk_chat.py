@@ -15,19 +15,17 @@ from typing import Any
 import numpy as np
 import orjson
 import pybase64
-import soundfile
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from duplane.fabric.audio import OUTPUT_RATE_HERTZ, AudioError, Samples, read_audio_file
+from duplane.fabric.audio import OUTPUT_RATE_HERTZ, Samples
+from duplane.tools.dial import check_out, dial, full_url, read_sound, write_sound
 from duplane.tools.talk import (
-    MAX_MESSAGE_BYTES,
     QUEUE_TIMEOUT_S,
     TalkFailed,
     TalkSettings,
     base64_of,
     events_of,
-    full_url,
     tell_place,
 )
 
@@ -81,11 +79,11 @@ def chat_with(settings: TalkSettings, *, out: Path | None, as_json: bool) -> Non
         raise ValueError("chats are spoken in dialects B and D")
     if not settings.texts:
         raise ValueError("mode 'chat' needs a text")
+    check_out(out)
+    voice, sound = read_sound(settings.voice), read_sound(settings.wav)
     try:
-        voice = read_audio_file(settings.voice) if settings.voice else None
-        sound = read_audio_file(settings.wav) if settings.wav else None
         pictures = [pybase64.b64encode_as_string(file.read_bytes()) for file in settings.frames]
-    except (AudioError, OSError) as error:
+    except OSError as error:
         raise ValueError(str(error)) from None
     parts: list[Message] = [{"type": "image", "data": picture} for picture in pictures]
     if sound is not None:
@@ -96,8 +94,7 @@ def chat_with(settings: TalkSettings, *, out: Path | None, as_json: bool) -> Non
     history: list[Message] = [{"role": "system", "content": settings.prompt}]
     chat = _Chat(settings, history, parts, tts, as_json)
     asyncio.run(chat.hold())
-    if out:
-        soundfile.write(out, np.concatenate([np.zeros(0, "f4"), *chat.audio]), OUTPUT_RATE_HERTZ)
+    write_sound(out, chat.audio)
 
 
 class _Chat:
@@ -144,7 +141,7 @@ class _Chat:
     async def _hold_d(self) -> None:
         for number, text in enumerate(self._settings.texts):
             url = full_url(self._settings.url, "/ws/chat")
-            async with connect(url, max_size=MAX_MESSAGE_BYTES, compression=None) as connection:
+            async with dial(url) as connection:
                 await _send(connection, self._request(text))
                 reply = _Reply(number)
                 async for event in _events(connection, ""):
@@ -159,7 +156,7 @@ class _Chat:
 
     async def _hold_b(self) -> None:
         url = full_url(self._settings.url, "/v1/realtime?mode=chat")
-        async with connect(url, max_size=MAX_MESSAGE_BYTES, compression=None) as connection:
+        async with dial(url) as connection:
             await _send(connection, {"type": "session.init", "payload": {}})
             events = _events(connection, "session.")
             await _until(events, "session.created")

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Generator, Sequence
@@ -155,6 +156,7 @@ class Fabric:
 
 
 async def _up(settings: UpSettings, shutdown: process.Shutdown) -> None:
+    _check_port(settings)
     async with running(settings) as fabric:
         tiny = "; tiny random model, its answers mean nothing"
         s = "s" if settings.tls_cert else ""
@@ -182,6 +184,19 @@ def _checkpoint(settings: UpSettings) -> Generator[Path]:
     with tempfile.TemporaryDirectory(prefix="duplane-tiny-") as directory:
         build_tiny(Path(directory))
         yield Path(directory)
+
+
+def _check_port(settings: UpSettings) -> None:
+    """Find a taken port before anything is built or loaded. Raises StartError."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((settings.host.strip("[]"), settings.port))
+        except OSError as error:
+            raise process.StartError(
+                f"cannot listen on {settings.host}:{settings.port}: {error.strerror}"
+            ) from None
 
 
 @contextlib.asynccontextmanager
