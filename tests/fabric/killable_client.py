@@ -1,7 +1,7 @@
 """A client to be killed: python killable_client.py URL UNITS
 
-Prints the first queue event when it must wait, else sends UNITS units without reading on and
-prints `sent`; then waits to be killed.
+Prints the first queue event when it must wait; then waits to be killed. Else sends UNITS units
+without reading on, prints `sent` and goes on sending, so that it is killed in the middle of one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ async def main(url: str, unit_count: int) -> None:
         for _ in range(unit_count):
             await connection.send(orjson.dumps(append), text=True)
         print("sent", flush=True)
-        await asyncio.Event().wait()
+        while True:
+            await connection.send(orjson.dumps(append), text=True)
 
 
 asyncio.run(main(sys.argv[1], int(sys.argv[2])))
