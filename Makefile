@@ -29,7 +29,7 @@ lint: $(INSTALLED) ## check style and the contract
 	$(BIN)/buf format --diff --exit-code
 
 types: $(INSTALLED) ## check types
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 proto: $(INSTALLED) ## generate the stubs from the protos
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto \
