@@ -12,6 +12,13 @@ from transformers import WhisperFeatureExtractor
 from voice_files import CODE_STEP, CODES, SPEAKER_WIDTH, write_voice_networks
 
 from duplane.tools.tiny import build_tiny
+from duplane.worker.model.chat_types import (
+    ChatMessage,
+    ChatOptions,
+    ChatOutput,
+    ChatRequest,
+    ChatRole,
+)
 from duplane.worker.model.checkpoint import CheckpointError
 from duplane.worker.model.model import DuplexModel
 from duplane.worker.model.types import (
@@ -119,14 +126,14 @@ def test_it_speaks_with_the_tts_voice_else_the_llm_voice_else_its_own(checkpoint
     high, low = clip(1.0, 220), clip(1.0, 110)
     own = networks.read(clip(0.5))
     voices = Voices(networks, own)
-    chosen = voices.choose(ConversationOptions(tts_voice=high, llm_voice=low))
+    chosen = voices.choose(high, low)
     assert chosen is not None
     assert chosen.digest() == networks.read(high).digest() != networks.read(low).digest()
-    fallback = voices.choose(ConversationOptions(llm_voice=low))
+    fallback = voices.choose(None, low)
     assert fallback is not None
     assert fallback.digest() == networks.read(low).digest()
-    assert voices.choose(ConversationOptions()) is own
-    assert Voices(None, own).choose(ConversationOptions(tts_voice=high)) is own
+    assert voices.choose() is own
+    assert Voices(None, own).choose(high) is own
 
 
 def test_a_voice_is_read_once_and_the_one_unused_for_longest_is_forgotten(
@@ -141,10 +148,9 @@ def test_a_voice_is_read_once_and_the_one_unused_for_longest_is_forgotten(
 
     monkeypatch.setattr(networks, "read", counted)
     voices = Voices(networks, None, count=2)
-    a, b, c = (ConversationOptions(tts_voice=clip(seconds)) for seconds in (0.2, 0.3, 0.4))
-    copy = ConversationOptions(tts_voice=clip(0.2))
-    for options in (a, b, copy, c, a, c, b):
-        voices.choose(options)
+    a, b, c = (clip(seconds) for seconds in (0.2, 0.3, 0.4))
+    for sound in (a, b, a.copy(), c, a, c, b):
+        voices.choose(sound)
     assert reads == [3200, 4800, 6400, 4800]
 
 
@@ -174,6 +180,28 @@ def test_another_voice_is_heard_and_the_same_one_sounds_the_same(model: DuplexMo
     np.testing.assert_array_equal(low, again)
     assert np.abs(low - high).max() > 1e-3
     assert np.abs(low - own).max() > 1e-3
+
+
+def test_a_chat_speaks_with_the_voice_it_brings(model: DuplexModel) -> None:
+    def answer(tts_voice: FloatArray | None) -> FloatArray:
+        options = ChatOptions(generate_audio=True, tts_voice=tts_voice, seed=1, max_new_tokens=12)
+        message = ChatMessage(ChatRole.USER, ("Good morning.",))
+        model.open_chat(0, model.prepare_chat(ChatRequest((message,), options)))
+        heard: list[FloatArray] = []
+        is_done = False
+        while not is_done:
+            for output in model.chat_step([0]):
+                assert isinstance(output, ChatOutput)
+                heard.append(output.audio)
+                is_done = output.finish is not None
+        model.close(0)
+        assert model.is_clean(0)
+        return np.concatenate(heard)
+
+    low, high, again = answer(clip(1.0, 110)), answer(clip(1.0, 220)), answer(clip(1.0, 110))
+    assert len(low) == len(high) > 0
+    np.testing.assert_array_equal(low, again)
+    assert np.abs(low - high).max() > 1e-3
 
 
 def test_without_the_networks_a_tts_voice_has_no_effect(checkpoint: Path, tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ from duplane.worker.model.speech_tokens import WINDOW_TOKENS, SpeechTokens
 from duplane.worker.model.stopwatch import Stopwatch
 from duplane.worker.model.talker_stream import SpeechStream, advance
 from duplane.worker.model.types import FloatArray, OptionError, UnitFailure
-from duplane.worker.model.vocoder import VocoderChunk
+from duplane.worker.model.vocoder import VocoderChunk, VocoderVoice
+from duplane.worker.model.voices import Voices
 
 CHUNK_IDS = 10
 """Ids of the answer that are fed in one step."""
@@ -63,9 +64,12 @@ class PreparedChat:
 class Chats:
     """The chats of all slots, over the parts that they share with the other conversations."""
 
-    def __init__(self, parts: ModelParts, capacity: int, probe: Probe | None = None) -> None:
-        """Let a context grow to `capacity` rows."""
+    def __init__(
+        self, parts: ModelParts, capacity: int, voices: Voices, probe: Probe | None = None
+    ) -> None:
+        """Let a context grow to `capacity` rows, and chats speak with `voices`."""
         self._parts, self._capacity, self._probe = parts, capacity, probe
+        self._voices = voices
         self._device = parts.llm.model.norm.weight.device
         slots = parts.llm.cache.slot_count
         self._sampling = ChatSampling(parts.tokens, parts.llm.vocabulary, slots, self._device)
@@ -95,7 +99,7 @@ class Chats:
         builder = PromptBuilder(self._parts, request.options, self.prompt_room(request.options))
         prompt = builder.chat(request.messages)
         if request.options.generate_audio:
-            self._check_voice()
+            self._choose_voice(request.options)  # read here once, found again by `begin`
         return PreparedChat(
             options=request.options,
             prompt=prompt,
@@ -118,24 +122,27 @@ class Chats:
         if slot in self._chats:
             raise ValueError(f"slot {slot} has a chat")
         uniforms = uniforms or SeededUniforms(options.seed)
-        voice = self._voice(slot, options, uniforms) if options.generate_audio else None
+        chosen = self._choose_voice(options) if options.generate_audio else None
+        voice = self._voice(slot, options, uniforms, chosen[0]) if chosen else None
         self._chats[slot] = Chat(slot, options, uniforms, voice, ChatPrompt())
         try:
             self._sampling.open(slot, options)
-            if voice is not None:
-                self._prime(slot, options.seed)
+            if chosen is not None:
+                vocoder, clip = chosen
+                vocoder.prime(slot, clip, seed=options.seed)
         except BaseException:
             self.close(slot)
             raise
 
-    def _check_voice(self) -> SpeechVocoder:
-        parts = self._parts
-        if parts.talker is None or parts.vocoder is None or parts.vocoder_voice is None:
+    def _choose_voice(self, options: ChatOptions) -> tuple[SpeechVocoder, VocoderVoice]:
+        parts, voice = self._parts, self._voices.choose(options.tts_voice)
+        if parts.talker is None or parts.vocoder is None or voice is None:
             raise OptionError("generate_audio", "is not possible: this checkpoint has no voice")
-        return parts.vocoder
+        return parts.vocoder, voice
 
-    def _voice(self, slot: int, options: ChatOptions, uniforms: Uniforms) -> Voice:
-        vocoder = self._check_voice()
+    def _voice(
+        self, slot: int, options: ChatOptions, uniforms: Uniforms, vocoder: SpeechVocoder
+    ) -> Voice:
         tokens = SpeechTokens(
             silence_token_id=vocoder.silence_token_id,
             lookahead=vocoder.lookahead,
@@ -143,11 +150,6 @@ class Chats:
         )
         stream = SpeechStream(slot, uniforms, options.is_greedy, options.tts_temperature)
         return Voice(stream, tokens)
-
-    def _prime(self, slot: int, seed: int | None) -> None:
-        parts = self._parts
-        if parts.vocoder is not None and parts.vocoder_voice is not None:
-            parts.vocoder.prime(slot, parts.vocoder_voice, seed=seed)
 
     def answer(self, slot: int, prompt: ChatPrompt) -> None:
         """Begin an answer to `prompt`, behind what the slot's context holds already."""

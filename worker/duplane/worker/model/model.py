@@ -61,7 +61,7 @@ class DuplexModel:
         if parts.talker and parts.vocoder:
             self._speaking = Speaking(parts.talker, parts.vocoder, probe)
         self._conversations: list[Conversation | None] = [None] * self.slot_count
-        self.chats = Chats(parts, self.context_capacity, probe)
+        self.chats = Chats(parts, self.context_capacity, self._voices, probe)
         self.has_chat = parts.chat_template is not None
         self._probe = probe
         for module in self._modules:
@@ -173,7 +173,7 @@ class DuplexModel:
         time. Raises `OptionError` as `open` would.
         """
         if options.generate_audio and self._speaking is not None:
-            self._voices.choose(options)
+            self._voices.choose(options.tts_voice, options.llm_voice)
 
     def _speech(
         self, options: ConversationOptions
@@ -183,7 +183,9 @@ class DuplexModel:
         ignored = ["tts_voice"] if options.tts_voice is not None and not can_read else []
         if not options.generate_audio:
             return None, None, tuple(ignored)
-        voice = None if self._speaking is None else self._voices.choose(options)
+        voice = None
+        if self._speaking is not None:
+            voice = self._voices.choose(options.tts_voice, options.llm_voice)
         if self._speaking is None or voice is None:
             return None, None, (*ignored, "generate_audio")
         return self._speaking.buffer(), voice, tuple(ignored)

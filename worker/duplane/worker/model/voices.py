@@ -15,7 +15,6 @@ import soxr  # pyright: ignore[reportMissingTypeStubs]  it ships none
 from duplane.worker.model.checkpoint import CheckpointError
 from duplane.worker.model.types import (
     INPUT_SAMPLE_RATE,
-    ConversationOptions,
     FloatArray,
     OptionError,
 )
@@ -50,12 +49,14 @@ class Voices:
         """Whether a client's clip can become the vocoder's voice."""
         return self._networks is not None
 
-    def choose(self, options: ConversationOptions) -> VocoderVoice | None:
+    def choose(
+        self, tts_voice: FloatArray | None = None, llm_voice: FloatArray | None = None
+    ) -> VocoderVoice | None:
         """The voice to speak with: the TTS clip's, else the LLM clip's, else the built-in one.
 
         Raises `OptionError` for a clip that no voice can be read from.
         """
-        for name, clip in (("tts_voice", options.tts_voice), ("llm_voice", options.llm_voice)):
+        for name, clip in (("tts_voice", tts_voice), ("llm_voice", llm_voice)):
             if clip is not None and self._networks is not None:
                 try:
                     return self._of(clip, self._networks)
