@@ -32,7 +32,7 @@ types: $(INSTALLED) ## check types
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 proto: $(INSTALLED) ## generate the stubs from the protos
-	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto \
+	PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto \
 		--grpc_python_out=proto --mypy_grpc_out=quiet:proto $(PROTOS)
 
 golden: $(INSTALLED) ## replay the recorded traces through the model

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,9 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = [f"--{kind}_out={out}" for kind in ("python", "pyi", "grpc_python")]
     protoc = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'proto'}"]
     command = [*protoc, *flags, f"--mypy_grpc_out=quiet:{out}", *map(str, PROTOS)]
-    subprocess.run(command, check=True)
+    # The plugin's program lies beside the interpreter, on the path or not.
+    path = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", "")))
+    subprocess.run(command, check=True, env={**os.environ, "PATH": path})
     return out
 
 
