@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PROTOS := $(wildcard proto/duplane/fabric/v1/*.proto)
+# The contract that others rely on. After a break that is meant, and told in the CHANGELOG:
+# buf build --exclude-source-info -o proto/contract.binpb
+CONTRACT := proto/contract.binpb
 GOLDEN ?= tests/golden/public
 ARGS ?=
 
@@ -27,6 +30,7 @@ lint: $(INSTALLED) ## check style and the contract
 	$(BIN)/ruff format --check .
 	$(BIN)/buf lint
 	$(BIN)/buf format --diff --exit-code
+	$(BIN)/buf breaking --against $(CONTRACT)
 
 types: $(INSTALLED) ## check types
 	$(BIN)/pyright --pythonpath $(BIN)/python
