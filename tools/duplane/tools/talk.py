@@ -1,7 +1,5 @@
 """`duplane talk`: a client of the public protocols that speaks a file at real-time pace."""
 
-# pyright: reportMissingTypeStubs=false
-
 from __future__ import annotations
 
 import asyncio

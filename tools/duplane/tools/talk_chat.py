@@ -1,7 +1,5 @@
 """`duplane talk` in chats: a turn for each text, over B with its history, over D one by one."""
 
-# pyright: reportMissingTypeStubs=false
-
 from __future__ import annotations
 
 import asyncio

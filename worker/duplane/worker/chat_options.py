@@ -23,7 +23,7 @@ from duplane.worker.model.chat_types import (
     ChatRole,
 )
 from duplane.worker.model.types import OptionError
-from duplane.worker.options import DECODE_MODES, voice
+from duplane.worker.options import DECODE_MODES, invalid, numbers, voice
 from duplane.worker.settings import SessionLimits
 
 _MODEL_NAMES = {"max_new_token_count": "max_new_tokens", "max_slice_count": "max_slices"}
@@ -46,7 +46,7 @@ def chat_request(wish: session_pb2.ChatRequest, limits: SessionLimits) -> ChatRe
     """
     if len(wish.messages) > limits.max_chat_messages:
         fault = f"are {len(wish.messages)}, more than {limits.max_chat_messages}"
-        raise _invalid("messages", fault)
+        raise invalid("messages", fault)
     _check_sizes(wish, limits)
     messages = tuple(
         _message(message, f"messages[{index}]") for index, message in enumerate(wish.messages)
@@ -77,19 +77,19 @@ def _check_sizes(wish: session_pb2.ChatRequest, limits: SessionLimits) -> None:
             path = f"messages[{index}].parts[{number}]"
             if text_bytes > limits.max_chat_text_bytes:
                 fault = f"brings the text to more than {limits.max_chat_text_bytes} bytes"
-                raise _invalid(f"{path}.text", fault)
+                raise invalid(f"{path}.text", fault)
             if media_bytes > limits.max_chat_media_bytes:
                 fault = f"brings the media to more than {limits.max_chat_media_bytes} bytes"
-                raise _invalid(f"{path}.{part.WhichOneof('content')}", fault)
+                raise invalid(f"{path}.{part.WhichOneof('content')}", fault)
         if part_count > limits.max_chat_parts:
             fault = f"bring the parts of all messages to more than {limits.max_chat_parts}"
-            raise _invalid(f"messages[{index}].parts", fault)
+            raise invalid(f"messages[{index}].parts", fault)
 
 
 def _message(message: session_pb2.ChatMessage, path: str) -> ChatMessage:
     role = _ROLES.get(message.role)
     if role is None:
-        raise _invalid(f"{path}.role", f"is {message.role}, not a known role")
+        raise invalid(f"{path}.role", f"is {message.role}, not a known role")
     parts = tuple(
         _part(part, f"{path}.parts[{number}]") for number, part in enumerate(message.parts)
     )
@@ -106,19 +106,19 @@ def _part(part: session_pb2.ChatPart, path: str) -> ChatPart:
             return ChatAudio(_samples(part.audio, f"{path}.audio"))
         case "video":
             fault = "is a video file, which is not read here: send its pictures and its sound"
-            raise _invalid(f"{path}.video", fault)
+            raise invalid(f"{path}.video", fault)
         case _:
-            raise _invalid(path, "is empty")
+            raise invalid(path, "is empty")
 
 
 def _samples(pcm: bytes, path: str) -> Samples:
     """Return samples that may be written to, as torch insists."""
     if is_wav(pcm):
-        raise _invalid(path, "is a WAV file, must be bare float32 samples")
+        raise invalid(path, "is a WAV file, must be bare float32 samples")
     try:
         return np.array(samples_from_pcm(pcm))
     except AudioError as error:
-        raise _invalid(path, str(error)) from None
+        raise invalid(path, str(error)) from None
 
 
 def _config(config: session_pb2.ChatConfig, limits: SessionLimits) -> dict[str, Any]:
@@ -127,23 +127,13 @@ def _config(config: session_pb2.ChatConfig, limits: SessionLimits) -> dict[str, 
         "generate_audio": config.generate_audio,
         "is_omni": config.is_omni,
         "max_slices": 1,
+        **numbers(config, CHAT_CONFIG, _MODEL_NAMES),
     }
-    for name, (low, high) in CHAT_CONFIG.items():
-        if not config.HasField(name):  # pyright: ignore[reportArgumentType] - names are checked
-            continue
-        value: float = getattr(config, name)
-        if not low <= value <= high:
-            raise _invalid(f"config.{name}", f"is {value:g}, not between {low:g} and {high:g}")
-        chosen[_MODEL_NAMES.get(name, name)] = value
     if config.decode_mode != session_pb2.DECODE_MODE_UNSPECIFIED:
         mode = DECODE_MODES.get(config.decode_mode)
         if mode is None:
-            raise _invalid("config.decode_mode", f"is {config.decode_mode}, not a known mode")
+            raise invalid("config.decode_mode", f"is {config.decode_mode}, not a known mode")
         chosen["decode_mode"] = mode
     if config.tts_voice:
         chosen["tts_voice"] = voice("config.tts_voice", config.tts_voice, limits.max_voice_s)
     return chosen
-
-
-def _invalid(path: str, fault: str) -> FabricError:
-    return FabricError(Reason.INVALID_FIELD, f"{path} {fault}", field=path)

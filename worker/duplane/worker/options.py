@@ -5,6 +5,7 @@ Decides which values are refused, naming the field at fault. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum
 from typing import Any
@@ -77,7 +78,7 @@ def conversation_options(wish: session_pb2.Open, limits: SessionLimits) -> Conve
     if wish.HasField("system_prompt"):
         size = len(wish.system_prompt.encode())
         if size > limits.max_prompt_bytes:
-            raise _invalid("system_prompt", f"is {size} bytes, more than {limits.max_prompt_bytes}")
+            raise invalid("system_prompt", f"is {size} bytes, more than {limits.max_prompt_bytes}")
         chosen["system_prompt"] = wish.system_prompt
     if wish.HasField("seed"):
         chosen["seed"] = wish.seed
@@ -100,19 +101,12 @@ def token_limit(wish: session_pb2.Open, worker_limit: int) -> int:
     if not wish.HasField("context_token_limit"):
         return worker_limit
     if wish.context_token_limit < 1:
-        raise _invalid("context_token_limit", f"is {wish.context_token_limit}, must be above 0")
+        raise invalid("context_token_limit", f"is {wish.context_token_limit}, must be above 0")
     return min(wish.context_token_limit, worker_limit)
 
 
 def _config(config: session_pb2.DuplexConfig) -> dict[str, Any]:
-    chosen: dict[str, Any] = {}
-    for name, (low, high) in DUPLEX_CONFIG.items():
-        if not config.HasField(name):  # pyright: ignore[reportArgumentType] - names are checked
-            continue
-        value: float = getattr(config, name)
-        if not low <= value <= high:
-            raise _invalid(f"config.{name}", f"is {value:g}, not between {low:g} and {high:g}")
-        chosen[_MODEL_NAMES.get(name, name)] = value
+    chosen: dict[str, Any] = numbers(config, DUPLEX_CONFIG, _MODEL_NAMES)
     if config.HasField("generate_audio"):
         chosen["generate_audio"] = config.generate_audio
     for name, choices in _CHOICES.items():
@@ -120,8 +114,28 @@ def _config(config: session_pb2.DuplexConfig) -> dict[str, Any]:
         if not number:
             continue
         if number not in choices:
-            raise _invalid(f"config.{name}", f"is {number}, not a known mode")
+            raise invalid(f"config.{name}", f"is {number}, not a known mode")
         chosen[_MODEL_NAMES.get(name, name)] = choices[number]
+    return chosen
+
+
+def numbers(
+    config: session_pb2.DuplexConfig | session_pb2.ChatConfig,
+    bounds: Mapping[str, tuple[float, float]],
+    model_names: Mapping[str, str],
+) -> dict[str, float]:
+    """Return the numbers that `config` sets, as the model calls them.
+
+    Raises FabricError INVALID_FIELD for one that is out of its bounds.
+    """
+    chosen: dict[str, float] = {}
+    for name, (low, high) in bounds.items():
+        if not config.HasField(name):  # pyright: ignore[reportArgumentType] - names are checked
+            continue
+        value: float = getattr(config, name)
+        if not low <= value <= high:
+            raise invalid(f"config.{name}", f"is {value:g}, not between {low:g} and {high:g}")
+        chosen[model_names.get(name, name)] = value
     return chosen
 
 
@@ -130,10 +144,10 @@ def voice(name: str, pcm: bytes, max_s: float) -> Samples:
     try:
         samples = _samples(pcm)
     except AudioError as error:
-        raise _invalid(name, str(error)) from None
+        raise invalid(name, str(error)) from None
     seconds = samples.size / INPUT_RATE_HERTZ
     if seconds > max_s:
-        raise _invalid(name, f"lasts {seconds:.1f} s, more than {max_s:g} s")
+        raise invalid(name, f"lasts {seconds:.1f} s, more than {max_s:g} s")
     return samples
 
 
@@ -144,7 +158,8 @@ def _samples(pcm: bytes) -> Samples:
     return np.array(samples_from_pcm(pcm))
 
 
-def _invalid(path: str, fault: str) -> FabricError:
+def invalid(path: str, fault: str) -> FabricError:
+    """Return the refusal of the field at `path`."""
     return FabricError(Reason.INVALID_FIELD, f"{path} {fault}", field=path)
 
 
