@@ -181,9 +181,10 @@ class ScriptedModel:
             self._lengths[unit.slot] = length
             yield result
 
-    def settle(self, slots: Sequence[int]) -> None:
+    def settle(self, slots: Sequence[int]) -> list[UnitFailure]:
         self._check_thread()
         self._unsettled.difference_update(slots)
+        return []
 
     def _wait(self) -> None:
         """Stay here while a test holds the device."""

@@ -198,7 +198,8 @@ class DuplexModel:
         it to its end, then settle; a slot whose unit was abandoned can only be closed. Audio of
         a unit that is refused as too short is kept and counts towards the next. Raises
         ValueError for a slot that is named twice, has no conversation or was not settled,
-        before anything is done.
+        before anything is done. Where a stage raises, only the conversations that make it raise
+        are lost, as `faults` has it.
         """
         self._check(units)
         ordered = sorted(units, key=lambda unit: unit.slot)
@@ -209,7 +210,10 @@ class DuplexModel:
         if len(set(slots)) < len(slots):
             raise ValueError(f"a slot is named twice: {slots}")
         for slot in slots:
-            if self.conversation(slot).unsettled is not None:
+            conversation = self.conversation(slot)
+            if conversation.is_lost:
+                raise ValueError(f"slot {slot} has lost its conversation")
+            if conversation.unsettled is not None:
                 raise ValueError(f"slot {slot} was not settled")
 
     def conversation(self, slot: int) -> Conversation:
@@ -220,13 +224,15 @@ class DuplexModel:
         return conversation
 
     @torch.inference_mode()
-    def settle(self, slots: Sequence[int]) -> None:
+    def settle(self, slots: Sequence[int]) -> list[UnitFailure]:
         """Complete the units of these slots in the context: terminator, unit end, window.
 
-        Slots whose unit failed, or was settled, are left as they are; after a fatal failure a
-        slot can only be closed.
+        Returns a failure for each slot that it failed for. Slots whose unit failed, or was
+        settled, are left as they are; after a fatal failure a slot can only be closed.
         """
-        self._pipeline.settle([(slot, self.conversation(slot)) for slot in sorted(set(slots))])
+        return self._pipeline.settle(
+            [(slot, self.conversation(slot)) for slot in sorted(set(slots))]
+        )
 
     @torch.inference_mode()
     def close(self, slot: int) -> None:

@@ -1,12 +1,14 @@
 """The way of a unit through the model: taken in, encoded, fed, answered, spoken, settled.
 
-Runs one unit of each of several conversations together. Decides the order of the stages; who has
-a conversation is `model`'s matter, what a stage does its own.
+Runs one unit of each of several conversations together. Decides the order of the stages and who
+of them goes on where one fails, as `faults` has it; what a stage does is its own matter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,16 +16,29 @@ from torch import Tensor
 
 from duplane.worker.model.conversation import Conversation
 from duplane.worker.model.duplex import UnitRules
-from duplane.worker.model.generation import RunningUnit, TextGeneration
-from duplane.worker.model.intake import Intake, UnitContent, refused
+from duplane.worker.model.faults import alive, alone, attempt, each
+from duplane.worker.model.generation import TextGeneration, joined
+from duplane.worker.model.intake import Intake, refused
 from duplane.worker.model.parts import CLOSING_ROWS, ModelParts, generated_rows
 from duplane.worker.model.probe import Probe
+from duplane.worker.model.running_unit import RunningUnit, UnitContent
 from duplane.worker.model.sampling import TextSampling
 from duplane.worker.model.speaking import Speaking
+from duplane.worker.model.speech_pcm import unit_speech
 from duplane.worker.model.stopwatch import Stopwatch
 from duplane.worker.model.types import FloatArray, UnitFailure, UnitInput, UnitOutput
 
 _NO_AUDIO = np.zeros(0, np.float32)
+
+
+@dataclass
+class _Closing:
+    """One unit that is being settled: the ids that end it."""
+
+    slot: int
+    conversation: Conversation
+    ids: tuple[int, int]
+    failure: UnitFailure | None = None
 
 
 class Pipeline:
@@ -50,25 +65,25 @@ class Pipeline:
         watch = Stopwatch(self._device)
         running: list[RunningUnit] = []
         for unit, conversation in units:
-            taken = self._take(unit, conversation)
-            if isinstance(taken, UnitFailure):
-                yield taken
-            else:
+            taken = alone("intake", unit.slot, partial(self._take, unit, conversation))
+            if isinstance(taken, RunningUnit):
                 running.append(taken)
-        if not running:
-            return
-        logits = self._prefill(running, watch)
+                continue
+            conversation.is_lost = taken.is_fatal
+            yield taken
+        running, logits = yield from self._prefill(running, watch)
         self._interrupt([unit for unit in running if unit.is_interrupting])
         speaking: list[RunningUnit] = []
         for unit in self._text.run(running, logits):
-            if unit.is_broken:
-                yield UnitFailure(unit.slot, "NOT_FINITE", "the logits are not finite", True)
+            if unit.failure is not None:
+                yield self._failed(unit, unit.failure)
             elif unit.rules.is_listen or unit.conversation.speech is None:
                 yield self._output(unit, {**watch.laps, "decode": watch.read()})
             else:
                 speaking.append(unit)
         watch.lap("decode")
-        yield from self._speak(sorted(speaking, key=lambda unit: unit.slot), watch)
+        if speaking and self._speaking is not None:
+            yield from self._speak(sorted(speaking, key=lambda unit: unit.slot), watch)
 
     def _take(self, unit: UnitInput, conversation: Conversation) -> RunningUnit | UnitFailure:
         """Take a unit in, or say why it cannot be run.
@@ -107,57 +122,76 @@ class Pipeline:
             self._llm.splice(unit.slot, slide)
         return None
 
-    def _prefill(self, running: Sequence[RunningUnit], watch: Stopwatch) -> Tensor:
-        """Encode and feed what the units bring; the logits [units, ids]."""
-        contents = [unit.content for unit in running]
-        seen = self.intake.see(contents)
-        if any(seen):
-            watch.lap("vision")
-        hearing = [unit.slot for unit in running if unit.content.has_audio]
-        heard = list(self._parts.audio.encode(hearing).unbind()) if hearing else []
-        watch.lap("audio")
-        embeds = self.intake.lay_out(contents, seen, heard)
-        slots = [unit.slot for unit in running]
-        logits = self._llm.feed_units(slots, embeds)
-        watch.lap("prefill")
-        if self._probe is not None:
-            self._show(self._probe, slots, seen, logits)
-            for slot, rows in zip(hearing, heard, strict=True):
-                self._probe.heard(slot, rows)
-        return logits
+    def _prefill(
+        self, units: Sequence[RunningUnit], watch: Stopwatch
+    ) -> Generator[UnitFailure, None, tuple[list[RunningUnit], Tensor]]:
+        """Encode and feed what the units bring; those it went well for, their logits [units, ids].
 
-    def _show(
-        self, probe: Probe, slots: Sequence[int], seen: Sequence[list[Tensor]], logits: Tensor
-    ) -> None:
-        for slot, images, row in zip(slots, seen, logits.unbind(), strict=True):
-            if images:
-                probe.saw(slot, torch.cat(images))
-            probe.prefilled(slot, row, self._llm.cache.length(slot))
+        Yields the failures of the others.
+        """
+        seeing = [unit for unit in units if unit.content.images]
+        for unit, seen in each(attempt("vision", seeing, self.intake.see)):
+            unit.seen = seen
+        if seeing:
+            watch.lap("vision")
+        hearing = [unit for unit in alive(units) if unit.content.has_audio]
+        for unit, heard in each(attempt("audio", hearing, self.intake.listen)):
+            unit.heard = heard
+        watch.lap("audio")
+        done = attempt("prefill", alive(units), self._feed, cache=self._llm.cache)
+        watch.lap("prefill")
+        for unit in units:
+            if unit.failure is not None:
+                yield self._failed(unit, unit.failure)
+        fed, logits = alive(units), joined([logits for _, logits in done])
+        if self._probe is not None:
+            self._show(self._probe, fed, logits)
+        return fed, logits
+
+    def _feed(self, units: Sequence[RunningUnit]) -> Tensor:
+        embeds = self.intake.lay_out(units)
+        return self._llm.feed_units([unit.slot for unit in units], embeds)
+
+    def _show(self, probe: Probe, units: Sequence[RunningUnit], logits: Tensor) -> None:
+        for unit, row in zip(units, logits.unbind(), strict=True):
+            if unit.seen:
+                probe.saw(unit.slot, torch.cat(unit.seen))
+            probe.prefilled(unit.slot, row, self._llm.cache.length(unit.slot))
+            if unit.heard is not None:
+                probe.heard(unit.slot, unit.heard)
 
     def _interrupt(self, units: Sequence[RunningUnit]) -> None:
         """Close the turns that a forced listen cuts off, and what they were saying."""
         self._text.interrupt(units)
-        for unit in units:
+        for unit in alive(units):
             if self._speaking is not None and unit.conversation.speech is not None:
                 self._speaking.end_turn(unit)
 
-    def _speak(self, units: Sequence[RunningUnit], watch: Stopwatch) -> Iterator[UnitOutput]:
+    def _speak(
+        self, units: Sequence[RunningUnit], watch: Stopwatch
+    ) -> Iterator[UnitOutput | UnitFailure]:
         """The outputs of the units that are heard."""
-        if not units or self._speaking is None:
-            return
-        tokens = self._speaking.tokens(units)
+        assert self._speaking, "a conversation has speech only where the model has"
+        self._speaking.draw(units)
         watch.lap("talker")
-        samples = self._speaking.samples(units, tokens)
+        self._speaking.sound(alive(units))
         watch.lap("vocoder")
-        for unit, spoken, audio in zip(units, tokens, samples, strict=True):
-            yield self._output(unit, watch.laps, audio, len(spoken))
+        for unit in units:
+            if unit.failure is not None:
+                yield self._failed(unit, unit.failure)
+            else:
+                audio = unit_speech(unit.pieces, end_of_turn=unit.rules.end_of_turn)
+                yield self._output(unit, watch.laps, audio)
+
+    def _failed(self, unit: RunningUnit, failure: UnitFailure) -> UnitFailure:
+        unit.conversation.is_lost = True
+        return failure
 
     def _output(
         self,
         unit: RunningUnit,
         laps: dict[str, float],
         audio: FloatArray = _NO_AUDIO,
-        audio_token_count: int = 0,
     ) -> UnitOutput:
         rules = unit.rules
         return UnitOutput(
@@ -169,31 +203,44 @@ class Pipeline:
             context_length=self._llm.cache.length(unit.slot),
             token_ids=tuple(rules.added),
             text_token_count=len(rules.said),
-            audio_token_count=audio_token_count,
+            audio_token_count=len(unit.spoken),
             input_audio_count=self._parts.audio.unit_rows if unit.content.has_audio else 0,
             input_video_count=unit.content.piece_count * self.intake.frame_rows,
             input_mark_count=1 + 2 * unit.content.piece_count,
             stage_s={**laps, "settle": unit.conversation.settle_s},
         )
 
-    def settle(self, held: Sequence[tuple[int, Conversation]]) -> None:
-        """Complete the units of these slots, ascending, in the context."""
+    def settle(self, held: Sequence[tuple[int, Conversation]]) -> list[UnitFailure]:
+        """Complete the units of these slots, ascending, in the context; those it fails for."""
         watch = Stopwatch(self._device)
-        pending = [
-            (slot, conversation, conversation.unsettled)
+        closing = [
+            _Closing(slot, conversation, conversation.unsettled.closing())
             for slot, conversation in held
-            if conversation.unsettled is not None and conversation.unsettled.is_over
+            if not conversation.is_lost
+            and conversation.unsettled is not None
+            and conversation.unsettled.is_over
         ]
-        if not pending:
-            return
-        ids = [token for _, _, rules in pending for token in rules.closing()]
-        self._llm.append([(slot, CLOSING_ROWS) for slot, _, _ in pending], self._llm.embed(ids))
-        for slot, conversation, _ in pending:
-            conversation.settle(self._llm.cache.length(slot))
-            if slide := conversation.window.slide():
-                self._llm.splice(slot, slide)
-            if self._probe is not None:
-                self._probe.settled(slot, self._llm.cache.length(slot))
+        if not closing:
+            return []
+        attempt("settle", closing, self._close, cache=self._llm.cache)
+        for unit in alive(closing):
+            unit.failure = alone("window", unit.slot, partial(self._slide, unit))
         seconds = watch.lap("settle")
-        for _, conversation, _ in pending:
-            conversation.settle_s = seconds
+        for unit in closing:
+            unit.conversation.settle_s = seconds
+            unit.conversation.is_lost = unit.failure is not None
+        return [unit.failure for unit in closing if unit.failure is not None]
+
+    def _close(self, units: Sequence[_Closing]) -> None:
+        """Feed the ids that end the units."""
+        ids = [token for unit in units for token in unit.ids]
+        self._llm.append([(unit.slot, CLOSING_ROWS) for unit in units], self._llm.embed(ids))
+
+    def _slide(self, unit: _Closing) -> None:
+        """Register the unit, and drop what the window drops."""
+        slot, conversation = unit.slot, unit.conversation
+        conversation.settle(self._llm.cache.length(slot))
+        if slide := conversation.window.slide():
+            self._llm.splice(slot, slide)
+        if self._probe is not None:
+            self._probe.settled(slot, self._llm.cache.length(slot))
