@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL.Image import Image
 from torch import Tensor, nn
 
 from duplane.worker.model.chat import Chats, PreparedChat
@@ -18,6 +19,7 @@ from duplane.worker.model.chat_types import ChatOutput, ChatRequest
 from duplane.worker.model.conversation import Conversation
 from duplane.worker.model.duplex import UnitRules
 from duplane.worker.model.generation import RunningUnit, TextGeneration
+from duplane.worker.model.images import ImageError, PreparedImage
 from duplane.worker.model.intake import Intake, UnitContent, refused
 from duplane.worker.model.parts import CLOSING_ROWS, ModelParts, generated_rows, load_parts
 from duplane.worker.model.probe import Probe
@@ -153,6 +155,12 @@ class DuplexModel:
     def prepare_chat(self, request: ChatRequest) -> PreparedChat:
         """Check a request and lay out its prompt, in any thread, as `Chats.prepare` does."""
         return self.chats.prepare(request)
+
+    def prepare_picture(self, picture: Image, max_slices: int | None) -> PreparedImage:
+        """Cut an RGB picture of a video for a chat, in any thread; raises `ImageError`."""
+        if self.parts.vision is None:
+            raise ImageError("this checkpoint does not see")
+        return self.parts.vision.prepare_picture(picture, max_slices)
 
     @torch.inference_mode()
     def open_chat(
