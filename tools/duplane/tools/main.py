@@ -299,6 +299,12 @@ def talk(
             exists=True, dir_okay=False, help="A picture: one each second, or with the first text."
         ),
     ] = None,
+    video: Annotated[
+        list[Path] | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="A video file, with the first text of a chat."
+        ),
+    ] = None,
     text: Annotated[
         list[str] | None, typer.Option(help="What to say in a chat; again for another turn.")
     ] = None,
@@ -329,6 +335,7 @@ def talk(
         dialect=dialect.upper(),
         mode="chat" if dialect.upper() == "D" else mode,
         frames=tuple(frame or ()),
+        videos=tuple(video or ()),
         texts=tuple(text or ()),
         prompt=prompt,
         voice=voice,

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from PIL.Image import Image
 
 from duplane.fabric.audio import INPUT_RATE_HERTZ
 from duplane.fabric.v1 import registry_pb2
 from duplane.worker.inbox import Refusal, Unit
 from duplane.worker.model.chat_types import ChatOutput, ChatRequest
+from duplane.worker.model.images import PreparedImage
 from duplane.worker.model.types import (
     ConversationOptions,
     DecodeMode,
@@ -51,7 +53,7 @@ class PreparedChat(Protocol):
 class Model(Protocol):
     """The model as the worker drives it; see `DuplexModel`.
 
-    `prepare`, `prepare_chat` and `prepare_voice` are for any thread, all else for the device's.
+    What is called `prepare` and something is for any thread, all else for the device's.
     """
 
     @property
@@ -73,6 +75,7 @@ class Model(Protocol):
     def settle(self, slots: Sequence[int]) -> Sequence[UnitFailure]: ...
     @property
     def has_chat(self) -> bool: ...
+    def prepare_picture(self, picture: Image, max_slices: int | None) -> PreparedImage: ...
     def prepare_chat(self, request: ChatRequest) -> PreparedChat: ...
     def open_chat(self, slot: int, prepared: Any) -> None: ...
     def chat_step(self, slots: Sequence[int]) -> Iterator[ChatOutput | UnitFailure]: ...

@@ -76,6 +76,8 @@ class DialectBChat(ChatDialect, DialectB):
             },
             "usage": used.to_json(),
         }
+        if self._turn.ignored_fields:
+            event["ignored_fields"] = self._turn.ignored_fields
         if (reason := FINISH_REASONS.get(done.reason)) is not None:
             event["finish_reason"] = reason
         if not audio:

@@ -56,9 +56,12 @@ class DialectD(ChatDialect):
         return []
 
     def prefilled(self, prefilled: session_pb2.Prefilled, now: Moment) -> list[bytes]:
-        """Render `prefill_done`."""
+        """Render `prefill_done`, with what the request asked for in vain."""
         super().prefilled(prefilled, now)
-        return [_event("prefill_done", input_tokens=prefilled.prompt_token_count)]
+        ignored = self._turn.ignored_fields
+        unheeded = {"ignored_fields": ignored} if ignored else {}
+        count = prefilled.prompt_token_count
+        return [_event("prefill_done", input_tokens=count, **unheeded)]
 
     def _piece_events(self, delta: session_pb2.ChatDelta, now: Moment) -> list[bytes]:
         del now

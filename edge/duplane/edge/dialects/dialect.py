@@ -107,6 +107,7 @@ class Turn:
     request: session_pb2.ChatRequest
     is_streaming: bool = True
     input_id: str | None = None
+    ignored_fields: tuple[str, ...] = ()  # paths of what was sent and has no effect
 
 
 Action = Configure | Append | Leave | Answer | Turn

@@ -8,6 +8,10 @@ import orjson
 
 from duplane.edge.faults import ClientError, ErrorCode, UnreadableError
 
+# What is told back of an object made of nothing else.
+_MAX_IGNORED = 32
+_MAX_IGNORED_CHARACTERS = 80
+
 
 def parse(message: bytes) -> Fields:
     """Parse one text frame. Raises UnreadableError, or ClientError when it is not an object."""
@@ -136,3 +140,9 @@ class Fields:
         if not low <= value <= high:
             raise invalid(self.path(key), f"must be from {low:g} to {high:g}")
         return float(value)
+
+
+def ignored(*objects: Fields | None) -> tuple[str, ...]:
+    """Return the paths of what was sent and read by nobody, so that none is dropped silently."""
+    paths = [path for fields in objects if fields is not None for path in fields.unused()]
+    return tuple(path[:_MAX_IGNORED_CHARACTERS] for path in paths[:_MAX_IGNORED])

@@ -11,11 +11,13 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import torch
+from PIL.Image import Image
 from torch import nn
 
 from duplane.worker.model.chat import Chats, PreparedChat
 from duplane.worker.model.chat_types import ChatOutput, ChatRequest
 from duplane.worker.model.conversation import Conversation
+from duplane.worker.model.images import ImageError, PreparedImage
 from duplane.worker.model.parts import ModelParts, load_parts
 from duplane.worker.model.pipeline import Pipeline
 from duplane.worker.model.probe import Probe
@@ -144,6 +146,12 @@ class DuplexModel:
     def prepare_chat(self, request: ChatRequest) -> PreparedChat:
         """Check a request and lay out its prompt, in any thread, as `Chats.prepare` does."""
         return self.chats.prepare(request)
+
+    def prepare_picture(self, picture: Image, max_slices: int | None) -> PreparedImage:
+        """Cut an RGB picture of a video for a chat, in any thread; raises `ImageError`."""
+        if self.parts.vision is None:
+            raise ImageError("this checkpoint does not see")
+        return self.parts.vision.prepare_picture(picture, max_slices)
 
     @torch.inference_mode()
     def open_chat(
