@@ -13,6 +13,7 @@ from edge_transcripts import (
     Step,
     Transcript,
     chat_response_of,
+    error_of,
     json_of,
     message_of,
     response_of,
@@ -114,9 +115,7 @@ class PureReplay:
 
     def _worker(self, step: Step) -> None:
         if step.what == "breaks":
-            reason, _, field = step.rest.partition(" ")
-            error = FabricError(Reason(reason), "scripted", field=field)
-            self._tell(self.session.lost(error, self.now))
+            self._tell(self.session.lost(error_of(step), self.now))
         elif isinstance(self.session, ChatSession):
             self._tell(self.session.told(chat_response_of(step), self.now))
         else:
@@ -201,8 +200,8 @@ class LiveReplay:
         speaking = self._turn or self._conversation
         assert speaking
         if step.what == "breaks":
-            reason, _, field = step.rest.partition(" ")
-            speaking.fail(Reason(reason), field)
+            error = error_of(step)
+            speaking.fail(error.reason, error.field, error.message)
         elif self._turn:
             self._turn.say(chat_response_of(step))
         elif self._conversation:

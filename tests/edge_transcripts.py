@@ -15,7 +15,7 @@
     worker opened|delta|failed|closed {...}
     edge chat {...}                the same of a turn of chat, its lease aside
     worker prefilled|piece|done {...}
-    worker breaks REASON [FIELD]   the call ends with an error
+    worker breaks REASON [FIELD [MESSAGE]]   the call ends with an error
     clock SECONDS                  so much time goes by
     drain                          the edge is asked to stop and has no patience
     ends CODE                      the connection is closed with this code; always last
@@ -42,6 +42,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from duplane.edge.settings import Limits
+from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
 
 M = TypeVar("M", bound=Message)
@@ -171,6 +172,12 @@ def json_of(text: str) -> Any:
 
 def message_of(text: str, message: M) -> M:
     return json_format.ParseDict(json_of(text), message)
+
+
+def error_of(step: Step) -> FabricError:
+    reason, _, rest = step.rest.partition(" ")
+    field, _, message = rest.partition(" ")
+    return FabricError(Reason(reason), message or "scripted", field=field)
 
 
 def response_of(step: Step) -> session_pb2.ConverseResponse:

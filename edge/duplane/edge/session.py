@@ -32,7 +32,7 @@ from duplane.edge.dialects.dialect import (
 )
 from duplane.edge.dialects.fields import Fields, parse
 from duplane.edge.ends import WORKER_CLOSED, End, Ending, Farewell
-from duplane.edge.faults import ClientError, ErrorCode, UnreadableError
+from duplane.edge.faults import ClientError, ErrorCode, UnreadableError, name_fault
 from duplane.edge.gather import Uplink
 from duplane.edge.modes import Mode
 from duplane.edge.owed import Owed
@@ -267,7 +267,7 @@ class Session:
         if not self.has_slot:
             return self.end(_REFUSED.get(error.reason, _NOT_READY), now)
         if error.reason is Reason.INVALID_FIELD:
-            message = f"{error.field}: {error.message}" if error.field else error.message
+            message = name_fault(error.field, error.message)
             told = [self.dialect.error(ErrorCode.INVALID_PAYLOAD, message, now)]
             return told + self.end(Ending(End.FAILED, "settings were refused"), now)
         if error.reason is Reason.OPEN_TIMEOUT:

@@ -16,7 +16,7 @@ import pybase64
 
 from duplane.edge.dialects.fields import Fields
 from duplane.edge.ends import CLOSE_CODES, REFUSALS, End, Ending
-from duplane.edge.faults import ClientError, ErrorCode
+from duplane.edge.faults import ClientError, ErrorCode, name_fault
 from duplane.edge.modes import Mode
 from duplane.edge.settings import Limits
 from duplane.fabric.v1 import lease_pb2, session_pb2
@@ -196,8 +196,8 @@ class Dialect(ABC):
     def failed(self, failed: session_pb2.Failed, now: Moment) -> bytes:
         """Render a unit that could not be used."""
         code = FAILURES.get(failed.reason, ErrorCode.INFERENCE_ERROR)
-        message = f"{failed.field}: {failed.message}" if failed.field else failed.message
-        return self.error(code, message or "the unit could not be used", now)
+        message = name_fault(failed.field, failed.message or "the unit could not be used")
+        return self.error(code, message, now)
 
 
 # Units that failed through the client's doing; every other reason is ours.
