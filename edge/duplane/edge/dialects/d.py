@@ -8,7 +8,17 @@ import orjson
 
 from duplane.edge.dialects.chat import ChatDialect
 from duplane.edge.dialects.chat_request import ChatDefaults, read_turn
-from duplane.edge.dialects.dialect import Action, Answer, Moment, Phase, Transitions, with_audio
+from duplane.edge.dialects.dialect import (
+    Action,
+    Answer,
+    Answers,
+    Moment,
+    Phase,
+    ServerEvents,
+    Transitions,
+    queue_events,
+    with_audio,
+)
 from duplane.edge.dialects.fields import Fields
 from duplane.edge.ends import CLOSE_CODES, End, Ending
 from duplane.edge.faults import ErrorCode
@@ -34,12 +44,18 @@ class DialectD(ChatDialect):
         (Phase.START, REQUEST): Phase.ACTIVE,
         (Phase.ACTIVE, REQUEST): Phase.ACTIVE,  # passed over: a connection has one
     }
+    answers: ClassVar[Answers] = {REQUEST: ("prefill_done", "chunk", "done")}
+    server_events: ClassVar[ServerEvents] = {
+        **queue_events("", frozenset({Phase.ACTIVE})),
+        "prefill_done": frozenset({Phase.ACTIVE}),
+        "chunk": frozenset({Phase.ACTIVE}),
+        "done": frozenset({Phase.ACTIVE}),
+        "error": frozenset({Phase.START, Phase.ACTIVE}),
+    }
 
-    def receive(self, event: Fields) -> Action:
-        """Take the request; whatever follows it is passed over."""
-        action = self._read(REQUEST, event)
-        self.phase = Phase.ACTIVE
-        return action
+    def _kind(self, event: Fields) -> str:
+        del event
+        return REQUEST
 
     def _read(self, kind: str, event: Fields) -> Action:
         del kind
