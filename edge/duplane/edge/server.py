@@ -31,7 +31,7 @@ from duplane.edge.front import Front, ProtocolFactory
 from duplane.edge.http import HttpAnswers
 from duplane.edge.modes import DEFAULT_MODE, MODES, Mode
 from duplane.edge.peers import identify, join_headers, parse_networks
-from duplane.edge.places import PLACES, REFUSING
+from duplane.edge.places import PLACES, REFUSING, no_such_mode
 from duplane.edge.recording.recorder import Recorder, Recording
 from duplane.edge.session import Session
 from duplane.edge.settings import EdgeSettings
@@ -214,8 +214,7 @@ class Edge:
         entry = read_entry(socket.request.path, headers)
         place = PLACES.get((entry.route, entry.mode))
         if place is None:
-            ending = Ending(End.MODE_REFUSED, f"Unsupported realtime mode: {entry.mode}")
-            await self._refuse(socket, identity, entry.route, ending)
+            await self._refuse(socket, identity, entry.route, no_such_mode(entry.mode))
         elif self._http.is_draining:
             ending = Ending(End.SERVICE_UNAVAILABLE, "shutting down")
             await self._refuse(socket, identity, entry.route, ending)

@@ -30,7 +30,7 @@ DEFAULTS = ChatDefaults(
     max_new_token_count=512, length_penalty=1.0, is_spoken=True, temperature=0.7, top_p=0.8
 )
 # Errors close as ordinary ends do; only these have a code of their own.
-_CODED = frozenset({End.SHUTDOWN, End.UNREADABLE, End.TOO_SLOW})
+_CODED = frozenset({End.SHUTDOWN, End.UNREADABLE, End.TOO_BIG, End.TOO_SLOW})
 
 
 class DialectD(ChatDialect):
@@ -94,7 +94,7 @@ class DialectD(ChatDialect):
 
     def _closed_events(self, ending: Ending, now: Moment) -> list[bytes]:
         match ending.end:
-            case End.ANSWERED | End.GONE | End.TOO_SLOW | End.CLIENT:
+            case End.ANSWERED | End.GONE | End.TOO_BIG | End.TOO_SLOW | End.CLIENT:
                 return []
             case End.SHUTDOWN:
                 return [self.error(ErrorCode.SERVICE_UNAVAILABLE, "Server is shutting down", now)]
