@@ -189,7 +189,7 @@ class DialectC(Dialect):
             "end_of_turn": delta.end_of_turn,
             "current_time": self._result_count,
             "cost_llm_ms": told["cost_llm_ms"],
-            "cost_tts_prep_ms": 0.0,
+            "cost_tts_prep_ms": told["cost_tts_prep_ms"],
             "cost_tts_ms": told["cost_tts_ms"],
             "cost_token2wav_ms": told["cost_token2wav_ms"],
             "cost_all_ms": told["wall_clock_ms"],
