@@ -3,9 +3,11 @@
     # comment
     limits session_s=0.5           (first line, optional: bounds that differ from the defaults)
     path /v1/realtime?mode=audio   (near the top, optional: this is where the client connects)
+    records                        (the same, optional: the edge records its sessions)
     client {"type": ...}           the client sends an event
     frame TEXT                     the client sends this text as it is
     binary                         the client sends a binary frame
+    late {"type": ...}             the client sends an event into a session that is over
     leaves                         the client vanishes
     server {"type": ...}           the client receives exactly this
     scheduler queued {...}         fabric.v1.Queued, in protobuf's JSON form
@@ -58,17 +60,22 @@ class Step:
     what: str
     rest: str
 
+    @property
+    def text(self) -> str:
+        return " ".join(part for part in (self.who, self.what, self.rest) if part)
+
 
 @dataclass(frozen=True)
 class Transcript:
     name: str
     limits: Limits
     path: str
+    is_recorded: bool
     steps: tuple[Step, ...]
 
 
 def read_transcript(file: Path) -> Transcript:
-    limits, path = Limits(), "/v1/realtime?mode=audio"
+    limits, path, is_recorded = Limits(), "/v1/realtime?mode=audio", False
     steps: list[Step] = []
     for number, line in enumerate(file.read_text().splitlines(), 1):
         if not line.strip() or line.startswith("#"):
@@ -80,11 +87,14 @@ def read_transcript(file: Path) -> Transcript:
         if who == "path":
             path = rest
             continue
+        if who == "records":
+            is_recorded = True
+            continue
         what = ""
         if who in ("scheduler", "edge", "worker"):
             what, _, rest = rest.partition(" ")
         steps.append(Step(number, who, what, rest))
-    return Transcript(file.stem, limits, path, tuple(steps))
+    return Transcript(file.stem, limits, path, is_recorded, tuple(steps))
 
 
 def _bounds(text: str) -> dict[str, Any]:
