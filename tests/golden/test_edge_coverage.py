@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 import specifications
 from edge_replay import PureReplay
+from edge_tables import is_legal, may_answer, may_say, reachable
 from edge_transcripts import all_transcripts
 from specifications import NAMES, corpus, fields_of, find, order, parts, pending, read
 
 from duplane.edge.dialects.a import DialectA
-from duplane.edge.dialects.b import INIT, DialectB
+from duplane.edge.dialects.b import DialectB
 from duplane.edge.dialects.b_chat import DialectBChat
 from duplane.edge.dialects.c import DialectC
 from duplane.edge.dialects.d import DialectD
-from duplane.edge.dialects.dialect import HAPPENINGS, Dialect, Phase
+from duplane.edge.dialects.dialect import Dialect, Phase
 
 DIALECTS = [DialectA, DialectB, DialectBChat, DialectC, DialectD]
 OTHER = "anything else"
@@ -81,7 +82,7 @@ def test_every_event_comes_in_every_phase(
             kind = move.kind if move.kind in kinds else OTHER
             seen.add((move.before, kind))
             where = f"{replay.transcript.name}, line {move.step.line}"
-            if (move.before, kind) in dialect.transitions or is_implied(move.before, kind, dialect):
+            if is_legal(dialect, move.before, kind):
                 continue
             assert move.before is move.after, where
             errors = [told["type"] for told in move.told]
@@ -89,19 +90,6 @@ def test_every_event_comes_in_every_phase(
     wanted = {(phase, kind) for phase in phases_of(dialect) for kind in kinds}
     unseen = {f"{kind} in {phase.name}" for phase, kind in wanted - seen}
     assert not unseen, sorted(unseen)
-
-
-def is_implied(before: Phase, kind: str, dialect: type[Dialect]) -> bool:
-    """A first `input.append` stands for an empty `session.init` too."""
-    return before is Phase.START and dialect is DialectB and kind == "input.append"
-
-
-def reachable(dialect: type[Dialect], before: Phase, kind: str | None) -> set[Phase]:
-    """Where one event of a client, and what it leads to at once, may bring a session."""
-    if kind is not None and is_implied(before, kind, dialect):
-        kind = INIT
-    firsts = {before, dialect.transitions.get((before, kind or ""), before)}
-    return firsts | {after for (phase, _), after in HAPPENINGS.items() if phase in firsts}
 
 
 def test_no_phase_is_left_but_as_the_tables_have_it(replays: list[PureReplay]) -> None:
@@ -117,21 +105,13 @@ def test_everything_is_told_in_its_phase_and_in_answer_to_its_event(
     told: set[tuple[str, str]] = set()
     for replay in replays:
         for move in replay.moves:
-            passed = reachable(move.dialect, move.before, move.kind)
             for event in move.told:
                 kind, where = event["type"], (replay.transcript.name, move.step.line)
-                assert passed & move.dialect.server_events[kind], (where, kind)
+                assert may_say(move.dialect, move.before, move.kind, kind), (where, kind)
                 told.add((move.dialect.__name__, kind))
-                if move.kind is not None and kind not in ("error", "session.closed"):
-                    assert kind in answers_at_once(move.dialect, move.kind), (where, kind)
+                if move.kind is not None:
+                    assert may_answer(move.dialect, move.kind, kind), (where, kind)
     assert told >= {(d.__name__, kind) for d in DIALECTS for kind in d.server_events}
-
-
-def answers_at_once(dialect: type[Dialect], kind: str) -> set[str]:
-    answers = set(dialect.answers.get(kind, ()))
-    if issubclass(dialect, DialectBChat) and kind == "input.append":
-        answers.add("session.created")  # a first turn implies it
-    return answers
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
