@@ -285,10 +285,6 @@ def order(name: str, replay: PureReplay) -> tuple[str, bool]:
     return text, re.fullmatch(specification["events"], text) is not None
 
 
-def pending(name: str) -> list[str]:
-    return read(name).get("pending", [])
-
-
 def outcome_of(default: dict[str, Any], given: dict[str, Any]) -> list[Any]:
     """Return all that an event leads to, with some more fields set in it."""
     entry = read_entry(default["path"], {})
