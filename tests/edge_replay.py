@@ -114,8 +114,8 @@ class PureReplay:
         event = json_of(step.rest)
         self._receive(orjson.dumps(event))
         if isinstance(event, dict):
-            is_typed = self.session.dialect.name != "D"
-            self._kind = str(event.get("type")) if is_typed else REQUEST
+            kind = event.get("type") if self.session.dialect.name != "D" else REQUEST
+            self._kind = kind if isinstance(kind, str) else None
 
     def _late(self, step: Step) -> None:
         assert self.session.farewell, f"line {step.line}: the session goes on"
