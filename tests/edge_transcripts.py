@@ -25,12 +25,19 @@
 In JSON, "@pcm:N" stands for the base64 of N samples, "@pcm:N:K" for the K-th second of them,
 "@pcms:N,M:K" for several of these end to end, "@wav:N" for a WAV file of N, "@nan:N" for N of
 which one is not a number; "@jpeg:WxH" and "@png:WxH" for the header of such a picture; "@any"
-matches anything, "@id:NAME" anything that is the same wherever the name is.
+matches anything, "@id:NAME" anything that is the same wherever the name is; "@rt:NAME",
+"@sess:NAME" and "@resp:NAME" the same of ids in the form that the protocols give them.
+
+Played to a live edge, a transcript is a real client, real sockets and a real gRPC fabric. What a
+socket cannot show is played so: `clock` moves a clock that stands still otherwise, and the waits of
+a worker are not waited for but told by its `closed`; a `late` event may find the connection closed,
+which is an answer too; nobody sees the code after `leaves`; `drain` has no patience.
 """
 
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -206,6 +213,13 @@ def _filled(response: M, name: str, text: str) -> M:
     return response
 
 
+FORMS = {
+    "rt": re.compile(r"rt_\d{13}"),
+    "sess": re.compile(r"sess_[0-9a-f]{12}"),
+    "resp": re.compile(r"resp_[0-9a-f]{12}"),
+}
+
+
 class Matcher:
     """Compares what came with what is written, and remembers what names stand for."""
 
@@ -234,6 +248,8 @@ class Matcher:
     def _equal(self, expected: Any, came: Any) -> bool:
         if isinstance(expected, str) and expected.startswith("@"):
             word, _, name = expected[1:].partition(":")
+            if word in FORMS and not FORMS[word].fullmatch(came):
+                return False
             return word == "any" or self._names.setdefault(name, came) == came
         if isinstance(expected, dict) and isinstance(came, dict):
             return expected.keys() == came.keys() and all(
