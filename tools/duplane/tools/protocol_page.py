@@ -55,7 +55,8 @@ DIALECTS: Mapping[str, type[Dialect]] = {
 }
 NOTES: Mapping[str, str] = {
     "A": "Audio of any length becomes units of one second; each has one answer.",
-    "B": "A unit that speaks is told by `text`, then `audio`; `listen` with its id ends the turn.",
+    "B": "A unit that speaks is told by `text`, then `audio`; `listen` with its id ends the turn."
+    " The reason that a client gives for closing is said back.",
     "B, chat": "Each turn takes a slot and may wait for it; `response.done` ends it.",
     "C": "Every `audio_chunk` that is taken has one `result`, in order, or an `error` in its place."
     " Errors are one line of text.",
