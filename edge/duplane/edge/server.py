@@ -31,7 +31,7 @@ from duplane.edge.front import Front, ProtocolFactory
 from duplane.edge.http import HttpAnswers
 from duplane.edge.modes import DEFAULT_MODE, MODES, Mode
 from duplane.edge.peers import identify, join_headers, parse_networks
-from duplane.edge.places import PLACES, REFUSING
+from duplane.edge.places import PLACES, REFUSING, no_such_mode
 from duplane.edge.recording.recorder import Recorder, Recording
 from duplane.edge.session import Session
 from duplane.edge.settings import EdgeSettings
@@ -102,7 +102,7 @@ class Edge:
         telemetry: Telemetry,
         clock: Clock | None = None,
     ) -> AsyncGenerator[Edge]:
-        """Serve at `settings.listen` for the body of the `with`; what still runs then is cut.
+        """Serve at `settings.listen` for the body of the `with`; what still runs then is told so.
 
         Raises StartError.
         """
@@ -130,6 +130,7 @@ class Edge:
             async with edge.certificate.kept_fresh() if edge.certificate else nullcontext():
                 yield edge
         finally:
+            await edge._end_sessions(settings.limits.close_s)
             server.close()
             for front in set(undecided):
                 front.cut()
@@ -178,9 +179,14 @@ class Edge:
                 connection.end(Ending(End.SHUTDOWN))
         limits = self._settings.limits
         if not await self._idle_within(limits.drain_s):
-            for connection in set(self._connections):
-                connection.end(Ending(End.SHUTDOWN))
-            await self._idle_within(limits.send_s + limits.close_s)
+            await self._end_sessions(limits.send_s + limits.close_s)
+
+    async def _end_sessions(self, within_s: float) -> None:
+        """Tell every client that it is over, and wait a little for them to have read it."""
+        self._http.is_draining = True
+        for connection in set(self._connections):
+            connection.end(Ending(End.SHUTDOWN))
+        await self._idle_within(within_s)
 
     async def idle(self) -> None:
         """Wait until no session is left."""
@@ -208,8 +214,7 @@ class Edge:
         entry = read_entry(socket.request.path, headers)
         place = PLACES.get((entry.route, entry.mode))
         if place is None:
-            ending = Ending(End.MODE_REFUSED, f"Unsupported realtime mode: {entry.mode}")
-            await self._refuse(socket, identity, entry.route, ending)
+            await self._refuse(socket, identity, entry.route, no_such_mode(entry.mode))
         elif self._http.is_draining:
             ending = Ending(End.SERVICE_UNAVAILABLE, "shutting down")
             await self._refuse(socket, identity, entry.route, ending)

@@ -10,7 +10,7 @@ from typing import cast
 import pybase64
 
 from duplane.edge.dialects.dialect import Turn
-from duplane.edge.dialects.fields import Fields, ignored, invalid, missing
+from duplane.edge.dialects.fields import Fields, ignored, invalid, missing, undecodable
 from duplane.edge.dialects.frames import decode_picture, read_slice_count
 from duplane.edge.dialects.media import decode_audio, read_voice
 from duplane.edge.settings import Limits
@@ -178,7 +178,7 @@ def _read_video(part: Fields, limits: Limits) -> bytes:
     try:
         video = pybase64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
-        raise invalid(path, "base64 decode failed") from None
+        raise undecodable(path) from None
     if not video:
         raise invalid(path, "is empty")
     return video
