@@ -146,7 +146,10 @@ class DialectC(Dialect):
 
     def _opened_events(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
         del now
-        return [_event("prepared", prompt_length=opened.prompt_token_count)]
+        told: dict[str, object] = {"prompt_length": opened.prompt_token_count}
+        if self.identity.recording_id:
+            told["recording_session_id"] = self.identity.recording_id
+        return [_event("prepared", **told)]
 
     def delta(
         self, delta: session_pb2.Delta, tag: Tag, dropped_count: int, now: Moment

@@ -74,6 +74,8 @@ class DialectD(ChatDialect):
             "generated_tokens": done.token_counts.output_text_token_count,
             "input_tokens": self._prompt_token_count,
         }
+        if self.identity.recording_id:
+            event["recording_session_id"] = self.identity.recording_id
         return [_with_audio_data(event, b"".join(self._audio))]
 
     def _closed_events(self, ending: Ending, now: Moment) -> list[bytes]:
