@@ -12,7 +12,7 @@ import aiohttp
 import numpy as np
 import pytest
 import soundfile
-from live_edge import closed, receive
+from live_edge import Asked, closed, receive
 from scheduler_world import World
 from websockets.asyncio.client import connect
 
@@ -23,26 +23,6 @@ from duplane.fabric.telemetry import Telemetry
 from duplane.fabric.v1 import registry_pb2
 
 TOKEN = {"Authorization": "Bearer secret"}
-
-
-class Asked:
-    """An edge, asked over HTTP."""
-
-    def __init__(self, address: str, client: aiohttp.ClientSession) -> None:
-        self.address = address
-        self._client = client
-
-    async def ask(self, method: str, path: str, **request: Any) -> tuple[int, Any]:
-        url = f"http://{self.address}{path}"
-        async with self._client.request(method, url, **request) as response:
-            assert response.headers["Connection"] == "close"
-            assert "Server" not in response.headers
-            return response.status, await response.json()
-
-    async def get(self, path: str) -> Any:
-        code, body = await self.ask("GET", path)
-        assert code == 200, body
-        return body
 
 
 @contextlib.asynccontextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from typing import Literal, Protocol
 
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
@@ -29,6 +30,27 @@ from duplane.fabric.v1 import lease_pb2
 _UNTOLD = (End.GONE, End.TOO_SLOW)  # nobody reads the farewell
 
 
+class Socket(Protocol):
+    """What carries the frames of one session. `ConnectionClosed` says that the client is gone."""
+
+    @property
+    def has_binary(self) -> bool:
+        """Whether a binary frame has come."""
+        ...
+
+    async def recv(self, decode: Literal[False]) -> bytes:
+        """Wait for a frame. Raises ConnectionClosed."""
+        ...
+
+    async def send(self, message: bytes, *, text: bool) -> None:
+        """Send a frame. Raises ConnectionClosed."""
+        ...
+
+    async def close(self, code: int, reason: str) -> None:
+        """Say farewell."""
+        ...
+
+
 class EdgeSocket(ServerConnection):
     """A connection that knows whether it was ever sent a binary frame.
 
@@ -48,7 +70,7 @@ class Connection:
 
     def __init__(
         self,
-        socket: EdgeSocket,
+        socket: Socket,
         session: Session,
         limits: Limits,
         fabric: FabricClient,

@@ -1,0 +1,33 @@
+"""Every path that an edge answers, put together."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from duplane.edge.assets import load_assets
+from duplane.edge.clock import Clock
+from duplane.edge.http.app_routes import AppAnswers
+from duplane.edge.http.fabric_routes import FabricAnswers
+from duplane.edge.http.operators import operator_check
+from duplane.edge.http.queue_routes import QueueAnswers
+from duplane.edge.http.start_routes import StartAnswers
+from duplane.edge.recording.routes import recording_routes
+from duplane.edge.sessions import Sessions
+from duplane.edge.settings import EdgeSettings
+from duplane.fabric.client import FabricClient
+
+
+def edge_routes(
+    settings: EdgeSettings, fabric: FabricClient, sessions: Sessions, clock: Clock
+) -> list[web.RouteDef]:
+    """Return all routes. Raises ValueError for settings that cannot be used."""
+    require_operator = operator_check(settings.admin_token, settings.trusted_proxies)
+    assets = load_assets(settings.default_voice, settings.presets)
+    body_s = settings.limits.handshake_s
+    return [
+        *FabricAnswers(fabric, lambda: sessions.is_draining, lambda: sessions.count).routes(),
+        *QueueAnswers(fabric, require_operator, body_s).routes(),
+        *StartAnswers(assets, settings.playback_delay_ms).routes(),
+        *AppAnswers(sessions.apps, require_operator, body_s).routes(),
+        *recording_routes(settings.recording, require_operator),
+    ]
