@@ -192,7 +192,7 @@ class ChatSession(Session):
         field = error.field.replace(".parts[", ".content[")  # as clients call it
         message = f"{field}: {error.message}" if field else error.message
         if self.chat.asks_first:
-            return self.end(Ending(End.REQUEST_REFUSED, message), now)
+            return self.end(Ending(End.FAILED if is_ours else End.REQUEST_REFUSED, message), now)
         return self.chat.refused(code, message, now) + self._turn_over(now)
 
     def cut_off(self, now: Moment) -> list[bytes]:

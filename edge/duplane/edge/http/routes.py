@@ -7,6 +7,7 @@ from aiohttp import web
 from duplane.edge.assets import load_assets
 from duplane.edge.clock import Clock
 from duplane.edge.http.app_routes import AppAnswers
+from duplane.edge.http.chat_routes import ChatAnswers
 from duplane.edge.http.fabric_routes import FabricAnswers
 from duplane.edge.http.operators import operator_check
 from duplane.edge.http.queue_routes import QueueAnswers
@@ -28,6 +29,7 @@ def edge_routes(
         *FabricAnswers(fabric, lambda: sessions.is_draining, lambda: sessions.count).routes(),
         *QueueAnswers(fabric, require_operator, body_s).routes(),
         *StartAnswers(assets, settings.playback_delay_ms).routes(),
+        *ChatAnswers(sessions, settings.limits, clock).routes(),
         *AppAnswers(sessions.apps, require_operator, body_s).routes(),
         *recording_routes(settings.recording, require_operator),
     ]
