@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
-from typing import cast
+from typing import TypeVar, cast
 
 import orjson
 from aiohttp import web
 
+_Answer = TypeVar("_Answer", bound=web.StreamResponse)
 Json = dict[str, object]
 
 
@@ -18,7 +19,7 @@ def json_answer(body: object, status: int = HTTPStatus.OK) -> web.Response:
     return closing(web.Response(body=content, status=status, content_type="application/json"))
 
 
-def closing(answer: web.Response) -> web.Response:
+def closing(answer: _Answer) -> _Answer:
     """Answer once per connection: a proxy must not send a WebSocket over a used one."""
     answer.force_close()
     return answer

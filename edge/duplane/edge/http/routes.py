@@ -11,9 +11,9 @@ from duplane.edge.http.chat_routes import ChatAnswers
 from duplane.edge.http.fabric_routes import FabricAnswers
 from duplane.edge.http.operators import operator_check
 from duplane.edge.http.queue_routes import QueueAnswers
+from duplane.edge.http.recording_routes import RecordingAnswers
 from duplane.edge.http.start_routes import StartAnswers
 from duplane.edge.http.voice_routes import VoiceAnswers
-from duplane.edge.recording.routes import recording_routes
 from duplane.edge.sessions import Sessions
 from duplane.edge.settings import EdgeSettings
 from duplane.edge.voices import Voices
@@ -35,5 +35,5 @@ def edge_routes(
         *VoiceAnswers(voices, require_operator, settings.limits).routes(),
         *ChatAnswers(sessions, settings.limits, clock).routes(),
         *AppAnswers(sessions.apps, require_operator, body_s).routes(),
-        *recording_routes(settings.recording, require_operator),
+        *RecordingAnswers(settings.recording, require_operator, body_s).routes(),
     ]
