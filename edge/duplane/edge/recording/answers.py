@@ -27,7 +27,7 @@ Json = dict[str, object]
 
 # Every file of a recording: no name has a way up in it.
 _FILE = re.compile(
-    r"(?:blob/)?[A-Za-z0-9_-]+\.(?P<suffix>json|jsonl|txt|wav|f32|jpg|png|mp4|webm|bin)"
+    r"(?:blob/)?[A-Za-z0-9_-]+\.(?P<suffix>json|jsonl|txt|wav|f32|jpg|png|webp|mp4|webm|bin)"
 )
 _CONTENT_TYPES = {
     "json": "application/json",
@@ -38,6 +38,7 @@ _CONTENT_TYPES = {
     "webm": "video/webm",
     "jpg": "image/jpeg",
     "png": "image/png",
+    "webp": "image/webp",
 }
 _OTHER_CONTENT = "application/octet-stream"
 _PIECE_BYTES = 256 * 1024
