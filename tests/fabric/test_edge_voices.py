@@ -1,8 +1,9 @@
-"""Reference voices that operators upload to a live edge."""
+"""Reference voices that operators upload to a live edge, and that clients send with a session."""
 
 from __future__ import annotations
 
 import io
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ import orjson
 import pybase64
 import pytest
 import soundfile
-from live_edge import Asked, live_edge
+from live_edge import Asked, live_edge, receive, send
 
+from duplane.edge.dialects import unwrap
+from duplane.edge.dialects.media import decode_audio
 from duplane.edge.settings import Limits
+from duplane.fabric.audio import read_audio_file
 from duplane.fabric.process import StartError
 
 URL = "/api/assets/ref_audio"
@@ -163,3 +167,50 @@ async def test_a_disk_that_fails_is_told(tmp_path: Path) -> None:
         assert (await http.ask("GET", URL))[0] == 500
         assert (await upload(http))[0] == 500
         assert (await http.ask("GET", "/health"))[0] == 200
+
+
+async def test_a_long_voice_is_decoded_where_no_other_session_feels_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoded_in: list[str] = []
+
+    def read(*arguments: Any, **options: Any) -> Any:
+        decoded_in.append(threading.current_thread().name)
+        return read_audio_file(*arguments, **options)
+
+    monkeypatch.setattr(unwrap, "read_audio_file", read)
+    long = sound(20.0, rate=48_000)
+    expected = decode_audio(long, "x", 60.0)
+    ask = {"messages": [{"role": "user", "content": [{"type": "audio", "data": long}]}]}
+    async with live_edge(slot_count=2) as edge:
+        async with edge.connect() as client, edge.connect_to("/ws/duplex/adx_1") as other:
+            await receive(client)
+            session = {"instructions": "x", "ref_audio": long}
+            await send(client, {"type": "session.update", "session": session})
+            assert (await receive(client))["type"] == "session.created"
+            opened = await (await edge.fabric.conversation()).next_request()
+            assert opened.open.llm_voice == expected
+            await receive(other)
+            await send(other, {"type": "prepare", "ref_audio_base64": long})
+            assert (await receive(other))["type"] == "prepared"
+            opened = await (await edge.fabric.conversation()).next_request()
+            assert opened.open.llm_voice == expected
+        async with edge.connect_to("/ws/chat") as client:
+            await send(client, ask)
+            assert (await edge.fabric.turn()).request.messages[0].parts[0].audio == expected
+            while (await receive(client))["type"] != "done":
+                pass
+    assert len(decoded_in) == 3
+    assert threading.main_thread().name not in decoded_in
+
+
+async def test_a_voice_that_is_too_long_is_refused_all_the_same() -> None:
+    async with live_edge() as edge, edge.connect() as client:
+        await receive(client)
+        session = {"instructions": "x", "ref_audio": sound(31.0)}
+        await send(client, {"type": "session.update", "session": session})
+        told = (await receive(client))["error"]
+        assert (told["code"], told["message"]) == (
+            "invalid_payload",
+            "session.ref_audio: lasts more than 30 s",
+        )

@@ -15,6 +15,7 @@ from websockets.frames import Frame, Opcode
 from websockets.http11 import Request, Response
 
 from duplane.edge.clock import Alarm, Clock
+from duplane.edge.dialects.unwrap import is_worth_unwrapping, unwrap
 from duplane.edge.ends import End, Ending
 from duplane.edge.entry import close_reason
 from duplane.edge.outbox import Outbox, OutboxFullError
@@ -116,7 +117,8 @@ class Connection:
 
     async def _read(self) -> None:
         """Read without ever waiting for anything but the client: pings are answered, and a leave
-        is seen at once, also in the queue and while a unit runs."""
+        is seen at once, also in the queue and while a unit runs. Only a long WAV file is decoded
+        first, where no other session feels it."""
         try:
             while True:
                 message = await self._socket.recv(decode=False)
@@ -126,7 +128,11 @@ class Connection:
                 now = self._clock.now()
                 if self.recording:
                     self.recording.up(message, now)
-                self._apply(self.session.receive(message, now))
+                if is_worth_unwrapping(message):
+                    event = await asyncio.to_thread(unwrap, message, self._limits)
+                    self._apply(self.session.receive(event, self._clock.now()))
+                else:
+                    self._apply(self.session.receive(message, now))
         except ConnectionClosed:
             self.end(Ending(End.GONE))
 
