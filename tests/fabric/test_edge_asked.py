@@ -12,12 +12,15 @@ import pybase64
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from live_edge import HandSetClock, LiveEdge, live_edge
-from scripted_fabric import WITHIN_S
+from scripted_fabric import WITHIN_S, ScriptedFabric
 
 from duplane.edge.recording.settings import Consent, RecordingSettings
 from duplane.edge.recording.shelf import read_events, read_meta, recordings
-from duplane.edge.settings import Limits
+from duplane.edge.server import Edge
+from duplane.edge.settings import EdgeSettings, Limits
+from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import Reason
+from duplane.fabric.telemetry import Telemetry
 from duplane.fabric.v1 import lease_pb2
 
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -236,3 +239,31 @@ async def test_a_request_is_recorded_if_it_says_so(tmp_path: Path) -> None:
     up, down = read_events(directory)
     assert (up["dir"], up["frame"]) == ("up", ASK)
     assert (down["dir"], down["frame"]["text"]) == ("down", "Hello there.")
+
+
+async def test_a_request_that_is_cut_with_the_edge_leaves_nothing(tmp_path: Path) -> None:
+    async with ScriptedFabric.running() as fabric:
+        fabric.is_automatic = False
+        settings = EdgeSettings(
+            listen="127.0.0.1:0",
+            schedulers=(fabric.scheduler,),
+            limits=Limits(close_s=0.05),
+            recording=RecordingSettings(tmp_path),
+        )
+        async with (
+            FabricClient(settings.schedulers) as client,
+            aiohttp.ClientSession() as http,
+        ):
+            async with Edge.listening(settings, client, Telemetry("edge")) as edge:
+                asking = asyncio.ensure_future(
+                    http.post(f"http://{edge.address}/api/chat", json=ASK)
+                )
+                (await fabric.acquisition()).grant()
+                await fabric.turn()
+            with pytest.raises(aiohttp.ClientError):
+                await asking
+            await fabric.settled()
+    (directory,) = recordings(tmp_path)
+    meta = read_meta(directory)
+    assert meta
+    assert meta.close_reason is not None

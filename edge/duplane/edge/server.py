@@ -63,7 +63,7 @@ async def serve(settings: EdgeSettings, shutdown: Shutdown) -> None:
 
 
 class Edge:
-    """Every session of one process."""
+    """One process that listens, and the sessions that come of it."""
 
     def __init__(
         self, settings: EdgeSettings, fabric: FabricClient, telemetry: Telemetry, clock: Clock
@@ -121,6 +121,7 @@ class Edge:
                 front.cut()
             await http.cleanup()
             await server.wait_closed()
+            await edge.idle()  # of requests that were cut, too: until then recordings grow
             if recorder:
                 await asyncio.to_thread(recorder.close)
 
