@@ -236,6 +236,7 @@ async def test_a_request_is_recorded_if_it_says_so(tmp_path: Path) -> None:
     assert told["recording_session_id"] == directory.name
     assert (meta.path, meta.mode, meta.dialect) == ("/api/chat", "chat", "D")
     assert (meta.close_reason, meta.identity["client_id"]) == ("answered", "me")
+    assert meta.worker
     up, down = read_events(directory)
     assert (up["dir"], up["frame"]) == ("up", ASK)
     assert (down["dir"], down["frame"]["text"]) == ("down", "Hello there.")

@@ -64,6 +64,8 @@ class ChatConnection(Connection):
             return None
         self._ticket_id = granted.ticket_id
         self._spans.granted(granted.lease_id)
+        if self.recording:
+            self.recording.worker = granted.worker_address
         claim_s = granted.claim_timeout.ToTimedelta().total_seconds()
         self._apply(self._chat.granted(claim_s, self._clock.now()))
         return granted

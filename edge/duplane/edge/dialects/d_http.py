@@ -54,7 +54,7 @@ class DialectDHttp(DialectD):
                 "generated_tokens": told,
                 "total_tokens": prompt + told,
             },
-            "duration_ms": (now.monotonic_s - waited.until.monotonic_s) * 1e3,
+            "duration_ms": round((now.monotonic_s - waited.until.monotonic_s) * 1e3, 1),
             "queue_wait_ms": round(waited.seconds * 1e3),
             "estimated_queue_wait_s": round(waited.estimated_s, 1),
             "recording_session_id": self.identity.recording_id or None,
