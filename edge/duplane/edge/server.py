@@ -86,7 +86,7 @@ class Edge:
         telemetry: Telemetry,
         clock: Clock | None = None,
     ) -> AsyncGenerator[Edge]:
-        """Serve at `settings.listen` for the body of the `with`; what still runs then is cut.
+        """Serve at `settings.listen` for the body of the `with`; what still runs then is told so.
 
         Raises StartError.
         """
@@ -116,12 +116,13 @@ class Edge:
             async with edge.certificate.kept_fresh() if edge.certificate else nullcontext():
                 yield edge
         finally:
+            await edge._sessions.end_all(settings.limits.close_s)
             server.close()
             for front in set(undecided):
                 front.cut()
             await http.cleanup()
             await server.wait_closed()
-            await edge.idle()  # of requests that were cut, too: until then recordings grow
+            await edge.idle()  # whoever was cut has ended, too: until then recordings grow
             if recorder:
                 await asyncio.to_thread(recorder.close)
 
