@@ -182,17 +182,18 @@ async def test_a_long_voice_is_decoded_where_no_other_session_feels_it(
     long = sound(20.0, rate=48_000)
     expected = decode_audio(long, "x", 60.0)
     ask = {"messages": [{"role": "user", "content": [{"type": "audio", "data": long}]}]}
-    async with live_edge(slot_count=2) as edge:
-        async with edge.connect() as client, edge.connect_to("/ws/duplex/adx_1") as other:
+    async with live_edge() as edge:
+        async with edge.connect() as client:
             await receive(client)
             session = {"instructions": "x", "ref_audio": long}
             await send(client, {"type": "session.update", "session": session})
             assert (await receive(client))["type"] == "session.created"
             opened = await (await edge.fabric.conversation()).next_request()
             assert opened.open.llm_voice == expected
-            await receive(other)
-            await send(other, {"type": "prepare", "ref_audio_base64": long})
-            assert (await receive(other))["type"] == "prepared"
+        async with edge.connect_to("/ws/duplex/adx_1") as client:
+            await receive(client)
+            await send(client, {"type": "prepare", "ref_audio_base64": long})
+            assert (await receive(client))["type"] == "prepared"
             opened = await (await edge.fabric.conversation()).next_request()
             assert opened.open.llm_voice == expected
         async with edge.connect_to("/ws/chat") as client:

@@ -35,7 +35,7 @@ class Limits:
 
     # Of the reference voices that operators upload; above them: 400, 413 or 507.
     ref_audio_bytes: int = 16 * 1024 * 1024  # of one request
-    ref_audio_s: float = 60.0
+    ref_audio_s: float = 30.0  # as voice_s: what is kept can be used
     ref_audio_count: int = 100
     ref_audio_total_bytes: int = 128 * 1024 * 1024
 
@@ -51,7 +51,7 @@ class Limits:
     scheduler_s: float = 15.0  # for a place or a claimed slot to begin with: service_unavailable
     queue_s: float = 1800.0  # for a slot: worker_busy
     queue_update_s: float = 3.0  # between two updates of an unchanged place
-    init_s: float = 60.0  # from queue_done to valid settings: timeout
+    init_s: float = 60.0  # from queue_done to valid settings: timeout; for a long body: 408
     open_s: float = 60.0  # from settings to `session.created`: worker_connect_failed
     pause_s: float = 3600.0  # the longest pause a client may ask for
     turn_s: float = 120.0  # in which a worker says nothing of a turn of chat: backend_error

@@ -61,7 +61,7 @@ LIMITS: Mapping[str, str] = {
     "queue_s": "Wait in the queue.",
     "queue_update_s": "Between two updates of an unchanged place.",
     "handshake_s": "For TLS, then for the head of a request, then for its body.",
-    "init_s": "Wait for a session's settings.",
+    "init_s": "Wait for a session's settings, and for the body of a long request.",
     "open_s": "Wait for a worker to begin a conversation.",
     "idle_s": "Wait for audio in a running session.",
     "session_s": "A whole session. Default: as its mode has it.",
