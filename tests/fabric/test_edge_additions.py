@@ -98,6 +98,7 @@ async def test_an_upload_is_kept_with_the_recording(tmp_path: Path, kind: str, n
             base = f"http://{http.address}{url}"
             async with client.get(f"{base}/assets/{name}") as told:
                 assert told.headers["Content-Type"].split("/")[1] in ("webm", "mp4", "wav")
+                assert told.headers["X-Content-Type-Options"] == "nosniff"
                 assert await told.read() == content
             async with client.head(f"{base}/assets/{name}") as told:
                 assert (told.status, told.content_length) == (200, len(content))

@@ -109,7 +109,9 @@ async def _asset(request: web.Request, settings: RecordingSettings) -> web.Strea
     found = await asyncio.to_thread(session_asset, settings.directory, _name(request), path)
     if found is None:
         raise _not_found()
-    return closing(web.FileResponse(found.path, headers={"Content-Type": found.content_type}))
+    # An upload is what its sender says it is, and nothing that a browser makes of it.
+    headers = {"Content-Type": found.content_type, "X-Content-Type-Options": "nosniff"}
+    return closing(web.FileResponse(found.path, headers=headers))
 
 
 async def _download(request: web.Request, settings: RecordingSettings) -> web.StreamResponse:
