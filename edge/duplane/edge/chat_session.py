@@ -192,7 +192,7 @@ class ChatSession(Session):
         message = name_fault(error.field, error.message)
         message = message.replace(".parts[", ".content[")  # as clients call it
         if self.chat.asks_first:
-            return self.end(Ending(End.REQUEST_REFUSED, message), now)
+            return self.end(Ending(End.FAILED if is_ours else End.REQUEST_REFUSED, message), now)
         return self.chat.refused(code, message, now) + self._turn_over(now)
 
     def cut_off(self, now: Moment) -> list[bytes]:

@@ -109,12 +109,12 @@ class Session:
 
     # --- the client speaks ---
 
-    def receive(self, message: bytes, now: Moment) -> list[bytes]:
-        """Take one text frame."""
+    def receive(self, message: bytes | Fields, now: Moment) -> list[bytes]:
+        """Take one text frame, or what it holds."""
         if self.farewell:
             return []
         try:
-            actions = self._read(parse(message))
+            actions = self._read(parse(message) if isinstance(message, bytes) else message)
         except ClientError as fault:
             return self._refuse(fault, now)
         except UnreadableError as fault:

@@ -30,7 +30,7 @@ DEFAULTS = ChatDefaults(
     max_new_token_count=512, length_penalty=1.0, is_spoken=True, temperature=0.7, top_p=0.8
 )
 # Errors close as ordinary ends do; only these have a code of their own.
-_CODED = frozenset({End.SHUTDOWN, End.UNREADABLE, End.TOO_BIG, End.TOO_SLOW})
+_CODED = frozenset({End.SHUTDOWN, End.MODE_REFUSED, End.UNREADABLE, End.TOO_BIG, End.TOO_SLOW})
 
 
 class DialectD(ChatDialect):

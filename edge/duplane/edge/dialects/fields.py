@@ -49,6 +49,11 @@ class Fields:
         self._path = path
         self._asked: set[str] = set()
 
+    @property
+    def whole(self) -> dict[str, object]:
+        """The object itself."""
+        return self._object
+
     def path(self, key: str) -> str:
         """Return the full name of a field, as faults tell it."""
         return f"{self._path}.{key}" if self._path else key
