@@ -6,9 +6,10 @@ import asyncio
 
 from duplane.edge.chat_session import ChatSession
 from duplane.edge.clock import Clock
-from duplane.edge.connection import Connection, EdgeSocket
+from duplane.edge.connection import Connection
 from duplane.edge.settings import Limits
 from duplane.edge.spans import SessionSpans
+from duplane.edge.websocket import EdgeSocket
 from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import FabricError
 from duplane.fabric.v1 import lease_pb2, session_pb2

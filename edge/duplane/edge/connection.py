@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 
-from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
-from websockets.frames import Frame, Opcode
-from websockets.http11 import Request, Response
 
 from duplane.edge.clock import Alarm, Clock
 from duplane.edge.ends import End, Ending
@@ -22,25 +20,13 @@ from duplane.edge.recording.recorder import Recording
 from duplane.edge.session import Session
 from duplane.edge.settings import Limits
 from duplane.edge.spans import SessionSpans
+from duplane.edge.websocket import EdgeSocket
 from duplane.fabric.client import ConverseStream, FabricClient
 from duplane.fabric.errors import FabricError
 from duplane.fabric.v1 import lease_pb2
 
 _UNTOLD = (End.GONE, End.TOO_SLOW)  # nobody reads the farewell
-
-
-class EdgeSocket(ServerConnection):
-    """A connection that knows whether it was ever sent a binary frame.
-
-    Frames are received undecoded, which looks the same for text and binary.
-    """
-
-    has_binary = False
-
-    def process_event(self, event: Frame | Request | Response) -> None:
-        if isinstance(event, Frame) and event.opcode is Opcode.BINARY:
-            self.has_binary = True
-        super().process_event(event)
+_UNREAD = Ending(End.TOO_SLOW, "events are not read")
 
 
 class Connection:
@@ -101,20 +87,19 @@ class Connection:
                 if self._socket.has_binary:
                     self.end(Ending(End.UNREADABLE, "binary frames are not used"))
                     continue
+                began_s = time.thread_time()
                 now = self._clock.now()
                 if self.recording:
                     self.recording.up(message, now)
                 self._apply(self.session.receive(message, now))
+                await self._socket.rest(time.thread_time() - began_s)
         except ConnectionClosed:
-            self.end(Ending(End.GONE))
+            self.end(_UNREAD if self._socket.is_stalled else Ending(End.GONE))
 
     async def _write(self) -> None:
         try:
             async for event in self._outbox.events():
-                async with asyncio.timeout(self._limits.send_s):
-                    await self._socket.send(event, text=True)
-        except TimeoutError:
-            self.end(Ending(End.TOO_SLOW, "events are not read"))
+                await self._socket.send(event, text=True)  # the socket's patience has an end
         except ConnectionClosed:
             return  # the reader knows
 
@@ -199,7 +184,7 @@ class Connection:
         try:
             self._outbox.put(events)
         except OutboxFullError:
-            self.session.end(Ending(End.TOO_SLOW, "events are not read"), self._clock.now())
+            self.session.end(_UNREAD, self._clock.now())
         else:
             if self.recording:
                 self.recording.down(events, self._clock.now())

@@ -113,7 +113,7 @@ class Session:
         if self.farewell:
             return []
         try:
-            actions = self._read(parse(message))
+            actions = self._read(parse(message, self._limits))
         except ClientError as fault:
             return self._refuse(fault, now)
         except UnreadableError as fault:
