@@ -31,7 +31,7 @@ class SessionLimits:
     max_chat_parts: int = 1024  # of all messages together; more: INVALID_FIELD
     max_chat_text_bytes: int = 512 * 1024  # of all messages together; more: INVALID_FIELD
     max_chat_media_bytes: int = 24 * 1024 * 1024  # of all messages together; more: INVALID_FIELD
-    stall_timeout_s: float = 30.0  # a chat client that reads nothing for so long: SLOW_CLIENT
+    stall_timeout_s: float = 30.0  # a client that does not read one message: SLOW_CLIENT
     flush_timeout_s: float = 2.0  # for `closed` to go out; the slot does not wait for it
 
 
