@@ -114,7 +114,8 @@ class Session:
         if self.farewell:
             return []
         try:
-            actions = self._read(parse(message) if isinstance(message, bytes) else message)
+            is_parsed = not isinstance(message, bytes)
+            actions = self._read(message if is_parsed else parse(message, self._limits))
         except ClientError as fault:
             return self._refuse(fault, now)
         except UnreadableError as fault:
