@@ -8,9 +8,15 @@ import orjson
 
 from duplane.edge.faults import ClientError, ErrorCode, UnreadableError
 
+# A long message made of small values takes seconds to parse, in which every other session waits.
+_COUNTED_BYTES = 512 * 1024
+_MAX_VALUES = 200_000
+
 
 def parse(message: bytes) -> Fields:
     """Parse one text frame. Raises UnreadableError, or ClientError when it is not an object."""
+    if len(message) > _COUNTED_BYTES and sum(map(message.count, (b",", b"[", b"{"))) > _MAX_VALUES:
+        raise invalid("message", f"must have at most {_MAX_VALUES} values")
     try:
         event: object = orjson.loads(message)
     except orjson.JSONDecodeError:
