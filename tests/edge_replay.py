@@ -7,6 +7,7 @@ from collections import deque
 from typing import Any
 
 import orjson
+import pybase64
 import pytest
 from edge_transcripts import (
     Matcher,
@@ -76,6 +77,9 @@ class PureReplay:
 
     def _frame(self, step: Step) -> None:
         self._tell(self.session.receive(step.rest.encode(), self.now))
+
+    def _bytes(self, step: Step) -> None:
+        self._tell(self.session.receive(pybase64.b64decode(step.rest), self.now))
 
     def _binary(self, step: Step) -> None:
         self._tell(self.session.end(Ending(End.UNREADABLE), self.now))
@@ -159,6 +163,9 @@ class LiveReplay:
 
     async def _frame(self, step: Step, client: ClientConnection) -> None:
         await client.send(step.rest)
+
+    async def _bytes(self, step: Step, client: ClientConnection) -> None:
+        await client.send(pybase64.b64decode(step.rest), text=True)
 
     async def _binary(self, step: Step, client: ClientConnection) -> None:
         await client.send(b"\0\1\2")

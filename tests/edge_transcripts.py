@@ -5,6 +5,7 @@
     path /v1/realtime?mode=audio   (near the top, optional: this is where the client connects)
     client {"type": ...}           the client sends an event
     frame TEXT                     the client sends this text as it is
+    bytes BASE64                   the same of what is no line of text
     binary                         the client sends a binary frame
     leaves                         the client vanishes
     server {"type": ...}           the client receives exactly this
