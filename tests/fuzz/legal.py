@@ -77,6 +77,7 @@ _PLACE = Shape(
 )
 _QUEUE = {"queued": _PLACE, "queue_update": _PLACE, "queue_done": Shape({})}
 _QUEUE_AB = {f"session.{name}": shape for name, shape in _QUEUE.items()}
+QUEUE_EVENTS = frozenset(_QUEUE_AB)  # the same in A and B
 _FAULT = Shape(
     {
         "code": one_of(*ErrorCode),
