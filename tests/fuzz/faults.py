@@ -133,6 +133,15 @@ def transcript_of(run: PureRun, what: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
+def lines_of(case: Case) -> str:
+    """Write down what is said in a case, without the answers."""
+    lines = [f"path {case.path}", f"limits {_bounds(case.limits)}"]
+    for line in case.lines:
+        is_said = line.message is not None
+        lines.append(_written("client", line.message) if is_said else _written("line", line))
+    return "\n".join(lines) + "\n"
+
+
 def _bounds(limits: Limits) -> str:
     usual = Limits()
     pairs = ((field.name, getattr(limits, field.name)) for field in fields(usual))

@@ -20,6 +20,7 @@ from typing import Any
 
 from fuzz.callers import WITHIN_S, act, attack, witness
 from fuzz.cases import DIALECTS, SMALL, Case, make_case
+from fuzz.faults import lines_of
 from fuzz.unruly import UnrulyFabric
 from live_edge import LiveEdge, live_edge
 
@@ -33,6 +34,7 @@ LIMITS = replace(
 )
 _WITNESSES = ("A", "B chat", "C")
 _CALLERS = 12
+_ATTACKS = 0.35  # of what callers do
 _SLOTS = 64
 _ENOUGH_FAULTS = 5
 _GRPC_ACCEPTS = "_request_registered_call"  # one for each method, made anew with each call
@@ -107,8 +109,9 @@ async def _call(
     while not is_enough():
         name = next(names)
         rng = Random(name)
+        case: Case | None = None
         try:
-            if rng.random() < 0.35:
+            if rng.random() < _ATTACKS:
                 kind, count = await attack(edge, rng)
                 storm.attacks[kind] += count
             else:
@@ -116,7 +119,8 @@ async def _call(
                 await _act(edge, case, rng, storm)
         except Exception as error:  # noqa: BLE001 - any exception at all is a find
             where = "".join(traceback.format_exception(error, limit=-3))
-            storm.faults.append(f"{type(error).__name__}: {error}\nseed {name}\n{where}")
+            said = f"\n{lines_of(case)}" if case else ""
+            storm.faults.append(f"{type(error).__name__}: {error}\nseed {name}\n{where}{said}")
 
 
 async def _act(edge: LiveEdge, case: Case, rng: Random, storm: Storm) -> None:

@@ -22,6 +22,7 @@ from duplane.fabric.v1 import lease_pb2, session_pb2
 
 WITNESS = "witness"
 _OPENED = session_pb2.Opened(prompt_token_count=7, context_token_limit=8192)
+_CLOSE_REASONS: list[Any] = session_pb2.CloseReason.values()
 _LATE_S = 0.02
 # No scheduler that is there says so: the edge asks again, for ever.
 _REFUSALS = [reason for reason in Reason if reason is not Reason.UNAVAILABLE]
@@ -109,7 +110,7 @@ class UnrulyFabric:
                 call.fail(self._rng.choice(list(Reason)))
                 return
             case 3 if self._rng.random() < 0.5:
-                response.closed.reason = self._rng.choice(session_pb2.CloseReason.values())
+                response.closed.reason = self._rng.choice(_CLOSE_REASONS)
             case 4 | 5 | 6:
                 response.delta.sequence = unit.sequence
                 response.delta.speech.text = self._rng.choice(["", "Hi", "é" * 500])
