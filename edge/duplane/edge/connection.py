@@ -27,6 +27,9 @@ from duplane.fabric.errors import FabricError
 from duplane.fabric.v1 import lease_pb2
 
 _UNTOLD = (End.GONE, End.TOO_SLOW)  # nobody reads the farewell
+# It comes in the middle of a client's sending. Who sends to a closed socket has failed, so a
+# client is left the time to read that it is over, and to close by itself.
+_IN_MID_STREAM = (End.TIMEOUT, End.CONTEXT_FULL)
 
 
 class EdgeSocket(ServerConnection):
@@ -80,7 +83,7 @@ class Connection:
                 self._apply([])
                 await self._over.wait()
                 tasks.create_task(self._let_go(conversing))
-                await self._say_farewell(writing)
+                await self._say_farewell(reading, writing)
                 reading.cancel()
         finally:
             if self._alarm:
@@ -102,7 +105,7 @@ class Connection:
                     self.end(Ending(End.UNREADABLE, "binary frames are not used"))
                     continue
                 now = self._clock.now()
-                if self.recording:
+                if self.recording and self.session.farewell is None:
                     self.recording.up(message, now)
                 self._apply(self.session.receive(message, now))
         except ConnectionClosed:
@@ -118,7 +121,7 @@ class Connection:
         except ConnectionClosed:
             return  # the reader knows
 
-    async def _say_farewell(self, writing: asyncio.Task[None]) -> None:
+    async def _say_farewell(self, reading: asyncio.Task[None], writing: asyncio.Task[None]) -> None:
         farewell = self.session.farewell
         assert farewell
         if farewell.end not in _UNTOLD:
@@ -126,6 +129,8 @@ class Connection:
             await asyncio.wait({writing}, timeout=self._limits.send_s)
         writing.cancel()
         await asyncio.wait({writing})
+        if farewell.end in _IN_MID_STREAM:
+            await asyncio.wait({reading}, timeout=self._limits.linger_s)
         await self._socket.close(farewell.code, close_reason(farewell.reason))
 
     # --- the fabric ---

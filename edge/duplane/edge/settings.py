@@ -57,6 +57,7 @@ class Limits:
     # A client that reads slower than the model speaks is closed; others never feel it.
     outbox_bytes: int = 4 * 1024 * 1024
     send_s: float = 10.0
+    linger_s: float = 2.0  # for a client to close by itself when its time or context is over
     close_s: float = 2.0  # for the closing handshake
 
     # Of the whole process.

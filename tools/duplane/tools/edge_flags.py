@@ -61,6 +61,7 @@ LIMITS: Mapping[str, str] = {
     "session_s": "A whole session. Default: as its mode has it.",
     "outbox_bytes": "Events that a client does not read; above it is closed with 1008.",
     "send_s": "Wait for a client to read one event.",
+    "linger_s": "For a client to close by itself once its time or context is over.",
     "close_s": "Wait for a client to close.",
     "session_count": "Sessions of this edge; more are refused with 1013.",
     "client_session_count": "Sessions of one client address (IPv6: of one /64); more are refused"
