@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
-from websockets.frames import Frame, Opcode
+from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request, Response
 
 from duplane.edge.clock import Alarm, Clock
@@ -28,7 +28,7 @@ from duplane.fabric.client import ConverseStream, FabricClient
 from duplane.fabric.errors import FabricError
 from duplane.fabric.v1 import lease_pb2
 
-_UNTOLD = (End.GONE, End.TOO_SLOW)  # nobody reads the farewell
+_UNTOLD = (End.GONE, End.TOO_BIG, End.TOO_SLOW)  # nobody reads the farewell
 
 
 class Socket(Protocol):
@@ -133,8 +133,9 @@ class Connection:
                     self._apply(self.session.receive(event, self._clock.now()))
                 else:
                     self._apply(self.session.receive(message, now))
-        except ConnectionClosed:
-            self.end(Ending(End.GONE))
+        except ConnectionClosed as closed:
+            is_too_big = closed.sent is not None and closed.sent.code == CloseCode.MESSAGE_TOO_BIG
+            self.end(Ending(End.TOO_BIG if is_too_big else End.GONE))
 
     async def _write(self) -> None:
         try:

@@ -26,7 +26,7 @@ from duplane.edge.http.application import application, refuse_upgrade
 from duplane.edge.http.routes import edge_routes
 from duplane.edge.modes import DEFAULT_MODE, MODES
 from duplane.edge.peers import join_headers
-from duplane.edge.places import PLACES, REFUSING
+from duplane.edge.places import PLACES, REFUSING, no_such_mode
 from duplane.edge.recording.recorder import Recorder
 from duplane.edge.sessions import Arrival, Sessions
 from duplane.edge.settings import EdgeSettings
@@ -183,8 +183,7 @@ class Edge:
         entry = arrival.entry
         place = PLACES.get((entry.route, entry.mode))
         if place is None:
-            ending = Ending(End.MODE_REFUSED, f"Unsupported realtime mode: {entry.mode}")
-            await self._refuse(socket, identity, entry.route, ending)
+            await self._refuse(socket, identity, entry.route, no_such_mode(entry.mode))
             return
         with self._sessions.admitted(place.mode, arrival) as refusal:
             if refusal:

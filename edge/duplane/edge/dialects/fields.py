@@ -8,6 +8,10 @@ import orjson
 
 from duplane.edge.faults import ClientError, ErrorCode, UnreadableError
 
+# What is told back of an object made of nothing else.
+_MAX_IGNORED = 32
+_MAX_IGNORED_CHARACTERS = 80
+
 
 def parse(message: bytes) -> Fields:
     """Parse one text frame. Raises UnreadableError, or ClientError when it is not an object."""
@@ -23,6 +27,11 @@ def parse(message: bytes) -> Fields:
 def invalid(path: str, fault: str) -> ClientError:
     """Return the fault of a field whose value cannot be used."""
     return ClientError(ErrorCode.INVALID_PAYLOAD, f"{path}: {fault}")
+
+
+def undecodable(path: str) -> ClientError:
+    """Return the fault of text that is not base64, in the words of the specification of A."""
+    return ClientError(ErrorCode.INVALID_PAYLOAD, f"{path} base64 decode failed")
 
 
 def missing(path: str) -> ClientError:
@@ -141,3 +150,9 @@ class Fields:
         if not low <= value <= high:
             raise invalid(self.path(key), f"must be from {low:g} to {high:g}")
         return float(value)
+
+
+def ignored(*objects: Fields | None) -> tuple[str, ...]:
+    """Return the paths of what was sent and read by nobody, so that none is dropped silently."""
+    paths = [path for fields in objects if fields is not None for path in fields.unused()]
+    return tuple(path[:_MAX_IGNORED_CHARACTERS] for path in paths[:_MAX_IGNORED])
