@@ -78,16 +78,50 @@ async def test_a_megabyte_of_instructions_is_refused_and_the_session_goes_on() -
         await end(client)
 
 
-@pytest.mark.parametrize("depth", [900, 1000, 100_000])
-async def test_deeply_nested_json_harms_nobody(depth: int) -> None:
+def nested(depth: int) -> bytes:
+    """An event whose lists and objects are that many within one another."""
+    lists = b"[" * (depth - 2) + b"]" * (depth - 2)
+    return b'{"type":"session.update","session":{"instructions":"x","temperature":' + lists + b"}}"
+
+
+@pytest.mark.parametrize("depth", [65, 1024, 1025, 40_000, 100_000])
+async def test_json_nested_too_deeply_is_refused_and_the_session_goes_on(depth: int) -> None:
     async with live_edge() as edge, edge.connect() as client:
         assert (await receive(client))["type"] == "session.queue_done"
-        await client.send('{"type":"session.update","session":' + "[" * depth + "]" * depth + "}")
-        if depth > 1000:  # more than the parser takes: not JSON
-            await closed(client, 1003)
+        await client.send(nested(depth), text=True)
+        error = (await receive(client))["error"]
+        assert error["code"] == "invalid_payload"
+        assert "deep" in error["message"] or "values" in error["message"]
+        await send(client, UPDATE)
+        assert (await receive(client))["type"] == "session.created"
+        await end(client)
+
+
+async def test_json_nested_as_deeply_as_may_be_is_read() -> None:
+    async with live_edge() as edge, edge.connect() as client:
+        assert (await receive(client))["type"] == "session.queue_done"
+        await client.send(nested(64), text=True)
+        assert (await receive(client))["type"] == "session.created"
+        await end(client)
+
+
+@pytest.mark.parametrize(("count", "is_read"), [(200, True), (201, False)])
+async def test_json_of_too_many_values_is_refused_and_the_session_goes_on(
+    count: int, is_read: bool
+) -> None:
+    limits = replace(Limits(), json_value_count=200)
+    async with live_edge(limits) as edge, edge.connect() as client:
+        await begin(client)
+        one = orjson.dumps({**APPEND, "x": [0]})
+        more = count - sum(map(one.count, (b",", b"[", b"{")))
+        await send(client, {**APPEND, "x": [0] * (1 + more)})
+        answer = await receive(client)
+        if is_read:
+            assert answer["type"] == "response.listen"
         else:
-            assert (await receive(client))["error"]["code"] == "invalid_payload"
-            await end(client)
+            assert answer["error"]["message"] == "message: must be at most 200 values"
+            await exchange(client)
+        await end(client)
 
 
 @pytest.mark.parametrize("query", ["?mode=half_duplex", "?mode=telepathy", "?mode=VIDEO"])

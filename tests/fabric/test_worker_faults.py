@@ -14,7 +14,7 @@ from worker_rig import Client, Rig, refusal, running_worker, unit
 
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import registry_pb2, session_pb2
-from duplane.worker.model.types import UnitFailure
+from duplane.worker.model.types import UnitFailure, UnitInput, UnitOutput
 from duplane.worker.settings import SessionLimits
 
 Request = session_pb2.ConverseRequest
@@ -275,20 +275,38 @@ async def test_a_slot_after_whose_cleanup_memory_is_missing_is_broken() -> None:
         await _broken(rig, client)
 
 
-async def test_a_client_that_does_not_read_is_ended() -> None:
-    limits = _limits(outbox_message_count=4, flush_timeout_s=0.1)
-    async with running_worker(**limits) as rig, rig.opened() as client:
+def shout(unit_: UnitInput, length: int) -> UnitOutput:
+    """Speak more than a stream holds unread."""
+    audio = np.zeros(1_000_000, np.float32)
+    return dataclasses.replace(answer_loud(unit_, length), is_listen=False, audio=audio)
 
-        def shout(unit_, length):
-            audio = np.zeros(1_000_000, np.float32)
-            return dataclasses.replace(answer_loud(unit_, length), is_listen=False, audio=audio)
 
-        rig.model.answer = shout
+@pytest.mark.parametrize(
+    ("limits", "unit_count"),
+    [
+        ({"outbox_message_count": 4, "stall_timeout_s": 100.0}, 12),
+        ({"stall_timeout_s": 0.2}, 3),
+    ],
+    ids=["too much waits", "it waits too long"],
+)
+async def test_a_client_that_does_not_read_is_ended_and_another_is_answered(
+    limits: dict[str, Any], unit_count: int
+) -> None:
+    async with (
+        running_worker(**_limits(**limits, flush_timeout_s=0.1)) as rig,
+        rig.opened(rig.grant(1)) as witness,
+        rig.opened(rig.grant(0)) as client,
+    ):
+        rig.model.answer = lambda u, n: shout(u, n) if u.slot == 0 else answer_loud(u, n)
         await rig.scheduler.until_slot(0, registry_pb2.SLOT_STATE_OCCUPIED)
-        for sequence in range(40):
+        for sequence in range(unit_count):
             await client.send(unit(sequence))
-        await rig.all_free()
+            await witness.send(unit(sequence))
+            assert (await witness.delta()).sequence == sequence
+        await rig.all_free(0)
         assert (await client.refused()).reason is Reason.SLOW_CLIENT
+        await witness.send(unit(unit_count))
+        assert (await witness.delta()).sequence == unit_count
 
 
 async def test_a_fault_of_our_own_ends_its_session_only_and_tells_no_internals(

@@ -104,6 +104,8 @@ def test_settings_are_set_by_flags(run: Run, tmp_path: Path) -> None:
         (["--listen", "nowhere"], "listen"),
         (["--tls-cert", __file__], "tls_key"),
         (["--units-per-s", "0"], "units_per_s"),
+        (["--read-share", "0"], "read_share"),
+        (["--ping-s", "0"], "ping_s"),
     ],
 )
 def test_what_cannot_be_ends_with_the_reason(arguments: list[str], names: str) -> None:

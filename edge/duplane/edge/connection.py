@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from typing import Literal, Protocol
 
-from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
-from websockets.frames import CloseCode, Frame, Opcode
-from websockets.http11 import Request, Response
+from websockets.frames import CloseCode
 
 from duplane.edge.clock import Alarm, Clock
 from duplane.edge.dialects.unwrap import is_worth_unwrapping, unwrap
@@ -29,6 +28,7 @@ from duplane.fabric.errors import FabricError
 from duplane.fabric.v1 import lease_pb2
 
 _UNTOLD = (End.GONE, End.TOO_BIG, End.TOO_SLOW)  # nobody reads the farewell
+_UNREAD = Ending(End.TOO_SLOW, "events are not read")
 
 
 class Socket(Protocol):
@@ -47,23 +47,18 @@ class Socket(Protocol):
         """Send a frame. Raises ConnectionClosed."""
         ...
 
+    @property
+    def is_stalled(self) -> bool:
+        """Whether it was cut because the client did not read."""
+        ...
+
+    async def rest(self, work_s: float) -> None:
+        """Let the others have their turn after work for this client."""
+        ...
+
     async def close(self, code: int, reason: str) -> None:
         """Say farewell."""
         ...
-
-
-class EdgeSocket(ServerConnection):
-    """A connection that knows whether it was ever sent a binary frame.
-
-    Frames are received undecoded, which looks the same for text and binary.
-    """
-
-    has_binary = False
-
-    def process_event(self, event: Frame | Request | Response) -> None:
-        if isinstance(event, Frame) and event.opcode is Opcode.BINARY:
-            self.has_binary = True
-        super().process_event(event)
 
 
 class Connection:
@@ -125,6 +120,7 @@ class Connection:
                 if self._socket.has_binary:
                     self.end(Ending(End.UNREADABLE, "binary frames are not used"))
                     continue
+                began_s = time.thread_time()
                 now = self._clock.now()
                 if self.recording:
                     self.recording.up(message, now)
@@ -133,17 +129,20 @@ class Connection:
                     self._apply(self.session.receive(event, self._clock.now()))
                 else:
                     self._apply(self.session.receive(message, now))
+                await self._socket.rest(time.thread_time() - began_s)
         except ConnectionClosed as closed:
-            is_too_big = closed.sent is not None and closed.sent.code == CloseCode.MESSAGE_TOO_BIG
-            self.end(Ending(End.TOO_BIG if is_too_big else End.GONE))
+            self.end(self._lost(closed))
+
+    def _lost(self, closed: ConnectionClosed) -> Ending:
+        if self._socket.is_stalled:
+            return _UNREAD
+        is_too_big = closed.sent is not None and closed.sent.code == CloseCode.MESSAGE_TOO_BIG
+        return Ending(End.TOO_BIG if is_too_big else End.GONE)
 
     async def _write(self) -> None:
         try:
             async for event in self._outbox.events():
-                async with asyncio.timeout(self._limits.send_s):
-                    await self._socket.send(event, text=True)
-        except TimeoutError:
-            self.end(Ending(End.TOO_SLOW, "events are not read"))
+                await self._socket.send(event, text=True)  # the socket's patience has an end
         except ConnectionClosed:
             return  # the reader knows
 
@@ -228,7 +227,7 @@ class Connection:
         try:
             self._outbox.put(events)
         except OutboxFullError:
-            self.session.end(Ending(End.TOO_SLOW, "events are not read"), self._clock.now())
+            self.session.end(_UNREAD, self._clock.now())
         else:
             if self.recording:
                 self.recording.down(events, self._clock.now())

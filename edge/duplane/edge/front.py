@@ -1,70 +1,140 @@
-"""The first moment of a connection: tells a WebSocket handshake from plain HTTP.
+"""The first moment of a connection: counts it, and tells a WebSocket handshake from plain HTTP.
 
-Reads no more than the head of the first request, gives the connection away and is then out of its
-path: a WebSocket costs what it costs without HTTP beside it.
+Reads no more than the head of the first request and gives the connection away. A WebSocket costs
+what it costs without HTTP beside it; HTTP goes on through here, so that its time is bounded.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import cast
 
-ProtocolFactory = Callable[[], asyncio.Protocol]
+from duplane.edge.patience import Patience
+from duplane.edge.peers import Network, Peer, is_proxy
+from duplane.edge.settings import Limits
+
+WebSocketFactory = Callable[[Callable[[], None]], asyncio.Protocol]
+HttpFactory = Callable[[], asyncio.Protocol]
 MAX_HEAD_BYTES = 32 * 1024  # a longer one is left to HTTP, which refuses it
 
 _END = b"\r\n\r\n"
 _UPGRADE = re.compile(rb"(?im)^upgrade:[ \t]*websocket[ \t]*\r$")
 
 
-class Front(asyncio.Protocol):
-    """Holds one connection until its first request has told what it is.
+class Door:
+    """Who is connected, by client address; and who may still come in."""
 
-    A client that does not tell within `within_s` is cut.
+    def __init__(self, limits: Limits, proxies: Sequence[Network]) -> None:
+        self.limits = limits
+        self.undecided: set[Front] = set()
+        self._proxies = proxies
+        self._count = 0
+        self._sites: Counter[str] = Counter()
+
+    def enter(self, address: str) -> Callable[[], None] | None:
+        """Count a connection; return what must be called when it is lost. None: there is no room.
+
+        A proxy that is trusted speaks for many, and is bounded by the whole.
+        """
+        site = "" if is_proxy(address, self._proxies) else Peer(address, is_local=False).site
+        if self._count >= self.limits.connection_count:
+            return None
+        if site and self._sites[site] >= self.limits.client_connection_count:
+            return None
+        self._count += 1
+        self._sites[site] += 1
+
+        def leave() -> None:
+            self._count -= 1
+            self._sites[site] -= 1
+            if not self._sites[site]:
+                del self._sites[site]
+
+        return leave
+
+
+class Front(asyncio.Protocol):
+    """Holds one connection until its first request has told what it is; HTTP until its end.
+
+    A client that does not tell in time, or does not read its answer, is cut.
     """
 
-    def __init__(
-        self,
-        undecided: set[Front],
-        websocket: ProtocolFactory,
-        http: ProtocolFactory,
-        within_s: float,
-    ) -> None:
-        self._undecided = undecided
+    def __init__(self, door: Door, websocket: WebSocketFactory, http: HttpFactory) -> None:
+        self._door = door
         self._websocket = websocket
-        self._http = http
-        self._within_s = within_s
+        self._new_http = http
+        self._http: asyncio.Protocol | None = None
+        self._leave: Callable[[], None] | None = None
         self._head = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are of no such class
-        self._alarm = asyncio.get_running_loop().call_later(self._within_s, self.cut)
-        self._undecided.add(self)
+        limits = self._door.limits
+        self._patience = Patience(self._transport, limits.send_s)
+        self._alarm = asyncio.get_running_loop().call_later(limits.handshake_s, self.cut)
+        peer: Sequence[str] | None = transport.get_extra_info("peername")
+        self._leave = self._door.enter(peer[0] if peer else "")
+        if self._leave is None:
+            self.cut()
+        else:
+            self._door.undecided.add(self)
 
     def data_received(self, data: bytes) -> None:
+        if self._http:
+            self._http.data_received(data)
+            return
         searched = max(0, len(self._head) - len(_END) + 1)
         self._head += data
         end = self._head.find(_END, searched)
         if end < 0 and len(self._head) < MAX_HEAD_BYTES:
             return
         is_upgrade = end >= 0 and _UPGRADE.search(self._head, 0, end + len(_END)) is not None
-        self._give_to(self._websocket() if is_upgrade else self._http())
+        self._door.undecided.discard(self)
+        self._alarm.cancel()
+        if is_upgrade:
+            self._become_websocket()
+        else:
+            self._serve_http()
+
+    def eof_received(self) -> bool | None:
+        return self._http.eof_received() if self._http else None
+
+    def pause_writing(self) -> None:
+        self._patience.begin()
+        if self._http:
+            self._http.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._patience.end()
+        if self._http:
+            self._http.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        del exc
-        self._leave()
+        self._alarm.cancel()
+        self._patience.end()
+        self._door.undecided.discard(self)
+        if self._leave:
+            self._leave()
+        if self._http:
+            self._http.connection_lost(exc)
 
     def cut(self) -> None:
         """End the connection: nobody serves it any more."""
         self._transport.abort()
 
-    def _give_to(self, protocol: asyncio.Protocol) -> None:
-        self._leave()
-        self._transport.set_protocol(protocol)
-        protocol.connection_made(self._transport)
-        protocol.data_received(bytes(self._head))
+    def _become_websocket(self) -> None:
+        assert self._leave
+        websocket = self._websocket(self._leave)
+        self._transport.set_protocol(websocket)
+        websocket.connection_made(self._transport)
+        websocket.data_received(bytes(self._head))
 
-    def _leave(self) -> None:
-        self._alarm.cancel()
-        self._undecided.discard(self)
+    def _serve_http(self) -> None:
+        http_s = self._door.limits.http_s
+        self._alarm = asyncio.get_running_loop().call_later(http_s, self.cut)
+        self._http = self._new_http()
+        self._http.connection_made(self._transport)
+        self._http.data_received(bytes(self._head))

@@ -40,6 +40,12 @@ def parse_networks(names: Sequence[str]) -> tuple[Network, ...]:
     return tuple(ip_network(name.strip()) for name in names if name.strip())
 
 
+def is_proxy(connected: str, trusted: Sequence[Network]) -> bool:
+    """Tell whether a connection comes from a proxy that is trusted."""
+    address = _parse(connected)
+    return address is not None and _is_in(address, trusted)
+
+
 def identify(connected: str, headers: Mapping[str, str], trusted: Sequence[Network]) -> Peer:
     """Tell who speaks over a connection from `connected`; headers by lower-case name.
 

@@ -7,41 +7,48 @@ import contextlib
 import functools
 import logging
 import signal
-from collections.abc import AsyncGenerator
+import socket
+from collections.abc import AsyncGenerator, Callable
 from contextlib import nullcontext
 from typing import Any, cast
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from websockets.asyncio.server import Server, ServerConnection
 from websockets.asyncio.server import serve as serve_websockets
 from websockets.exceptions import ConnectionClosed
 
 from duplane.edge.clock import Clock, LoopClock
-from duplane.edge.connection import EdgeSocket
 from duplane.edge.dialects.dialect import Identity
 from duplane.edge.ends import CLOSE_CODES, End, Ending
 from duplane.edge.entry import Route, close_reason
-from duplane.edge.front import Front, ProtocolFactory
+from duplane.edge.front import Door, Front, HttpFactory
 from duplane.edge.http.application import application, refuse_upgrade
 from duplane.edge.http.routes import edge_routes
 from duplane.edge.modes import DEFAULT_MODE, MODES
-from duplane.edge.peers import join_headers
+from duplane.edge.peers import join_headers, parse_networks
 from duplane.edge.places import PLACES, REFUSING, no_such_mode
 from duplane.edge.recording.recorder import Recorder
 from duplane.edge.sessions import Arrival, Sessions
 from duplane.edge.settings import EdgeSettings
 from duplane.edge.tls import Certificate
+from duplane.edge.websocket import EdgeSocket
 from duplane.fabric.client import FabricClient
 from duplane.fabric.process import Shutdown, StartError, announce
 from duplane.fabric.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
-_PING_S = 20.0
 _QUEUED_FRAMES = 4  # per connection; above it the client is slowed down
 
-# What the library says of handshakes and closings is each client's own affair.
+# What the libraries say of handshakes, closings and bad requests is each client's own affair.
 _websockets_log = logging.getLogger(f"{__name__}.websockets")
 _websockets_log.setLevel(logging.CRITICAL)
+_http_log = logging.getLogger(f"{__name__}.http")
+_http_log.addFilter(lambda record: not _is_client_fault(record))
+
+
+def _is_client_fault(record: logging.LogRecord) -> bool:
+    return bool(record.exc_info) and isinstance(record.exc_info[1], HttpProcessingError)
 
 
 async def serve(settings: EdgeSettings, shutdown: Shutdown) -> None:
@@ -98,13 +105,15 @@ class Edge:
             edge._application,
             access_log=None,
             handler_cancellation=True,  # a client that vanishes stops what it has asked for
+            logger=_http_log,
+            auto_decompress=False,  # nobody compresses what is taken here
             shutdown_timeout=settings.limits.close_s,
             lingering_time=settings.limits.close_s,
         )
         await http.setup()
-        undecided: set[Front] = set()
+        door = Door(settings.limits, parse_networks(settings.trusted_proxies))
         try:
-            server = await edge._listen(http, undecided)
+            server = await edge._listen(http, door)
         except OSError as error:
             await http.cleanup()
             raise StartError(f"cannot listen on {settings.listen}: {error}") from None
@@ -118,7 +127,7 @@ class Edge:
         finally:
             await edge._sessions.end_all(settings.limits.close_s)
             server.close()
-            for front in set(undecided):
+            for front in set(door.undecided):
                 front.cut()
             await http.cleanup()
             await server.wait_closed()
@@ -126,29 +135,32 @@ class Edge:
             if recorder:
                 await asyncio.to_thread(recorder.close)
 
-    async def _listen(self, http: web.AppRunner, undecided: set[Front]) -> Server:
+    async def _listen(self, http: web.AppRunner, door: Door) -> Server:
         limits = self._settings.limits
         host, _, port = self._settings.listen.rpartition(":")
-        return await serve_websockets(
+        server = await serve_websockets(
             self._serve_socket,
             host.strip("[]"),
             int(port),
             process_request=functools.partial(
                 refuse_upgrade, chat_message_bytes=limits.chat_message_bytes
             ),
-            create_connection=_fronted(undecided, http, limits.handshake_s),
+            create_connection=_fronted(door, http),
             open_timeout=limits.handshake_s,
             compression=None,  # deflating an answer costs more than everything else together
             server_header=None,
             max_size=limits.message_bytes,
             max_queue=_QUEUED_FRAMES,
-            ping_interval=_PING_S,
-            ping_timeout=_PING_S,
+            ping_interval=limits.ping_s,
+            ping_timeout=limits.ping_s,
             close_timeout=limits.close_s,
             logger=_websockets_log,
             reuse_port=self._settings.reuse_port or None,
             **self._tls(),
         )
+        for listening in server.sockets:
+            _bound_silence(listening, limits.ping_s)
+        return server
 
     def _tls(self) -> dict[str, Any]:
         if self.certificate is None:
@@ -211,16 +223,27 @@ def _arrival(socket: EdgeSocket) -> Arrival:
     return Arrival(socket.request.path, headers, connected[0] if connected else "")
 
 
-def _fronted(undecided: set[Front], http: web.AppRunner, within_s: float) -> Any:
+def _fronted(door: Door, http: web.AppRunner) -> Any:
     """Return what makes each connection's first protocol, in place of a WebSocket's own."""
     assert http.server
-    speak_http = cast(ProtocolFactory, http.server)
+    speak_http = cast(HttpFactory, http.server)
 
     def front(*arguments: Any, **settings: Any) -> Front:
-        speak_websocket = functools.partial(EdgeSocket, *arguments, **settings)
-        return Front(undecided, speak_websocket, speak_http, within_s)
+        def speak_websocket(on_lost: Callable[[], None]) -> EdgeSocket:
+            return EdgeSocket(*arguments, limits=door.limits, on_lost=on_lost, **settings)
+
+        return Front(door, speak_websocket, speak_http)
 
     return front
+
+
+def _bound_silence(listening: socket.socket, within_s: float) -> None:
+    """Let the kernel end connections whose peer acknowledges nothing: it may be gone for ever.
+
+    What is accepted inherits it. Only Linux has it; elsewhere our own alarms are all there is.
+    """
+    if option := getattr(socket, "TCP_USER_TIMEOUT", None):
+        listening.setsockopt(socket.IPPROTO_TCP, option, max(1, round(within_s * 1e3)))
 
 
 def _bound_port(server: Server) -> int:

@@ -32,6 +32,8 @@ class Limits:
     chat_video_bytes: int = 16 * 1024 * 1024
     chat_token_count: int = 8192  # that one turn may ask for
     text_bytes: int = 256  # ids and reasons that are echoed, names of voices
+    json_depth: int = 64  # lists and objects within one another
+    json_value_count: int = 100_000  # in one message, by its commas and brackets
 
     # Of the reference voices that operators upload; above them: 400, 413 or 507.
     ref_audio_bytes: int = 16 * 1024 * 1024  # of one request
@@ -45,6 +47,9 @@ class Limits:
     units_per_s: float = 20.0  # to the worker, lasting; five seconds' worth at once
     context_token_count: int = 8192
     pending_turn_count: int = 4  # of chat, while one runs; above it: not_ready
+
+    # Of one core, for what one client sends, lasting; above it is read more slowly.
+    read_share: float = 0.05
 
     # Waits.
     handshake_s: float = 10.0  # for TLS, then for a request's head: cut; for its body: 408
@@ -61,11 +66,15 @@ class Limits:
     end_s: float = 2.0  # for the worker's last word once a session is over: cancelled
 
     # A client that reads slower than the model speaks is closed; others never feel it.
-    outbox_bytes: int = 4 * 1024 * 1024
-    send_s: float = 10.0
-    close_s: float = 2.0  # for the closing handshake
+    outbox_bytes: int = 4 * 1024 * 1024  # above it: 1008; of pongs: read no further
+    send_s: float = 10.0  # in which nothing, or next to nothing, is read: cut
+    close_s: float = 2.0  # for the closing handshake: cut
+    ping_s: float = 20.0  # of silence, then for a pong; for anything to be acknowledged: cut
+    http_s: float = 900.0  # for an HTTP answer to be read to its end: cut
 
-    # Of the whole process.
+    # Of the whole process. Connections are of any kind, from their first byte; above: cut.
+    connection_count: int = 4096
+    client_connection_count: int = 2048  # per client address, proxies that are trusted excepted
     session_count: int = 1000  # above it: service_unavailable
     client_session_count: int = 1000  # per client address (IPv6: /64): service_unavailable
     drain_s: float = 600.0  # for running sessions, once draining: server_shutdown
@@ -75,8 +84,9 @@ class Limits:
             value = getattr(self, bound.name)
             if value is not None and not value >= 0:  # nor NaN
                 raise ValueError(f"{bound.name} is {value}, must not be below 0")
-        if not self.units_per_s > 0:
-            raise ValueError(f"units_per_s is {self.units_per_s}, must be above 0")
+        for name in ("units_per_s", "read_share", "ping_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, must be above 0")
 
 
 @dataclass(frozen=True, slots=True)

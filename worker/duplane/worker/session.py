@@ -232,7 +232,7 @@ class Session:
 
     def _say(self, response: session_pb2.ConverseResponse) -> None:
         if self._outbox.qsize() >= self._limits.outbox_message_count:
-            self.end(FabricError(Reason.SLOW_CLIENT, "the client does not read what it is sent"))
+            self._on_slow()
             return
         self._outbox.put_nowait(response)
 
@@ -240,11 +240,17 @@ class Session:
         """Write what is told, up to and with the last; stop when the client is gone."""
         try:
             while response := await self._outbox.get():
-                await self._stream.write(response)
+                async with asyncio.timeout(self._limits.stall_timeout_s):
+                    await self._stream.write(response)
                 if response.HasField("closed"):
                     return
+        except TimeoutError:
+            self._on_slow()
         except grpc.aio.BaseError as error:
             self._on_gone(error)
+
+    def _on_slow(self) -> None:
+        self.end(FabricError(Reason.SLOW_CLIENT, "the client does not read what it is sent"))
 
     def _on_gone(self, error: Exception) -> None:
         _log.debug("the client is gone: %s", error)

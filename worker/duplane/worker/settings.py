@@ -38,7 +38,7 @@ class SessionLimits:
     video_timeout_s: float = 60.0  # until all videos of a request are decoded: INVALID_FIELD
     video_memory_bytes: int = 3 * 1024**3  # of the process that decodes one: INVALID_FIELD
     video_decoder_count: int = 4  # of the whole worker; more videos at once wait, in that time
-    stall_timeout_s: float = 30.0  # a chat client that reads nothing for so long: SLOW_CLIENT
+    stall_timeout_s: float = 30.0  # a client that does not read one message: SLOW_CLIENT
     flush_timeout_s: float = 2.0  # for `closed` to go out; the slot does not wait for it
 
 

@@ -2,26 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import cast
 
 import orjson
 
 from duplane.edge.faults import ClientError, ErrorCode, UnreadableError
+from duplane.edge.settings import Limits
+
+_DEFAULTS = Limits()
+_FEW = 64
+_TOO_DEEP = "depth limit exceeded"  # what the parser says of more than 1024
 
 # What is told back of an object made of nothing else.
 _MAX_IGNORED = 32
 _MAX_IGNORED_CHARACTERS = 80
 
 
-def parse(message: bytes) -> Fields:
-    """Parse one text frame. Raises UnreadableError, or ClientError when it is not an object."""
+def parse(message: bytes, limits: Limits = _DEFAULTS) -> Fields:
+    """Parse one text frame.
+
+    Raises UnreadableError, or ClientError when it is not an object or has more in it than may be.
+    """
+    opening_count = _count(message, b"[") + _count(message, b"{")
+    # Refused before it is parsed: a value of two bytes becomes an object of a hundred.
+    if opening_count + _count(message, b",") > limits.json_value_count:
+        raise invalid("message", f"must be at most {limits.json_value_count} values")
     try:
         event: object = orjson.loads(message)
-    except orjson.JSONDecodeError:
+    except orjson.JSONDecodeError as error:
+        if error.msg == _TOO_DEEP:
+            raise _deep(limits) from None
         raise UnreadableError("the frame is not JSON text") from None
+    if opening_count > limits.json_depth and _is_deeper(event, limits.json_depth):
+        raise _deep(limits)
     if not isinstance(event, dict):
         raise invalid("message", "must be a JSON object")
     return Fields(cast("dict[str, object]", event))
+
+
+def _deep(limits: Limits) -> ClientError:
+    return invalid("message", f"must be at most {limits.json_depth} lists and objects deep")
+
+
+def _count(message: bytes, character: bytes) -> int:
+    """Return how often a character is in a message. Fast where there are few in a long text."""
+    at = -1
+    for count in range(_FEW):
+        at = message.find(character, at + 1)
+        if at < 0:
+            return count
+    return message.count(character)
+
+
+def _is_deeper(value: object, depth: int) -> bool:
+    """Tell whether more than `depth` lists and objects are within one another."""
+    level = [value]
+    for _ in range(depth):
+        level = [inside for outer in level for inside in _inside(outer)]
+    return any(isinstance(value, dict | list) for value in level)
+
+
+def _inside(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return cast("dict[str, object]", value).values()
+    return cast("list[object]", value) if isinstance(value, list) else ()
 
 
 def invalid(path: str, fault: str) -> ClientError:

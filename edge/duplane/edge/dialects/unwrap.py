@@ -38,7 +38,7 @@ def unwrap(message: bytes, limits: Limits) -> bytes | Fields:
     """
     max_s = max(limits.voice_s, limits.append_s, limits.chat_audio_s)
     try:
-        event = parse(message)
+        event = parse(message, limits)
     except (ClientError, UnreadableError):
         return message
     return Fields(cast("dict[str, object]", _map(event.whole, max_s, 0)))

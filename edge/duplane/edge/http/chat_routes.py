@@ -70,6 +70,7 @@ class _Asked:
     """A request as a connection: it says one thing, is told one, and may vanish meanwhile."""
 
     has_binary = False
+    is_stalled = False
 
     def __init__(self, body: bytes) -> None:
         self.answer: bytes | None = None
@@ -87,6 +88,9 @@ class _Asked:
     async def send(self, message: bytes, *, text: bool) -> None:
         del text
         self.answer = message
+
+    async def rest(self, work_s: float) -> None:
+        """It says nothing more that could be work."""
 
     async def close(self, code: int, reason: str) -> None:
         """The answer says it all."""

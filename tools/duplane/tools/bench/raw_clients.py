@@ -1,0 +1,90 @@
+"""Clients made of bare sockets, which do what no library would."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from typing import Self
+
+import orjson
+
+TEXT, CONTINUATION, PING, PONG = 0x1, 0x0, 0x9, 0xA
+
+
+def frame(opcode: int, payload: bytes = b"", *, is_last: bool = True) -> bytes:
+    """A frame as clients send them; its mask is zero, so that the payload is as it is."""
+    size = len(payload)
+    if size < 126:
+        length = struct.pack("!B", 0x80 | size)
+    elif size < 1 << 16:
+        length = struct.pack("!BH", 0x80 | 126, size)
+    else:
+        length = struct.pack("!BQ", 0x80 | 127, size)
+    return bytes([0x80 * is_last | opcode]) + length + bytes(4) + payload
+
+
+def event(told: object) -> bytes:
+    """A frame that holds an event."""
+    return frame(TEXT, orjson.dumps(told))
+
+
+def upgrade(path: str) -> bytes:
+    return (
+        f"GET {path} HTTP/1.1\r\nHost: edge\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    ).encode()
+
+
+class RawClient:
+    """A connection that reads only when it is told to, through as small a window as there is."""
+
+    def __init__(self, address: str, *, is_slow: bool = True) -> None:
+        self._host, _, port = address.rpartition(":")
+        self._port = int(port)
+        self._socket = socket.socket()
+        if is_slow:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        self._socket.setblocking(False)
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(self._socket, (self._host, self._port))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._socket.close()
+
+    async def send(self, data: bytes) -> None:
+        """Send all of it. Raises OSError when the connection was cut."""
+        await asyncio.get_running_loop().sock_sendall(self._socket, data)
+
+    async def read(self, size: int = 1 << 16) -> bytes:
+        """Read at most so much; nothing at the end, be it orderly or not."""
+        try:
+            return await asyncio.get_running_loop().sock_recv(self._socket, size)
+        except ConnectionError:
+            return b""
+
+    async def read_until(self, mark: bytes) -> bytes:
+        """Read up to and with the mark, perhaps more."""
+        read = b""
+        while mark not in read:
+            piece = await self.read()
+            assert piece, read
+            read += piece
+        return read
+
+    async def read_all(self) -> bytes:
+        read = b""
+        while piece := await self.read():
+            read += piece
+        return read
+
+    async def upgrade(self, path: str) -> None:
+        """Become a WebSocket, and read no further than that."""
+        await self.send(upgrade(path))
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            head += await self.read(1)
+        assert head.startswith(b"HTTP/1.1 101 "), head
