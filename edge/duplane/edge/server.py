@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import secrets
 import signal
 import socket
@@ -44,6 +45,7 @@ from duplane.fabric.telemetry import Telemetry
 from duplane.fabric.v1 import lease_pb2
 
 _log = logging.getLogger(__name__)
+_OTHER_FILES = 512  # of the fabric, of recordings, of the process itself
 _QUEUED_FRAMES = 4  # per connection; above it the client is slowed down
 
 # What the library says of handshakes and closings is each client's own affair.
@@ -53,6 +55,7 @@ _websockets_log.setLevel(logging.CRITICAL)
 
 async def serve(settings: EdgeSettings, shutdown: Shutdown) -> None:
     """Run one edge until `shutdown` and the end of its drain."""
+    make_room(settings.limits.connection_count)
     telemetry = Telemetry("edge")
     try:
         async with (
@@ -330,6 +333,20 @@ def _fronted(door: Door, http: web.AppRunner) -> Any:
         return Front(door, speak_websocket, speak_http)
 
     return front
+
+
+def make_room(connection_count: int) -> None:
+    """Let this process have a file for every connection, as far as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connection_count + _OTHER_FILES
+    if resource.RLIM_INFINITY != soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        if allowed < wanted:
+            _log.warning(
+                "the system allows %d open files; %d connections may need %d",
+                *(allowed, connection_count, wanted),
+            )
 
 
 def _bound_silence(listening: socket.socket, within_s: float) -> None:
