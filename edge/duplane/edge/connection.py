@@ -8,10 +8,13 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from typing import Literal, Protocol
 
 from websockets.exceptions import ConnectionClosed
+from websockets.frames import CloseCode
 
 from duplane.edge.clock import Alarm, Clock
+from duplane.edge.dialects.unwrap import is_worth_unwrapping, unwrap
 from duplane.edge.ends import End, Ending
 from duplane.edge.entry import close_reason
 from duplane.edge.outbox import Outbox, OutboxFullError
@@ -20,13 +23,42 @@ from duplane.edge.recording.recorder import Recording
 from duplane.edge.session import Session
 from duplane.edge.settings import Limits
 from duplane.edge.spans import SessionSpans
-from duplane.edge.websocket import EdgeSocket
 from duplane.fabric.client import ConverseStream, FabricClient
 from duplane.fabric.errors import FabricError
 from duplane.fabric.v1 import lease_pb2
 
-_UNTOLD = (End.GONE, End.TOO_SLOW)  # nobody reads the farewell
+_UNTOLD = (End.GONE, End.TOO_BIG, End.TOO_SLOW)  # nobody reads the farewell
 _UNREAD = Ending(End.TOO_SLOW, "events are not read")
+
+
+class Socket(Protocol):
+    """What carries the frames of one session. `ConnectionClosed` says that the client is gone."""
+
+    @property
+    def has_binary(self) -> bool:
+        """Whether a binary frame has come."""
+        ...
+
+    async def recv(self, decode: Literal[False]) -> bytes:
+        """Wait for a frame. Raises ConnectionClosed."""
+        ...
+
+    async def send(self, message: bytes, *, text: bool) -> None:
+        """Send a frame. Raises ConnectionClosed."""
+        ...
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether it was cut because the client did not read."""
+        ...
+
+    async def rest(self, work_s: float) -> None:
+        """Let the others have their turn after work for this client."""
+        ...
+
+    async def close(self, code: int, reason: str) -> None:
+        """Say farewell."""
+        ...
 
 
 class Connection:
@@ -34,7 +66,7 @@ class Connection:
 
     def __init__(
         self,
-        socket: EdgeSocket,
+        socket: Socket,
         session: Session,
         limits: Limits,
         fabric: FabricClient,
@@ -80,7 +112,8 @@ class Connection:
 
     async def _read(self) -> None:
         """Read without ever waiting for anything but the client: pings are answered, and a leave
-        is seen at once, also in the queue and while a unit runs."""
+        is seen at once, also in the queue and while a unit runs. Only a long WAV file is decoded
+        first, where no other session feels it."""
         try:
             while True:
                 message = await self._socket.recv(decode=False)
@@ -91,10 +124,20 @@ class Connection:
                 now = self._clock.now()
                 if self.recording:
                     self.recording.up(message, now)
-                self._apply(self.session.receive(message, now))
+                if is_worth_unwrapping(message):
+                    event = await asyncio.to_thread(unwrap, message, self._limits)
+                    self._apply(self.session.receive(event, self._clock.now()))
+                else:
+                    self._apply(self.session.receive(message, now))
                 await self._socket.rest(time.thread_time() - began_s)
-        except ConnectionClosed:
-            self.end(_UNREAD if self._socket.is_stalled else Ending(End.GONE))
+        except ConnectionClosed as closed:
+            self.end(self._lost(closed))
+
+    def _lost(self, closed: ConnectionClosed) -> Ending:
+        if self._socket.is_stalled:
+            return _UNREAD
+        is_too_big = closed.sent is not None and closed.sent.code == CloseCode.MESSAGE_TOO_BIG
+        return Ending(End.TOO_BIG if is_too_big else End.GONE)
 
     async def _write(self) -> None:
         try:

@@ -14,6 +14,10 @@ _DEFAULTS = Limits()
 _FEW = 64
 _TOO_DEEP = "depth limit exceeded"  # what the parser says of more than 1024
 
+# What is told back of an object made of nothing else.
+_MAX_IGNORED = 32
+_MAX_IGNORED_CHARACTERS = 80
+
 
 def parse(message: bytes, limits: Limits = _DEFAULTS) -> Fields:
     """Parse one text frame.
@@ -70,6 +74,11 @@ def invalid(path: str, fault: str) -> ClientError:
     return ClientError(ErrorCode.INVALID_PAYLOAD, f"{path}: {fault}")
 
 
+def undecodable(path: str) -> ClientError:
+    """Return the fault of text that is not base64, in the words of the specification of A."""
+    return ClientError(ErrorCode.INVALID_PAYLOAD, f"{path} base64 decode failed")
+
+
 def missing(path: str) -> ClientError:
     """Return the fault of a required field that is absent."""
     return ClientError(ErrorCode.MISSING_FIELD, f"{path}: required")
@@ -84,6 +93,11 @@ class Fields:
         self._object = json_object
         self._path = path
         self._asked: set[str] = set()
+
+    @property
+    def whole(self) -> dict[str, object]:
+        """The object itself."""
+        return self._object
 
     def path(self, key: str) -> str:
         """Return the full name of a field, as faults tell it."""
@@ -181,3 +195,9 @@ class Fields:
         if not low <= value <= high:
             raise invalid(self.path(key), f"must be from {low:g} to {high:g}")
         return float(value)
+
+
+def ignored(*objects: Fields | None) -> tuple[str, ...]:
+    """Return the paths of what was sent and read by nobody, so that none is dropped silently."""
+    paths = [path for fields in objects if fields is not None for path in fields.unused()]
+    return tuple(path[:_MAX_IGNORED_CHARACTERS] for path in paths[:_MAX_IGNORED])
