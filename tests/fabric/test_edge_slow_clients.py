@@ -157,7 +157,9 @@ async def test_pongs_that_nobody_reads_are_bounded_and_then_cut() -> None:
         RawClient(edge.edge.address) as slow,
     ):
         conversation = await begin_raw(edge, slow)
-        transports = [connection._socket.transport for connection in edge.edge._connections]  # pyright: ignore[reportPrivateUsage]
+        transports = [
+            connection._socket.transport for connection in edge.edge._sessions._connections
+        ]  # pyright: ignore[reportPrivateUsage]
         flooding = asyncio.ensure_future(slow.send(frame(PING, b"x" * 125) * 400_000))
         waiting_bytes: set[int] = set()
         async with asyncio.timeout(WITHIN_S):
@@ -368,7 +370,7 @@ async def test_silence_of_a_peer_that_is_gone_is_bounded_by_the_kernel() -> None
         pytest.skip("this system does not have it")
     async with live_edge(replace(Limits(), ping_s=7.0)) as edge, edge.connect() as client:
         await begin(client)
-        (connection,) = edge.edge._connections  # pyright: ignore[reportPrivateUsage]
+        (connection,) = edge.edge._sessions._connections  # pyright: ignore[reportPrivateUsage]
         accepted = connection._socket.transport.get_extra_info("socket")  # pyright: ignore[reportPrivateUsage]
         assert accepted.getsockopt(socket.IPPROTO_TCP, option) == 7000
         await end(client)
