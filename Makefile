@@ -9,8 +9,9 @@ PROTOS := $(wildcard proto/duplane/fabric/v1/*.proto)
 CONTRACT := proto/contract.binpb
 GOLDEN ?= tests/golden/public
 ARGS ?=
+MINUTES ?= 1
 
-.PHONY: run test check fmt lint types proto protocols golden bench clean
+.PHONY: run test check fmt lint types proto protocols golden fuzz bench clean
 
 run: $(INSTALLED) ## set up and start everything on one machine
 	@exec $(BIN)/duplane up $(ARGS)
@@ -44,6 +45,9 @@ protocols: $(INSTALLED) ## write down what the edge speaks
 
 golden: $(INSTALLED) ## replay the recorded traces through the model
 	$(BIN)/duplane checkpoint replay $(GOLDEN)
+
+fuzz: $(INSTALLED) ## mutated messages against the edge: MINUTES=5 SEED=...
+	PYTHONPATH=tests $(BIN)/python -m fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 bench: $(INSTALLED) ## measure the hot paths
 	$(BIN)/duplane bench codec

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
+import pybase64
 import pytest
 from edge_transcripts import (
     Matcher,
@@ -131,6 +132,9 @@ class PureReplay:
     def _frame(self, step: Step) -> None:
         self._receive(step.rest.encode())
 
+    def _bytes(self, step: Step) -> None:
+        self._tell(self.session.receive(pybase64.b64decode(step.rest), self.now))
+
     def _binary(self, step: Step) -> None:
         self._tell(self.session.end(Ending(End.UNREADABLE), self.now))
 
@@ -217,6 +221,9 @@ class LiveReplay:
 
     async def _frame(self, step: Step, client: ClientConnection) -> None:
         await client.send(step.rest)
+
+    async def _bytes(self, step: Step, client: ClientConnection) -> None:
+        await client.send(pybase64.b64decode(step.rest), text=True)
 
     async def _binary(self, step: Step, client: ClientConnection) -> None:
         await client.send(b"\0\1\2")

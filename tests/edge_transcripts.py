@@ -6,6 +6,7 @@
     records                        (the same, optional: the edge records its sessions)
     client {"type": ...}           the client sends an event
     frame TEXT                     the client sends this text as it is
+    bytes BASE64                   the same of what is no line of text
     binary                         the client sends a binary frame
     late {"type": ...}             the client sends an event into a session that is over
     leaves                         the client vanishes

@@ -26,6 +26,11 @@ from duplane.fabric.v1 import (
 )
 
 WITHIN_S = 5.0
+# As our own servers allow it: clients that wait send pings, for as long as they wait.
+_OPTIONS = [
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+]
 
 
 def listened(unit: session_pb2.Unit) -> list[session_pb2.ConverseResponse]:
@@ -132,11 +137,12 @@ class ScriptedFabric:
         self.free_slots = set(range(slot_count))
         self.slot_count = slot_count
         self.leases: dict[str, int] = {}
+        self.given_up: set[str] = set()  # wishes that were released before they were granted
         self.waiting: list[Acquisition] = []
         self.streams: set[ScriptedConversation | ScriptedTurn] = set()
         self.changed = asyncio.Condition()
-        self.scheduler_server = grpc.aio.server()
-        self.worker_server = grpc.aio.server()
+        self.scheduler_server = grpc.aio.server(options=_OPTIONS)
+        self.worker_server = grpc.aio.server(options=_OPTIONS)
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -226,6 +232,8 @@ class _Leases:
                 yield lease_pb2.AcquireLeaseResponse(queued=event)
             async with fabric.changed:
                 await fabric.changed.wait_for(lambda: fabric.free_slots)
+                if request.request_id in fabric.given_up:
+                    return
                 slot = fabric.free_slots.pop()
                 fabric.leases[request.request_id] = slot
             yield lease_pb2.AcquireLeaseResponse(
@@ -244,7 +252,9 @@ class _Leases:
 
     async def ReleaseLease(self, request, context):
         # A lease has the name of its wish here.
-        await self._fabric.give_back(request.lease_id or request.request_id)
+        name = request.lease_id or request.request_id
+        self._fabric.given_up.add(name)
+        await self._fabric.give_back(name)
         return lease_pb2.ReleaseLeaseResponse()
 
 
@@ -254,7 +264,10 @@ class _Sessions(_Uncalled):
 
     async def Converse(self, requests, context):
         fabric = self._fabric
-        claim = (await context.read()).claim
+        first = await context.read()
+        if first is grpc.aio.EOF:  # the client left before it could claim
+            return
+        claim = first.claim
         await context.write(
             session_pb2.ConverseResponse(
                 claimed=session_pb2.Claimed(open_timeout=Duration(seconds=60))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 from collections.abc import Iterator
 from dataclasses import replace
@@ -143,3 +144,28 @@ def test_system_that_allows_fewer_files_is_told_of(
     make_room(few_files)
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == few_files
     assert f"allows {few_files} open files" in caplog.text
+
+
+GZIPPED = (
+    b"PUT /api/config/eta HTTP/1.1\r\nHost: e\r\nContent-Encoding: gzip\r\n"
+    b"Content-Length: 5\r\n\r\nhello"
+)
+BAD_REQUESTS = [
+    b"GET /health HTTP/9.9\r\nHost: e\r\n\r\n",
+    b"GET /health HTTP/1.1 x\r\nHost: e\r\n\r\n",
+    b"PUT /api/config/eta HTTP/1.1\r\nHost: e\r\nContent-Length: -1\r\n\r\n",
+]
+
+
+async def test_compressed_body_is_taken_as_it_is_and_refused() -> None:
+    async with live_edge() as edge:
+        assert (await said(edge.edge.address, GZIPPED)).startswith(b"HTTP/1.1 422 ")
+
+
+@pytest.mark.parametrize("request_bytes", [*BAD_REQUESTS, GZIPPED])
+async def test_strangers_cannot_fill_the_log(
+    request_bytes: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with live_edge() as edge:
+        assert b" 4" in (await said(edge.edge.address, request_bytes))[:12]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

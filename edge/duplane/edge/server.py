@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from typing import Any, cast
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from websockets.asyncio.server import Server, ServerConnection
 from websockets.asyncio.server import serve as serve_websockets
 from websockets.exceptions import ConnectionClosed
@@ -41,9 +42,15 @@ _log = logging.getLogger(__name__)
 _OTHER_FILES = 512  # of the fabric, of recordings, of the process itself
 _QUEUED_FRAMES = 4  # per connection; above it the client is slowed down
 
-# What the library says of handshakes and closings is each client's own affair.
+# What the libraries say of handshakes, closings and bad requests is each client's own affair.
 _websockets_log = logging.getLogger(f"{__name__}.websockets")
 _websockets_log.setLevel(logging.CRITICAL)
+_http_log = logging.getLogger(f"{__name__}.http")
+_http_log.addFilter(lambda record: not _is_client_fault(record))
+
+
+def _is_client_fault(record: logging.LogRecord) -> bool:
+    return bool(record.exc_info) and isinstance(record.exc_info[1], HttpProcessingError)
 
 
 async def serve(settings: EdgeSettings, shutdown: Shutdown) -> None:
@@ -101,6 +108,8 @@ class Edge:
             edge._application,
             access_log=None,
             handler_cancellation=True,  # a client that vanishes stops what it has asked for
+            logger=_http_log,
+            auto_decompress=False,  # nobody compresses what is taken here
             shutdown_timeout=settings.limits.close_s,
             lingering_time=settings.limits.close_s,
         )

@@ -174,12 +174,25 @@ class Session:
 
     def _ask(self, request: session_pb2.ConverseRequest | None, now: Moment) -> None:
         if request is not None:
-            # After the units that wait already.
-            self._requests.append((self._uplink.gathered_count, request))
+            self._ask_after_units(request)
         if self.dialect.phase is Phase.PAUSED:
             self._waits.pop(Wait.AUDIO, None)
         elif self.dialect.phase is Phase.ACTIVE:
             self._wait(Wait.AUDIO, self._limits.idle_s, now)
+
+    def _ask_after_units(self, request: session_pb2.ConverseRequest) -> None:
+        """Keep a request until the units that wait already have gone.
+
+        Of several with no unit left between them only the last counts, so that they are no more
+        than the units.
+        """
+        requests, taken = self._requests, self._uplink.taken_count
+        at = self._uplink.gathered_count
+        while requests and max(requests[-1][0], taken) == at:
+            requests.pop()
+        while len(requests) > 1 and requests[1][0] <= taken:
+            requests.popleft()
+        requests.append((at, request))
 
     # --- the scheduler speaks ---
 

@@ -217,7 +217,8 @@ class DialectC(Dialect):
             case End.TIMEOUT:
                 is_pause = self.phase is Phase.PAUSED
                 pause = f"Pause timeout ({self._pause_s}s)"
-                return [_event("timeout", reason=pause if is_pause else ending.message)]
+                reason = pause if is_pause else ending.message or "Session timeout"
+                return [_event("timeout", reason=reason)]
             case End.CONTEXT_FULL:
                 return [self.error(ErrorCode.INFERENCE_ERROR, "Context is full", now)]
             case End.SHUTDOWN:

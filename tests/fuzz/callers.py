@@ -1,0 +1,275 @@
+"""Clients over sockets: some that behave badly, one that behaves well and must miss nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from random import Random
+from typing import Any
+
+import orjson
+from fuzz import wire
+from fuzz.carrying_on import LEAVE, SETTINGS, UNIT
+from fuzz.cases import Case
+from fuzz.legal import CLOSINGS, QUEUE_EVENTS, IllegalError, check_event
+from fuzz.unruly import WITNESS
+from fuzz.values import render
+from live_edge import LiveEdge
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
+from websockets.protocol import State
+
+CLOSE_CODES = frozenset({1000, 1001, 1002, 1003, 1007, 1008, 1009, 1011, 1013})
+_HTTP_CODES = frozenset({100, 101, *range(200, 207), *range(400, 432), 501, 503, 505})
+_WITNESS_PACE_S = 0.02
+_LINES = 40  # of a case; hundreds of the same are for the pure sessions
+WITHIN_S = 60.0  # nothing takes nearly as long
+
+
+class Listener:
+    """Takes what the edge says on one connection, and holds it to its dialect."""
+
+    def __init__(self, dialect: str) -> None:
+        self.dialect = dialect  # "A" may turn out to be "B"
+        self.answers: Counter[str] = Counter()
+        self.sent_count = 0
+        self._is_over = False
+        self._news = asyncio.Event()
+
+    @classmethod
+    def at(cls, path: str) -> Listener:
+        if path.startswith("/ws/chat"):
+            return cls("D")
+        if path.startswith("/ws/duplex/"):
+            return cls("C")
+        return cls("B chat" if "mode=chat" in path and "mode=video" not in path else "A")
+
+    def hear(self, message: str | bytes) -> Any:
+        event = orjson.loads(message)
+        if self.dialect in ("A", "B") and event["type"] not in QUEUE_EVENTS:
+            # A first event that cannot be used is refused in its own dialect, and decides nothing.
+            self.dialect = "B" if "server_send_ts" in event else "A"
+        if self._is_over:
+            raise IllegalError(f"said after the closing event: {event}")
+        check_event(self.dialect, event)
+        self.answers[event["type"]] += 1
+        self._is_over = event["type"] in CLOSINGS[self.dialect]
+        self._news.set()
+        return event
+
+    async def wait_a_little(self, seconds: float) -> None:
+        """Wait for the next event, if it comes soon."""
+        self._news.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+
+
+async def act(edge: LiveEdge, case: Case, rng: Random) -> Listener:
+    """Say what the clients of a case say, in its order, as fast as it goes; and leave somehow."""
+    listener = Listener.at(case.path)
+    async with asyncio.timeout(WITHIN_S), edge.connect_to(case.path) as client:
+        listening = asyncio.create_task(_listen(client, listener))
+        try:
+            is_there = await _say_all(client, case, listener, rng)
+            if is_there and rng.random() < 0.6:
+                await _carry_on(client, listener, rng)
+            has_closed = is_there and await _leave(client, listener.dialect, rng)
+            await listening
+        finally:
+            listening.cancel()
+    if is_there and not has_closed and client.close_code not in CLOSE_CODES:
+        raise IllegalError(f"closed with {client.close_code}")
+    return listener
+
+
+async def _listen(client: ClientConnection, listener: Listener) -> None:
+    with contextlib.suppress(ConnectionClosed):
+        while True:
+            listener.hear(await client.recv())
+
+
+async def _say_all(client: ClientConnection, case: Case, listener: Listener, rng: Random) -> bool:
+    """Return whether the client is still there; it may be closed already."""
+    is_patient = rng.random() < 0.7
+    if is_patient and listener.dialect != "D":
+        await listener.wait_a_little(1.0)
+    for line in case.lines[:_LINES]:
+        with contextlib.suppress(ConnectionClosed):
+            if line.message is not None:
+                await client.send(line.message.render(), text=True)
+                listener.sent_count += 1
+            elif line.who == "binary":
+                await client.send(b"\0\1")
+            elif line.who == "leaves":
+                client.transport.abort()
+                return False
+        is_good = line.message is not None and not line.message.is_mutated
+        if is_patient and is_good and client.state is State.OPEN:
+            await listener.wait_a_little(0.3)
+    return True
+
+
+async def _carry_on(client: ClientConnection, listener: Listener, rng: Random) -> None:
+    """Say what a good client says, whatever was said before."""
+    good = [SETTINGS.get(listener.dialect), *[UNIT[listener.dialect]] * rng.randint(1, 5)]
+    with contextlib.suppress(ConnectionClosed):
+        for value in filter(None, good):
+            await client.send(render(value), text=True)
+            listener.sent_count += 1
+            if client.state is State.OPEN:
+                await listener.wait_a_little(0.2)
+
+
+async def _leave(client: ClientConnection, dialect: str, rng: Random) -> bool:
+    """End the session politely, or close. Return whether it was the client that closed."""
+    with contextlib.suppress(ConnectionClosed):
+        if dialect not in LEAVE or rng.random() < 0.3:
+            await client.close(rng.choice([1000, 1001, 3000]), "x" * rng.choice((0, 123)))
+            return True
+        await client.send(render(LEAVE[dialect]), text=True)
+    await client.wait_closed()
+    return False
+
+
+# --- raw bytes ---
+
+
+async def attack(edge: LiveEdge, rng: Random) -> tuple[str, int]:
+    """Send what is no WebSocket, or no HTTP. Return what it was and how many pieces it had."""
+    kind = rng.choice(["frames", "handshake", "request"])
+    path = rng.choice(["/v1/realtime?mode=audio", "/v1/realtime", "/ws/duplex/x", "/ws/chat"])
+    greeting = b""
+    if kind == "frames":
+        pieces = [piece for _ in range(rng.choice((1, 1, 2))) for piece in _frames(rng)]
+        greeting = wire.upgrade(rng, path, is_right=True)
+    elif kind == "handshake":
+        at = rng.choice([path, rng.choice(wire.PATHS)])
+        pieces = [wire.upgrade(rng, at, is_right=False)]
+    else:
+        pieces = wire.request(rng)
+    said = await _exchange(edge, greeting, pieces, rng, is_upgrade=kind != "request")
+    _check_answer(kind, said, Listener.at(path), pieces)
+    return kind, len(pieces)
+
+
+def _frames(rng: Random) -> wire.Pieces:
+    return rng.choice(wire.FRAMES)(rng)
+
+
+async def _exchange(
+    edge: LiveEdge, greeting: bytes, pieces: wire.Pieces, rng: Random, *, is_upgrade: bool
+) -> bytes:
+    """Write the pieces, after a handshake if there is one; return what comes back after it."""
+    host, _, port = edge.edge.address.rpartition(":")
+    async with asyncio.timeout(WITHIN_S):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        if greeting:
+            writer.write(greeting)
+            await reader.readuntil(b"\r\n\r\n")
+        heard = asyncio.create_task(reader.read(-1))
+        with contextlib.suppress(OSError):  # closed already
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0)
+            await asyncio.wait({heard}, timeout=rng.choice((0, 0.02, 0.1)))
+            if rng.random() < 0.2:
+                writer.transport.abort()
+            elif is_upgrade or rng.random() < 0.9:  # else it is for the edge to lose patience
+                writer.write_eof()
+        try:
+            return await heard
+        except OSError:
+            return b""
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+
+def _check_answer(kind: str, said: bytes, listener: Listener, pieces: wire.Pieces) -> None:
+    """Check that an answer is HTTP that blames the client, or frames that are legal."""
+    shown = f"{[piece[:300] for piece in pieces[:3]]} is answered by {said[:300]!r}"
+    if kind == "frames":
+        _check_frames(said, listener, shown)
+    elif said:
+        words = said.partition(b"\r\n")[0].split(b" ")
+        if not words[0].startswith(b"HTTP/") or int(words[1]) not in _HTTP_CODES:
+            raise IllegalError(shown)
+
+
+def _check_frames(said: bytes, listener: Listener, shown: str) -> None:
+    for opcode, payload in _read_frames(said):
+        if opcode == wire.TEXT:
+            listener.hear(payload)
+        elif opcode == wire.CLOSE and not _is_close_code(int.from_bytes(payload[:2])):
+            raise IllegalError(shown)
+        elif opcode not in (wire.CLOSE, wire.PING, wire.PONG):
+            raise IllegalError(f"opcode {opcode}: {shown}")
+
+
+def _is_close_code(code: int) -> bool:
+    return code in CLOSE_CODES or 3000 <= code < 5000  # a client's own is said back to it
+
+
+def _read_frames(data: bytes) -> list[tuple[int, bytes]]:
+    """Return the frames that a server sent; the last may be cut off, and is left out."""
+    frames: list[tuple[int, bytes]] = []
+    while len(data) >= 2:
+        opcode, length, at = data[0] & 15, data[1], 2
+        if length >= 126:
+            size = 2 if length == 126 else 8
+            at += size
+            length = int.from_bytes(data[2:at])
+        if len(data) < at + length:
+            break
+        frames.append((opcode, data[at : at + length]))
+        data = data[at + length :]
+    return frames
+
+
+# --- witnesses ---
+
+
+async def witness(edge: LiveEdge, dialect: str, until: asyncio.Event) -> int:
+    """Converse well until told to stop; each unit and turn has its answer. Return how many."""
+    path = {
+        "A": f"/v1/realtime?mode=audio&client_id={WITNESS}",
+        "B chat": f"/v1/realtime?mode=chat&client_id={WITNESS}",
+        "C": f"/ws/duplex/adx_1?client_id={WITNESS}",
+    }[dialect]
+    count = 0
+    async with edge.connect_to(path) as client:
+
+        async def heard(kind: str) -> Any:
+            async with asyncio.timeout(WITHIN_S):
+                event = listener.hear(await client.recv())
+            if event["type"] != kind:
+                raise IllegalError(f"a witness is told {event} in place of {kind}")
+            return event
+
+        listener = Listener(dialect)
+        await heard("queue_done" if dialect == "C" else "session.queue_done")
+        await client.send(render(SETTINGS[dialect]), text=True)
+        await heard("prepared" if dialect == "C" else "session.created")
+        while not until.is_set():
+            await client.send(render(UNIT[dialect]), text=True)
+            if dialect == "B chat":
+                told = [await heard("response.output.delta") for _ in range(2)]
+                told.append(await heard("response.done"))
+                is_right = [event["text"] for event in told] == ["Hello", " there.", "Hello there."]
+            else:
+                answer = await heard("result" if dialect == "C" else "response.listen")
+                is_right = answer["kv_cache_length"] == 100 + count
+            if not is_right:
+                raise IllegalError(f"a witness missed something after {count}")
+            count += 1
+            await asyncio.sleep(_WITNESS_PACE_S)
+        await client.send(render(LEAVE[dialect]), text=True)
+        await heard("stopped" if dialect == "C" else "session.closed")
+        await client.wait_closed()
+    if client.close_code != 1000:
+        raise IllegalError(f"a witness is closed with {client.close_code}")
+    return count

@@ -1,0 +1,126 @@
+"""After a case: a session that is not over must still be of use, and must come to its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fuzz.cases import Line
+from fuzz.legal import IllegalError
+from fuzz.messages import Message
+from fuzz.pure import PureRun
+
+from duplane.edge.dialects.dialect import Phase
+from duplane.edge.ends import End
+
+_MESSAGES = [{"role": "user", "content": "Hi"}]
+SETTINGS: dict[str, Any] = {
+    "A": {"type": "session.update", "session": {"instructions": "Be brief."}},
+    "B": {"type": "session.init", "payload": {}},
+    "B chat": {"type": "session.init", "payload": {}},
+    "C": {"type": "prepare"},
+}
+UNIT: dict[str, Any] = {
+    "A": {"type": "input_audio_buffer.append", "audio": "@pcm:16000"},
+    "B": {"type": "input.append", "input": {"audio": "@pcm:16000"}},
+    "B chat": {"type": "input.append", "input": {"messages": _MESSAGES}},
+    "C": {"type": "audio_chunk", "audio_base64": "@pcm:16000"},
+    "D": {"messages": _MESSAGES},
+}
+LEAVE: dict[str, Any] = {
+    "A": {"type": "session.close"},
+    "B": {"type": "session.close"},
+    "B chat": {"type": "session.close"},
+    "C": {"type": "stop"},
+}
+_ANSWERS = {
+    "A": ("response.listen",),
+    "B": ("response.output.delta",),
+    "C": ("result",),
+    "B chat": ("response.done",),
+    "D": ("done",),
+}
+_DELTA = Line("worker", "delta", '{"listen":{}}')
+
+
+def carry_on(run: PureRun) -> None:
+    """Bring the session to where a unit is answered, have it answered, and leave."""
+    if run.is_over:
+        return
+    if run.chat:
+        _carry_on_chat(run)
+    else:
+        _carry_on_duplex(run)
+    if run.is_over:
+        if run.dialect == "D" and run.session.farewell and run.session.farewell.end is End.ANSWERED:
+            return
+        raise IllegalError(f"is over where it should go on: {run.session.farewell}")
+    _take(run, LEAVE[run.dialect])
+    if not run.session.farewell or run.session.farewell.end is not End.CLIENT:
+        raise IllegalError("cannot be left")
+
+
+def _take(run: PureRun, value: Any) -> None:
+    """Say something that must be taken."""
+    events = run.client(Message(value))
+    if any(event["type"] == "error" for event in events):
+        raise IllegalError(f"refused after all: {value['type']}: {events}")
+    run.take_requests()
+
+
+def _carry_on_duplex(run: PureRun) -> None:
+    session = run.session
+    if session.dialect.phase is Phase.START:
+        _take(run, SETTINGS[run.dialect])
+    if not session.has_slot:
+        run.grant()
+    run.take_requests()
+    if session.dialect.phase is Phase.OPENING:
+        run.step(Line("worker", "opened", '{"prompt_token_count":7}'))
+    if session.dialect.phase is Phase.PAUSED:
+        _take(run, {"type": "resume"})
+    run.take_requests()
+    before = run.answers.copy()
+    _take(run, UNIT[run.dialect])
+    while run.unanswered:
+        run.step(_DELTA)
+        run.take_requests()
+    if not any(run.answers[kind] > before[kind] for kind in _ANSWERS[run.dialect]):
+        raise IllegalError("a unit is not answered")
+    if run.dialect == "C" and run.answered_chunks != run.taken_chunks:
+        raise IllegalError(f"{run.answered_chunks} answers to {run.taken_chunks} chunks")
+
+
+def _carry_on_chat(run: PureRun) -> None:
+    if run.session.dialect.phase is Phase.START and run.dialect != "D":
+        _take(run, SETTINGS[run.dialect])
+    _answer_turns(run)
+    if run.is_over:
+        return
+    before = run.answers.copy()
+    if run.dialect == "D":
+        run.client(Message(UNIT["D"]))
+    else:
+        _take(run, UNIT[run.dialect])
+    _answer_turns(run)
+    if not any(run.answers[kind] > before[kind] for kind in _ANSWERS[run.dialect]):
+        raise IllegalError("a turn is not answered")
+    if run.dialect == "B chat" and run.answered_turns != run.taken_turns:
+        raise IllegalError(f"{run.answered_turns} answers to {run.taken_turns} turns")
+
+
+def _answer_turns(run: PureRun) -> None:
+    """Be a fabric that answers every turn there is."""
+    chat = run.chat
+    assert chat
+    for _ in range(200):
+        run.take_requests()
+        if run.is_over:
+            return
+        if chat.is_running:
+            for what in ("prefilled", "piece", "done"):
+                run.step(Line("worker", what, '{"text":"x"}' if what == "piece" else "{}"))
+        elif chat.wants_slot:
+            run.grant()
+        else:
+            return
+    raise IllegalError("a chat never comes to rest")

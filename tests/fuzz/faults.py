@@ -1,0 +1,223 @@
+"""A fault that was found: the shortest case that still shows it, as a transcript."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import orjson
+import pybase64
+from edge_transcripts import pcm
+from fuzz import values
+from fuzz.carrying_on import carry_on
+from fuzz.cases import Case, Line
+from fuzz.messages import Message
+from fuzz.pure import PureRun
+from google.protobuf import json_format
+from google.protobuf.message import Message as Protobuf
+
+from duplane.edge.settings import Limits
+from duplane.fabric.v1 import session_pb2
+
+_TRIES = 600
+_VOLATILE = ("session_id", "response_id", "server_send_ts")
+_LONG_AUDIO = 200  # characters of base64 that a reader learns nothing from
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong, in which case, and how to see it again."""
+
+    case: Case
+    what: str
+    transcript: str
+
+    def __str__(self) -> str:
+        return f"{self.what}\nseed {self.case.name}\n\n{self.transcript}"
+
+
+def try_case(case: Case) -> tuple[PureRun, str]:
+    """Run a case; return the run and what was wrong, empty when nothing was."""
+    run = PureRun(case)
+    try:
+        run.run()
+        carry_on(run)
+    except Exception as error:  # noqa: BLE001 - any exception at all is a find
+        return run, f"{type(error).__name__}: {error}"
+    return run, ""
+
+
+def find_fault(case: Case) -> Fault | None:
+    """Run a case; of one that fails return the shortest that fails alike."""
+    what = try_case(case)[1]
+    return explain(case, what) if what else None
+
+
+def explain(case: Case, what: str) -> Fault:
+    shortest = _shortened(case, _kind(what))
+    run, last = try_case(shortest)
+    return Fault(case, what, transcript_of(run, last))
+
+
+def _kind(what: str) -> str:
+    """Return what stays the same of a fault when its case is shortened."""
+    return re.sub(r"[^A-Za-z ]+", "#", what)[:60]
+
+
+def _shortened(case: Case, kind: str) -> Case:
+    tries = _TRIES
+    found = True
+    while found and tries > 0:
+        found = False
+        for shorter in _shorter(case):
+            tries -= 1
+            if tries < 0:
+                break
+            if (what := try_case(shorter)[1]) and _kind(what) == kind:
+                case, found = shorter, True
+                break
+    return case
+
+
+def _shorter(case: Case) -> Iterator[Case]:
+    """Yield cases with fewer lines, then with shorter lines."""
+    count = len(case.lines)
+    size = count // 2
+    while size:
+        for start in range(0, count, size):
+            yield replace(case, lines=case.lines[:start] + case.lines[start + size :])
+        size //= 2
+    if case.is_hoarding:
+        yield replace(case, is_hoarding=False)
+    for at, line in enumerate(case.lines):
+        if line.message is None or line.message.raw is not None:
+            continue
+        for value in _shorter_values(line.message.value):
+            message = Message(value, is_mutated=line.message.is_mutated)
+            new = replace(line, message=message)
+            yield replace(case, lines=(*case.lines[:at], new, *case.lines[at + 1 :]))
+
+
+def _shorter_values(value: Any) -> Iterator[Any]:
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if _is_list(value) else ()
+    for key in keys:
+        less = values.clone(value)
+        del less[key]
+        yield less
+        for inner in _shorter_values(value[key]):
+            less = values.clone(value)
+            less[key] = inner
+            yield less
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+# --- the transcript ---
+
+
+def transcript_of(run: PureRun, what: str = "") -> str:
+    """Write down what was said, as `edge_transcripts` reads it."""
+    lines = [f"# {line}" for line in f"make fuzz, seed {run.case.name}: {what}".splitlines()]
+    if run.case.is_hoarding:
+        lines.append("# the worker's host took nothing")
+    lines += [f"path {run.case.path}", f"limits {_bounds(run.case.limits)}"]
+    told = run.log if what else run.log[: run.over_at]
+    lines += [_written(kind, entry) for kind, entry in told]
+    if run.session.farewell:
+        lines.append(f"ends {run.session.farewell.code}")
+    return "\n".join(lines) + "\n"
+
+
+def lines_of(case: Case) -> str:
+    """Write down what is said in a case, without the answers."""
+    lines = [f"path {case.path}", f"limits {_bounds(case.limits)}"]
+    for line in case.lines:
+        is_said = line.message is not None
+        lines.append(_written("client", line.message) if is_said else _written("line", line))
+    return "\n".join(lines) + "\n"
+
+
+def _bounds(limits: Limits) -> str:
+    usual = Limits()
+    pairs = ((field.name, getattr(limits, field.name)) for field in fields(usual))
+    return " ".join(f"{name}={told}" for name, told in pairs if told != getattr(usual, name))
+
+
+def _written(kind: str, entry: Any) -> str:
+    match kind:
+        case "client":
+            return written_message(entry)
+        case "server":
+            return f"server {orjson.dumps(_stable(entry)).decode()}"
+        case "request":
+            name = entry.WhichOneof("message")
+            return f"edge {name} {_json(getattr(entry, name))}"
+        case "turn":
+            return f"edge chat {_json(entry)}"
+        case "clock":
+            return f"clock {entry}"
+        case _:
+            assert isinstance(entry, Line)
+            return " ".join(filter(None, (entry.who, entry.what, entry.rest)))
+
+
+def written_message(message: Message) -> str:
+    """Return the line for what a client says: as JSON, else as text, else as bytes."""
+    frame = message.render()
+    if message.raw is None:
+        words = orjson.dumps(message.value)
+        with contextlib.suppress(orjson.JSONDecodeError, orjson.JSONEncodeError, RecursionError):
+            if values.render(orjson.loads(words)) == frame:
+                return f"client {words.decode()}"
+    try:
+        text = frame.decode()
+    except UnicodeDecodeError:
+        text = "\n"
+    if text.splitlines() in ([], [text]):
+        return f"frame {text}" if text else "frame"
+    return f"bytes {pybase64.b64encode(frame).decode()}"
+
+
+def _stable(value: Any) -> Any:
+    """Leave out what is another each time, and audio."""
+    if isinstance(value, dict):
+        return {key: "@any" if key in _VOLATILE else _stable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_stable(item) for item in value]
+    if isinstance(value, str) and (len(value) > _LONG_AUDIO or value.startswith("@")):
+        return "@any"
+    return value
+
+
+def _json(part: Protobuf) -> str:
+    part = _timeless(part)
+    told = json_format.MessageToDict(part, preserving_proto_field_name=True)
+    return orjson.dumps(_in_words(told)).decode()
+
+
+def _timeless(part: Protobuf) -> Protobuf:
+    if isinstance(part, session_pb2.Unit):
+        copy = session_pb2.Unit()
+        copy.CopyFrom(part)
+        copy.ClearField("receive_time")
+        return copy
+    return part
+
+
+def _in_words(value: Any) -> Any:
+    """Say audio that is a transcript's own by its word."""
+    if isinstance(value, dict):
+        return {key: _in_words(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_in_words(item) for item in value]
+    if isinstance(value, str) and len(value) > _LONG_AUDIO:
+        sample_count = len(value) * 3 // 16
+        for count in range(sample_count - 1, sample_count + 1):
+            if pybase64.b64encode(pcm(count)).decode() == value:
+                return f"@pcm:{count}"
+    return value

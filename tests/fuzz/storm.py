@@ -1,0 +1,208 @@
+"""Thousands of mutated messages through sockets: a real edge, an unruly fabric, and witnesses.
+
+Afterwards nothing may be left: no task, no stream, no slot, no open file, no error in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+import traceback
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from fuzz.callers import WITHIN_S, act, attack, witness
+from fuzz.cases import DIALECTS, SMALL, Case, make_case
+from fuzz.faults import lines_of
+from fuzz.unruly import UnrulyFabric
+from live_edge import LiveEdge, live_edge
+
+LIMITS = replace(
+    SMALL,
+    message_bytes=300_000,
+    chat_message_bytes=400_000,
+    handshake_s=5.0,
+    close_s=1.0,
+    end_s=0.5,
+)
+_WITNESSES = ("A", "B chat", "C")
+_CALLERS = 12
+_ATTACKS = 0.35  # of what callers do
+_SLOTS = 64
+_ENOUGH_FAULTS = 5
+_GRPC_ACCEPTS = "_request_registered_call"  # one for each method, made anew with each call
+_FILES = Path("/proc/self/fd")
+
+
+@dataclass(slots=True)
+class Storm:
+    """What was sent, what came back, and what was wrong."""
+
+    seed: str
+    message_count: int = 0
+    session_count: int = 0
+    attacks: Counter[str] = field(default_factory=Counter)
+    answers: dict[str, Counter[str]] = field(default_factory=dict)
+    witnessed: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+    busy_s: float = 0.0
+
+    @property
+    def sent_count(self) -> int:
+        return self.message_count + sum(self.attacks.values())
+
+
+async def rage(
+    seed: str, *, sent_count: float = float("inf"), for_s: float = float("inf")
+) -> Storm:
+    """Let callers and attackers loose on an edge until enough, by number or by time."""
+    storm = Storm(seed)
+    began = time.monotonic()
+
+    def is_enough() -> bool:
+        is_done = storm.sent_count >= sent_count or time.monotonic() - began >= for_s
+        return is_done or len(storm.faults) >= _ENOUGH_FAULTS
+
+    with _log_watched(storm):
+        try:
+            async with live_edge(LIMITS, slot_count=_SLOTS) as edge, _unruly(edge, seed):
+                await _warm_up(edge)
+                async with _nothing_left(edge, storm):
+                    await _let_loose(edge, storm, is_enough)
+        except TimeoutError:
+            storm.faults.append("never comes to rest")
+    storm.busy_s = time.monotonic() - began
+    return storm
+
+
+@contextlib.asynccontextmanager
+async def _unruly(edge: LiveEdge, seed: str) -> AsyncGenerator[None]:
+    speaking = asyncio.create_task(UnrulyFabric(edge.fabric, Random(seed)).run())
+    try:
+        yield
+    finally:
+        speaking.cancel()
+        await asyncio.gather(speaking, return_exceptions=True)
+
+
+async def _let_loose(edge: LiveEdge, storm: Storm, is_enough: Callable[[], bool]) -> None:
+    calm = asyncio.Event()
+    witnesses = {
+        dialect: asyncio.create_task(witness(edge, dialect, calm)) for dialect in _WITNESSES
+    }
+    names = (f"{storm.seed}/{number}" for number in itertools.count())
+    await asyncio.gather(*(_call(edge, names, storm, is_enough) for _ in range(_CALLERS)))
+    calm.set()
+    await _hear_witnesses(witnesses, storm)
+
+
+async def _call(
+    edge: LiveEdge, names: Iterator[str], storm: Storm, is_enough: Callable[[], bool]
+) -> None:
+    while not is_enough():
+        name = next(names)
+        rng = Random(name)
+        case: Case | None = None
+        try:
+            if rng.random() < _ATTACKS:
+                kind, count = await attack(edge, rng)
+                storm.attacks[kind] += count
+            else:
+                case = make_case(name, rng.choice(DIALECTS))
+                await _act(edge, case, rng, storm)
+        except Exception as error:  # noqa: BLE001 - any exception at all is a find
+            where = "".join(traceback.format_exception(error, limit=-3))
+            said = f"\n{lines_of(case)}" if case else ""
+            storm.faults.append(f"{type(error).__name__}: {error}\nseed {name}\n{where}{said}")
+
+
+async def _act(edge: LiveEdge, case: Case, rng: Random, storm: Storm) -> None:
+    listener = await act(edge, case, rng)
+    storm.session_count += 1
+    storm.message_count += listener.sent_count
+    storm.answers.setdefault(listener.dialect, Counter()).update(listener.answers)
+
+
+async def _warm_up(edge: LiveEdge) -> None:
+    """Let everything be opened that stays open: channels to the scheduler and to the worker."""
+    over = asyncio.Event()
+    over.set()
+    for dialect in _WITNESSES:
+        await witness(edge, dialect, over)
+    await edge.get("/status")
+    await edge.settled()
+
+
+async def _hear_witnesses(witnesses: dict[str, asyncio.Task[int]], storm: Storm) -> None:
+    for dialect, task in witnesses.items():
+        try:
+            storm.witnessed[dialect] = await task
+        except Exception as error:  # noqa: BLE001 - any exception at all is a find
+            storm.faults.append(f"witness of {dialect}: {type(error).__name__}: {error}")
+    if not storm.faults and not all(storm.witnessed.values()):
+        storm.faults.append(f"witnesses had no answers: {storm.witnessed}")
+
+
+# --- what is left ---
+
+
+@contextlib.asynccontextmanager
+async def _nothing_left(edge: LiveEdge, storm: Storm) -> AsyncGenerator[None]:
+    before = asyncio.all_tasks(), _open_files()
+    yield
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            await edge.settled()
+            # Sockets are closed in the background; nothing tells when.
+            while _tasks_since(before[0]) or _open_files() > before[1]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        fabric = edge.fabric
+        storm.faults.append(
+            f"left: {_tasks_since(before[0])}; {_open_files()} files, {before[1]} before;"
+            f" {len(fabric.waiting)} wait, {len(fabric.streams)} streams, {fabric.leases}"
+        )
+
+
+def _tasks_since(before: set[asyncio.Task[Any]]) -> list[str]:
+    tasks = asyncio.all_tasks() - before
+    left = [repr(task)[:300] for task in tasks if not task.done()]
+    return [task for task in left if _GRPC_ACCEPTS not in task]
+
+
+def _open_files() -> int:
+    return len(list(_FILES.iterdir())) if _FILES.is_dir() else 0
+
+
+class _Watch(logging.Handler):
+    def __init__(self, storm: Storm) -> None:
+        super().__init__(logging.ERROR)
+        self._storm = storm
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._storm.faults.append(f"log of {record.name}: {self.format(record)[:3000]}")
+
+
+@contextlib.contextmanager
+def _log_watched(storm: Storm) -> Generator[None]:
+    """Take every error in the log, and whatever asyncio cannot give to anybody, as a fault."""
+    loop, root = asyncio.get_running_loop(), logging.getLogger()
+    watch, handler = _Watch(storm), loop.get_exception_handler()
+    root.addHandler(watch)
+    loop.set_exception_handler(
+        lambda _, context: storm.faults.append(
+            f"loop: {context.get('message')}: {context.get('exception')!r}"
+        )
+    )
+    try:
+        yield
+    finally:
+        root.removeHandler(watch)
+        loop.set_exception_handler(handler)

@@ -1,0 +1,81 @@
+"""What the pure session holds for a client, and for how much of it."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from edge_transcripts import json_of
+
+from duplane.edge.dialects.dialect import Identity, Moment
+from duplane.edge.dialects.fields import parse
+from duplane.edge.entry import Route
+from duplane.edge.faults import ClientError
+from duplane.edge.places import PLACES
+from duplane.edge.session import Session
+from duplane.edge.settings import Limits
+from duplane.fabric.v1 import session_pb2
+
+NOW = Moment(1000.0, 1_714_200_000_000_000_000)
+LIMITS = Limits(pending_unit_count=4)
+OPENED = session_pb2.ConverseResponse(opened=session_pb2.Opened())
+
+
+@pytest.fixture
+def prepared() -> Session:
+    """A session of C whose units flow."""
+    place = PLACES[Route.DUPLEX, "audio"]
+    session = place.begin(Identity("sess_0", "rt_0"), LIMITS, NOW)
+    session.granted(60.0, NOW)
+    say(session, '{"type":"prepare"}')
+    assert [request.WhichOneof("message") for request in taken(session)] == ["open"]
+    session.answered(OPENED, NOW)
+    return session
+
+
+def say(session: Session, text: str) -> list[str]:
+    """Return the types of the answers."""
+    told = session.receive(orjson.dumps(json_of(text)), NOW)
+    return [orjson.loads(event)["type"] for event in told]
+
+
+def taken(session: Session) -> list[session_pb2.ConverseRequest]:
+    return list(iter(session.next_request, None))
+
+
+CHUNK = '{"type":"audio_chunk","audio_base64":"@pcm:16000"}'
+PAUSE, RESUME = '{"type":"pause"}', '{"type":"resume"}'
+
+
+def test_pauses_that_no_worker_takes_are_not_kept_but_for_the_last(prepared: Session) -> None:
+    for timeout_s in range(500):
+        assert say(prepared, f'{{"type":"pause","timeout":{timeout_s}}}') == ["paused"]
+    (request,) = taken(prepared)
+    assert request.pause.timeout.seconds == 499
+
+
+def test_pauses_between_units_are_no_more_than_the_units(prepared: Session) -> None:
+    for _ in range(100):
+        say(prepared, CHUNK)
+        say(prepared, PAUSE)
+        say(prepared, RESUME)
+    kinds = [request.WhichOneof("message") for request in taken(prepared)]
+    assert kinds == ["resume", *["unit", "resume"] * LIMITS.pending_unit_count]
+
+
+def test_pause_comes_after_the_units_before_it(prepared: Session) -> None:
+    for text in (CHUNK, CHUNK, PAUSE, RESUME, CHUNK, PAUSE):
+        say(prepared, text)
+    kinds = [request.WhichOneof("message") for request in taken(prepared)]
+    assert kinds == ["unit", "unit", "resume", "unit", "pause"]
+
+
+@pytest.mark.parametrize("value", [b"[]", b"{}", b"0", b'{"a":0}'])
+def test_message_of_too_many_values_is_refused_unparsed(value: bytes) -> None:
+    message = b"[" + (value + b",") * 250_000 + b"0]"
+    with pytest.raises(ClientError, match="message: must have at most 200000 values"):
+        parse(b'{"type":"session.update","session":' + message + b" " * 512 * 1024 + b"}")
+
+
+def test_long_message_of_few_values_is_parsed() -> None:
+    text = "A, [b] {c} " * 60_000
+    assert parse(orjson.dumps({"text": text})).get("text") == text
