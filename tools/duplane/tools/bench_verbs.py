@@ -40,6 +40,36 @@ def bench_fabric(
     asyncio.run(fabric.bench_fabric(settings, units))
 
 
+@bench.command("neighbours")
+def bench_neighbours(
+    kinds: Annotated[
+        str, typer.Option("--only", metavar="KIND[,KIND]", help="These kinds. Default: all.")
+    ] = "",
+    slots: Annotated[int, typer.Option(min=3, help="Slots; two are for good sessions.")] = 6,
+    connections: Annotated[
+        int, typer.Option(min=1, help="Bad clients, of kinds that take no slots.")
+    ] = 300,
+    wait_s: Annotated[float, typer.Option(min=0.1, help="Every wait of the edge.")] = 3.0,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Of each measurement.")] = 8.0,
+) -> None:
+    """Measure what clients that misbehave cost the edge, and the good sessions beside them.
+
+    Linux only. Through real processes and the tiny model.
+    """
+    import asyncio
+
+    from duplane.tools.bench import neighbours
+    from duplane.tools.bench.bad_clients import KINDS
+    from duplane.tools.up import UpSettings
+
+    names = [name.strip() for name in kinds.split(",")] if kinds else list(KINDS)
+    if unknown := set(names) - set(KINDS):
+        fail(f"only: {', '.join(sorted(unknown))} is none of {', '.join(KINDS)}")
+    process.configure_logging("bench", "WARNING")
+    settings = UpSettings(port=0, slot_count=slots, log_level="WARNING")
+    asyncio.run(neighbours.bench_neighbours(settings, names, wait_s, seconds, connections))
+
+
 @bench.command("model")
 def bench_model(
     checkpoint_directory: Annotated[

@@ -185,6 +185,8 @@ def _read_video(part: Fields, limits: Limits) -> bytes:
         raise undecodable(path) from None
     if not video:
         raise invalid(path, "is empty")
+    if len(video) > limits.chat_video_bytes:
+        raise invalid(path, f"must be at most {limits.chat_video_bytes} bytes")
     return video
 
 
