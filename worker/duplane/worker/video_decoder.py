@@ -42,6 +42,12 @@ _CODECS = (
     "aac,mp3,mp3float,opus,libopus,vorbis,flac,ac3,eac3,"
     "pcm_s16le,pcm_s16be,pcm_s24le,pcm_s32le,pcm_f32le,pcm_u8,pcm_mulaw,pcm_alaw"
 )
+# Degrees against the clock.
+_TURNS = {
+    90: Image.Transpose.ROTATE_90,
+    180: Image.Transpose.ROTATE_180,
+    270: Image.Transpose.ROTATE_270,
+}
 _THREADS = 2
 _ON_TIME_S = 0.0015  # files count in milliseconds
 _MAX_RATE_HERTZ = 192_000
@@ -184,7 +190,7 @@ class _Pictures:
         if self._shown is None:
             raise VideoError("has no picture that can be decoded")
         _check_pixels(self._shown.width, self._shown.height, self._bounds)
-        self._picture = Image.fromarray(self._shown.to_ndarray(format="rgb24"))
+        self._picture = _upright(self._shown)
         self._picture_pts = wanted
         return self._picture
 
@@ -216,6 +222,13 @@ class _Pictures:
             except av.error.FFmpegError:
                 continue
             yield from frames
+
+
+def _upright(frame: VideoFrame) -> Image.Image:
+    """The picture as people see it: phones film sideways and say so."""
+    picture = Image.fromarray(frame.to_ndarray(format="rgb24"))
+    turn = _TURNS.get(frame.rotation % 360)
+    return picture if turn is None else picture.transpose(turn)
 
 
 def _time_of(frame: VideoFrame) -> int:
