@@ -172,7 +172,30 @@ async def test_a_decoder_that_dies_takes_nothing_along(
     async with running_worker() as rig:
         error = await refusal(rig, asks(bytes(size)))
         assert "cannot be decoded" in str(error)
-        assert "a decoder of a video ended early: -6" in caplog.text
+        assert "a decoder of a video failed: -6" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        '{"picture": [1000000000, 1000000000]}',
+        '{"picture": [-3, -4]}',
+        '{"picture": 5}',
+        '{"sound": 1e30}',
+        "[]",
+        "no JSON",
+        "x" * 100_000,
+    ],
+    ids=["huge", "negative", "a number", "long", "a list", "text", "endless"],
+)
+async def test_what_a_decoder_says_is_not_believed(
+    said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lie = f"import sys; sys.stdin.buffer.read(); print({said!r}, flush=True); sys.stdin.read()"
+    monkeypatch.setattr(videos, "DECODER", (sys.executable, "-c", lie))
+    async with running_worker() as rig:
+        error = await refusal(rig, asks(VIDEO))
+        assert "cannot be decoded" in error.message
 
 
 async def test_memory_is_bounded() -> None:

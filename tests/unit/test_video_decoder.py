@@ -166,6 +166,13 @@ def test_a_file_that_asks_for_too_much_is_refused() -> None:
         shown(make_video(3.0), duration_s=2)
 
 
+def test_more_pixels_side_by_side_than_may_be_are_refused() -> None:
+    video = make_video(1.0)
+    assert pictures(shown(video, stack_frames=5, frame_pixels=64 * 48))
+    with pytest.raises(VideoError, match="has 5 pictures to stack"):
+        shown(video, stack_frames=6, frame_pixels=64 * 48)
+
+
 def test_sound_alone_is_no_video() -> None:
     with pytest.raises(VideoError, match="has no pictures"):
         shown(_sound_alone())

@@ -16,7 +16,7 @@ from __future__ import annotations
 import io
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -33,7 +33,7 @@ from PIL import Image
 
 from duplane.fabric.audio import INPUT_RATE_HERTZ
 from duplane.worker.model.video_layout import Scene, plan_scenes, side_by_side
-from duplane.worker.video_bounds import VideoBounds, VideoError
+from duplane.worker.video_bounds import STACKED_FRAMES, VideoBounds, VideoError
 
 # What is never tried to be read: lists of other files, and whatever else FFmpeg knows.
 _FORMATS = "mov,mp4,matroska,webm,avi,mpegts"
@@ -100,7 +100,7 @@ def _show(
         if heard.size:
             yield heard
     if scene.stacked_s:
-        yield side_by_side([pictures.at(moment) for moment in scene.stacked_s])
+        yield pictures.stacked(scene.stacked_s)
 
 
 def _open(file: BinaryIO) -> av.container.InputContainer:
@@ -193,6 +193,15 @@ class _Pictures:
         self._picture = _upright(self._shown)
         self._picture_pts = wanted
         return self._picture
+
+    def stacked(self, moments_s: Sequence[float]) -> Image.Image:
+        """Several pictures as one."""
+        stacked = [self.at(moment) for moment in moments_s]
+        pixels = sum(picture.width * picture.height for picture in stacked)
+        most = STACKED_FRAMES * self._bounds.frame_pixels
+        if pixels > most:
+            raise VideoError(f"has {len(stacked)} pictures to stack, of more than {most} pixels")
+        return side_by_side(stacked)
 
     def _skip_to(self, wanted: int) -> None:
         """Begin anew at a key picture, if there is one between here and there."""

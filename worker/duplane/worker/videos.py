@@ -36,6 +36,10 @@ _log = logging.getLogger(__name__)
 # -P: what lies in the working directory is not ours.
 DECODER = (sys.executable, "-P", "-m", "duplane.worker.video_decoder")
 
+_HEAD_BYTES = 1000
+_LAST_WAIT_S = 1.0  # for the exit status of one that fell silent
+_JOINT_BYTES = 1 << 20  # of the lines between pictures side by side
+
 Prepare = Callable[[Image.Image, int | None], PreparedImage]
 
 
@@ -149,29 +153,32 @@ class _Decoder:
                 self._process.kill()
 
     def _read(self, process: subprocess.Popen[bytes]) -> Iterator[Image.Image | np.ndarray]:
+        """Read what it says, and believe none of it: a file may have taken it over."""
         out = cast("BinaryIO", process.stdout)
         while True:
-            line = out.readline()
-            head = orjson.loads(line) if line.endswith(b"\n") else None
-            if head is None:
+            try:
+                head = orjson.loads(out.readline(_HEAD_BYTES))
+                fault, picture, sound = (head.get(key) for key in ("fault", "picture", "sound"))
+                if not (fault or picture or sound):
+                    return
+                if fault:
+                    raise VideoError(str(fault))
+                size = int(picture[0]) * int(picture[1]) * 3 if picture else int(sound) * 4
+            except (ValueError, TypeError, LookupError, AttributeError):
                 break
-            if "fault" in head:
-                raise VideoError(head["fault"])
-            if "picture" in head:
-                width, height = head["picture"]
-                pixels = out.read(width * height * 3)
-                if len(pixels) < width * height * 3:
-                    break
-                yield Image.frombytes("RGB", (width, height), pixels)
-            elif "sound" in head:
-                pcm = bytearray(out.read(head["sound"] * 4))
-                if len(pcm) < head["sound"] * 4:
-                    break
-                yield np.frombuffer(pcm, "<f4")
+            if not 0 < size <= self._bounds.piece_bytes + _JOINT_BYTES:
+                break
+            content = out.read(size)
+            if len(content) < size:
+                break
+            if picture:
+                yield Image.frombytes("RGB", (int(picture[0]), int(picture[1])), content)
             else:
-                return
+                yield np.frombuffer(bytearray(content), "<f4")
         if not self._is_stopped:
-            _log.warning("a decoder of a video ended early: %s", process.wait())
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_LAST_WAIT_S)
+            _log.warning("a decoder of a video failed: %s", process.returncode)
         raise VideoError("cannot be decoded")
 
 
