@@ -58,11 +58,15 @@ def bench_model(
         str, typer.Option(metavar="N[,N]", help="Conversations at once, one table for each.")
     ] = "1,2,4",
     units: Annotated[int, typer.Option(min=1, help="Units measured of each kind.")] = 10,
+    frames: Annotated[
+        int, typer.Option(min=0, max=8, help="Pictures in each unit that sees; 0 measures none.")
+    ] = 1,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
 ) -> None:
     """Measure every stage of the model, by batch size, beside what the device can do at best.
 
     MB and GFLOP are of one call: the weights and caches it must read, the products it adds.
+    Waits are where the host waits for the device, per call; of a whole unit for every kind.
     """
     from duplane.tools.bench import model
     from duplane.worker.model.checkpoint import CheckpointError
@@ -77,6 +81,7 @@ def bench_model(
                 dtype=dtype.value,
                 slots=_slot_counts(slots),
                 units=units,
+                frames=frames,
                 threads=threads,
             )
         )
