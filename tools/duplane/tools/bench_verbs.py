@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from duplane.fabric import process
-from duplane.tools.flags import Device, Dtype, DtypeOption, Slots, fail
+from duplane.tools.flags import CudaGraphs, Device, Dtype, DtypeOption, Slots, fail
 
 bench = typer.Typer(no_args_is_help=True, help="Measure the hot paths and print tables.")
 
@@ -61,6 +61,7 @@ def bench_model(
     frames: Annotated[
         int, typer.Option(min=0, max=8, help="Pictures in each unit that sees; 0 measures none.")
     ] = 1,
+    cuda_graphs: CudaGraphs = True,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
 ) -> None:
     """Measure every stage of the model, by batch size, beside what the device can do at best.
@@ -82,6 +83,7 @@ def bench_model(
                 slots=_slot_counts(slots),
                 units=units,
                 frames=frames,
+                cuda_graphs=cuda_graphs,
                 threads=threads,
             )
         )

@@ -50,6 +50,7 @@ class ModelBench:
     slots: tuple[int, ...]
     units: int
     frames: int
+    cuda_graphs: bool
     threads: int
 
 
@@ -80,6 +81,7 @@ def bench_model(bench: ModelBench) -> None:
             context_capacity=PROMPT_ROWS + len(KINDS) * (WARM_UNITS + bench.units + 1) * rows,
             device=bench.device,
             dtype=bench.dtype,
+            cuda_graphs=bench.cuda_graphs,
         )
     before = held_bytes(device)
     _say(bench, model, peaks, dtype)

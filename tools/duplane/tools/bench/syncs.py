@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _aten = torch.ops.aten
-READS = {Tensor.cpu, Tensor.tolist}
+READS: set[Any] = {getattr(Tensor, name) for name in ("cpu", "tolist")}
 DEPENDENT = {
     _aten._local_scalar_dense.default,  # pyright: ignore[reportPrivateUsage]
     _aten.nonzero.default,
@@ -30,7 +30,7 @@ class SyncCount:
 
     def __init__(self) -> None:
         self.count = 0
-        self._modes = (_Reads(self), _Dependent(self))
+        self._modes: tuple[Any, Any] = (_Reads(self), _Dependent(self))
 
     def __enter__(self) -> SyncCount:
         for mode in self._modes:
@@ -60,7 +60,7 @@ class _Dependent(TorchDispatchMode):
     """Operations that wait for values, wherever they are called from."""
 
     def __init__(self, syncs: SyncCount) -> None:
-        super().__init__()
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self._syncs = syncs
 
     def __torch_dispatch__(

@@ -67,9 +67,13 @@ class DuplexModel:
         context_capacity: int = 8192,
         device: str = "cpu",
         dtype: str = "float32",
+        cuda_graphs: bool = True,
     ) -> DuplexModel:
-        """Load a checkpoint directory; `CheckpointError` says what is wrong with it."""
-        return cls(
+        """Load a checkpoint directory; `CheckpointError` says what is wrong with it.
+
+        On a CUDA device, and only there, `cuda_graphs` captures the steps that are short.
+        """
+        model = cls(
             load_parts(
                 directory,
                 slot_count=slot_count,
@@ -78,6 +82,19 @@ class DuplexModel:
                 dtype=dtype,
             )
         )
+        if cuda_graphs and torch.device(device).type == "cuda":
+            model.capture()
+        return model
+
+    @torch.inference_mode()
+    def capture(self, *, is_replayed: bool = True) -> None:
+        """Capture the decode step and the talker's, before any conversation; see `graphs`.
+
+        Without `is_replayed` the same steps of fixed sizes are called instead, on any device.
+        """
+        self.llm.capture(is_replayed=is_replayed)
+        if self.parts.talker is not None:
+            self.parts.talker.capture(is_replayed=is_replayed)
 
     @property
     def parameter_count(self) -> int:
