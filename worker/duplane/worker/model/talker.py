@@ -195,8 +195,9 @@ class Talker(nn.Module):
         may end early, the host looks now and then whether they have.
         """
         steps, run, places = self._begin(speeches, hidden, starts, shortest)
+        look = LOOK_STEPS if self.on_step is None else 1
         for step in range(1, STEPS):
-            if step % LOOK_STEPS == 0 and step >= max(shortest) and self._have_ended(steps, places):
+            if step % look == 0 and step >= max(shortest) and self._have_ended(steps, places):
                 break
             run()
         drawn = download(steps.drawn if places is None else steps.drawn[places])
