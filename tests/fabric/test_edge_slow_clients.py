@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from duplane.edge.settings import Limits
+from duplane.edge.websocket import EdgeSocket
 from duplane.fabric.v1 import session_pb2
 from duplane.tools.bench.raw_clients import CONTINUATION, PING, TEXT, RawClient, event, frame
 
@@ -158,7 +160,8 @@ async def test_pongs_that_nobody_reads_are_bounded_and_then_cut() -> None:
     ):
         conversation = await begin_raw(edge, slow)
         transports = [
-            connection._socket.transport for connection in edge.edge._sessions._connections
+            cast(EdgeSocket, connection._socket).transport
+            for connection in edge.edge._sessions._connections
         ]  # pyright: ignore[reportPrivateUsage]
         flooding = asyncio.ensure_future(slow.send(frame(PING, b"x" * 125) * 400_000))
         waiting_bytes: set[int] = set()
@@ -371,7 +374,7 @@ async def test_silence_of_a_peer_that_is_gone_is_bounded_by_the_kernel() -> None
     async with live_edge(replace(Limits(), ping_s=7.0)) as edge, edge.connect() as client:
         await begin(client)
         (connection,) = edge.edge._sessions._connections  # pyright: ignore[reportPrivateUsage]
-        accepted = connection._socket.transport.get_extra_info("socket")  # pyright: ignore[reportPrivateUsage]
+        accepted = cast(EdgeSocket, connection._socket).transport.get_extra_info("socket")  # pyright: ignore[reportPrivateUsage]
         assert accepted.getsockopt(socket.IPPROTO_TCP, option) == 7000
         await end(client)
 
