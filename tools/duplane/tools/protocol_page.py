@@ -139,7 +139,7 @@ def _places() -> Iterator[str]:
             for (route, name), place in PLACES.items()
         ],
     )
-    yield "Where A or B is spoken, the client's first event of a known type decides:\n"
+    yield "The first event of one of these types decides between A and B; until then it is A:\n"
     yield from _table(
         ["first event", "dialect", ""],
         [
