@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from live_edge import begin, end, exchange, live_edge
 
 from duplane.edge.front import MAX_HEAD_BYTES
+from duplane.edge.server import make_room
 from duplane.edge.settings import Limits
 
 QUICK = replace(Limits(), handshake_s=0.1, close_s=0.1)
@@ -114,6 +117,33 @@ async def test_undecided_connections_end_with_the_edge() -> None:
         saying = asyncio.ensure_future(said(edge.edge.address, b"GET "))
         assert (await edge.get("/health"))[0] == 200  # served after the other was accepted
     assert await saying == b""
+
+
+@pytest.fixture
+def few_files() -> Iterator[int]:
+    """A process that may have few files open; how many it could have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    yield hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_process_gets_a_file_for_every_connection(few_files: int) -> None:
+    make_room(1000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert soft > 1000
+    make_room(10)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)
+
+
+def test_system_that_allows_fewer_files_is_told_of(
+    few_files: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    if few_files == resource.RLIM_INFINITY:
+        pytest.skip("this system allows as many as anybody wants")
+    make_room(few_files)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == few_files
+    assert f"allows {few_files} open files" in caplog.text
 
 
 GZIPPED = (

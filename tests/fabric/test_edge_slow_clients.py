@@ -27,13 +27,13 @@ from live_edge import (
     live_edge,
     receive,
 )
-from raw_clients import CONTINUATION, PING, TEXT, RawClient, event, frame
 from scripted_fabric import WITHIN_S, ScriptedConversation
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from duplane.edge.settings import Limits
 from duplane.fabric.v1 import session_pb2
+from duplane.tools.bench.raw_clients import CONTINUATION, PING, TEXT, RawClient, event, frame
 
 QUICK = replace(Limits(), send_s=0.2, close_s=0.2, end_s=0.2, ping_s=30.0)
 AUDIO_PATH = "/v1/realtime?mode=audio"

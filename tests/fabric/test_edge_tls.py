@@ -22,7 +22,7 @@ from websockets.asyncio.client import connect
 
 from duplane.edge import server, tls
 from duplane.edge.server import Edge
-from duplane.edge.settings import EdgeSettings
+from duplane.edge.settings import EdgeSettings, Limits
 from duplane.edge.tls import Certificate
 from duplane.fabric.client import FabricClient
 from duplane.fabric.process import Shutdown, StartError
@@ -113,6 +113,26 @@ async def test_plain_and_old_clients_are_refused(tmp_path: Path) -> None:
         _, writer = await asyncio.open_connection(host, int(port), ssl=new)
         assert writer.get_extra_info("ssl_object").version() == "TLSv1.2"
         writer.close()
+
+
+async def test_client_that_stops_in_the_middle_of_the_tls_handshake_is_cut(tmp_path: Path) -> None:
+    chain, key = write_certificate(tmp_path, "edge")
+    limits = Limits(handshake_s=0.3, close_s=0.3)
+    async with live_edge(limits, tls_cert=chain, tls_key=key) as edge:
+        host, _, port = edge.edge.address.rpartition(":")
+        hello = ssl.MemoryBIO()
+        client = untrusting().wrap_bio(ssl.MemoryBIO(), hello)
+        with pytest.raises(ssl.SSLWantReadError):
+            client.do_handshake()
+        async with connect_securely(edge, chain) as witness:
+            await begin(witness)
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(hello.read()[:100])
+            await exchange(witness)
+            assert await asyncio.wait_for(reader.read(), WITHIN_S) == b""
+            writer.close()
+            await exchange(witness)
+            await end(witness)
 
 
 async def test_new_certificate_is_served_and_running_sessions_go_on(tmp_path: Path) -> None:

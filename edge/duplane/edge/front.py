@@ -68,13 +68,14 @@ class Front(asyncio.Protocol):
         self._new_http = http
         self._http: asyncio.Protocol | None = None
         self._leave: Callable[[], None] | None = None
+        self._alarm: asyncio.TimerHandle | None = None
         self._head = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are of no such class
         limits = self._door.limits
         self._patience = Patience(self._transport, limits.send_s)
-        self._alarm = asyncio.get_running_loop().call_later(limits.handshake_s, self.cut)
+        self._alarm = self._cut_after(limits.handshake_s)
         peer: Sequence[str] | None = transport.get_extra_info("peername")
         self._leave = self._door.enter(peer[0] if peer else "")
         if self._leave is None:
@@ -93,7 +94,9 @@ class Front(asyncio.Protocol):
             return
         is_upgrade = end >= 0 and _UPGRADE.search(self._head, 0, end + len(_END)) is not None
         self._door.undecided.discard(self)
-        self._alarm.cancel()
+        if self._alarm:
+            self._alarm.cancel()
+            self._alarm = None
         if is_upgrade:
             self._become_websocket()
         else:
@@ -103,7 +106,10 @@ class Front(asyncio.Protocol):
         return self._http.eof_received() if self._http else None
 
     def pause_writing(self) -> None:
+        """Wait for the client to read its answer; making one may have taken as long as it may."""
         self._patience.begin()
+        if self._alarm is None:
+            self._alarm = self._cut_after(self._door.limits.http_s)
         if self._http:
             self._http.pause_writing()
 
@@ -113,7 +119,8 @@ class Front(asyncio.Protocol):
             self._http.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._alarm.cancel()
+        if self._alarm:
+            self._alarm.cancel()
         self._patience.end()
         self._door.undecided.discard(self)
         if self._leave:
@@ -125,6 +132,9 @@ class Front(asyncio.Protocol):
         """End the connection: nobody serves it any more."""
         self._transport.abort()
 
+    def _cut_after(self, seconds: float) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(seconds, self.cut)
+
     def _become_websocket(self) -> None:
         assert self._leave
         websocket = self._websocket(self._leave)
@@ -133,8 +143,6 @@ class Front(asyncio.Protocol):
         websocket.data_received(bytes(self._head))
 
     def _serve_http(self) -> None:
-        http_s = self._door.limits.http_s
-        self._alarm = asyncio.get_running_loop().call_later(http_s, self.cut)
         self._http = self._new_http()
         self._http.connection_made(self._transport)
         self._http.data_received(bytes(self._head))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import resource
 import signal
 import socket
 from collections.abc import AsyncGenerator, Callable
@@ -38,6 +39,7 @@ from duplane.fabric.process import Shutdown, StartError, announce
 from duplane.fabric.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
+_OTHER_FILES = 512  # of the fabric, of recordings, of the process itself
 _QUEUED_FRAMES = 4  # per connection; above it the client is slowed down
 
 # What the libraries say of handshakes, closings and bad requests is each client's own affair.
@@ -53,6 +55,7 @@ def _is_client_fault(record: logging.LogRecord) -> bool:
 
 async def serve(settings: EdgeSettings, shutdown: Shutdown) -> None:
     """Run one edge until `shutdown` and the end of its drain."""
+    make_room(settings.limits.connection_count)
     telemetry = Telemetry("edge")
     try:
         async with (
@@ -235,6 +238,20 @@ def _fronted(door: Door, http: web.AppRunner) -> Any:
         return Front(door, speak_websocket, speak_http)
 
     return front
+
+
+def make_room(connection_count: int) -> None:
+    """Let this process have a file for every connection, as far as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connection_count + _OTHER_FILES
+    if resource.RLIM_INFINITY != soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        if allowed < wanted:
+            _log.warning(
+                "the system allows %d open files; %d connections may need %d",
+                *(allowed, connection_count, wanted),
+            )
 
 
 def _bound_silence(listening: socket.socket, within_s: float) -> None:

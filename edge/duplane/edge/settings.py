@@ -71,7 +71,7 @@ class Limits:
     linger_s: float = 2.0  # for a client to close by itself when its time or context is over
     close_s: float = 2.0  # for the closing handshake: cut
     ping_s: float = 20.0  # of silence, then for a pong; for anything to be acknowledged: cut
-    http_s: float = 900.0  # for an HTTP answer to be read to its end: cut
+    http_s: float = 900.0  # for a long HTTP answer to be read to its end: cut
 
     # Of the whole process. Connections are of any kind, from their first byte; above: cut.
     connection_count: int = 4096

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from duplane.fabric import process
-from duplane.tools.flags import Device, Dtype, DtypeOption, Slots, fail
+from duplane.tools.flags import CudaGraphs, Device, Dtype, DtypeOption, Slots, fail
 
 bench = typer.Typer(no_args_is_help=True, help="Measure the hot paths and print tables.")
 
@@ -40,6 +40,36 @@ def bench_fabric(
     asyncio.run(fabric.bench_fabric(settings, units))
 
 
+@bench.command("neighbours")
+def bench_neighbours(
+    kinds: Annotated[
+        str, typer.Option("--only", metavar="KIND[,KIND]", help="These kinds. Default: all.")
+    ] = "",
+    slots: Annotated[int, typer.Option(min=3, help="Slots; two are for good sessions.")] = 6,
+    connections: Annotated[
+        int, typer.Option(min=1, help="Bad clients, of kinds that take no slots.")
+    ] = 300,
+    wait_s: Annotated[float, typer.Option(min=0.1, help="Every wait of the edge.")] = 3.0,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Of each measurement.")] = 8.0,
+) -> None:
+    """Measure what clients that misbehave cost the edge, and the good sessions beside them.
+
+    Linux only. Through real processes and the tiny model.
+    """
+    import asyncio
+
+    from duplane.tools.bench import neighbours
+    from duplane.tools.bench.bad_clients import KINDS
+    from duplane.tools.up import UpSettings
+
+    names = [name.strip() for name in kinds.split(",")] if kinds else list(KINDS)
+    if unknown := set(names) - set(KINDS):
+        fail(f"only: {', '.join(sorted(unknown))} is none of {', '.join(KINDS)}")
+    process.configure_logging("bench", "WARNING")
+    settings = UpSettings(port=0, slot_count=slots, log_level="WARNING")
+    asyncio.run(neighbours.bench_neighbours(settings, names, wait_s, seconds, connections))
+
+
 @bench.command("model")
 def bench_model(
     checkpoint_directory: Annotated[
@@ -58,11 +88,16 @@ def bench_model(
         str, typer.Option(metavar="N[,N]", help="Conversations at once, one table for each.")
     ] = "1,2,4",
     units: Annotated[int, typer.Option(min=1, help="Units measured of each kind.")] = 10,
+    frames: Annotated[
+        int, typer.Option(min=0, max=8, help="Pictures in each unit that sees; 0 measures none.")
+    ] = 1,
+    cuda_graphs: CudaGraphs = True,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
 ) -> None:
     """Measure every stage of the model, by batch size, beside what the device can do at best.
 
     MB and GFLOP are of one call: the weights and caches it must read, the products it adds.
+    Waits are where the host waits for the device, per call; of a whole unit for every kind.
     """
     from duplane.tools.bench import model
     from duplane.worker.model.checkpoint import CheckpointError
@@ -77,6 +112,8 @@ def bench_model(
                 dtype=dtype.value,
                 slots=_slot_counts(slots),
                 units=units,
+                frames=frames,
+                cuda_graphs=cuda_graphs,
                 threads=threads,
             )
         )

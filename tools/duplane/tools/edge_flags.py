@@ -73,7 +73,7 @@ LIMITS: Mapping[str, str] = {
     "linger_s": "For a client to close by itself once its time or context is over.",
     "close_s": "Wait for a client to close.",
     "ping_s": "Silence until a client is pinged, then wait for it; then it is cut.",
-    "http_s": "An HTTP answer, until it is read to its end.",
+    "http_s": "A long HTTP answer, until it is read to its end.",
     "connection_count": "Connections of this edge, of any kind; more are cut.",
     "client_connection_count": "Connections of one client address (IPv6: of one /64); more are cut."
     " A proxy that is trusted may have as many as it likes.",

@@ -56,6 +56,13 @@ class Role:
     _has_served: bool = False
     _is_stopping: bool = False
 
+    @property
+    def process_id(self) -> int:
+        """Of the process that runs now. Raises ValueError while none does."""
+        if self._process is None:
+            raise ValueError(f"{self.name} does not run")
+        return self._process.pid
+
     async def keep_running(self) -> None:
         """Start, watch, start again; returns after `stop`, raises RoleFailed on a bad start."""
         failures = 0

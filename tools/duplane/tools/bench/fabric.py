@@ -68,7 +68,9 @@ class _Grpc:
         return (await self._stream.read()).delta.stage_times.total.ToMicroseconds() / 1e3
 
 
-class _WebSocket:
+class WebSocketPath:
+    """One open session of dialect B."""
+
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
         audio = pybase64.b64encode_as_string(_SILENCE)
@@ -77,7 +79,7 @@ class _WebSocket:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def opened(cls, edge: str) -> AsyncGenerator[_Path]:
+    async def opened(cls, edge: str) -> AsyncGenerator[WebSocketPath]:
         url = f"ws://{edge}/v1/realtime?mode=audio"
         async with connect(url, compression=None) as connection:
             await connection.send(orjson.dumps({"type": "session.init", "payload": {}}), text=True)
@@ -87,6 +89,7 @@ class _WebSocket:
             yield cls(connection)
 
     async def exchange(self, number: int) -> float:
+        """Send one unit, wait for its answer; return the worker's own milliseconds."""
         del number
         await self._connection.send(self._unit, text=True)
         return orjson.loads(await self._connection.recv())["metrics"]["wall_clock_ms"]
@@ -142,7 +145,7 @@ async def bench_fabric(settings: UpSettings, units: int) -> None:
         while session_count <= settings.worker_count * settings.slot_count:
             for name, open_path in (
                 ("gRPC", lambda: _Grpc.opened(client)),
-                ("WebSocket", lambda: _WebSocket.opened(fabric.edge)),
+                ("WebSocket", lambda: WebSocketPath.opened(fabric.edge)),
             ):
                 times = await _converse(open_path, session_count, units)
                 rows.append(times.row(f"{name}, {session_count} at once"))

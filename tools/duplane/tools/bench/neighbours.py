@@ -1,0 +1,177 @@
+"""`duplane bench neighbours`: what clients that misbehave cost the good ones beside them.
+
+Through real processes. The edge's waits are set short, so that each can be seen to end.
+"""
+
+# pyright: reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import soundfile
+
+from duplane.fabric.client import FabricClient
+from duplane.fabric.v1 import admin_pb2
+from duplane.tools.bench.bad_clients import KINDS, Kind
+from duplane.tools.bench.fabric import WebSocketPath
+from duplane.tools.bench.table import percentile, show
+from duplane.tools.up import Fabric, UpSettings, running
+
+_WAITS = ("HANDSHAKE", "INIT", "SEND", "PING", "HTTP")
+_WITNESSES = 2
+_PAUSE_S = 0.1  # between the units of a witness: ten times as fast as speech
+_WATCH_S = 0.2
+_VOICE_S = 60
+
+
+@dataclass
+class _Watch:
+    """What is seen of an edge from outside."""
+
+    process_id: int
+    rss_bytes: list[int] = field(default_factory=list[int])
+    is_taken: bool = False  # a slot by others than the witnesses, ever
+    free_s: float | None = None  # until none was, any more
+
+    def freed(self) -> str:
+        """Say when slots were free again, as a cell."""
+        if not self.is_taken:
+            return ""
+        return "held" if self.free_s is None else f"{self.free_s:.1f}"
+
+    def look(self) -> int:
+        pages = int(Path(f"/proc/{self.process_id}/statm").read_text().split()[1])
+        self.rss_bytes.append(pages * os.sysconf("SC_PAGE_SIZE"))
+        return self.rss_bytes[-1]
+
+
+async def _witness(paths: list[WebSocketPath], seconds: float) -> list[float]:
+    """Return the milliseconds that were added to each unit of the witnesses, for so long."""
+    times: list[float] = []
+
+    async def speak(path: WebSocketPath) -> None:
+        until = time.perf_counter() + seconds
+        while (begin := time.perf_counter()) < until:
+            worker_ms = await path.exchange(0)
+            times.append((time.perf_counter() - begin) * 1e3 - worker_ms)
+            await asyncio.sleep(_PAUSE_S)
+
+    async with asyncio.TaskGroup() as tasks:
+        for path in paths:
+            tasks.create_task(speak(path))
+    return times
+
+
+async def _lease_count(client: FabricClient) -> int:
+    return len((await client.admin.ListLeases(admin_pb2.ListLeasesRequest())).leases)
+
+
+async def _look(watch: _Watch, client: FabricClient) -> None:
+    """Watch memory and slots until cancelled."""
+    begin = time.perf_counter()
+    while True:
+        watch.look()
+        if await _lease_count(client) > _WITNESSES:
+            watch.is_taken, watch.free_s = True, None
+        elif watch.free_s is None:
+            watch.free_s = time.perf_counter() - begin
+        await asyncio.sleep(_WATCH_S)
+
+
+@contextlib.asynccontextmanager
+async def _bad_clients(name: str, count: int, address: str) -> AsyncGenerator[None]:
+    """Run them in a process of their own for the body of the `with`."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "duplane.tools.bench.bad_clients", name, str(count), address),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin
+    assert process.stdout
+    try:
+        await process.stdout.readline()
+        yield
+    finally:
+        process.stdin.close()
+        await process.wait()
+
+
+class _Bench:
+    """One run: a fabric, and one kind of bad clients after the other."""
+
+    def __init__(self, fabric: Fabric, client: FabricClient, seconds: float) -> None:
+        self._fabric = fabric
+        self._client = client
+        self._seconds = seconds
+
+    async def row(self, name: str, kind: Kind, count: int) -> tuple[str, ...]:
+        """Measure without and with bad clients, and until what they held is free."""
+        watch = _Watch(self._fabric.roles[0].process_id)
+        before_bytes = watch.look()
+        async with contextlib.AsyncExitStack() as stack:
+            paths = [  # anew each time: a context is full some day
+                await stack.enter_async_context(WebSocketPath.opened(self._fabric.edge))
+                for _ in range(_WITNESSES)
+            ]
+            alone = await _witness(paths, self._seconds)
+            async with _bad_clients(name, count, self._fabric.edge):
+                looking = asyncio.ensure_future(_look(watch, self._client))
+                beside = await _witness(paths, self._seconds)
+                looking.cancel()
+                await asyncio.wait({looking})
+            await self._until_free()
+        memory = (before_bytes, max(watch.rss_bytes), watch.look())
+        return (
+            *(kind.about, str(count)),
+            *(f"{size / 1e6:.0f}" for size in memory),
+            watch.freed(),
+            *(
+                f"{percentile(times, share):.1f}"
+                for share in (0.5, 0.99)
+                for times in (alone, beside)
+            ),
+        )
+
+    async def _until_free(self) -> None:
+        while True:
+            if await _lease_count(self._client) <= _WITNESSES:
+                return
+            await asyncio.sleep(_WATCH_S)
+
+
+async def bench_neighbours(
+    settings: UpSettings, kinds: list[str], wait_s: float, seconds: float, connections: int
+) -> None:
+    """Start a fabric of its own, measure and print."""
+    with tempfile.TemporaryDirectory(prefix="duplane-bench-") as directory:
+        voice = Path(directory) / "voice.wav"
+        soundfile.write(voice, np.zeros(16_000 * _VOICE_S, "f4"), 16_000)
+        os.environ["DUPLANE_DEFAULT_VOICE"] = str(voice)
+        os.environ.update({f"DUPLANE_{wait}_S": str(wait_s) for wait in _WAITS})
+        rows: list[tuple[str, ...]] = []
+        async with running(settings) as fabric, FabricClient([fabric.scheduler]) as client:
+            bench = _Bench(fabric, client, seconds)
+            for name in kinds:
+                kind = KINDS[name]
+                count = settings.slot_count - _WITNESSES if kind.takes_slots else connections
+                rows.append(await bench.row(name, kind, count))
+                sys.stderr.write(f"{' '.join(rows[-1])}\n")
+    show(
+        f"beside {_WITNESSES} good sessions; every wait of the edge at {wait_s:g} s;"
+        " MB of the edge; ms that the fabric adds to a unit of the good, without and with",
+        (
+            *("", "clients", "MB before", "peak", "after", "slots free, s"),
+            *("p50", "with", "p99", "with"),
+        ),
+        rows,
+    )
