@@ -56,7 +56,8 @@ DIALECTS: Mapping[str, type[Dialect]] = {
 NOTES: Mapping[str, str] = {
     "A": "Audio of any length becomes units of one second; each has one answer.",
     "B": "A unit that speaks is told by `text`, then `audio`; `listen` with its id ends the turn."
-    " The reason that a client gives for closing is said back.",
+    " An append that completes no unit is answered at once by `listen`, or inside a turn by an"
+    " empty `text`. The reason that a client gives for closing is said back.",
     "B, chat": "Each turn takes a slot and may wait for it; `response.done` ends it.",
     "C": "Every `audio_chunk` that is taken has one `result`, in order, or an `error` in its place."
     " Errors are one line of text.",
