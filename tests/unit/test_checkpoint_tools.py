@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 from typer.testing import CliRunner
+from voice_files import write_voice_networks
 
 from duplane.tools.checkpoints.footprint import (
     Stage,
@@ -148,6 +150,26 @@ def test_what_inspection_says_of_memory_is_what_the_model_takes(directory: Path)
     model = DuplexModel.load(directory, slot_count=slots, context_capacity=512)
     estimate = sum(stage.fixed_bytes + slots * stage.slot_bytes for stage in said)
     assert estimate == pytest.approx(model.memory_bytes, rel=0.03)
+
+
+def test_inspection_counts_the_room_for_voices_made_of_clips(
+    directory: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(directory, tmp_path / "both")
+    write_voice_networks(tmp_path / "both" / "assets" / "token2wav")
+    model = DuplexModel.load(tmp_path / "both", slot_count=4, context_capacity=512)
+    question = ("--context", "512", "--dtype", "float32")
+    _, with_networks = run("checkpoint", "inspect", str(tmp_path / "both"), *question)
+    _, without = run("checkpoint", "inspect", str(directory), *question)
+    said = [float(_all_line(output)[-1].replace(",", "")) for output in (with_networks, without)]
+    fixed = float(_all_line(with_networks)[-2].replace(",", ""))
+    assert said[0] > said[1]
+    assert (fixed + 4 * said[0]) * 1e6 == pytest.approx(model.memory_bytes, rel=0.05)
+
+
+def _all_line(output: str) -> list[str]:
+    """The sums of the table of memory: over all that is fixed, and for each slot."""
+    return [line for line in output.splitlines() if line.startswith("all")][-1].split()
 
 
 def test_every_expected_tensor_is_in_the_golden_checkpoint_with_its_shape() -> None:

@@ -264,6 +264,14 @@ def worker(
     threads: Annotated[
         int, typer.Option(envvar="DUPLANE_THREADS", min=1, help="CPU threads of the model.")
     ] = 1,
+    turn_rows: Annotated[
+        int,
+        typer.Option(
+            envvar="DUPLANE_TURN_ROWS",
+            min=128,
+            help="Rows of the talker that a turn may fill, some 35 a second; then it starts anew.",
+        ),
+    ] = 2048,
     cuda_graphs: CudaGraphs = True,
     log_level: LogLevel = Level.INFO,
 ) -> None:
@@ -282,6 +290,7 @@ def worker(
             device=device,
             dtype=dtype.value,
             threads=threads,
+            turn_row_limit=turn_rows,
             cuda_graphs=cuda_graphs,
             context_token_limit=context,
             checkpoint=checkpoint_directory,

@@ -48,6 +48,7 @@ class TorchDevice:
             context_capacity=settings.context_token_limit,
             device=settings.device,
             dtype=settings.dtype,
+            turn_rows=settings.turn_row_limit,
             cuda_graphs=settings.cuda_graphs,
         )
 

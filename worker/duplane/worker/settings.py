@@ -60,6 +60,7 @@ class WorkerSettings:
     device: str = "cpu"
     dtype: str = "float32"
     threads: int = 1  # of torch, on a CPU
+    turn_row_limit: int = 2048  # of the talker; a longer turn forgets what it has spoken
     cuda_graphs: bool = True  # short steps captured and replayed, on a CUDA device
     context_token_limit: int = 8192
     stuck_after_s: float = 30.0  # one call into the model; longer: NOT_SERVING, draining

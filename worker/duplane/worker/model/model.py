@@ -25,6 +25,7 @@ from duplane.worker.model.prompt import embed_prompt
 from duplane.worker.model.sampling import TextSampling, Uniforms
 from duplane.worker.model.speaking import Speaking
 from duplane.worker.model.speech_tokens import SpeechTokens
+from duplane.worker.model.talker import TURN_ROWS
 from duplane.worker.model.types import (
     ConversationOptions,
     Opened,
@@ -69,10 +70,12 @@ class DuplexModel:
         context_capacity: int = 8192,
         device: str = "cpu",
         dtype: str = "float32",
+        turn_rows: int = TURN_ROWS,
         cuda_graphs: bool = True,
     ) -> DuplexModel:
         """Load a checkpoint directory; `CheckpointError` says what is wrong with it.
 
+        A turn of more than `turn_rows` rows of the talker goes on without what it had spoken.
         On a CUDA device, and only there, `cuda_graphs` captures the steps that are short.
         """
         model = cls(
@@ -82,6 +85,7 @@ class DuplexModel:
                 context_capacity=context_capacity,
                 device=device,
                 dtype=dtype,
+                turn_rows=turn_rows,
             )
         )
         if cuda_graphs and torch.device(device).type == "cuda":

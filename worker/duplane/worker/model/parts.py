@@ -18,7 +18,7 @@ from duplane.worker.model.checkpoint import Checkpoint, CheckpointError, read_js
 from duplane.worker.model.checkpoint import field as read_field
 from duplane.worker.model.image_layout import duplex_rows
 from duplane.worker.model.language_model import LanguageModel
-from duplane.worker.model.talker import Talker
+from duplane.worker.model.talker import TURN_ROWS, Talker
 from duplane.worker.model.tokens import Tokens
 from duplane.worker.model.types import INPUT_SAMPLE_RATE, ConversationOptions, FloatArray
 from duplane.worker.model.vision import Vision
@@ -111,7 +111,13 @@ def overhang(audio: AudioConfig, image_rows: int | None) -> int:
 
 
 def load_parts(
-    directory: Path, *, slot_count: int, context_capacity: int, device: str, dtype: str
+    directory: Path,
+    *,
+    slot_count: int,
+    context_capacity: int,
+    device: str,
+    dtype: str,
+    turn_rows: int = TURN_ROWS,
 ) -> ModelParts:
     """Load everything the directory has; `CheckpointError` says what is wrong with it."""
     checkpoint = Checkpoint(directory)
@@ -132,7 +138,7 @@ def load_parts(
         modules |= {"vpm.": vision.vpm, "resampler.": vision.resampler}
     talker = None
     if read_field(config, "init_tts", bool, True):
-        talker = modules["tts."] = Talker(config, slot_count, place, kind)
+        talker = modules["tts."] = Talker(config, slot_count, place, kind, rows=turn_rows)
         _check_talker(talker, llm, tokens)
     unused = checkpoint.load_all(modules)
     log.info("%s: no place for %s", directory, ", ".join(unused) or "nothing")

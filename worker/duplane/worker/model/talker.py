@@ -37,7 +37,15 @@ __all__ = [
 ]
 
 PREFIX = "tts."
+<<<<<<< HEAD
 FULL_ATTENTION, RECOMPUTING = "full_attention", "sliding_recompute"
+=======
+TURN_ROWS = 2048
+"""Rows that a turn may have before it goes on without what was spoken until then.
+
+A unit adds 25 tokens, its text and a mark: a minute of speech, at the usual pace of a voice.
+"""
+>>>>>>> engine
 LOOK_STEPS = 5
 """Steps between two looks whether all that may end early have: each look waits for the device."""
 
@@ -57,8 +65,8 @@ class TalkerConfig:
     """Whether a passage of a chat's answer is spoken over the one before alone, computed again."""
 
     @classmethod
-    def from_json(cls, config: Mapping[str, Any]) -> TalkerConfig:
-        """Read `tts_config` of the checkpoint's configuration."""
+    def from_json(cls, config: Mapping[str, Any], rows: int) -> TalkerConfig:
+        """Read `tts_config` of the checkpoint's configuration; a cache has at most `rows` rows."""
         tts = section(config, "tts_config")
         if field(tts, "num_vq", int, 1) != 1:
             raise CheckpointError("tts_config: only one codebook (num_vq 1) is supported")
@@ -78,8 +86,12 @@ class TalkerConfig:
             speech_rows=field(tts, "num_audio_tokens", int),
             bos=field(tts, "audio_bos_token_id", int),
             text_end=field(tts, "text_eos_token_id", int),
+<<<<<<< HEAD
             capacity=field(tts, "max_position_embeddings", int, 4096),
             is_recomputing=attention == RECOMPUTING,
+=======
+            capacity=min(rows, field(tts, "max_position_embeddings", int, 4096)),
+>>>>>>> engine
         )
 
 
@@ -120,10 +132,16 @@ class Talker(nn.Module):
     """Llama over text conditions and speech tokens, with a slotted cache that lasts one turn."""
 
     def __init__(
-        self, config: Mapping[str, Any], slot_count: int, device: torch.device, dtype: torch.dtype
+        self,
+        config: Mapping[str, Any],
+        slot_count: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        rows: int = TURN_ROWS,
     ) -> None:
         super().__init__()
-        self.dims = dims = TalkerConfig.from_json(config)
+        self.dims = dims = TalkerConfig.from_json(config, rows)
         width = dims.decoder.hidden_size
         self.emb_text = embedding(dims.text_rows, width, device=device, dtype=dtype)
         self.emb_code = nn.ModuleList(
