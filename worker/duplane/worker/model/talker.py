@@ -37,15 +37,12 @@ __all__ = [
 ]
 
 PREFIX = "tts."
-<<<<<<< HEAD
 FULL_ATTENTION, RECOMPUTING = "full_attention", "sliding_recompute"
-=======
 TURN_ROWS = 2048
 """Rows that a turn may have before it goes on without what was spoken until then.
 
 A unit adds 25 tokens, its text and a mark: a minute of speech, at the usual pace of a voice.
 """
->>>>>>> engine
 LOOK_STEPS = 5
 """Steps between two looks whether all that may end early have: each look waits for the device."""
 
@@ -86,12 +83,8 @@ class TalkerConfig:
             speech_rows=field(tts, "num_audio_tokens", int),
             bos=field(tts, "audio_bos_token_id", int),
             text_end=field(tts, "text_eos_token_id", int),
-<<<<<<< HEAD
-            capacity=field(tts, "max_position_embeddings", int, 4096),
-            is_recomputing=attention == RECOMPUTING,
-=======
             capacity=min(rows, field(tts, "max_position_embeddings", int, 4096)),
->>>>>>> engine
+            is_recomputing=attention == RECOMPUTING,
         )
 
 
