@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
+import sys
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
@@ -353,6 +355,23 @@ async def test_http_client_that_does_not_read_its_answer_is_cut(
             while not await is_welcome(edge):
                 pass
         reading.cancel()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells by a file")
+async def test_voice_that_many_ask_for_and_nobody_reads_is_held_once(long_voice: Path) -> None:
+    def rss_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    async with (
+        live_edge(QUICK, default_voice=long_voice) as edge,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        before_bytes = rss_bytes()
+        for _ in range(40):  # of five megabytes
+            client = await stack.enter_async_context(RawClient(edge.edge.address))
+            await client.send(b"GET /api/default_ref_audio HTTP/1.1\r\nHost: e\r\n\r\n")
+            assert await client.read(1)
+        assert rss_bytes() - before_bytes < 100e6
 
 
 async def test_refused_upgrade_does_not_keep_its_connection() -> None:

@@ -73,7 +73,8 @@ async def _witness(paths: list[WebSocketPath], seconds: float) -> list[float]:
 
 
 async def _lease_count(client: FabricClient) -> int:
-    return len((await client.admin.ListLeases(admin_pb2.ListLeasesRequest())).leases)
+    wish = admin_pb2.ListLeasesRequest()
+    return len((await client.administer(lambda admin: admin.ListLeases(wish))).leases)
 
 
 async def _look(watch: _Watch, client: FabricClient) -> None:
