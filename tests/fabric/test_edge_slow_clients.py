@@ -34,6 +34,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from duplane.edge.settings import Limits
+from duplane.edge.websocket import EdgeSocket
 from duplane.fabric.v1 import session_pb2
 from duplane.tools.bench.raw_clients import CONTINUATION, PING, TEXT, RawClient, event, frame
 
@@ -59,6 +60,13 @@ async def ended(conversation: ScriptedConversation) -> None:
     """Wait until a session has let go of its slot."""
     async with asyncio.timeout(WITHIN_S):
         await conversation.is_over.wait()
+
+
+def transports_of(edge: LiveEdge) -> list[asyncio.Transport]:
+    """Return those of the sessions that run."""
+    connections = edge.edge._sessions._connections  # pyright: ignore[reportPrivateUsage]
+    sockets = [connection._socket for connection in connections]  # pyright: ignore[reportPrivateUsage]
+    return [socket.transport for socket in sockets if isinstance(socket, EdgeSocket)]
 
 
 async def drip(client: RawClient, step: int) -> None:
@@ -159,9 +167,7 @@ async def test_pongs_that_nobody_reads_are_bounded_and_then_cut() -> None:
         RawClient(edge.edge.address) as slow,
     ):
         conversation = await begin_raw(edge, slow)
-        transports = [
-            connection._socket.transport for connection in edge.edge._sessions._connections
-        ]  # pyright: ignore[reportPrivateUsage]
+        transports = transports_of(edge)
         flooding = asyncio.ensure_future(slow.send(frame(PING, b"x" * 125) * 400_000))
         waiting_bytes: set[int] = set()
         async with asyncio.timeout(WITHIN_S):
@@ -389,8 +395,8 @@ async def test_silence_of_a_peer_that_is_gone_is_bounded_by_the_kernel() -> None
         pytest.skip("this system does not have it")
     async with live_edge(replace(Limits(), ping_s=7.0)) as edge, edge.connect() as client:
         await begin(client)
-        (connection,) = edge.edge._sessions._connections  # pyright: ignore[reportPrivateUsage]
-        accepted = connection._socket.transport.get_extra_info("socket")  # pyright: ignore[reportPrivateUsage]
+        (transport,) = transports_of(edge)
+        accepted = transport.get_extra_info("socket")
         assert accepted.getsockopt(socket.IPPROTO_TCP, option) == 7000
         await end(client)
 
