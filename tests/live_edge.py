@@ -167,8 +167,8 @@ async def live_edge(
 
 
 def impatient(limits: Limits) -> Limits:
-    """The same bounds without patience for a drain."""
-    return replace(limits, drain_s=0.05)
+    """The same bounds without patience for a drain, or for a client that could close by itself."""
+    return replace(limits, drain_s=0.05, linger_s=0.0)
 
 
 # --- a client of dialect A, step by step ---

@@ -13,10 +13,11 @@ from typing import Any
 import aiohttp
 import pytest
 from live_edge import Asked, begin, end, live_edge
+from scripted_fabric import WITHIN_S
 
 from duplane.edge.recording.retention import sweep
 from duplane.edge.recording.settings import RecordingSettings
-from duplane.edge.recording.shelf import recordings
+from duplane.edge.recording.shelf import is_running, recordings
 
 URL = "/api/sessions"
 
@@ -29,8 +30,10 @@ async def recorded(root: Path, **settings: Any) -> AsyncGenerator[tuple[Asked, P
         async with edge.connect() as client:
             await begin(client)
             await end(client)
-        (directory,) = recordings(root)
-        yield http, directory
+        async with asyncio.timeout(WITHIN_S):
+            while not (ended := [each for each in recordings(root) if not is_running(each)]):
+                await http.get("/health")
+        yield http, ended[0]
 
 
 def form(content: bytes, kind: str = "video/webm", field: str = "file") -> aiohttp.FormData:

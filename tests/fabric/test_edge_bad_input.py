@@ -53,7 +53,7 @@ async def test_fragmented_text_is_put_together() -> None:
 
 
 async def test_message_over_the_limit_closes_with_1009(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "duplane.edge.server")
+    caplog.set_level(logging.INFO, "duplane.edge.sessions")
     async with live_edge(Limits(message_bytes=100_000)) as edge, edge.connect() as client:
         await begin(client)
         await exchange(client)

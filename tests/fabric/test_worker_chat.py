@@ -339,6 +339,40 @@ async def test_a_chat_is_one_span_with_its_stages_and_none_of_its_words() -> Non
         assert not any("secret" in str(value) for value in attributes.values())
 
 
+async def test_what_a_chat_goes_through_are_spans_below_it() -> None:
+    async with running_worker() as rig:
+        await answer(rig, asks("one two"))
+        await rig.all_free()
+        spans = rig.spans.get_finished_spans()
+        (whole,) = [span for span in spans if span.name == "worker.chat"]
+        below = [span for span in spans if span.name.startswith("worker.chat.")]
+        names = [span.name.removeprefix("worker.chat.") for span in below]
+        assert names == ["prepare", "prefill", "piece", "piece"]
+        for span in below:
+            assert span.parent
+            assert whole.context
+            assert span.parent.span_id == whole.context.span_id
+            assert span.context
+            assert span.context.trace_id == whole.context.trace_id
+        told = [dict(span.attributes or {}) for span in below]
+        assert told[0]["duplane.prompt.token_count"] == len("one two")
+        assert told[1]["duplane.stage.prefill_ms"] == pytest.approx(2.0)
+        for sequence, piece in enumerate(told[2:]):
+            assert piece["duplane.chat.sequence"] == sequence
+            assert piece["duplane.stage.decode_ms"] == pytest.approx(2.0)
+            assert piece["duplane.batch.size"] == 1
+
+
+async def test_a_chat_that_is_refused_says_so_in_the_span_at_fault() -> None:
+    async with running_worker() as rig:
+        await refusal(rig, asks(seed=-1))
+        await rig.all_free()
+        spans = {span.name: dict(span.attributes or {}) for span in rig.spans.get_finished_spans()}
+        for name in ("worker.chat", "worker.chat.prepare"):
+            assert spans[name]["error.type"] == "INVALID_FIELD"
+        assert "worker.chat.prefill" not in spans
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("tiny") / "checkpoint"

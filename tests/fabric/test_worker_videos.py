@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+import pytest_asyncio
 from PIL import Image
 from scripted_model import ScriptedModel
 from video_files import make_video
@@ -118,16 +120,16 @@ async def test_the_pictures_of_all_videos_are_bounded_together() -> None:
 STUCK = "import sys, time; sys.stdin.buffer.read(); time.sleep(600)"
 
 
-@pytest.fixture
-def stuck(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+@pytest_asyncio.fixture
+async def stuck(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Decoders that never end; the event is set when one has read its file."""
     has_begun = asyncio.Event()
 
-    feed = videos.feed
+    feed, loop = videos.feed, asyncio.get_running_loop()
 
-    async def told(process: asyncio.subprocess.Process, file: bytes) -> None:
-        await feed(process, file)
-        has_begun.set()
+    def told(process: subprocess.Popen[bytes], file: bytes) -> None:
+        feed(process, file)
+        loop.call_soon_threadsafe(has_begun.set)
 
     monkeypatch.setattr(videos, "DECODER", (sys.executable, "-c", STUCK, DECODER_NAME))
     monkeypatch.setattr(videos, "feed", told)
@@ -161,15 +163,39 @@ async def test_a_client_that_leaves_ends_the_process_that_decodes_its_file(
     assert not decoders()
 
 
+@pytest.mark.parametrize("size", [10, 4_000_000], ids=["small", "more than a pipe holds"])
 async def test_a_decoder_that_dies_takes_nothing_along(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    size: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     crash = (sys.executable, "-c", "import os; os.abort()")
     monkeypatch.setattr(videos, "DECODER", crash)
     async with running_worker() as rig:
-        error = await refusal(rig, asks(VIDEO))
+        error = await refusal(rig, asks(bytes(size)))
         assert "cannot be decoded" in str(error)
-        assert "a decoder of a video ended early: -6" in caplog.text
+        assert "a decoder of a video failed: -6" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        '{"picture": [1000000000, 1000000000]}',
+        '{"picture": [-3, -4]}',
+        '{"picture": 5}',
+        '{"sound": 1e30}',
+        "[]",
+        "no JSON",
+        "x" * 100_000,
+    ],
+    ids=["huge", "negative", "a number", "long", "a list", "text", "endless"],
+)
+async def test_what_a_decoder_says_is_not_believed(
+    said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lie = f"import sys; sys.stdin.buffer.read(); print({said!r}, flush=True); sys.stdin.read()"
+    monkeypatch.setattr(videos, "DECODER", (sys.executable, "-c", lie))
+    async with running_worker() as rig:
+        error = await refusal(rig, asks(VIDEO))
+        assert "cannot be decoded" in error.message
 
 
 async def test_memory_is_bounded() -> None:

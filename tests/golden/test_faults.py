@@ -64,7 +64,7 @@ STAGES: dict[str, Place] = {
     "audio": lambda m: (m.parts.audio, "encode", is_first),
     "vision": lambda m: (m._pipeline.intake, "see", is_first),
     "prefill": lambda m: (m.llm, "feed_units", lambda slots, _: is_first(slots)),
-    "choice": lambda m: (m._sampling, "choose", is_first),
+    "choice": lambda m: (m.sampling, "choose", is_first),
     "decode": lambda m: (m.llm, "feed", lambda c, _: is_first(c) and rows_of(c) == {1}),
     "talker": lambda m: (m.parts.talker, "speak", is_first),
     "flow": lambda m: (m.parts.vocoder, "encode", is_first),

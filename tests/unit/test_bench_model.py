@@ -21,7 +21,10 @@ from duplane.worker.model.types import (
     UnitOutput,
 )
 
-STAGES = ["mel", "audio encoder", "prefill", "decode step", "talker", "flow", "HiFT", "settle"]
+STAGES = (
+    *("mel", "audio encoder", "vision", "prefill", "decode step"),
+    *("talker", "flow", "HiFT", "settle"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +41,9 @@ def test_a_random_model_is_measured_stage_by_stage_for_every_batch_size() -> Non
     tables = result.output.split("conversations at once")
     assert len(tables) == 3
     for table in tables[1:]:
-        assert "2 listening, 2 speaking units" in table
-        rows = [line for line in table.splitlines() if line.startswith(tuple(STAGES))]
-        assert [row[: len(stage)] for row, stage in zip(rows, STAGES, strict=True)] == STAGES
+        assert "2 listening, 2 seeing, 2 speaking units" in table
+        rows = [line for line in table.splitlines() if line.startswith(STAGES)]
+        assert [row[: len(stage)] for row, stage in zip(rows, STAGES, strict=True)] == [*STAGES]
     assert "after the last was closed" in result.output
 
 
@@ -75,7 +78,7 @@ def test_operations_are_counted_while_asked_for(checkpoint: Path) -> None:
     watch = StageWatch(model, torch.device("cpu"))
     model.open(0, ConversationOptions(seed=0))
     assert not watch.flops
-    watch.counts_flops = True
+    watch.is_counting = True
     list(model.step([UnitInput(0, np.ones(16000, np.float32))]))
     weights = sum(p.numel() for p in model.llm.parameters()) - model.llm.vocabulary * 128 * 2
     rows = model.parts.audio.unit_rows + 1

@@ -59,7 +59,7 @@ WORKERS: list[session_pb2.ConverseResponse | session_pb2.ChatResponse] = [
     session_pb2.ChatResponse(delta=session_pb2.ChatDelta(text="x")),
     session_pb2.ChatResponse(done=session_pb2.Done()),
 ]
-# What is not the client's: gated by nothing, a worker may say anything at any time.
+# What is not the client's. A worker that holds the session may say anything at any time.
 OTHERS = st.one_of(
     st.sampled_from(WORKERS),
     st.just(lease_pb2.Queued(ticket_id="t", position=1)),
@@ -106,7 +106,7 @@ class Watched:
             case float():
                 self.now = Moment(self.now.monotonic_s + step, 0)
                 told = self.session.expire(self.now)
-            case session_pb2.ConverseResponse() if not self.is_chat:
+            case session_pb2.ConverseResponse() if self.session.has_slot and not self.is_chat:
                 told = self.session.answered(step, self.now)
             case session_pb2.ChatResponse() if isinstance(self.session, ChatSession):
                 told = self.session.told(step, self.now)

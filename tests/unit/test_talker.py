@@ -7,7 +7,8 @@ from torch import Tensor
 
 from duplane.worker.model.checkpoint import CheckpointError
 from duplane.worker.model.sampling import SeededUniforms
-from duplane.worker.model.talker import STEPS, Speech, Talker, penalise
+from duplane.worker.model.speech_steps import STEPS, penalise
+from duplane.worker.model.talker import Speech, Talker
 
 CONFIG = {
     "tts_config": {
@@ -92,10 +93,9 @@ def test_draws_are_used_up_for_every_token_and_the_one_that_is_dropped() -> None
 
 def test_the_penalty_counts_occurrences_and_minds_the_sign() -> None:
     scores = torch.tensor([[2.0, -2.0, 1.0, -1.0]])
-    got = penalise(scores, torch.tensor([[0, 0, 1]]))
+    got = penalise(scores, torch.tensor([[2, 0, 0, 1, 3]]), torch.tensor([0, 1, 1, 1, 0]) > 0)
     expected = torch.tensor([[2.0 / 1.05**2, -2.0 * 1.05, 1.0, -1.0]])
     torch.testing.assert_close(got, expected)
-    assert penalise(scores, torch.zeros(1, 0, dtype=torch.long)) is scores
 
 
 @pytest.mark.parametrize(

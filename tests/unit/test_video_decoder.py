@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import struct
 from dataclasses import replace
+from typing import Any
 
+import av
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -99,6 +102,39 @@ def test_pictures_at_odd_times_are_those_shown_at_each_second() -> None:
     assert greys(pieces)[:4] == pytest.approx([grey(0), grey(2), grey(4), grey(5)], abs=6)
 
 
+# What stands in a file whose pictures are to be turned, clockwise.
+TURNS = {90: (0, 1, -1, 0), 180: (-1, 0, 0, -1), 270: (0, -1, 1, 0)}
+
+
+@pytest.mark.parametrize("degrees", TURNS)
+def test_a_video_filmed_sideways_is_shown_upright(degrees: int) -> None:
+    upright = pictures(shown(halves()))[0]
+    pieces = pictures(shown(turned(halves(), degrees)))
+    assert pieces[0].size == ((48, 64) if degrees != 180 else (64, 48))
+    assert pieces[0].tobytes() == upright.rotate(-degrees, expand=True).tobytes()
+
+
+def halves() -> bytes:
+    """A picture whose left is dark."""
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp4") as out:
+        video: Any = out.add_stream("libx264", rate=1)
+        video.width, video.height, video.pix_fmt = 64, 48, "yuv420p"
+        pixels = np.full((48, 64, 3), 200, np.uint8)
+        pixels[:, :32] = 20
+        out.mux(video.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        out.mux(video.encode(None))
+    return buffer.getvalue()
+
+
+def turned(file: bytes, degrees: int) -> bytes:
+    """The file with another matrix in the header of its track."""
+    start = file.index(b"tkhd") + 44
+    a, b, c, d = (number << 16 for number in TURNS[degrees])
+    matrix = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30)
+    return file[:start] + matrix + file[start + len(matrix) :]
+
+
 def test_a_file_that_was_cut_off_is_shown_as_far_as_it_goes() -> None:
     whole = make_video(20.0, container="webm", codec="libvpx", sound=None)
     pieces = shown(whole[: len(whole) // 2])
@@ -130,14 +166,19 @@ def test_a_file_that_asks_for_too_much_is_refused() -> None:
         shown(make_video(3.0), duration_s=2)
 
 
+def test_more_pixels_side_by_side_than_may_be_are_refused() -> None:
+    video = make_video(1.0)
+    assert pictures(shown(video, stack_frames=5, frame_pixels=64 * 48))
+    with pytest.raises(VideoError, match="has 5 pictures to stack"):
+        shown(video, stack_frames=6, frame_pixels=64 * 48)
+
+
 def test_sound_alone_is_no_video() -> None:
     with pytest.raises(VideoError, match="has no pictures"):
         shown(_sound_alone())
 
 
 def _sound_alone() -> bytes:
-    import av
-
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as out:
         stream = out.add_stream("aac", rate=16_000, layout="mono")

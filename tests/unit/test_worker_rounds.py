@@ -9,6 +9,7 @@ import pytest
 from scripted_model import ScriptedModel, answer_loud
 
 from duplane.worker.inbox import Unit
+from duplane.worker.model.chat_types import ChatAudio, ChatImage, ChatOutput, ChatRequest
 from duplane.worker.model.images import decode
 from duplane.worker.model.types import (
     ConversationOptions,
@@ -44,6 +45,39 @@ async def test_the_warm_up_leaves_no_conversation() -> None:
     log = Log()
     assert log.model.is_clean(0)
     assert log.model.rounds == [(0,)] * 3
+    assert log.model.order == ["units"] * 3 + ["chat"] * 3
+    request = log.model.chats[0]
+    assert [type(part) for part in request.messages[0].parts] == [ChatImage, ChatAudio, str]
+    assert request.options.generate_audio
+
+
+async def test_a_model_without_a_voice_is_tried_in_words() -> None:
+    def refuse(request: ChatRequest) -> None:
+        if request.options.generate_audio:
+            raise OptionError("generate_audio", "is not possible")
+
+    model = ScriptedModel()
+    model.on_prepare = refuse
+    Rounds(model, 100, lambda slot, event: None)
+    assert not model.chats[0].options.generate_audio
+    assert model.is_clean(0)
+
+
+async def test_a_model_that_does_not_chat_is_not_asked_to() -> None:
+    model = ScriptedModel()
+    model.has_chat = False
+    Rounds(model, 100, lambda slot, event: None)
+    assert model.chats == {}
+
+
+async def test_a_model_that_fails_on_a_chat_never_gets_ready() -> None:
+    def fail(slot: int, request: ChatRequest) -> Iterator[ChatOutput | UnitFailure]:
+        yield UnitFailure(slot, "NOT_FINITE", "the logits are not finite", is_fatal=True)
+
+    model = ScriptedModel()
+    model.on_chat = fail
+    with pytest.raises(RuntimeError, match="fails on a chat"):
+        Rounds(model, 100, lambda slot, event: None)
 
 
 async def test_outputs_are_posted_as_they_come_and_all_is_settled() -> None:

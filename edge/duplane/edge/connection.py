@@ -29,6 +29,9 @@ from duplane.fabric.v1 import lease_pb2
 
 _UNTOLD = (End.GONE, End.TOO_BIG, End.TOO_SLOW)  # nobody reads the farewell
 _UNREAD = Ending(End.TOO_SLOW, "events are not read")
+# It comes in the middle of a client's sending. Who sends to a closed socket has failed, so a
+# client is left the time to read that it is over, and to close by itself.
+_IN_MID_STREAM = (End.TIMEOUT, End.CONTEXT_FULL)
 
 
 class Socket(Protocol):
@@ -98,7 +101,7 @@ class Connection:
                 self._apply([])
                 await self._over.wait()
                 tasks.create_task(self._let_go(conversing))
-                await self._say_farewell(writing)
+                await self._say_farewell(reading, writing)
                 reading.cancel()
         finally:
             if self._alarm:
@@ -122,7 +125,7 @@ class Connection:
                     continue
                 began_s = time.thread_time()
                 now = self._clock.now()
-                if self.recording:
+                if self.recording and self.session.farewell is None:
                     self.recording.up(message, now)
                 if is_worth_unwrapping(message):
                     event = await asyncio.to_thread(unwrap, message, self._limits)
@@ -146,7 +149,7 @@ class Connection:
         except ConnectionClosed:
             return  # the reader knows
 
-    async def _say_farewell(self, writing: asyncio.Task[None]) -> None:
+    async def _say_farewell(self, reading: asyncio.Task[None], writing: asyncio.Task[None]) -> None:
         farewell = self.session.farewell
         assert farewell
         if farewell.end not in _UNTOLD:
@@ -154,6 +157,8 @@ class Connection:
             await asyncio.wait({writing}, timeout=self._limits.send_s)
         writing.cancel()
         await asyncio.wait({writing})
+        if farewell.end in _IN_MID_STREAM:
+            await asyncio.wait({reading}, timeout=self._limits.linger_s)
         await self._socket.close(farewell.code, close_reason(farewell.reason))
 
     # --- the fabric ---

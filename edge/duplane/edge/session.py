@@ -150,12 +150,15 @@ class Session:
                 if self.has_slot:
                     self._wait(Wait.CONVERSATION, self._limits.open_s, now)
             case Append():
+                gathered_count = self._uplink.gathered_count
                 self._uplink.add(action, now.wall_ns)
                 if Wait.AUDIO in self._waits:
                     self._wait(Wait.AUDIO, self._limits.idle_s, now)
                 if self.dialect.answers_appends:
                     self._owed.add(self._uplink.gathered_count)
                     return self._answer_owed(now)
+                if self._uplink.gathered_count == gathered_count:
+                    return self.dialect.gathered(action.tag, now)
             case Answer():
                 self._ask(action.request, now)
                 return list(action.events)

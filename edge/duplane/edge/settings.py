@@ -68,6 +68,7 @@ class Limits:
     # A client that reads slower than the model speaks is closed; others never feel it.
     outbox_bytes: int = 4 * 1024 * 1024  # above it: 1008; of pongs: read no further
     send_s: float = 10.0  # in which nothing, or next to nothing, is read: cut
+    linger_s: float = 2.0  # for a client to close by itself when its time or context is over
     close_s: float = 2.0  # for the closing handshake: cut
     ping_s: float = 20.0  # of silence, then for a pong; for anything to be acknowledged: cut
     http_s: float = 900.0  # for a long HTTP answer to be read to its end: cut

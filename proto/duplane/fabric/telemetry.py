@@ -1,8 +1,8 @@
 """Spans: their names, their attributes, and how context travels inside messages.
 
-Each unit is a trace of its own, linked to its session's span. Exported by the standard `OTEL_*`
-settings, as OTLP over gRPC, and not at all when those are unset. No audio, text or keys in
-attributes, ever.
+Each unit is a trace of its own, linked to its session's span; what a turn of chat goes through are
+spans below the turn's. Exported by the standard `OTEL_*` settings, as OTLP over gRPC, and not at
+all when those are unset. No audio, text or keys in attributes, ever.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ EDGE_UNIT = "edge.unit"
 WORKER_SESSION = "worker.session"
 WORKER_UNIT = "worker.unit"
 WORKER_CHAT = "worker.chat"
+WORKER_CHAT_PREPARE = "worker.chat.prepare"  # checks, videos, layout: before the device
+WORKER_CHAT_PREFILL = "worker.chat.prefill"
+WORKER_CHAT_PIECE = "worker.chat.piece"
 
 SESSION_ID = "session.id"
 LEASE_ID = "duplane.lease.id"
@@ -38,6 +41,8 @@ UNIT_DROPPED_COUNT = "duplane.unit.dropped_count"
 STAGE_PREFIX = "duplane.stage."  # + stage + "_ms"
 BATCH_SIZE = "duplane.batch.size"
 CHAT_FINISH = "duplane.chat.finish"
+CHAT_SEQUENCE = "duplane.chat.sequence"
+PROMPT_TOKEN_COUNT = "duplane.prompt.token_count"  # a name, not a secret
 CONTEXT_TOKEN_COUNT = "duplane.context.token_count"  # a name, not a secret
 ERROR_TYPE = "error.type"
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from duplane.fabric import process
-from duplane.tools.flags import Device, Dtype, DtypeOption, Slots, fail
+from duplane.tools.flags import CudaGraphs, Device, Dtype, DtypeOption, Slots, fail
 
 bench = typer.Typer(no_args_is_help=True, help="Measure the hot paths and print tables.")
 
@@ -88,11 +88,16 @@ def bench_model(
         str, typer.Option(metavar="N[,N]", help="Conversations at once, one table for each.")
     ] = "1,2,4",
     units: Annotated[int, typer.Option(min=1, help="Units measured of each kind.")] = 10,
+    frames: Annotated[
+        int, typer.Option(min=0, max=8, help="Pictures in each unit that sees; 0 measures none.")
+    ] = 1,
+    cuda_graphs: CudaGraphs = True,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
 ) -> None:
     """Measure every stage of the model, by batch size, beside what the device can do at best.
 
     MB and GFLOP are of one call: the weights and caches it must read, the products it adds.
+    Waits are where the host waits for the device, per call; of a whole unit for every kind.
     """
     from duplane.tools.bench import model
     from duplane.worker.model.checkpoint import CheckpointError
@@ -107,6 +112,8 @@ def bench_model(
                 dtype=dtype.value,
                 slots=_slot_counts(slots),
                 units=units,
+                frames=frames,
+                cuda_graphs=cuda_graphs,
                 threads=threads,
             )
         )

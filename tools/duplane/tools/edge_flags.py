@@ -70,6 +70,7 @@ LIMITS: Mapping[str, str] = {
     "session_s": "A whole session. Default: as its mode has it.",
     "outbox_bytes": "Events that a client does not read; above it is closed with 1008.",
     "send_s": "Wait for a client that reads nothing of what waits for it; then it is cut.",
+    "linger_s": "For a client to close by itself once its time or context is over.",
     "close_s": "Wait for a client to close.",
     "ping_s": "Silence until a client is pinged, then wait for it; then it is cut.",
     "http_s": "A long HTTP answer, until it is read to its end.",

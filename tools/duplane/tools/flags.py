@@ -49,6 +49,12 @@ Device = Annotated[
 DtypeOption = Annotated[
     Dtype, typer.Option("--dtype", envvar="DUPLANE_DTYPE", help="The model's numbers.")
 ]
+CudaGraphs = Annotated[
+    bool,
+    typer.Option(
+        envvar="DUPLANE_CUDA_GRAPHS", help="Capture short steps as CUDA graphs; only on cuda:N."
+    ),
+]
 Context = Annotated[int, typer.Option(min=1, help="Rows of each conversation's context.")]
 DeviceMemory = Annotated[
     str | None,

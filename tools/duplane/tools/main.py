@@ -20,6 +20,7 @@ from duplane.tools.bench_verbs import bench
 from duplane.tools.checkpoint_verbs import checkpoint
 from duplane.tools.edge_flags import edge_settings, with_edge_flags
 from duplane.tools.flags import (
+    CudaGraphs,
     Device,
     Dtype,
     DtypeOption,
@@ -263,6 +264,7 @@ def worker(
     threads: Annotated[
         int, typer.Option(envvar="DUPLANE_THREADS", min=1, help="CPU threads of the model.")
     ] = 1,
+    cuda_graphs: CudaGraphs = True,
     log_level: LogLevel = Level.INFO,
 ) -> None:
     """Run one worker: one device, one model, many conversations."""
@@ -280,6 +282,7 @@ def worker(
             device=device,
             dtype=dtype.value,
             threads=threads,
+            cuda_graphs=cuda_graphs,
             context_token_limit=context,
             checkpoint=checkpoint_directory,
         )

@@ -12,13 +12,14 @@ from typing import Any
 
 import grpc.aio
 from google.protobuf.message import Message
-from opentelemetry.trace import Span, StatusCode
+from opentelemetry.util.types import AttributeValue
 
 from duplane.fabric import telemetry
 from duplane.fabric.audio import pcm_from_samples
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
 from duplane.worker.chat_options import chat_request, invalid_chat
+from duplane.worker.chat_spans import ChatSpans
 from duplane.worker.deltas import MODEL_STAGES, duration
 from duplane.worker.engine import Engine
 from duplane.worker.model.chat_types import ChatOutput, Finish
@@ -41,7 +42,7 @@ _ENDINGS = {
 
 
 class ChatSession:
-    """A claimed chat, from its request to `done`. `span` is the caller's to end."""
+    """A claimed chat, from its request to `done`."""
 
     def __init__(
         self,
@@ -50,15 +51,14 @@ class ChatSession:
         engine: Engine,
         limits: SessionLimits,
         videos: Videos,
-        span: Span,
+        spans: ChatSpans,
     ) -> None:
         self._stream = stream
         self._videos = videos
         self._engine = engine
         self._limits = limits
-        self._span = span
+        self._spans = spans
         self._counts = session_pb2.TokenCounts()
-        self._stages_s: dict[str, float] = {}
         self._sequence = 0
         self._end: asyncio.Future[FabricError | None] = asyncio.get_running_loop().create_future()
         self._events = asyncio.Queue[ChatStep | Lost]()  # the engine's credit bounds it
@@ -85,14 +85,17 @@ class ChatSession:
             self._engine.silence(self.conversation)
             release()
             server.cancel()
-        self._describe(failure)
+        self._spans.close(None if failure is None else failure.reason)
         if failure is not None:
             raise failure
 
     async def _serve(self, request: session_pb2.ChatRequest) -> None:
         try:
+            self._spans.begin(telemetry.WORKER_CHAT_PREPARE)
             prepared = await self._prepare(request)
+            self._spans.end({telemetry.PROMPT_TOKEN_COUNT: prepared.prompt_rows})
             self._count_prompt(prepared)
+            self._spans.begin(telemetry.WORKER_CHAT_PREFILL)
             credit = self._limits.outbox_message_count
             self._engine.open_chat(self.conversation, prepared, credit)
             await self._answer(prepared)
@@ -131,12 +134,17 @@ class ChatSession:
             self._count(output)
             if output.is_prefilled and not is_told:
                 is_told = True
+                self._spans.end(_described(event))
+                self._spans.begin(telemetry.WORKER_CHAT_PIECE)
                 count = prepared.prompt_rows
                 await self._write(prefilled=session_pb2.Prefilled(prompt_token_count=count))
             if output.text or output.audio.size or output.token_ids:
-                await self._write(delta=self._delta(output))
+                delta = self._delta(output)
+                self._spans.end({**_described(event), telemetry.CHAT_SEQUENCE: delta.sequence})
+                await self._write(delta=delta)
+                self._spans.begin(telemetry.WORKER_CHAT_PIECE)
             if output.finish is not None:
-                self._span.set_attribute(telemetry.CHAT_FINISH, output.finish.name)
+                self._spans.note(telemetry.CHAT_FINISH, output.finish.name)
                 reason = _FINISHES[output.finish]
                 await self._write(done=session_pb2.Done(reason=reason, token_counts=self._counts))
                 return
@@ -173,14 +181,12 @@ class ChatSession:
     def _count(self, output: ChatOutput) -> None:
         self._counts.output_text_token_count += len(output.token_ids)
         self._counts.output_audio_token_count += output.audio_token_count
-        for stage, seconds in output.stage_s.items():
-            self._stages_s[stage] = self._stages_s.get(stage, 0.0) + seconds
-        self._span.set_attribute(telemetry.CONTEXT_TOKEN_COUNT, output.context_length)
+        self._spans.took(output.stage_s)
+        self._spans.note(telemetry.CONTEXT_TOKEN_COUNT, output.context_length)
 
-    def _describe(self, failure: FabricError | None) -> None:
-        """Say on the span where the time went, and what went wrong."""
-        for stage, seconds in self._stages_s.items():
-            self._span.set_attribute(f"{telemetry.STAGE_PREFIX}{stage}_ms", seconds * 1e3)
-        if failure is not None:
-            self._span.set_attribute(telemetry.ERROR_TYPE, failure.reason)
-            self._span.set_status(StatusCode.ERROR)
+
+def _described(step: ChatStep) -> dict[str, AttributeValue]:
+    return {
+        telemetry.BATCH_SIZE: step.batch_size,
+        telemetry.CONTEXT_TOKEN_COUNT: step.output.context_length,
+    }

@@ -48,6 +48,7 @@ class TorchDevice:
             context_capacity=settings.context_token_limit,
             device=settings.device,
             dtype=settings.dtype,
+            cuda_graphs=settings.cuda_graphs,
         )
 
     def memory_used_bytes(self, model: Model) -> int:

@@ -10,16 +10,25 @@ import base64
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 from PIL.Image import Image
 
-from duplane.fabric.audio import INPUT_RATE_HERTZ
+from duplane.fabric.audio import INPUT_RATE_HERTZ, Samples
 from duplane.fabric.v1 import registry_pb2
 from duplane.worker.inbox import Refusal, Unit
-from duplane.worker.model.chat_types import ChatOutput, ChatRequest
+from duplane.worker.model.chat_types import (
+    ChatAudio,
+    ChatImage,
+    ChatMessage,
+    ChatOptions,
+    ChatOutput,
+    ChatPart,
+    ChatRequest,
+    ChatRole,
+)
 from duplane.worker.model.images import PreparedImage
 from duplane.worker.model.types import (
     ConversationOptions,
@@ -34,6 +43,7 @@ from duplane.worker.model.types import (
 _log = logging.getLogger(__name__)
 
 _WARM_UP_UNITS = 3
+_WARM_UP_CHAT_STEPS = 4  # the prompt, words, speech, and what comes after it
 _WARM_UP_FRAME = base64.b64decode(  # one grey pixel; the model scales it to what it looks at
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNoAAAAggCBd81ytgAAAABJRU5ErkJggg=="
 )
@@ -167,6 +177,32 @@ class Rounds:
                     raise RuntimeError(f"the model fails on a unit of noise: {result.message}")
             if self.model.settle([0]):
                 raise RuntimeError("the model cannot settle a unit of noise")
+        self._clean_up()
+        if self.model.has_chat:
+            self._warm_up_chat(noise)
+            self._clean_up()
+
+    def _warm_up_chat(self, noise: Samples) -> None:
+        """Answer a chat that has all that a chat may have, as far as its first speech goes."""
+        shown: list[ChatPart] = [ChatImage(_WARM_UP_FRAME)] if self.model.sees_frames else []
+        message = ChatMessage(ChatRole.USER, (*shown, ChatAudio(noise), "Hi"))
+        options = ChatOptions(
+            decode_mode=DecodeMode.GREEDY, max_new_tokens=20, seed=0, max_slices=1
+        )
+        spoken = replace(options, generate_audio=True)
+        try:
+            prepared = self.model.prepare_chat(ChatRequest((message,), spoken))
+        except OptionError:  # a model without a voice
+            prepared = self.model.prepare_chat(ChatRequest((message,), options))
+        self.model.open_chat(0, prepared)
+        for _ in range(_WARM_UP_CHAT_STEPS):
+            for result in self.model.chat_step([0]):
+                if isinstance(result, UnitFailure):
+                    raise RuntimeError(f"the model fails on a chat: {result.message}")
+                if result.finish is not None:
+                    return
+
+    def _clean_up(self) -> None:
         self.model.close(0)
         if not self.model.is_clean(0):
             raise RuntimeError("the model does not clean up after a conversation")

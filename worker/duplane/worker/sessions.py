@@ -23,6 +23,7 @@ from duplane.fabric.telemetry import Telemetry
 from duplane.fabric.v1 import lease_pb2, registry_pb2, session_pb2, session_pb2_grpc
 from duplane.worker.admission import Admission
 from duplane.worker.chat_session import ChatSession
+from duplane.worker.chat_spans import ChatSpans
 from duplane.worker.deltas import Account
 from duplane.worker.engine import Conversation, Engine
 from duplane.worker.phases import Phases
@@ -138,7 +139,8 @@ class Sessions(session_pb2_grpc.SessionServiceServicer):
         span = self._tracer.start(
             telemetry.WORKER_CHAT, parent=request.trace, attributes=_attributes(claims)
         )
-        session = ChatSession(context, claims.slot, self._engine, self._limits, self._videos, span)
+        spans = ChatSpans(self._tracer, span)
+        session = ChatSession(context, claims.slot, self._engine, self._limits, self._videos, spans)
         self._running[claims.slot] = session
         _log.info("slot %d: chat %s", claims.slot, claims.session_id or claims.lease_id)
         try:

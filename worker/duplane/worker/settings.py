@@ -60,6 +60,7 @@ class WorkerSettings:
     device: str = "cpu"
     dtype: str = "float32"
     threads: int = 1  # of torch, on a CPU
+    cuda_graphs: bool = True  # short steps captured and replayed, on a CUDA device
     context_token_limit: int = 8192
     stuck_after_s: float = 30.0  # one call into the model; longer: NOT_SERVING, draining
     drain_timeout_s: float = 600.0  # running sessions at shutdown; then closed SHUTDOWN
@@ -70,7 +71,9 @@ class WorkerSettings:
         for group in (self, self.limits):
             for setting in fields(group):
                 value = getattr(group, setting.name)
-                if isinstance(value, int | float) and not value > 0:
+                if isinstance(value, bool) or not isinstance(value, int | float):
+                    continue
+                if not value > 0:
                     raise ValueError(f"{setting.name} is {value}, must be above 0")
         if not self.schedulers:
             raise ValueError("schedulers is empty, must name at least one")

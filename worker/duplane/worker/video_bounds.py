@@ -6,6 +6,9 @@ from dataclasses import asdict, dataclass
 
 import orjson
 
+STACKED_FRAMES = 4
+"""Pictures side by side may have the pixels of so many of the largest ones."""
+
 
 @dataclass(frozen=True)
 class VideoBounds:
@@ -19,6 +22,11 @@ class VideoBounds:
     frame_pixels: int
     memory_bytes: int
     cpu_s: int
+
+    @property
+    def piece_bytes(self) -> int:
+        """The most bytes of one thing that is shown: pictures side by side, or all the sound."""
+        return max(STACKED_FRAMES * self.frame_pixels * 3, int(self.duration_s + 1) * 16_000 * 4)
 
     def to_json(self) -> str:
         """Return what `from_json` reads."""

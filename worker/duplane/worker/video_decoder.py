@@ -16,7 +16,7 @@ from __future__ import annotations
 import io
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -33,7 +33,7 @@ from PIL import Image
 
 from duplane.fabric.audio import INPUT_RATE_HERTZ
 from duplane.worker.model.video_layout import Scene, plan_scenes, side_by_side
-from duplane.worker.video_bounds import VideoBounds, VideoError
+from duplane.worker.video_bounds import STACKED_FRAMES, VideoBounds, VideoError
 
 # What is never tried to be read: lists of other files, and whatever else FFmpeg knows.
 _FORMATS = "mov,mp4,matroska,webm,avi,mpegts"
@@ -42,6 +42,12 @@ _CODECS = (
     "aac,mp3,mp3float,opus,libopus,vorbis,flac,ac3,eac3,"
     "pcm_s16le,pcm_s16be,pcm_s24le,pcm_s32le,pcm_f32le,pcm_u8,pcm_mulaw,pcm_alaw"
 )
+# Degrees against the clock.
+_TURNS = {
+    90: Image.Transpose.ROTATE_90,
+    180: Image.Transpose.ROTATE_180,
+    270: Image.Transpose.ROTATE_270,
+}
 _THREADS = 2
 _ON_TIME_S = 0.0015  # files count in milliseconds
 _MAX_RATE_HERTZ = 192_000
@@ -94,7 +100,7 @@ def _show(
         if heard.size:
             yield heard
     if scene.stacked_s:
-        yield side_by_side([pictures.at(moment) for moment in scene.stacked_s])
+        yield pictures.stacked(scene.stacked_s)
 
 
 def _open(file: BinaryIO) -> av.container.InputContainer:
@@ -184,9 +190,18 @@ class _Pictures:
         if self._shown is None:
             raise VideoError("has no picture that can be decoded")
         _check_pixels(self._shown.width, self._shown.height, self._bounds)
-        self._picture = Image.fromarray(self._shown.to_ndarray(format="rgb24"))
+        self._picture = _upright(self._shown)
         self._picture_pts = wanted
         return self._picture
+
+    def stacked(self, moments_s: Sequence[float]) -> Image.Image:
+        """Several pictures as one."""
+        stacked = [self.at(moment) for moment in moments_s]
+        pixels = sum(picture.width * picture.height for picture in stacked)
+        most = STACKED_FRAMES * self._bounds.frame_pixels
+        if pixels > most:
+            raise VideoError(f"has {len(stacked)} pictures to stack, of more than {most} pixels")
+        return side_by_side(stacked)
 
     def _skip_to(self, wanted: int) -> None:
         """Begin anew at a key picture, if there is one between here and there."""
@@ -216,6 +231,13 @@ class _Pictures:
             except av.error.FFmpegError:
                 continue
             yield from frames
+
+
+def _upright(frame: VideoFrame) -> Image.Image:
+    """The picture as people see it: phones film sideways and say so."""
+    picture = Image.fromarray(frame.to_ndarray(format="rgb24"))
+    turn = _TURNS.get(frame.rotation % 360)
+    return picture if turn is None else picture.transpose(turn)
 
 
 def _time_of(frame: VideoFrame) -> int:

@@ -2,7 +2,8 @@
 
 Decides what becomes of a file that is broken, too large or too slow; what of it is shown is
 `video_layout`'s. A request's pictures are cut for the model as they come, so that none is held
-at its full size.
+at its full size. The processes are started and read by threads: this starts them without a copy
+of the worker, which asyncio's own way may not.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import subprocess
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
+from threading import Lock
+from typing import BinaryIO, cast
 
 import numpy as np
 import orjson
@@ -32,6 +36,10 @@ _log = logging.getLogger(__name__)
 # -P: what lies in the working directory is not ours.
 DECODER = (sys.executable, "-P", "-m", "duplane.worker.video_decoder")
 
+_HEAD_BYTES = 1000
+_LAST_WAIT_S = 1.0  # for the exit status of one that fell silent
+_JOINT_BYTES = 1 << 20  # of the lines between pictures side by side
+
 Prepare = Callable[[Image.Image, int | None], PreparedImage]
 
 
@@ -40,7 +48,7 @@ class Videos:
 
     def __init__(self, limits: SessionLimits) -> None:
         self._limits = limits
-        self._places = asyncio.Semaphore(limits.video_decoder_count)
+        self._threads = ThreadPoolExecutor(limits.video_decoder_count, "video")
 
     async def fill(
         self, wanted: ChatRequest, wish: session_pb2.ChatRequest, prepare: Prepare
@@ -60,8 +68,8 @@ class Videos:
                 path = f"messages[{index}].parts[{number}].video"
                 given = wish.messages[index].parts[number]
                 try:
-                    async with asyncio.timeout_at(deadline_s), self._places:
-                        video, room = await self._show(given, wanted, prepare, room)
+                    async with asyncio.timeout_at(deadline_s):
+                        video, room = await self._decode(given, wanted, prepare, room)
                 except VideoError as error:
                     raise invalid(path, str(error)) from None
                 except ImageError as error:
@@ -73,28 +81,10 @@ class Videos:
             messages[index] = replace(message, parts=tuple(parts))
         return replace(wanted, messages=tuple(messages))
 
-    async def _show(
+    async def _decode(
         self, given: session_pb2.ChatPart, wanted: ChatRequest, prepare: Prepare, room: int
     ) -> tuple[ChatVideo, int]:
         """What a file shows, and how many pieces of pictures may be shown after it."""
-        shown: list[ChatImage | ChatAudio] = []
-        async with aclosing(self._decoded(given)) as pieces:
-            async for piece in pieces:
-                if isinstance(piece, np.ndarray):
-                    shown.append(ChatAudio(piece))
-                    continue
-                cut = await asyncio.to_thread(prepare, piece, wanted.options.max_slices)
-                room -= len(cut.pieces)
-                if room < 0:
-                    most = self._limits.max_video_pieces
-                    raise VideoError(f"brings the pictures of all videos to more than {most}")
-                shown.append(ChatImage(cut))
-        return ChatVideo(tuple(shown)), room
-
-    async def _decoded(
-        self, given: session_pb2.ChatPart
-    ) -> AsyncGenerator[Image.Image | np.ndarray]:
-        """Run the process; what it shows, as it comes."""
         bounds = VideoBounds(
             stack_frames=given.video_stack_frame_count or 1,
             duration_s=self._limits.max_video_s,
@@ -102,46 +92,100 @@ class Videos:
             memory_bytes=self._limits.video_memory_bytes,
             cpu_s=math.ceil(self._limits.video_timeout_s) + 1,
         )
-        process = await asyncio.create_subprocess_exec(
-            *DECODER, bounds.to_json(), stdin=PIPE, stdout=PIPE, stderr=DEVNULL
-        )
+        decoder = _Decoder(given.video, bounds)
+
+        def show() -> tuple[ChatVideo, int]:
+            return self._show(decoder, wanted.options.max_slices, prepare, room)
+
         try:
-            await feed(process, given.video)
-            async for piece in _pieces(process):
-                yield piece
+            return await asyncio.get_running_loop().run_in_executor(self._threads, show)
         finally:
-            with suppress(ProcessLookupError):
+            decoder.stop()
+
+    def _show(
+        self, decoder: _Decoder, max_slices: int | None, prepare: Prepare, room: int
+    ) -> tuple[ChatVideo, int]:
+        shown: list[ChatImage | ChatAudio] = []
+        for piece in decoder.run():
+            if isinstance(piece, np.ndarray):
+                shown.append(ChatAudio(piece))
+                continue
+            cut = prepare(piece, max_slices)
+            room -= len(cut.pieces)
+            if room < 0:
+                most = self._limits.max_video_pieces
+                raise VideoError(f"brings the pictures of all videos to more than {most}")
+            shown.append(ChatImage(cut))
+        return ChatVideo(tuple(shown)), room
+
+
+class _Decoder:
+    """One process. `run` blocks; `stop` may come from another thread, at any time."""
+
+    def __init__(self, file: bytes, bounds: VideoBounds) -> None:
+        self._file, self._bounds = file, bounds
+        self._lock = Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_stopped = False
+
+    def run(self) -> Iterator[Image.Image | np.ndarray]:
+        """Decode; what is shown, as it comes. Raises VideoError, also when it was stopped."""
+        with self._lock:
+            if self._is_stopped:
+                raise VideoError("was not decoded")
+            pipe = subprocess.PIPE
+            command = (*DECODER, self._bounds.to_json())
+            self._process = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
+            )
+        with self._process as process:
+            try:
+                feed(process, self._file)
+                yield from self._read(process)
+            finally:
                 process.kill()
-            await process.wait()
 
+    def stop(self) -> None:
+        """End the process, or see to it that it never begins."""
+        with self._lock:
+            self._is_stopped = True
+            if self._process is not None:
+                self._process.kill()
 
-async def feed(process: Process, file: bytes) -> None:
-    """Write the file to a process that decodes it."""
-    assert process.stdin, "it was asked for"
-    with suppress(BrokenPipeError, ConnectionResetError):  # what it wrote says why it left
-        process.stdin.write(file)
-        await process.stdin.drain()
-    process.stdin.close()
-
-
-async def _pieces(process: Process) -> AsyncGenerator[Image.Image | np.ndarray]:
-    """Read what the process writes; raises VideoError for what it says, or if it fell silent."""
-    out = process.stdout
-    assert out, "it was asked for"
-    try:
+    def _read(self, process: subprocess.Popen[bytes]) -> Iterator[Image.Image | np.ndarray]:
+        """Read what it says, and believe none of it: a file may have taken it over."""
+        out = cast("BinaryIO", process.stdout)
         while True:
-            head = orjson.loads(await out.readuntil(b"\n"))
-            if "fault" in head:
-                raise VideoError(head["fault"])
-            if "picture" in head:
-                width, height = head["picture"]
-                pixels = await out.readexactly(width * height * 3)
-                yield Image.frombytes("RGB", (width, height), pixels)
-            elif "sound" in head:
-                pcm = await out.readexactly(head["sound"] * 4)
-                yield np.frombuffer(bytearray(pcm), "<f4")
+            try:
+                head = orjson.loads(out.readline(_HEAD_BYTES))
+                fault, picture, sound = (head.get(key) for key in ("fault", "picture", "sound"))
+                if not (fault or picture or sound):
+                    return
+                if fault:
+                    raise VideoError(str(fault))
+                size = int(picture[0]) * int(picture[1]) * 3 if picture else int(sound) * 4
+            except (ValueError, TypeError, LookupError, AttributeError):
+                break
+            if not 0 < size <= self._bounds.piece_bytes + _JOINT_BYTES:
+                break
+            content = out.read(size)
+            if len(content) < size:
+                break
+            if picture:
+                yield Image.frombytes("RGB", (int(picture[0]), int(picture[1])), content)
             else:
-                return
-    except asyncio.IncompleteReadError:
-        _log.warning("a decoder of a video ended early: %s", await process.wait())
-        raise VideoError("cannot be decoded") from None
+                yield np.frombuffer(bytearray(content), "<f4")
+        if not self._is_stopped:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_LAST_WAIT_S)
+            _log.warning("a decoder of a video failed: %s", process.returncode)
+        raise VideoError("cannot be decoded")
+
+
+def feed(process: subprocess.Popen[bytes], file: bytes) -> None:
+    """Write the file to a process that decodes it, which reads all of it before it writes."""
+    stdin = cast("BinaryIO", process.stdin)
+    with suppress(BrokenPipeError):  # what it wrote says why it left
+        stdin.write(file)
+    with suppress(BrokenPipeError):
+        stdin.close()

@@ -96,6 +96,7 @@ class DialectB(Dialect):
         self._max_slice_count: int | None = None  # of appends that name none
         self._usage = Usage()
         self._chunk_index = 0
+        self._context_token_count = 0
 
     def _read(self, kind: str, event: Fields) -> Action:
         if kind == APPEND:
@@ -143,6 +144,7 @@ class DialectB(Dialect):
 
     def _opened_events(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
         self._usage.input_text += opened.prompt_token_count
+        self._context_token_count = opened.prompt_token_count
         event = self._event("session.created", now)
         event["mode"] = self.backend_mode
         event["prompt_length"] = opened.prompt_token_count
@@ -162,9 +164,8 @@ class DialectB(Dialect):
         A spoken unit without text or audio is an empty `text`, so that every unit is answered.
         """
         is_speech = delta.WhichOneof("outcome") == "speech"
-        event = self._event("response.output.delta", now)
-        if tag.input_id is not None:
-            event["input_id"] = tag.input_id
+        self._context_token_count = delta.context_token_count
+        event = self._delta_event(tag, now)
         if is_speech:
             self._turn_id = tag.response_id or self._turn_id or f"resp_{self._new_id()}"
         if self._turn_id is not None and (is_speech or delta.end_of_turn):
@@ -185,6 +186,29 @@ class DialectB(Dialect):
         if delta.end_of_turn:
             self._turn_id = None
         return events
+
+    def _delta_event(self, tag: Tag, now: Moment) -> dict[str, object]:
+        event = self._event("response.output.delta", now)
+        if tag.input_id is not None:
+            event["input_id"] = tag.input_id
+        return event
+
+    def gathered(self, tag: Tag, now: Moment) -> list[bytes]:
+        """Answer an append that completed no unit by the state that it left: nothing has changed.
+
+        A `listen` would end an open turn, so that one goes on with an empty `text`.
+        """
+        if self.phase is not Phase.ACTIVE:
+            return []
+        event = self._delta_event(tag, now)
+        event["metrics"] = metrics(
+            session_pb2.Delta(context_token_count=self._context_token_count), dropped_count=0
+        )
+        if self._turn_id is None:
+            event["kind"] = "listen"
+        else:
+            event.update(kind="text", text="", response_id=self._turn_id)
+        return [orjson.dumps(event)]
 
     def _count(self, token_counts: session_pb2.TokenCounts) -> dict[str, object]:
         used = Usage.of_unit(token_counts)

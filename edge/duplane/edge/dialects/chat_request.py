@@ -40,6 +40,7 @@ class ChatDefaults:
     is_spoken: bool
     temperature: float | None = None
     top_p: float | None = None
+    use_image_id: bool | None = None
 
 
 def read_turn(fields: Fields, defaults: ChatDefaults, limits: Limits) -> Turn:
@@ -58,7 +59,10 @@ def read_turn(fields: Fields, defaults: ChatDefaults, limits: Limits) -> Turn:
     slices = read_slice_count(image) if image else None
     if slices is not None:
         config.max_slice_count = slices
-    if image and (is_numbered := image.flag("use_image_id")) is not None:
+    is_numbered = image.flag("use_image_id") if image else None
+    if is_numbered is None:
+        is_numbered = defaults.use_image_id
+    if is_numbered is not None:
         config.use_image_id = is_numbered
     config.is_omni = fields.flag("omni_mode") or False
     config.is_thinking = fields.flag("enable_thinking") or False

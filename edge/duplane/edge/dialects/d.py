@@ -27,7 +27,12 @@ from duplane.fabric.v1 import session_pb2
 REQUEST = "request"  # its events have no type of their own
 
 DEFAULTS = ChatDefaults(
-    max_new_token_count=512, length_penalty=1.0, is_spoken=True, temperature=0.7, top_p=0.8
+    max_new_token_count=512,
+    length_penalty=1.0,
+    is_spoken=True,
+    temperature=0.7,
+    top_p=0.8,
+    use_image_id=True,
 )
 # Errors close as ordinary ends do; only these have a code of their own.
 _CODED = frozenset({End.SHUTDOWN, End.MODE_REFUSED, End.UNREADABLE, End.TOO_BIG, End.TOO_SLOW})

@@ -218,6 +218,11 @@ class Dialect(ABC):
     ) -> list[bytes]:
         """Render the output of one unit; `dropped_count` units were lost since the one before."""
 
+    def gathered(self, tag: Tag, now: Moment) -> list[bytes]:
+        """Tell of an append that was taken and completed no unit, where clients wait for that."""
+        del tag, now
+        return []
+
     @abstractmethod
     def _closed_events(self, ending: Ending, now: Moment) -> list[bytes]: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import tempfile
 import time
@@ -13,21 +14,27 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 
 from duplane.tools.bench.peaks import Peaks, measure_peaks, synchronize
 from duplane.tools.bench.stages import Stage, StageWatch, moved_bytes
+from duplane.tools.bench.syncs import SyncCount
 from duplane.tools.bench.table import percentile, show
 from duplane.tools.checkpoints.random_weights import write_random
 from duplane.worker.model.model import DuplexModel
 from duplane.worker.model.parts import torch_dtype
-from duplane.worker.model.types import ConversationOptions, FloatArray, UnitInput, UnitOutput
+from duplane.worker.model.types import ConversationOptions, UnitInput, UnitOutput
 
 WARM_UNITS = 2
-UNIT_ROWS = 32
-"""Rows that a unit may take, with room to spare."""
+UNIT_ROWS, FRAME_ROWS = 32, 80
+"""Rows that a unit and each of its frames may take, with room to spare."""
+FRAME_SIDE = 448
 PROMPT_ROWS = 512
 TEXT_TOKENS = 6
 """Text of a speaking unit, at most: a second's worth, where random weights rarely stop."""
+LISTENING, SPEAKING, SEEING = "listening", "speaking", "seeing"
+KINDS = (SEEING, SPEAKING, LISTENING)
+HEADS = {LISTENING: "listen", SEEING: "see", SPEAKING: "speak"}
 FLOAT32_STAGES = (Stage.MEL, Stage.FLOW, Stage.HIFT)
 
 
@@ -42,6 +49,8 @@ class ModelBench:
     dtype: str
     slots: tuple[int, ...]
     units: int
+    frames: int
+    cuda_graphs: bool
     threads: int
 
 
@@ -54,10 +63,9 @@ class Figures:
         default_factory=lambda: defaultdict(list)
     )
     flops: dict[Stage, float] = field(default_factory=dict[Stage, float])
+    syncs: dict[Stage, float] = field(default_factory=dict[Stage, float])
+    unit_syncs: dict[str, int] = field(default_factory=dict[str, int])
     moved: dict[Stage, int] = field(default_factory=dict[Stage, int])
-
-
-LISTENING, SPEAKING = "listening", "speaking"
 
 
 def bench_model(bench: ModelBench) -> None:
@@ -66,13 +74,14 @@ def bench_model(bench: ModelBench) -> None:
     device, dtype = torch.device(bench.device), torch_dtype(bench.dtype)
     peaks = measure_peaks(device, {dtype, torch.float32})
     with _directory(bench) as directory:
-        empty = held_bytes(device)
+        empty, rows = held_bytes(device), UNIT_ROWS + bench.frames * FRAME_ROWS
         model = DuplexModel.load(
             directory,
             slot_count=max(bench.slots),
-            context_capacity=PROMPT_ROWS + 2 * (WARM_UNITS + bench.units + 1) * UNIT_ROWS,
+            context_capacity=PROMPT_ROWS + len(KINDS) * (WARM_UNITS + bench.units + 1) * rows,
             device=bench.device,
             dtype=bench.dtype,
+            cuda_graphs=bench.cuda_graphs,
         )
     before = held_bytes(device)
     _say(bench, model, peaks, dtype)
@@ -128,7 +137,7 @@ def _say(bench: ModelBench, model: DuplexModel, peaks: Peaks, dtype: torch.dtype
 def _measure(
     model: DuplexModel, watch: StageWatch, slots: int, bench: ModelBench, device: torch.device
 ) -> Figures:
-    """Run conversations in the first `slots` slots: speaking units, then as many listening."""
+    """Run conversations in the first `slots` slots: as many units of every kind."""
     figures = Figures()
     for slot in range(slots):
         options = ConversationOptions(
@@ -137,85 +146,116 @@ def _measure(
             max_new_speak_tokens_per_chunk=TEXT_TOKENS + 1,
         )
         model.open(slot, options)
-    random = np.random.default_rng(0)
-    for listens in (False, True):
+    inputs = Inputs(model, slots, bench.frames)
+    # Costs of one call are those of the last kind that makes it.
+    for kind in KINDS if bench.frames else KINDS[1:]:
         for number in range(WARM_UNITS + bench.units):
-            sound = random.normal(0, 0.1, (slots, 16_000)).astype(np.float32)
-            kind = _unit(model, watch, sound, listens, device, figures, number >= WARM_UNITS)
-            if number == WARM_UNITS + bench.units - 1 and kind == SPEAKING:
-                figures.moved = moved_bytes(model, slots)
-        watch.counts_flops = True
-        watch.clear()
-        sound = random.normal(0, 0.1, (slots, 16_000)).astype(np.float32)
-        _run(model, sound, listens)
-        watch.counts_flops = False
-        figures.flops |= {stage: watch.flops[stage] / watch.calls[stage] for stage in watch.flops}
-        watch.flops.clear()
+            found = _unit(model, watch, inputs.next(kind), device)
+            if number >= WARM_UNITS:
+                _keep(figures, watch, kind, found)
+        if kind == SPEAKING:
+            figures.moved = moved_bytes(model, slots)
+        _count(figures, model, watch, inputs.next(kind), kind)
     return figures
 
 
-def _run(model: DuplexModel, sound: FloatArray, listens: bool) -> list[UnitOutput]:
+class Inputs:
+    """Units of noise, and pictures of noise, for the first slots."""
+
+    def __init__(self, model: DuplexModel, slots: int, frames: int) -> None:
+        self._model, self._slots, self._frames = model, slots, frames
+        self._random = np.random.default_rng(0)
+        pixels = self._random.integers(0, 256, (FRAME_SIDE, FRAME_SIDE, 3), np.uint8)
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "JPEG")
+        self._frame = file.getvalue()
+
+    def next(self, kind: str) -> list[UnitInput]:
+        """A unit for each, its frames decoded as they are before they reach the device."""
+        sounds = self._random.normal(0, 0.1, (self._slots, 16_000)).astype(np.float32)
+        frames = (self._frame,) * self._frames if kind == SEEING else ()
+        units = [
+            self._model.prepare(UnitInput(slot, sound, kind != SPEAKING, frames))
+            for slot, sound in enumerate(sounds)
+        ]
+        return [unit for unit in units if isinstance(unit, UnitInput)]
+
+
+def _run(model: DuplexModel, units: Sequence[UnitInput]) -> list[UnitOutput]:
     """One unit in each of the first slots, settled."""
-    inputs = [UnitInput(slot, row, force_listen=listens) for slot, row in enumerate(sound)]
-    outputs = list(model.step(inputs))
-    model.settle(range(len(sound)))
+    outputs = list(model.step(units))
+    failures = model.settle([unit.slot for unit in units])
     found = [output for output in outputs if isinstance(output, UnitOutput)]
-    if len(found) < len(outputs):
-        raise RuntimeError(f"units failed: {outputs}")
+    if failures or len(found) < len(outputs):
+        raise RuntimeError(f"units failed: {outputs}, {failures}")
     return found
 
 
 def _unit(
-    model: DuplexModel,
-    watch: StageWatch,
-    sound: FloatArray,
-    listens: bool,
-    device: torch.device,
-    figures: Figures,
-    counts: bool,
-) -> str:
-    """Run one unit and keep its figures, if it counts and all slots did the same."""
+    model: DuplexModel, watch: StageWatch, units: Sequence[UnitInput], device: torch.device
+) -> tuple[float, list[UnitOutput]]:
+    """Run one unit in each slot; the seconds it took and what it led to."""
     watch.clear()
     synchronize(device)
     begin = time.perf_counter()
-    outputs = _run(model, sound, listens)
+    outputs = _run(model, units)
     synchronize(device)
-    seconds = time.perf_counter() - begin
-    kinds = {LISTENING if output.is_listen else SPEAKING for output in outputs}
-    kind = kinds.pop() if len(kinds) == 1 else "mixed"
-    if counts:
-        figures.units[kind].append(seconds)
-        for stage, spent in watch.seconds.items():
-            figures.stages[kind, stage].append(spent)
-        if steps := watch.calls[Stage.DECODE]:
-            # The lap has the choices in it, beside the model's own passes.
-            lap = max(output.stage_s["decode"] for output in outputs)
-            figures.stages[kind, Stage.DECODE][-1] = lap / steps
-    return kind
+    return time.perf_counter() - begin, outputs
+
+
+def _keep(
+    figures: Figures, watch: StageWatch, kind: str, found: tuple[float, list[UnitOutput]]
+) -> None:
+    """Keep the figures of one unit in each slot, if all of them did what was meant."""
+    seconds, outputs = found
+    if any(output.is_listen == (kind == SPEAKING) for output in outputs):
+        return
+    figures.units[kind].append(seconds)
+    for stage, spent in watch.seconds.items():
+        figures.stages[kind, stage].append(spent)
+    if steps := watch.calls[Stage.DECODE]:
+        # The lap has the choices in it, beside the model's own passes.
+        lap = max(output.stage_s["decode"] for output in outputs)
+        figures.stages[kind, Stage.DECODE][-1] = lap / steps
+
+
+def _count(
+    figures: Figures,
+    model: DuplexModel,
+    watch: StageWatch,
+    units: Sequence[UnitInput],
+    kind: str,
+) -> None:
+    """Count operations of one call of each stage, and the waits of it and of a whole unit."""
+    watch.clear()
+    watch.is_counting = True
+    with SyncCount() as syncs:
+        _run(model, units)
+    watch.is_counting = False
+    figures.unit_syncs[kind] = syncs.count
+    for found, counted in ((figures.flops, watch.flops), (figures.syncs, watch.syncs)):
+        found.update({stage: count / watch.calls[stage] for stage, count in counted.items()})
+        counted.clear()
 
 
 def _show(figures: Figures, slots: int, peaks: Peaks, dtype: torch.dtype) -> None:
-    units = figures.units
-    rows = [
-        (
-            "whole unit",
-            *_times(units[LISTENING]),
-            *_times(units[SPEAKING]),
-            *("",) * 4,
-        )
-    ]
+    kinds = [kind for kind in (LISTENING, SEEING, SPEAKING) if kind in figures.unit_syncs]
+    waits = "/".join(str(figures.unit_syncs[kind]) for kind in kinds)
+    times = [cell for kind in kinds for cell in _times(figures.units[kind])]
+    rows = [("whole unit", *times, *("",) * 4, waits)]
     for stage in Stage:
-        listening = figures.stages[LISTENING, stage]
-        speaking = figures.stages[SPEAKING, stage]
-        if not listening and not speaking:
+        spent = {kind: figures.stages[kind, stage] for kind in kinds}
+        if not any(spent.values()):
             continue
-        typical = percentile(speaking or listening, 0.5)
+        times = [cell for kind in kinds for cell in _times(spent[kind])]
+        typical = percentile(next(spent[kind] for kind in reversed(kinds) if spent[kind]), 0.5)
         cost = _cost(figures, stage, typical, peaks, dtype)
-        rows.append((stage.value, *_times(listening), *_times(speaking), *cost))
-    counted = f"{len(units[LISTENING])} listening, {len(units[SPEAKING])} speaking units"
+        rows.append((stage.value, *times, *cost, f"{figures.syncs.get(stage, 0):.3g}"))
+    counted = ", ".join(f"{len(figures.units[kind])} {kind}" for kind in kinds)
+    heads = [cell for kind in kinds for cell in (f"{HEADS[kind]} p50", "p99")]
     show(
-        f"{slots} conversations at once, ms ({counted})",
-        ("stage", "listen p50", "p99", "speak p50", "p99", "MB", "of peak", "GFLOP", "of peak"),
+        f"{slots} conversations at once, ms ({counted} units)",
+        ("stage", *heads, "MB", "of peak", "GFLOP", "of peak", "waits"),
         rows,
     )
 

@@ -1,4 +1,4 @@
-"""Watches the stages of a model from outside: time, operations and bytes of every call."""
+"""Watches the stages of a model from outside: time, operations, bytes and waits of every call."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from duplane.tools.bench.peaks import synchronize
+from duplane.tools.bench.syncs import SyncCount
 from duplane.worker.model.model import DuplexModel
 from duplane.worker.model.talker import STEPS
 from duplane.worker.model.vocoder import Vocoder
@@ -47,16 +48,17 @@ class StageWatch:
         self._inner = [0.0]
         self.seconds: defaultdict[Stage, float] = defaultdict(float)
         self.flops: defaultdict[Stage, int] = defaultdict(int)
+        self.syncs: defaultdict[Stage, int] = defaultdict(int)
         self.calls: defaultdict[Stage, int] = defaultdict(int)
-        self.counts_flops = False
+        self.is_counting = False
         parts = model.parts
         self._stand_around(parts.audio.mel, "features", lambda *_: Stage.MEL)
         self._stand_around(parts.audio, "encode", lambda *_: Stage.AUDIO)
         self._stand_around(parts.llm, "feed", _fed_stage)
         self._stand_around(parts.llm, "append", lambda *_: Stage.SETTLE)
-        vision = getattr(parts, "vision", None)
-        if vision is not None:
-            self._stand_around(vision, "encode", lambda *_: Stage.VISION)
+        self._stand_around(model.sampling, "choose", lambda *_: Stage.DECODE, is_call=False)
+        if parts.vision is not None:
+            self._stand_around(parts.vision, "encode", lambda *_: Stage.VISION)
         if parts.talker is not None:
             self._stand_around(parts.talker, "speak", lambda *_: Stage.TALKER)
         if parts.vocoder is not None:
@@ -68,23 +70,27 @@ class StageWatch:
         self.seconds.clear()
         self.calls.clear()
 
-    def _stand_around(self, owner: object, name: str, stage_of: Callable[..., Stage]) -> None:
+    def _stand_around(
+        self, owner: object, name: str, stage_of: Callable[..., Stage], *, is_call: bool = True
+    ) -> None:
+        """Watch a method; `is_call` False means that it is part of the stage's call."""
         call: Call = getattr(owner, name)
 
         def watched(*arguments: Any, **named: Any) -> Any:
             stage = stage_of(*arguments)
-            self.calls[stage] += 1
-            if self.counts_flops:
+            self.calls[stage] += is_call
+            if self.is_counting:
                 return self._counted(stage, lambda: call(*arguments, **named))
             return self._timed(stage, lambda: call(*arguments, **named))
 
         setattr(owner, name, watched)
 
     def _counted(self, stage: Stage, call: Call) -> Any:
-        counter = FlopCounterMode(display=False)
-        with counter:
+        flops, syncs = FlopCounterMode(display=False), SyncCount()
+        with syncs, flops:
             result = call()
-        self.flops[stage] += counter.get_total_flops()
+        self.flops[stage] += flops.get_total_flops()
+        self.syncs[stage] += syncs.count
         return result
 
     def _timed(self, stage: Stage, call: Call) -> Any:
@@ -123,6 +129,8 @@ def moved_bytes(model: DuplexModel, slots: int) -> dict[Stage, int]:
         Stage.DECODE: layers + held,
         Stage.SETTLE: layers - (0 if llm.is_tied else head) + held,
     }
+    if parts.vision is not None:
+        found[Stage.VISION] = _bytes(parts.vision)
     if parts.talker is not None:
         decoder = _bytes(parts.talker.model)
         output = sum(buffer.nbytes for buffer in parts.talker.head_code.buffers())

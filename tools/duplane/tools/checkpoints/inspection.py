@@ -29,8 +29,8 @@ from duplane.tools.tiny.flow_yaml import flow_yaml
 from duplane.tools.tiny.layout import tensor_shapes
 from duplane.tools.tiny.tokenizer_files import train_tokenizer
 from duplane.worker.model.checkpoint import Checkpoint
-from duplane.worker.model.parts import VOCODER_FOLDER
-from duplane.worker.model.vocoder import VocoderOptions
+from duplane.worker.model.parts import VOCODER_FOLDER, prompt_room
+from duplane.worker.model.voice_networks import has_networks
 from duplane.worker.model.voices import load_vocoder_voice
 
 FILES = (
@@ -99,8 +99,7 @@ def describe(like: str, factor: float, question: MemoryQuestion) -> None:
 def _plan(folder: Path) -> VocoderPlan | None:
     if not (folder / "flow.yaml").exists():
         return None
-    voice = load_vocoder_voice(folder)
-    frames = VocoderOptions().max_prompt_frames if voice is None else len(voice.prompt_mel)
+    frames = prompt_room(load_vocoder_voice(folder), reads_clips=has_networks(folder))
     return VocoderPlan(*vocoder_modules(folder), frames)
 
 

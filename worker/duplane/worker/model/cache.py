@@ -12,6 +12,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from duplane.worker.model.transfer import upload
+
 MOVED_ROWS = 256
 """Rows that are moved at once: what bounds the memory that a move takes."""
 
@@ -52,10 +54,11 @@ class Rows:
 
 
 class KVCache:
-    """Keys (rotated) and values of all layers, `[layers, slots, heads, capacity, head_dim]`.
+    """Keys (rotated) and values of all layers, `[layers, slots, heads, capacity + 1, head_dim]`.
 
-    A row's position is its index in the cache. Lengths are kept on the host, so planning a pass
-    never waits for the device.
+    A row's position is its index in the cache. The row behind the capacity is nobody's: passes of
+    a fixed size put there what they compute for slots that do not take part. Lengths
+    are kept on the host, so planning a pass never waits for the device.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class KVCache:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        shape = (layers, slots, heads, capacity, head_dim)
+        shape = (layers, slots, heads, capacity + 1, head_dim)
         self.keys = torch.zeros(shape, device=device, dtype=dtype)
         self.values = torch.zeros(shape, device=device, dtype=dtype)
         self.slot_count, self.capacity = slots, capacity
@@ -92,6 +95,26 @@ class KVCache:
 
         Raises `CacheFullError`, with nothing changed, if one of them has no room.
         """
+        starts = [self._lengths[slot] for slot, _ in counts]
+        self.grow(counts)
+        slots: list[int] = []
+        positions: list[int] = []
+        last: list[int] = []
+        for (slot, count), start in zip(counts, starts, strict=True):
+            slots.extend([slot] * count)
+            positions.extend(range(start, start + count))
+            last.append(len(slots) - 1)
+        # One transfer for all of it.
+        sent = upload([*slots, *positions, *last], self.keys.device)
+        places = sent[: 2 * len(slots)].view(2, -1)
+        runs = self._runs(counts, places[1])
+        return Rows(places[0], places[1], runs, sent[2 * len(slots) :])
+
+    def grow(self, counts: Sequence[tuple[int, int]]) -> None:
+        """Count `(slot, number of rows)` more for each, slots ascending.
+
+        Raises `CacheFullError`, with nothing changed, if one of them has no room.
+        """
         if any(here[0] >= after[0] for here, after in pairwise(counts)):
             raise ValueError(f"slots are not ascending: {[slot for slot, _ in counts]}")
         for slot, count in counts:
@@ -100,23 +123,9 @@ class KVCache:
                     f"slot {slot} holds {self._lengths[slot]} of {self.capacity} rows,"
                     f" {count} more do not fit"
                 )
-        placed = self._place(counts)
         for slot, count in counts:
             self._lengths[slot] += count
             self._touched[slot] = max(self._touched[slot], self._lengths[slot])
-        positions = placed[1]
-        ends = torch.tensor([count for _, count in counts]).cumsum(0) - 1
-        runs = self._runs(counts, positions)
-        return Rows(placed[0], positions, runs, ends.to(self.keys.device, non_blocking=True))
-
-    def _place(self, counts: Sequence[tuple[int, int]]) -> Tensor:
-        """Slot and position of every row, [2, rows], in one transfer."""
-        slots: list[int] = []
-        positions: list[int] = []
-        for slot, count in counts:
-            slots.extend([slot] * count)
-            positions.extend(range(self._lengths[slot], self._lengths[slot] + count))
-        return torch.tensor([slots, positions]).to(self.keys.device, non_blocking=True)
 
     def _runs(self, counts: Sequence[tuple[int, int]], positions: Tensor) -> tuple[Run, ...]:
         runs: list[Run] = []
@@ -204,5 +213,6 @@ class KVCache:
         """Verify that the slot is empty and all of its memory zero."""
         if self._lengths[slot] or self._touched[slot]:
             return False
-        dirty = self.keys[:, slot].any() | self.values[:, slot].any()
+        own = slice(0, self.capacity)
+        dirty = self.keys[:, slot, :, own].any() | self.values[:, slot, :, own].any()
         return not bool(dirty.item())

@@ -221,7 +221,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList([Layer(config, device, dtype) for _ in range(config.layers)])
         self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps, device=device, dtype=dtype)
         self.cache = config.cache(slot_count, capacity, device, dtype)
-        self._rotary = Rotary(config, capacity, device)
+        self._rotary = Rotary(config, capacity + 1, device)
 
     def forward(self, embeds: Tensor, rows: Rows) -> Tensor:
         """Run embeddings `[rows, hidden]` placed by `cache.extend`; return them normed."""

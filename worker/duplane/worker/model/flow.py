@@ -32,6 +32,7 @@ from duplane.worker.model.flow_retention import (
     frame_moves,
     token_moves,
 )
+from duplane.worker.model.transfer import upload
 
 
 @dataclass(frozen=True)
@@ -186,11 +187,11 @@ class Flow(nn.Module):
         for row, chunk in zip(tokens, chunks, strict=True):
             row[: len(chunk.tokens)] = chunk.tokens
         device = noise.device
-        embedded = self.input_embedding(torch.as_tensor(tokens).to(device))
+        embedded = self.input_embedding(upload(tokens, device))
         mu = self.encoder_proj(self.encoder(embedded, batch))
         speaker = caches.speaker[batch.slots][:, None].expand_as(mu)
         known = torch.zeros_like(mu) if mel is None else mel
-        starts = torch.tensor([row.cached for row in rows], device=device)
+        starts = upload([row.cached for row in rows], device)
         columns = starts[:, None] + torch.arange(mu.shape[1], device=device)
         drawn = noise[columns.clamp_(max=len(noise) - 1)]
         return self.decoder(drawn, torch.cat((mu, speaker, known), -1), batch)
@@ -219,7 +220,9 @@ class Flow(nn.Module):
             (caches.frame_attention, frame_places),
             (caches.estimator_attention, estimator_places),
         )
-        move_columns([(cache, torch.cat(places, 1).to(device)) for cache, places in moves])
+        move_columns(
+            [(cache, torch.cat(places, 1).to(device, non_blocking=True)) for cache, places in moves]
+        )
         caches.keep_tails(slot_index([chunk.slot for chunk in chunks], device))
         for chunk, columns in zip(chunks, listed, strict=True):
             chunk.frames.columns = columns

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from duplane.worker.model.transfer import upload
+
 SlotIndex = slice | Tensor
 
 
@@ -20,7 +22,7 @@ def slot_index(slots: Sequence[int], device: torch.device) -> SlotIndex:
     """Index the slot dimension: neighbouring slots are a slice (a view), others are gathered."""
     if list(slots) == list(range(slots[0], slots[0] + len(slots))):
         return slice(slots[0], slots[0] + len(slots))
-    return torch.tensor(slots, device=device)
+    return upload(slots, device)
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ def batch_of(rows: Sequence[Row], caches: FlowCaches, lookahead: int) -> Batch:
     slots = slot_index([row.slot for row in rows], device)
     cached, new = max(row.cached for row in rows), max(row.new for row in rows)
     is_ragged = any((row.cached, row.new) != (cached, new) for row in rows)
-    ends = torch.tensor([row.new for row in rows], device=device) if is_ragged else None
+    ends = upload([row.new for row in rows], device) if is_ragged else None
 
     def window(cache: Tensor, capacity: int, scale: int) -> Window:
         width = new * stride // scale
@@ -184,8 +186,8 @@ def batch_of(rows: Sequence[Row], caches: FlowCaches, lookahead: int) -> Batch:
     def mask(scale: int) -> Tensor | None:
         if not is_ragged:
             return None
-        starts = torch.tensor([(cached - row.cached) // scale for row in rows], device=device)
-        stops = torch.tensor([(cached + row.new * stride) // scale for row in rows], device=device)
+        starts = upload([(cached - row.cached) // scale for row in rows], device)
+        stops = upload([(cached + row.new * stride) // scale for row in rows], device)
         columns = torch.arange((cached + new * stride) // scale, device=device)
         outside = (columns < starts[:, None]) | (columns >= stops[:, None])
         return torch.zeros(outside.shape, device=device).masked_fill_(outside, -math.inf)[
@@ -209,7 +211,7 @@ def batch_of(rows: Sequence[Row], caches: FlowCaches, lookahead: int) -> Batch:
 def _beyond(tokens: Sequence[int], width: int, device: torch.device) -> Tensor | None:
     if all(count == width for count in tokens):
         return None
-    counts = torch.tensor(tokens, device=device)
+    counts = upload(tokens, device)
     return torch.arange(width, device=device) >= counts[:, None]
 
 

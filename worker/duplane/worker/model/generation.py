@@ -12,6 +12,7 @@ from duplane.worker.model.language_model import LanguageModel
 from duplane.worker.model.probe import Probe
 from duplane.worker.model.running_unit import RunningUnit
 from duplane.worker.model.sampling import Decision, TextSampling
+from duplane.worker.model.transfer import upload
 from duplane.worker.model.types import UnitFailure
 
 
@@ -51,7 +52,9 @@ class TextGeneration:
         rows = {unit.slot: row for row, unit in enumerate(units)}
 
         def decide(some: Sequence[RunningUnit]) -> list[tuple[int, Decision]]:
-            own = logits if len(some) == len(units) else logits[[rows[u.slot] for u in some]]
+            own = logits
+            if len(some) < len(units):
+                own = logits[upload([rows[unit.slot] for unit in some], logits.device)]
             sources = [unit.conversation.uniforms for unit in some]
             return self._sampling.choose([unit.slot for unit in some], own, sources)
 

@@ -16,6 +16,7 @@ from torch.backends import cudnn
 
 from duplane.worker.model.flow_cache import SlotIndex, slot_index
 from duplane.worker.model.hift import HiFT
+from duplane.worker.model.transfer import download
 from duplane.worker.model.types import FloatArray
 
 # Mel frames of the chunk before that a chunk is computed with, and is cross-faded over.
@@ -85,7 +86,7 @@ class HiFTStream:
             with cudnn.flags(enabled=True, allow_tf32=False):
                 made = self._run([chunks[place] for place in places])
             left.append(made)
-            for place, row in zip(places, made.speech.cpu().numpy(), strict=True):
+            for place, row in zip(places, download(made.speech), strict=True):
                 samples[place] = self._cut(chunks[place], row)
         for made in left:
             self._keep(made)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 
 from duplane.worker.model.checkpoint import Checkpoint, field
 from duplane.worker.model.decoder import Decoder, DecoderConfig, embedding, linear
+from duplane.worker.model.graphs import StepGraphs
+from duplane.worker.model.steps import Steps
+from duplane.worker.model.transfer import upload
 from duplane.worker.model.windows import Slide
 
 PREFIX = "llm."
@@ -33,6 +37,36 @@ class _Body(Decoder):
         self.embed_tokens = embedding(vocabulary, config.hidden_size, device=device, dtype=dtype)
 
 
+class DecodeStep:
+    """One row for each of the first `width` slots, in contexts of at most `length` rows.
+
+    Reads `embeds` [width, hidden], writes `hidden` [width, hidden] and `logits` [width, ids].
+    """
+
+    def __init__(self, llm: LanguageModel, width: int, length: int) -> None:
+        self._llm, self._width = llm, width
+        self.steps = Steps(llm.cache, range(width), length)
+        table = llm.model.embed_tokens.weight
+        self.embeds = torch.zeros(width, llm.hidden_size, dtype=table.dtype, device=table.device)
+        self.hidden = torch.zeros_like(self.embeds)
+        self.logits = torch.zeros(width, llm.vocabulary, device=table.device)
+
+    def load(self, slots: Sequence[int], positions: Sequence[int], embeds: Tensor) -> Tensor:
+        """Give these slots their rows [slots, hidden]; returns the index of their results."""
+        places = [self._llm.cache.capacity] * self._width
+        for slot, position in zip(slots, positions, strict=True):
+            places[slot] = position
+        self.steps.begin(places)
+        index = upload(slots, self.embeds.device)
+        self.embeds.index_copy_(0, index, embeds)
+        return index
+
+    def run(self) -> None:
+        """Do the step; nothing in it waits for the device or depends on values."""
+        self.hidden.copy_(self._llm.model(self.embeds, self.steps.rows()))
+        self.logits.copy_(self._llm.logits(self.hidden))
+
+
 class LanguageModel(nn.Module):
     """Qwen3 with a slotted cache. Rows in, hidden states out; logits where they are wanted."""
 
@@ -50,6 +84,7 @@ class LanguageModel(nn.Module):
         self.hidden_size = dims.hidden_size
         self.model = _Body(dims, self.vocabulary, slot_count, capacity, device, dtype)
         self.cache = self.model.cache
+        self.graphs: StepGraphs[DecodeStep] | None = None
         self.is_tied = field(config, "tie_word_embeddings", bool, False)
         if not self.is_tied:
             self.lm_head = linear(
@@ -63,7 +98,7 @@ class LanguageModel(nn.Module):
     def embed(self, ids: Sequence[int]) -> Tensor:
         """Embeddings `[ids, hidden]`."""
         table = self.model.embed_tokens
-        return table(torch.tensor(ids, dtype=torch.long).to(table.weight.device, non_blocking=True))
+        return table(upload(ids, table.weight.device, torch.long))
 
     def feed(self, counts: Sequence[tuple[int, int]], embeds: Tensor) -> tuple[Tensor, Tensor]:
         """Add packed embeddings `[rows, hidden]` to the context of `(slot, rows)`, ascending.
@@ -71,9 +106,31 @@ class LanguageModel(nn.Module):
         Returns the normed hidden state `[slots, hidden]` of each slot's last row and its logits,
         float32 `[slots, vocabulary]`.
         """
+        if self.graphs is not None and all(rows == 1 for _, rows in counts):
+            slots = [slot for slot, _ in counts]
+            longest = max(self.cache.length(slot) for slot in slots) + 1
+            if found := self.graphs.find(slots, longest):
+                return self._replay(found[0], found[1], slots, embeds)
         rows = self.cache.extend(counts)
         hidden = self.model(embeds, rows)[rows.last]
         return hidden, self.logits(hidden)
+
+    def _replay(
+        self, step: DecodeStep, run: Callable[[], None], slots: Sequence[int], embeds: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """`feed` for one row each, through a step of fixed size."""
+        positions = [self.cache.length(slot) for slot in slots]
+        self.cache.grow([(slot, 1) for slot in slots])
+        index = step.load(slots, positions, embeds)
+        run()
+        return step.hidden[index], step.logits[index]
+
+    def capture(self, *, is_replayed: bool = True) -> None:
+        """Capture steps of one row as CUDA graphs; `feed` uses them from then on."""
+        layers = sum(tensor.nbytes for tensor in self.model.layers.parameters())
+        self.graphs = StepGraphs[DecodeStep](self.cache, layers)
+        made = partial(DecodeStep, self)
+        self.graphs.capture(made, is_replayed=is_replayed)
 
     def append(self, counts: Sequence[tuple[int, int]], embeds: Tensor) -> None:
         """`feed` for rows whose result nobody needs."""

@@ -47,12 +47,12 @@ class DuplexModel:
         self.context_capacity = parts.llm.cache.capacity - parts.overhang
         self.name = parts.name
         device = parts.llm.model.norm.weight.device
-        self._sampling = TextSampling(parts.tokens, parts.llm.vocabulary, self.slot_count, device)
+        self.sampling = TextSampling(parts.tokens, parts.llm.vocabulary, self.slot_count, device)
         self._speaking = None
         self._voices = Voices(parts.voice_networks, parts.vocoder_voice)
         if parts.talker and parts.vocoder:
             self._speaking = Speaking(parts.talker, parts.vocoder, probe)
-        self._pipeline = Pipeline(parts, self._sampling, self._speaking, probe)
+        self._pipeline = Pipeline(parts, self.sampling, self._speaking, probe)
         self._conversations: list[Conversation | None] = [None] * self.slot_count
         self.chats = Chats(parts, self.context_capacity, self._voices, probe)
         self.has_chat = parts.chat_template is not None
@@ -69,9 +69,13 @@ class DuplexModel:
         context_capacity: int = 8192,
         device: str = "cpu",
         dtype: str = "float32",
+        cuda_graphs: bool = True,
     ) -> DuplexModel:
-        """Load a checkpoint directory; `CheckpointError` says what is wrong with it."""
-        return cls(
+        """Load a checkpoint directory; `CheckpointError` says what is wrong with it.
+
+        On a CUDA device, and only there, `cuda_graphs` captures the steps that are short.
+        """
+        model = cls(
             load_parts(
                 directory,
                 slot_count=slot_count,
@@ -80,6 +84,19 @@ class DuplexModel:
                 dtype=dtype,
             )
         )
+        if cuda_graphs and torch.device(device).type == "cuda":
+            model.capture()
+        return model
+
+    @torch.inference_mode()
+    def capture(self, *, is_replayed: bool = True) -> None:
+        """Capture the decode step and the talker's, before any conversation; see `graphs`.
+
+        Without `is_replayed` the same steps of fixed sizes are called instead, on any device.
+        """
+        self.llm.capture(is_replayed=is_replayed)
+        if self.parts.talker is not None:
+            self.parts.talker.capture(is_replayed=is_replayed)
 
     @property
     def parameter_count(self) -> int:
@@ -95,7 +112,7 @@ class DuplexModel:
             for tensor in (*module.parameters(), *module.buffers())
         )
         parts = self.parts
-        caches = [parts.llm.cache, self._sampling, self.chats, parts.talker and parts.talker.cache]
+        caches = [parts.llm.cache, self.sampling, self.chats, parts.talker and parts.talker.cache]
         holders = [holder for holder in (*caches, parts.vocoder) if holder is not None]
         return fixed + sum(holder.memory_bytes for holder in holders)
 
@@ -128,7 +145,7 @@ class DuplexModel:
         speech, tts_voice, ignored = self._speech(options)
         self._conversations[slot] = Conversation.begin(options, window, speech, uniforms)
         try:
-            self._sampling.open(slot, options)
+            self.sampling.open(slot, options)
             self.llm.append_long(slot, prompt.rows)
             if self.parts.vocoder is not None and tts_voice is not None:
                 self.parts.vocoder.prime(slot, tts_voice, seed=options.seed)
@@ -250,7 +267,7 @@ class DuplexModel:
         parts = self.parts
         parts.llm.cache.reset(slot)
         parts.audio.reset(slot)
-        self._sampling.reset(slot)
+        self.sampling.reset(slot)
         if parts.talker is not None:
             parts.talker.cache.reset(slot)
         if parts.vocoder is not None:
@@ -265,7 +282,7 @@ class DuplexModel:
             and self.chats.is_clean(slot)
             and parts.llm.cache.is_clean(slot)
             and parts.audio.is_clean(slot)
-            and self._sampling.is_clean(slot)
+            and self.sampling.is_clean(slot)
             and (parts.talker is None or parts.talker.cache.is_clean(slot))
             and (parts.vocoder is None or parts.vocoder.is_clean(slot))
         )

@@ -195,11 +195,10 @@ def _load_vocoder(
 ) -> SpeechVocoder:
     """Load the vocoder with room for its voices, and see that they fit together."""
     trials = [] if voice is None else [("the built-in voice", voice)]
-    frames = 0 if voice is None else len(voice.prompt_mel)
     if networks is not None:
         silence = np.zeros(INPUT_SAMPLE_RATE, np.float32)
         trials.append(("what the voice networks make", networks.read(silence)))
-        frames = max(frames, MEL_FRAMES_PER_TOKEN * networks.max_tokens)
+    frames = prompt_room(voice, reads_clips=networks is not None)
     options = VocoderOptions(max_prompt_frames=frames)
     vocoder = Vocoder.load(folder, slot_count=slot_count, device=device, options=options)
     for what, trial in trials:
@@ -209,6 +208,12 @@ def _load_vocoder(
             raise CheckpointError(f"{folder}: {what}: {error}") from error
     vocoder.reset(0)
     return vocoder
+
+
+def prompt_room(voice: VocoderVoice | None, *, reads_clips: bool) -> int:
+    """Mel frames that the vocoder has room for: its own voice, and those it makes of clips."""
+    own = 0 if voice is None else len(voice.prompt_mel)
+    return max(own, MEL_FRAMES_PER_TOKEN * MAX_VOICE_TOKENS if reads_clips else 0)
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from duplane.worker.model.tokens import Tokens
+from duplane.worker.model.transfer import download, upload
 from duplane.worker.model.types import ConversationOptions, DecodeMode
 
 
@@ -131,7 +132,7 @@ class TextSampling:
         alone decides when to pause. Uniforms are used up as the module says. One transfer to
         the host for the whole batch.
         """
-        index = torch.tensor(slots, device=self._device)
+        index = upload(slots, self._device)
         row = _Row(*self._numbers[index].unsqueeze(-1).unbind(1))
         is_greedy = [self._greedy[slot] for slot in slots]
         scores = self._penalised(logits, self._seen[index], row)
@@ -142,8 +143,8 @@ class TextSampling:
                 [0.0, 0.0] if greedy else source.peek(2)
                 for greedy, source in zip(is_greedy, uniforms, strict=True)
             ]
-            numbers = torch.tensor(ahead, dtype=torch.float64).to(self._device)
-            is_drawn = ~torch.tensor(is_greedy).to(self._device)
+            numbers = upload(ahead, self._device, torch.float64)
+            is_drawn = ~upload(is_greedy, self._device)
             tested = torch.where(is_drawn, draw(logits.softmax(-1), numbers[:, 0]), tested)
             widest = max(
                 self._widest[slot]
@@ -185,7 +186,7 @@ class TextSampling:
         kinds = torch.where(is_listen_rank, int(Decision.LISTEN_RANK), int(Decision.CHOICE))
         kinds = torch.where(is_end, int(Decision.CHUNK_END), kinds)
         kinds = torch.where(logits.isfinite().all(-1), kinds, int(Decision.NOT_FINITE))
-        return torch.stack((ids, kinds), dim=-1).cpu().numpy().tolist()
+        return download(torch.stack((ids, kinds), dim=-1)).tolist()
 
     def _account(
         self,
@@ -204,9 +205,8 @@ class TextSampling:
                 pushed.append((window, token))
                 changes.extend((slot, changed, value) for changed, value in window.changes(token))
         if changes:
-            where = torch.tensor([change[:2] for change in changes]).to(self._device)
-            value = torch.tensor([change[2] for change in changes]).to(self._device)
-            self._seen[where[:, 0], where[:, 1]] = value
+            rows, ids, values = upload(changes, self._device).unbind(1)
+            self._seen[rows, ids] = values.bool()
         # Nothing can fail from here on, so a choice that failed can be made again.
         for window, token in pushed:
             window.push(token)

@@ -15,14 +15,31 @@ from torch.nn import functional
 
 from duplane.worker.model.checkpoint import Checkpoint, CheckpointError, field, section
 from duplane.worker.model.decoder import Decoder, DecoderConfig, embedding, linear
-from duplane.worker.model.sampling import Uniforms, draw
+from duplane.worker.model.graphs import StepGraphs
+from duplane.worker.model.sampling import Uniforms
+from duplane.worker.model.speech_steps import (
+    REPETITION_PENALTY,
+    REPETITION_WINDOW,
+    STEPS,
+    TOKENS_PER_UNIT,
+    SpeechSteps,
+)
+from duplane.worker.model.transfer import download, upload
+
+__all__ = [
+    "REPETITION_PENALTY",
+    "REPETITION_WINDOW",
+    "STEPS",
+    "TOKENS_PER_UNIT",
+    "Speech",
+    "Talker",
+    "TalkerConfig",
+]
 
 PREFIX = "tts."
-TOKENS_PER_UNIT = 25
-STEPS = TOKENS_PER_UNIT + 1
-REPETITION_PENALTY = 1.05
-REPETITION_WINDOW = 16
 FULL_ATTENTION, RECOMPUTING = "full_attention", "sliding_recompute"
+LOOK_STEPS = 5
+"""Steps between two looks whether all that may end early have: each look waits for the device."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +134,7 @@ class Talker(nn.Module):
         self.cache = self.model.cache
         self.head_code = nn.ModuleList([_NormedHead(width, dims.speech_rows, device, dtype)])
         self.end = dims.speech_rows - 1
+        self.graphs: StepGraphs[SpeechSteps] | None = None
         self.on_step: Callable[[Tensor], None] | None = None
         """Sees the probabilities of every step; for comparisons with recorded traces."""
 
@@ -137,7 +155,7 @@ class Talker(nn.Module):
         """
         table = self.emb_text.weight
         marks = [self.dims.text_end, self.dims.bos] if is_text_end else [self.dims.bos]
-        rows = self.emb_text(torch.tensor([*ids, *marks]).to(table.device))
+        rows = self.emb_text(upload([*ids, *marks], table.device))
         if ids:
             projected = self.projector_semantic(hidden.to(table.dtype))
             rows[: len(ids)] += functional.normalize(projected, p=2.0, dim=-1)
@@ -162,10 +180,11 @@ class Talker(nn.Module):
             0 if speech.is_turn_end or self.is_turn_start(speech.slot) else STEPS
             for speech in speeches
         ]
-        starts = [self.cache.length(slot) + count for slot, count in counts]
         rows = self.cache.extend(counts)
+        starts = [self.cache.length(slot) for slot, _ in counts]
         hidden = self.model(torch.cat([speech.condition for speech in speeches]), rows)[rows.last]
-        drawn = self._draw_steps(speeches, hidden, shortest)
+        self.cache.grow([(slot, STEPS - 1) for slot, _ in counts])
+        drawn = self._draw(speeches, hidden, starts, shortest)
         spoken: list[list[int]] = []
         for speech, start, tokens in zip(speeches, starts, drawn, strict=True):
             kept = tokens.index(self.end) if self.end in tokens else len(tokens) - 1
@@ -174,40 +193,68 @@ class Talker(nn.Module):
             spoken.append(tokens[:kept])
         return spoken
 
-    def _draw_steps(
-        self, speeches: Sequence[Speech], hidden: Tensor, shortest: Sequence[int]
+    def _draw(
+        self,
+        speeches: Sequence[Speech],
+        hidden: Tensor,
+        starts: Sequence[int],
+        shortest: Sequence[int],
     ) -> list[list[int]]:
         """Draw up to `STEPS` tokens per slot; what follows an end is without meaning.
 
-        All slots step together until all have ended, so a slot's draws do not depend on the
-        others, and the host waits for the device only where an early end is possible.
+        All slots step together, so a slot's draws do not depend on the others; where all of them
+        may end early, the host looks now and then whether they have.
         """
-        device = hidden.device
-        plan = _Plan.of(speeches, shortest, device)
-        drawn = torch.zeros(len(speeches), STEPS, dtype=torch.long, device=device)
-        has_ended = torch.zeros(len(speeches), dtype=torch.bool, device=device)
-        step = 0
-        for step in range(STEPS):
-            if step:
-                rows = self.cache.extend([(speech.slot, 1) for speech in speeches])
-                hidden = self.model(self.emb_code[0](drawn[:, step - 1]), rows)
-            scores = self.head_code[0](hidden).float() / plan.temperature
-            scores = penalise(scores, drawn[:, max(0, step - REPETITION_WINDOW) : step])
-            scores[:, self.end] += torch.where(step < plan.shortest, float("-inf"), 0.0)
-            drawn[:, step] = self._choose(scores, plan, step)
-            has_ended |= drawn[:, step] == self.end
-            if min(shortest) <= step and bool(has_ended.all()):
+        steps, run, places = self._begin(speeches, hidden, starts, shortest)
+        look = LOOK_STEPS if self.on_step is None else 1
+        for step in range(1, STEPS):
+            if step % look == 0 and step >= max(shortest) and self._have_ended(steps, places):
                 break
-        return drawn[:, : step + 1].cpu().numpy().tolist()
+            run()
+        drawn = download(steps.drawn if places is None else steps.drawn[places])
+        return [_until(tokens, self.end) for tokens in drawn.tolist()]
 
-    def _choose(self, scores: Tensor, plan: _Plan, step: int) -> Tensor:
-        likeliest = scores.argmax(-1)
-        if self.on_step is None and not plan.has_draws:
-            return likeliest
-        probabilities = scores.softmax(-1)
-        if self.on_step is not None:
-            self.on_step(probabilities)
-        return torch.where(plan.is_drawn, draw(probabilities, plan.uniforms[:, step]), likeliest)
+    def _begin(
+        self,
+        speeches: Sequence[Speech],
+        hidden: Tensor,
+        starts: Sequence[int],
+        shortest: Sequence[int],
+    ) -> tuple[SpeechSteps, Callable[[], None], Tensor | None]:
+        """Steps that have drawn the first token, how to do one more, and the rows of the slots."""
+        slots, length = [speech.slot for speech in speeches], max(starts) + STEPS - 1
+        numbers = upload(_numbers(speeches, shortest), hidden.device, torch.float64)
+        found = None
+        if self.graphs is not None and self.on_step is None:
+            found = self.graphs.find(slots, length)
+        if found is None:
+            has_draws = any(speech.is_drawn for speech in speeches)
+            steps = SpeechSteps(self, slots, length, has_draws=has_draws)
+            steps.begin(starts, numbers)
+            steps.choose(hidden)
+            return steps, steps.run, None
+        steps, run = found
+        width = len(steps.drawn)
+        places, index = [self.cache.capacity] * width, upload(slots, hidden.device)
+        for slot, start in zip(slots, starts, strict=True):
+            places[slot] = start
+        steps.begin(places, _spread(numbers, index, width, 1.0))
+        steps.choose(_spread(hidden, index, width, 0.0))
+        return steps, run, index
+
+    def _have_ended(self, steps: SpeechSteps, places: Tensor | None) -> bool:
+        drawn = steps.drawn if places is None else steps.drawn[places]
+        return bool(download((drawn == self.end).any(-1).all()))
+
+    def capture(self, *, is_replayed: bool = True) -> None:
+        """Capture the steps as CUDA graphs; `speak` uses them from then on."""
+        weights = sum(tensor.nbytes for tensor in self.model.layers.parameters())
+        self.graphs = StepGraphs[SpeechSteps](self.cache, weights)
+
+        def make(width: int, length: int) -> SpeechSteps:
+            return SpeechSteps(self, range(width), length)
+
+        self.graphs.capture(make, is_replayed=is_replayed)
 
     def reset(self, slot: int) -> None:
         """Forget everything of the slot."""
@@ -242,41 +289,23 @@ def _fixed(values: Tensor) -> nn.Parameter:
     return nn.Parameter(values, requires_grad=False)
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """The per-slot numbers of one `speak`, on the device, rows in its order."""
-
-    temperature: Tensor
-    shortest: Tensor
-    uniforms: Tensor
-    is_drawn: Tensor
-    has_draws: bool
-
-    @staticmethod
-    def of(speeches: Sequence[Speech], shortest: Sequence[int], device: torch.device) -> _Plan:
-        is_drawn = [speech.is_drawn for speech in speeches]
-        ahead = [
-            speech.uniforms.peek(STEPS) if drawn else [0.0] * STEPS
-            for speech, drawn in zip(speeches, is_drawn, strict=True)
+def _numbers(speeches: Sequence[Speech], shortest: Sequence[int]) -> list[list[float]]:
+    """What the steps need to know of each slot, in one piece, [slots, SETTINGS + STEPS]."""
+    return [
+        [
+            *(speech.temperature or 1.0, fewest, speech.is_drawn),
+            *(speech.uniforms.peek(STEPS) if speech.is_drawn else [0.0] * STEPS),
         ]
-        temperatures = [speech.temperature or 1.0 for speech in speeches]
-        return _Plan(
-            temperature=torch.tensor(temperatures).to(device).unsqueeze(-1),
-            shortest=torch.tensor(shortest).to(device),
-            uniforms=torch.tensor(ahead, dtype=torch.float64).to(device),
-            is_drawn=torch.tensor(is_drawn).to(device),
-            has_draws=any(is_drawn),
-        )
+        for speech, fewest in zip(speeches, shortest, strict=True)
+    ]
 
 
-def penalise(scores: Tensor, recent: Tensor) -> Tensor:
-    """Push down ids `[rows, ids]` by how often each occurs in `recent` `[rows, tokens]`.
+def _spread(rows: Tensor, index: Tensor, width: int, rest: float) -> Tensor:
+    """Rows at their places among `width`; the others are `rest`."""
+    wide = torch.full((width, *rows.shape[1:]), rest, dtype=rows.dtype, device=rows.device)
+    return wide.index_copy_(0, index, rows)
 
-    Positive scores are divided by the penalty, negative ones multiplied, once per occurrence.
-    """
-    if not recent.shape[1]:
-        return scores
-    counts = (recent.unsqueeze(-1) == recent.unsqueeze(-2)).sum(-1)
-    factors = REPETITION_PENALTY ** counts.to(scores.dtype)
-    chosen = scores.gather(1, recent)
-    return scores.scatter(1, recent, torch.where(chosen < 0, chosen * factors, chosen / factors))
+
+def _until(tokens: list[int], end: int) -> list[int]:
+    """Tokens up to their end, and with it; all of them where there is none."""
+    return tokens[: tokens.index(end) + 1] if end in tokens else tokens

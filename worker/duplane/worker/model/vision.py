@@ -25,6 +25,7 @@ from duplane.worker.model.images import (
 )
 from duplane.worker.model.resampler import Resampler
 from duplane.worker.model.siglip import VisionConfig, VisionTransformer, place_patches
+from duplane.worker.model.transfer import upload
 
 
 class Vision(nn.Module):
@@ -107,7 +108,7 @@ class Vision(nn.Module):
     def normalize(self, patches: Tensor) -> Tensor:
         """Pixels uint8 [..., 3 * patch_size^2] as the encoder takes them, in float32."""
         mean, std = (
-            torch.tensor(values, dtype=torch.float32, device=patches.device)[:, None]
+            upload(values, patches.device, torch.float32)[:, None]
             for values in (self.rules.mean, self.rules.std)
         )
         channels = patches.view(*patches.shape[:-1], len(mean), -1).float() / 255
@@ -146,11 +147,11 @@ class Vision(nn.Module):
         order = torch.arange(longest, device=device)
         mask = None
         if min(lengths) < longest:
-            mask = (order < torch.tensor(lengths, device=device)[:, None])[:, None, None]
-        patches = self.normalize(torch.as_tensor(pixels, device=device)).to(weight.dtype)
-        states = self.vpm(patches, positions.to(device), mask)
+            mask = (order < upload(lengths, device)[:, None])[:, None, None]
+        patches = self.normalize(upload(pixels, device)).to(weight.dtype)
+        states = self.vpm(patches, positions.to(device, non_blocking=True), mask)
 
-        widths = torch.tensor([piece.columns for piece in pieces], device=device)[:, None]
+        widths = upload([piece.columns for piece in pieces], device)[:, None]
         side = max(max(piece.rows, piece.columns) for piece in pieces)
         rows = (order // widths).clamp(max=side - 1)  # padding would lie below the image
         return self.resampler(states, rows, order % widths, side, mask)

@@ -30,6 +30,11 @@ TOKEN_SAMPLES = 640
 FEWEST_SAMPLES = INPUT_SAMPLE_RATE // 10
 
 
+def has_networks(folder: Path) -> bool:
+    """Whether a vocoder's folder has both."""
+    return (folder / TOKENIZER_FILE).exists() and (folder / SPEAKER_FILE).exists()
+
+
 class VoiceNetworks:
     """Both networks, loaded from the vocoder's folder.
 
@@ -48,10 +53,9 @@ class VoiceNetworks:
     @classmethod
     def load(cls, folder: Path, *, max_tokens: int) -> VoiceNetworks | None:
         """Load them where the folder has both, else None."""
-        tokenizer, speaker = folder / TOKENIZER_FILE, folder / SPEAKER_FILE
-        if not (tokenizer.exists() and speaker.exists()):
+        if not has_networks(folder):
             return None
-        return cls(tokenizer, speaker, max_tokens=max_tokens)
+        return cls(folder / TOKENIZER_FILE, folder / SPEAKER_FILE, max_tokens=max_tokens)
 
     @torch.inference_mode()
     def read(self, clip: FloatArray) -> VocoderVoice:
