@@ -1,7 +1,8 @@
 """Every bound of a session at its edge: what is just allowed passes, and one more is answered.
 
 Bounds of sockets, processes and rates are tested where there are sockets: `test_edge_slow_clients`,
-`test_edge_clients`, `test_edge_front`, `test_edge_habits`, `test_edge_bad_input`, `test_edge_connection`.
+`test_edge_clients`, `test_edge_front`, `test_edge_habits`, `test_edge_bad_input`,
+`test_edge_connection`.
 """
 
 from __future__ import annotations
