@@ -129,7 +129,8 @@ class _Bench:
                 looking = asyncio.ensure_future(_look(watch, self._client))
                 beside = await _witness(paths, self._seconds)
                 looking.cancel()
-                await asyncio.wait({looking})
+                with contextlib.suppress(asyncio.CancelledError):
+                    await looking
             await self._until_free()
         memory = (before_bytes, max(watch.rss_bytes), watch.look())
         return (
