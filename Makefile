@@ -11,7 +11,7 @@ GOLDEN ?= tests/golden/public
 ARGS ?=
 MINUTES ?= 1
 
-.PHONY: run test check fmt lint types proto golden fuzz bench clean
+.PHONY: run test check fmt lint types proto protocols golden fuzz bench clean
 
 run: $(INSTALLED) ## set up and start everything on one machine
 	@exec $(BIN)/duplane up $(ARGS)
@@ -39,6 +39,9 @@ types: $(INSTALLED) ## check types
 proto: $(INSTALLED) ## generate the stubs from the protos
 	PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto \
 		--grpc_python_out=proto --mypy_grpc_out=quiet:proto $(PROTOS)
+
+protocols: $(INSTALLED) ## write down what the edge speaks
+	$(BIN)/duplane protocols > edge/PROTOCOLS.md
 
 golden: $(INSTALLED) ## replay the recorded traces through the model
 	$(BIN)/duplane checkpoint replay $(GOLDEN)

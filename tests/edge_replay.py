@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -14,6 +16,7 @@ from edge_transcripts import (
     Step,
     Transcript,
     chat_response_of,
+    error_of,
     json_of,
     message_of,
     response_of,
@@ -24,16 +27,37 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from duplane.edge.chat_session import ChatSession
-from duplane.edge.dialects.dialect import Identity, Moment, Phase
+from duplane.edge.dialects.d import REQUEST
+from duplane.edge.dialects.dialect import Dialect, Identity, Moment, Phase
 from duplane.edge.ends import End, Ending
 from duplane.edge.entry import read_entry
-from duplane.edge.places import PLACES
+from duplane.edge.modes import DEFAULT_MODE, MODES
+from duplane.edge.places import PLACES, REFUSING, no_such_mode
 from duplane.edge.session import Session
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
 IDENTITY = Identity("sess_0123456789ab", "rt_1714200000000")
+RECORDED = replace(IDENTITY, recording_id=IDENTITY.session_id)
 WALL_NS = 1_714_200_000_000_000_000
+
+
+@dataclass(frozen=True)
+class Move:
+    """What one line of a transcript led to."""
+
+    step: Step
+    dialect: type[Dialect]  # afterwards
+    before: Phase
+    after: Phase
+    kind: str | None  # of the client's event, if it is one, as the tables know it
+    told: tuple[Any, ...]
+
+
+def is_too_big(transcript: Transcript, message: bytes) -> bool:
+    """Tell whether a message is above the bound that holds where it is sent."""
+    is_chat, limits = read_entry(transcript.path, {}).mode == "chat", transcript.limits
+    return len(message) > (limits.chat_message_bytes if is_chat else limits.message_bytes)
 
 
 class PureReplay:
@@ -42,17 +66,28 @@ class PureReplay:
     def __init__(self, transcript: Transcript) -> None:
         self.transcript = transcript
         self.now = Moment(1000.0, WALL_NS)
-        entry = read_entry(transcript.path, {})
-        place = PLACES[entry.route, entry.mode]
-        self.session: Session = place.begin(IDENTITY, transcript.limits, self.now)
-        self.turns: deque[session_pb2.ChatRequest] = deque()
         self.events: deque[Any] = deque()
+        self.turns: deque[session_pb2.ChatRequest] = deque()
         self.requests: deque[session_pb2.ConverseRequest] = deque()
-        self.seen: set[tuple[str, Phase, str]] = set()  # events, and the phase they came in
+        self.moves: list[Move] = []
+        self._told: list[Any] = []
+        self._kind: str | None = None
         self._matcher = Matcher()
+        entry = read_entry(transcript.path, {})
+        identity = RECORDED if transcript.is_recorded else IDENTITY
+        place = PLACES.get((entry.route, entry.mode))
+        if place is None:
+            dialect = REFUSING[entry.route]
+            mode = MODES[DEFAULT_MODE]
+            self.session = Session(identity, transcript.limits, mode, self.now, dialect)
+            self._tell(self.session.end(no_such_mode(entry.mode), self.now))
+            self._moved(Step(0, "connects", "", transcript.path), Phase.START)
+        else:
+            self.session = place.begin(identity, transcript.limits, self.now)
 
     def run(self) -> None:
         for step in self.transcript.steps:
+            before, self._kind = self.session.dialect.phase, None
             getattr(self, f"_{step.who}")(step)
             while request := self.session.next_request():
                 self.requests.append(request)
@@ -61,25 +96,44 @@ class PureReplay:
                 self.turns.extend([turn] if turn else [])
             if self.session.deadline <= self.now.monotonic_s:
                 self._tell(self.session.expire(self.now))
+            self._moved(step, before)
         assert not self.events, f"not in the transcript: {self.events}"
         assert not self.turns, f"not in the transcript: {self.turns}"
         assert not self.requests, f"not in the transcript: {self.requests}"
 
+    def _moved(self, step: Step, before: Phase) -> None:
+        dialect = self.session.dialect
+        told, self._told = tuple(self._told), []
+        self.moves.append(Move(step, type(dialect), before, dialect.phase, self._kind, told))
+
     def _tell(self, events: list[bytes]) -> None:
-        self.events.extend(orjson.loads(event) for event in events)
+        told = [orjson.loads(event) for event in events]
+        self._told += told
+        self.events.extend(told)
 
     def _client(self, step: Step) -> None:
         event = json_of(step.rest)
-        phase = self.session.dialect.phase
-        self._tell(self.session.receive(orjson.dumps(event), self.now))
+        self._receive(orjson.dumps(event))
         if isinstance(event, dict):
-            self.seen.add((self.session.dialect.name, phase, str(event.get("type"))))
+            kind = event.get("type") if self.session.dialect.name != "D" else REQUEST
+            self._kind = kind if isinstance(kind, str) else None
+
+    def _late(self, step: Step) -> None:
+        assert self.session.farewell, f"line {step.line}: the session goes on"
+        self._client(step)
+        assert not self._told, f"line {step.line}: a session that is over says {self._told}"
+
+    def _receive(self, message: bytes) -> None:
+        if is_too_big(self.transcript, message):
+            self._tell(self.session.end(Ending(End.TOO_BIG), self.now))
+        else:
+            self._tell(self.session.receive(message, self.now))
 
     def _frame(self, step: Step) -> None:
-        self._tell(self.session.receive(step.rest.encode(), self.now))
+        self._receive(step.rest.encode())
 
     def _bytes(self, step: Step) -> None:
-        self._tell(self.session.receive(pybase64.b64decode(step.rest), self.now))
+        self._receive(pybase64.b64decode(step.rest))
 
     def _binary(self, step: Step) -> None:
         self._tell(self.session.end(Ending(End.UNREADABLE), self.now))
@@ -118,9 +172,7 @@ class PureReplay:
 
     def _worker(self, step: Step) -> None:
         if step.what == "breaks":
-            reason, _, field = step.rest.partition(" ")
-            error = FabricError(Reason(reason), "scripted", field=field)
-            self._tell(self.session.lost(error, self.now))
+            self._tell(self.session.lost(error_of(step), self.now))
         elif isinstance(self.session, ChatSession):
             self._tell(self.session.told(chat_response_of(step), self.now))
         else:
@@ -149,8 +201,7 @@ class LiveReplay:
         self._acquisition: Acquisition | None = None
         self._conversation: ScriptedConversation | None = None
         self._turn: ScriptedTurn | None = None
-        place = read_entry(transcript.path, {})
-        self._is_chat = place.mode == "chat"
+        self._is_chat = read_entry(transcript.path, {}).mode == "chat"
 
     async def run(self) -> None:
         async with self._edge_process.connect_to(self.transcript.path) as client:
@@ -159,7 +210,14 @@ class LiveReplay:
         await self._edge_process.settled()
 
     async def _client(self, step: Step, client: ClientConnection) -> None:
-        await client.send(orjson.dumps(json_of(step.rest)), text=True)
+        message = orjson.dumps(json_of(step.rest))
+        is_cut_short = is_too_big(self.transcript, message)  # it may be, while it is still sent
+        with contextlib.suppress(ConnectionClosed) if is_cut_short else contextlib.nullcontext():
+            await client.send(message, text=True)
+
+    async def _late(self, step: Step, client: ClientConnection) -> None:
+        with contextlib.suppress(ConnectionClosed):  # too late even for the transport
+            await self._client(step, client)
 
     async def _frame(self, step: Step, client: ClientConnection) -> None:
         await client.send(step.rest)
@@ -208,8 +266,8 @@ class LiveReplay:
         speaking = self._turn or self._conversation
         assert speaking
         if step.what == "breaks":
-            reason, _, field = step.rest.partition(" ")
-            speaking.fail(Reason(reason), field)
+            error = error_of(step)
+            speaking.fail(error.reason, error.field, error.message)
         elif self._turn:
             self._turn.say(chat_response_of(step))
         elif self._conversation:

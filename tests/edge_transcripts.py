@@ -3,10 +3,12 @@
     # comment
     limits session_s=0.5           (first line, optional: bounds that differ from the defaults)
     path /v1/realtime?mode=audio   (near the top, optional: this is where the client connects)
+    records                        (the same, optional: the edge records its sessions)
     client {"type": ...}           the client sends an event
     frame TEXT                     the client sends this text as it is
     bytes BASE64                   the same of what is no line of text
     binary                         the client sends a binary frame
+    late {"type": ...}             the client sends an event into a session that is over
     leaves                         the client vanishes
     server {"type": ...}           the client receives exactly this
     scheduler queued {...}         fabric.v1.Queued, in protobuf's JSON form
@@ -16,7 +18,7 @@
     worker opened|delta|failed|closed {...}
     edge chat {...}                the same of a turn of chat, its lease aside
     worker prefilled|piece|done {...}
-    worker breaks REASON [FIELD]   the call ends with an error
+    worker breaks REASON [FIELD [MESSAGE]]   the call ends with an error
     clock SECONDS                  so much time goes by
     drain                          the edge is asked to stop and has no patience
     ends CODE                      the connection is closed with this code; always last
@@ -24,12 +26,19 @@
 In JSON, "@pcm:N" stands for the base64 of N samples, "@pcm:N:K" for the K-th second of them,
 "@pcms:N,M:K" for several of these end to end, "@wav:N" for a WAV file of N, "@nan:N" for N of
 which one is not a number; "@jpeg:WxH" and "@png:WxH" for the header of such a picture; "@any"
-matches anything, "@id:NAME" anything that is the same wherever the name is.
+matches anything, "@id:NAME" anything that is the same wherever the name is; "@rt:NAME",
+"@sess:NAME" and "@resp:NAME" the same of ids in the form that the protocols give them.
+
+Played to a live edge, a transcript is a real client, real sockets and a real gRPC fabric. What a
+socket cannot show is played so: `clock` moves a clock that stands still otherwise, and the waits of
+a worker are not waited for but told by its `closed`; a `late` event may find the connection closed,
+which is an answer too; nobody sees the code after `leaves`; `drain` has no patience.
 """
 
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +52,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from duplane.edge.settings import Limits
+from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
 
 M = TypeVar("M", bound=Message)
@@ -58,17 +68,22 @@ class Step:
     what: str
     rest: str
 
+    @property
+    def text(self) -> str:
+        return " ".join(part for part in (self.who, self.what, self.rest) if part)
+
 
 @dataclass(frozen=True)
 class Transcript:
     name: str
     limits: Limits
     path: str
+    is_recorded: bool
     steps: tuple[Step, ...]
 
 
 def read_transcript(file: Path) -> Transcript:
-    limits, path = Limits(), "/v1/realtime?mode=audio"
+    limits, path, is_recorded = Limits(), "/v1/realtime?mode=audio", False
     steps: list[Step] = []
     for number, line in enumerate(file.read_text().splitlines(), 1):
         if not line.strip() or line.startswith("#"):
@@ -80,11 +95,14 @@ def read_transcript(file: Path) -> Transcript:
         if who == "path":
             path = rest
             continue
+        if who == "records":
+            is_recorded = True
+            continue
         what = ""
         if who in ("scheduler", "edge", "worker"):
             what, _, rest = rest.partition(" ")
         steps.append(Step(number, who, what, rest))
-    return Transcript(file.stem, limits, path, tuple(steps))
+    return Transcript(file.stem, limits, path, is_recorded, tuple(steps))
 
 
 def _bounds(text: str) -> dict[str, Any]:
@@ -174,6 +192,12 @@ def message_of(text: str, message: M) -> M:
     return json_format.ParseDict(json_of(text), message)
 
 
+def error_of(step: Step) -> FabricError:
+    reason, _, rest = step.rest.partition(" ")
+    field, _, message = rest.partition(" ")
+    return FabricError(Reason(reason), message or "scripted", field=field)
+
+
 def response_of(step: Step) -> session_pb2.ConverseResponse:
     return _filled(session_pb2.ConverseResponse(), step.what, step.rest)
 
@@ -188,6 +212,13 @@ def _filled(response: M, name: str, text: str) -> M:
     part.SetInParent()
     message_of(text, part)
     return response
+
+
+FORMS = {
+    "rt": re.compile(r"rt_\d{13}"),
+    "sess": re.compile(r"sess_[0-9a-f]{12}"),
+    "resp": re.compile(r"resp_[0-9a-f]{12}"),
+}
 
 
 class Matcher:
@@ -218,6 +249,8 @@ class Matcher:
     def _equal(self, expected: Any, came: Any) -> bool:
         if isinstance(expected, str) and expected.startswith("@"):
             word, _, name = expected[1:].partition(":")
+            if word in FORMS and not FORMS[word].fullmatch(came):
+                return False
             return word == "any" or self._names.setdefault(name, came) == came
         if isinstance(expected, dict) and isinstance(came, dict):
             return expected.keys() == came.keys() and all(

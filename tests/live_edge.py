@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
+import aiohttp
 import orjson
 import pybase64
 from edge_transcripts import pcm
@@ -60,6 +61,26 @@ class HandSetClock:
                 alarm.callback()
 
 
+class Asked:
+    """An edge, asked over HTTP."""
+
+    def __init__(self, address: str, client: aiohttp.ClientSession) -> None:
+        self.address = address
+        self._client = client
+
+    async def ask(self, method: str, path: str, **request: Any) -> tuple[int, Any]:
+        url = f"http://{self.address}{path}"
+        async with self._client.request(method, url, **request) as response:
+            assert response.headers["Connection"] == "close"
+            assert "Server" not in response.headers
+            return response.status, await response.json()
+
+    async def get(self, path: str) -> Any:
+        code, body = await self.ask("GET", path)
+        assert code == 200, body
+        return body
+
+
 class LiveEdge:
     """One edge and its fabric."""
 
@@ -78,6 +99,12 @@ class LiveEdge:
     def connect_to(self, path: str) -> connect:
         url = f"ws://{self.edge.address}{quote(path, safe='/?=&')}"
         return connect(url, compression=None, max_size=None, proxy=None)
+
+    @contextlib.asynccontextmanager
+    async def asked(self) -> AsyncGenerator[Asked]:
+        """Ask over HTTP for the body of the `with`."""
+        async with aiohttp.ClientSession() as client:
+            yield Asked(self.edge.address, client)
 
     def drain(self) -> None:
         self._draining = asyncio.ensure_future(self.edge.drain())

@@ -96,8 +96,8 @@ class ScriptedConversation:
         for response in responses:
             self.responses.put_nowait(response)
 
-    def fail(self, reason: Reason, field: str = "") -> None:
-        self.responses.put_nowait(FabricError(reason, "scripted", field=field))
+    def fail(self, reason: Reason, field: str = "", message: str = "scripted") -> None:
+        self.responses.put_nowait(FabricError(reason, message, field=field))
 
     async def next_request(self) -> session_pb2.ConverseRequest:
         async with asyncio.timeout(WITHIN_S):
@@ -116,8 +116,8 @@ class ScriptedTurn:
         for response in responses:
             self.responses.put_nowait(response)
 
-    def fail(self, reason: Reason, field: str = "") -> None:
-        self.responses.put_nowait(FabricError(reason, "scripted", field=field))
+    def fail(self, reason: Reason, field: str = "", message: str = "scripted") -> None:
+        self.responses.put_nowait(FabricError(reason, message, field=field))
 
 
 class ScriptedFabric:

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from PIL.Image import Image
 
 from duplane.fabric.v1 import registry_pb2
 from duplane.worker.model.chat_types import ChatOutput, ChatRequest, Finish
+from duplane.worker.model.images import PreparedImage
 from duplane.worker.model.types import (
     ConversationOptions,
     Opened,
@@ -181,15 +183,21 @@ class ScriptedModel:
             self._lengths[unit.slot] = length
             yield result
 
-    def settle(self, slots: Sequence[int]) -> None:
+    def settle(self, slots: Sequence[int]) -> list[UnitFailure]:
         self._check_thread()
         self._unsettled.difference_update(slots)
+        return []
 
     def _wait(self) -> None:
         """Stay here while a test holds the device."""
         if not self._gate.is_set():
             self._loop.call_soon_threadsafe(self._entered.set)
             self._gate.wait(10)
+
+    def prepare_picture(self, picture: Image, max_slices: int | None) -> PreparedImage:
+        held = (self._thread, self._loop_thread)
+        self._check(threading.get_ident() not in held, "cut on the device or loop thread")
+        return PreparedImage((), None, picture.size)
 
     def prepare_chat(self, request: ChatRequest) -> PreparedChat:
         self._check(self._thread != threading.get_ident(), "a chat prepared on the device thread")

@@ -52,13 +52,15 @@ async def test_fragmented_text_is_put_together() -> None:
         await end(client)
 
 
-async def test_message_over_the_limit_closes_with_1009() -> None:
+async def test_message_over_the_limit_closes_with_1009(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "duplane.edge.server")
     async with live_edge(Limits(message_bytes=100_000)) as edge, edge.connect() as client:
         await begin(client)
         await exchange(client)
         with contextlib.suppress(ConnectionClosed):  # it may be noticed while still sending
             await send(client, {**APPEND, "x": "x" * 100_000})
         await closed(client, 1009)
+    assert caplog.messages[-1].endswith("too_big")
 
 
 async def test_a_megabyte_of_instructions_is_refused_and_the_session_goes_on() -> None:

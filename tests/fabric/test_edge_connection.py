@@ -23,9 +23,12 @@ from live_edge import (
     receive,
     send,
 )
-from scripted_fabric import WITHIN_S, listened
+from scripted_fabric import WITHIN_S, ScriptedFabric, listened
+from websockets.asyncio.client import connect
 
-from duplane.edge.settings import Limits
+from duplane.edge import server
+from duplane.edge.settings import EdgeSettings, Limits
+from duplane.fabric.process import Shutdown
 from duplane.fabric.v1 import session_pb2
 
 
@@ -186,6 +189,28 @@ async def test_draining_edge_lets_sessions_end_and_takes_no_new_ones() -> None:
         edge.fabric.is_automatic = True
         await exchange(client)
         await end(client)
+
+
+async def test_second_signal_tells_running_sessions_before_it_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    announced: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    monkeypatch.setattr(server, "announce", lambda _, address: announced.set_result(address))
+    shutdown = Shutdown()
+    async with asyncio.timeout(WITHIN_S), ScriptedFabric.running() as fabric:
+        settings = EdgeSettings("127.0.0.1:0", (fabric.scheduler,))
+        serving = asyncio.ensure_future(server.serve(settings, shutdown))
+        url = f"ws://{await announced}/v1/realtime?mode=audio"
+        async with connect(url, proxy=None) as client:
+            await begin(client)
+            shutdown.drain()
+            await exchange(client)
+            serving.cancel()
+            assert await receive(client) == {"type": "session.closed", "reason": "server_shutdown"}
+            await closed(client, 1001)
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+        await fabric.settled()
 
 
 async def test_session_above_the_cap_is_refused() -> None:

@@ -12,7 +12,7 @@ import aiohttp
 import numpy as np
 import pytest
 import soundfile
-from live_edge import closed, receive
+from live_edge import Asked, closed, receive
 from scheduler_world import World
 from websockets.asyncio.client import connect
 
@@ -25,29 +25,9 @@ from duplane.fabric.v1 import registry_pb2
 TOKEN = {"Authorization": "Bearer secret"}
 
 
-class Asked:
-    """An edge, asked over HTTP."""
-
-    def __init__(self, address: str, client: aiohttp.ClientSession) -> None:
-        self.address = address
-        self._client = client
-
-    async def ask(self, method: str, path: str, **request: Any) -> tuple[int, Any]:
-        url = f"http://{self.address}{path}"
-        async with self._client.request(method, url, **request) as response:
-            assert response.headers["Connection"] == "close"
-            assert "Server" not in response.headers
-            return response.status, await response.json()
-
-    async def get(self, path: str) -> Any:
-        code, body = await self.ask("GET", path)
-        assert code == 200, body
-        return body
-
-
 @contextlib.asynccontextmanager
-async def edge_over(address: str, **settings: Any) -> AsyncGenerator[Asked]:
-    told = EdgeSettings(listen="127.0.0.1:0", schedulers=(address,), **settings)
+async def edge_over(*schedulers: str, **settings: Any) -> AsyncGenerator[Asked]:
+    told = EdgeSettings(listen="127.0.0.1:0", schedulers=schedulers, **settings)
     async with (
         FabricClient(told.schedulers) as fabric,
         Edge.listening(told, fabric, Telemetry("edge")) as edge,
@@ -222,3 +202,15 @@ async def test_without_a_scheduler_the_edge_still_answers() -> None:
         assert (await edge.get("/health"))["status"] == "healthy"
         for path in ("/workers", "/cache", "/api/queue", "/api/queue/q", "/api/config/eta"):
             assert await edge.ask("GET", path) == (503, {"detail": "no scheduler answers"})
+
+
+async def test_the_next_scheduler_answers_where_one_is_gone() -> None:
+    async with World.running() as world:
+        gone = world.address
+    async with World.running() as world, edge_over(gone, world.address) as edge:
+        await world.worker("w1")
+        assert (await edge.get("/ready"))["status"] == "ready"
+        assert (await edge.get("/status"))["is_scheduler_reachable"] is True
+        assert [each["worker_id"] for each in (await edge.get("/workers"))["workers"]] == ["w1"]
+        assert (await edge.ask("PUT", "/api/config/eta", json={"eta_chat_s": 7}))[0] == 200
+        assert (await edge.get("/api/config/eta"))["config"]["eta_chat_s"] == 7.0

@@ -100,6 +100,27 @@ async def test_a_session_of_dialect_b_is_recorded_whole(tmp_path: Path) -> None:
     assert soundfile.info(directory / "model.wav").frames == 24_000
 
 
+@pytest.mark.parametrize("wish", ["on", "off"])
+async def test_c_and_d_tell_the_recording_where_one_is_made(tmp_path: Path, wish: str) -> None:
+    settings = RecordingSettings(tmp_path, Consent.ON_REQUEST)
+    async with live_edge(recording=settings) as edge:
+        async with edge.connect_to(f"/ws/duplex/adx_1?recording={wish}") as client:
+            assert (await receive(client))["type"] == "queue_done"
+            await send(client, {"type": "prepare"})
+            told = [await receive(client)]
+            await send(client, {"type": "stop"})
+            await closed(client, 1000)
+        async with edge.connect_to(f"/ws/chat?recording={wish}") as client:
+            await send(client, {"messages": [{"role": "user", "content": "Hi"}]})
+            while (event := await receive(client))["type"] != "done":
+                assert "recording_session_id" not in event
+            told.append(event)
+    assert [event["type"] for event in told] == ["prepared", "done"]
+    named = {event["recording_session_id"] for event in told if "recording_session_id" in event}
+    assert named == {directory.name for directory in recordings(tmp_path)}
+    assert len(named) == (2 if wish == "on" else 0)
+
+
 async def test_what_cannot_be_read_is_recorded_as_it_came(tmp_path: Path) -> None:
     nested = b'{"type":' + b"[" * 900 + b"]" * 900 + b"}"
     headers = [("x-client-id", "me"), ("x-client-id", "you")]

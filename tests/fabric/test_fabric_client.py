@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 
 import pytest
-from scheduler_world import AUDIO, World
+from scheduler_world import AUDIO, BOUND_S, World
 
 from duplane.fabric.client import FabricClient
-from duplane.fabric.v1 import lease_pb2
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import admin_pb2, lease_pb2
 
 
 @pytest.mark.parametrize("turns", range(0, 60, 3))
@@ -38,3 +39,24 @@ async def test_wish_given_up_around_its_grant_holds_no_slot(turns: int) -> None:
             await releasing
             await operator.until(lambda seen: not seen.leases and not seen.tickets)
         await worker.vanish()
+
+
+async def test_operators_are_answered_by_the_next_scheduler_when_one_is_gone() -> None:
+    async with World.running() as gone:
+        pass
+    async with World.running(ticket_limit=7) as world:
+        async with FabricClient([gone.address, world.address]) as client:
+            told = await client.administer(
+                lambda admin: admin.ListTickets(admin_pb2.ListTicketsRequest(), timeout=BOUND_S)
+            )
+            assert told.ticket_limit == 7
+            wanted = admin_pb2.CancelTicketRequest(ticket_id="q_0000000000000001")
+            with pytest.raises(FabricError) as refused:
+                await client.administer(lambda admin: admin.CancelTicket(wanted, timeout=BOUND_S))
+            assert refused.value.reason is Reason.UNKNOWN_TICKET
+        async with FabricClient([gone.address]) as client:
+            with pytest.raises(FabricError) as silent:
+                await client.administer(
+                    lambda admin: admin.ListTickets(admin_pb2.ListTicketsRequest(), timeout=BOUND_S)
+                )
+            assert silent.value.reason is Reason.UNAVAILABLE

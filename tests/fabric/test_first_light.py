@@ -370,7 +370,9 @@ async def test_session_survives_the_scheduler(fabric: Fabric) -> None:
 
         await until(is_known_again, 20.0)
         async with FabricClient([fabric.scheduler]) as operator:
-            leases = await operator.admin.ListLeases(admin_pb2.ListLeasesRequest())
+            leases = await operator.administer(
+                lambda admin: admin.ListLeases(admin_pb2.ListLeasesRequest())
+            )
         (lease,) = leases.leases
         assert lease.is_claimed
         assert lease.claims.kind == lease_pb2.SESSION_KIND_AUDIO_DUPLEX

@@ -97,6 +97,59 @@ async def test_the_same_model_says_the_same(tmp_path: Path, dialect: str) -> Non
     assert payloads(again) == payloads(script.directory)
 
 
+ASK = {"messages": [{"role": "user", "content": [{"type": "audio", "data": AUDIO}]}]}
+
+
+async def chat(client: ClientConnection, *said: tuple[object, str]) -> None:
+    """Say each event and wait for one of the type that answers it."""
+    for event, answer in said:
+        await send(client, event)
+        while (await receive(client))["type"] != answer:
+            pass
+
+
+async def record_chat(root: Path, dialect: str) -> Path:
+    async with live_edge(recording=RecordingSettings(root)) as edge:
+        if dialect == "D":
+            async with edge.connect_to("/ws/chat") as client:
+                await chat(client, (ASK, "done"))
+                await closed(client, 1000)
+        else:
+            async with edge.connect("?mode=chat") as client:
+                append = {"type": "input.append", "input": ASK}
+                await chat(
+                    client,
+                    ({"type": "session.init", "payload": {}}, "session.created"),
+                    (append, "response.done"),
+                    (append, "response.done"),
+                    (CLOSE, "session.closed"),
+                )
+                await closed(client, 1000)
+    (directory,) = recordings(root)
+    return directory
+
+
+@pytest.mark.parametrize(("dialect", "event_count"), [("B", 8), ("D", 4)])
+async def test_chats_are_replayed_too(tmp_path: Path, dialect: str, event_count: int) -> None:
+    script = read_script(await record_chat(tmp_path / "first", dialect))
+    assert len(script.told) == event_count
+    async with live_edge(recording=RecordingSettings(tmp_path / "again")) as edge:
+        take = await take_again(edge, script)
+    assert not differences(script, take)
+    assert not take.failure
+    (again,) = recordings(tmp_path / "again")
+    assert said(again) == said(script.directory)
+    assert payloads(again) == payloads(script.directory)
+
+
+async def test_one_request_over_http_is_not_replayed(tmp_path: Path) -> None:
+    async with live_edge(recording=RecordingSettings(tmp_path)) as edge, edge.asked() as http:
+        assert (await http.ask("POST", "/api/chat", json=ASK))[0] == 200
+    (directory,) = recordings(tmp_path)
+    with pytest.raises(ReplayFailed, match="send it to /api/chat again"):
+        read_script(directory)
+
+
 def said(directory: Path) -> list[Any]:
     return [event["frame"] for event in read_events(directory) if event["dir"] == "up"]
 

@@ -66,6 +66,26 @@ async def test_turns_are_chatted_with_their_history(
     assert capsys.readouterr().out == "Hello there.\n" * 2
 
 
+@pytest.mark.parametrize("dialect", ["B", "D"])
+async def test_a_video_file_goes_with_the_first_text(dialect: str, tmp_path: Path) -> None:
+    video = tmp_path / "video.mp4"
+    video.write_bytes(b"a video")
+    async with live_edge() as edge:
+        settings = settings_for(edge, tmp_path, dialect, "chat")
+        settings = replace(settings, wav=None, videos=(video,))
+        await asyncio.to_thread(chat_with, settings, out=None, as_json=True)
+        request = (await edge.fabric.turn()).request
+        shown, said = request.messages[-1].parts
+        assert (shown.video, shown.video_stack_frame_count) == (b"a video", 1)
+        assert said.text == "Hi"
+    with pytest.raises(ValueError, match="for mode 'chat'"):
+        talk_to(
+            replace(settings, dialect="A", mode="audio", wav=tmp_path / "speech.wav"),
+            out=None,
+            as_json=True,
+        )
+
+
 @pytest.mark.parametrize(("dialect", "mode"), [("A", "chat"), ("C", "chat"), ("D", "chat")])
 async def test_what_cannot_work_is_said_before_connecting(
     dialect: str, mode: str, tmp_path: Path

@@ -117,6 +117,8 @@ async def test_the_model_gets_what_the_client_asked_for() -> None:
         is_thinking=True,
         is_omni=True,
         max_slice_count=4,
+        use_image_id=False,
+        use_tts_template=True,
     )
     sound = session_pb2.ChatPart(audio=np.full(8, 0.5, "<f4").tobytes())
     picture = session_pb2.ChatPart(image=b"a picture")
@@ -133,6 +135,9 @@ async def test_the_model_gets_what_the_client_asked_for() -> None:
         assert options.decode_mode is DecodeMode.GREEDY
         assert options.is_thinking
         assert options.is_omni
+        assert options.use_image_id is False
+        assert options.answers_as_speech
+        assert not options.generate_audio
         assert [message.role for message in request.messages] == [ChatRole.SYSTEM, ChatRole.USER]
         heard, seen, text = request.messages[1].parts
         assert isinstance(heard, ChatAudio)
@@ -195,6 +200,14 @@ async def test_what_the_model_refuses_is_named_too() -> None:
         rig.model.on_prepare = refuse
         error = await refusal(rig, asks())
         assert (error.reason, error.field) == (Reason.INVALID_FIELD, "config.max_slice_count")
+
+
+@pytest.mark.parametrize("is_worded", [False, True, None])
+async def test_an_answer_that_is_heard_is_worded_as_speech(is_worded: bool | None) -> None:
+    config = session_pb2.ChatConfig(generate_audio=True, use_tts_template=is_worded)
+    async with running_worker() as rig:
+        await answer(rig, asks(config=config))
+        assert rig.model.chats[0].options.answers_as_speech
 
 
 async def test_a_lease_of_another_kind_is_refused_on_both_sides() -> None:

@@ -56,7 +56,7 @@ def sound(value: Any) -> bool:
 
 
 def names(value: Any) -> bool:
-    return isinstance(value, list) and 0 < len(value) <= 100 and all(map(said, value))
+    return isinstance(value, list) and 0 < len(value) <= 100 and all(map(text, value))
 
 
 def matching(pattern: str) -> Check:
@@ -107,7 +107,7 @@ _A = {
 _SESSION: dict[str, Check | Shape] = {"session_id": matching(r"sess_\w+"), "server_send_ts": number}
 _TIMES = _numbers(
     *("wall_clock_ms", "prefill_ms", "generate_ms", "cost_llm_ms", "cost_tts_ms"),
-    "cost_token2wav_ms",
+    *("cost_tts_prep_ms", "cost_token2wav_ms"),
 )
 _BACKEND: dict[str, Check | Shape] = {"backend": said}
 _UNIT_METRICS = Shape(
@@ -174,6 +174,7 @@ _B_CHAT = {
         {
             **_NAMED,
             "audio": sound,
+            "ignored_fields": names,
             "finish_reason": one_of(*b_chat.FINISH_REASONS.values()),
         },
     ),
@@ -196,7 +197,7 @@ _RESULT: dict[str, Check | Shape] = {
 }
 _C = {
     **_QUEUE,
-    "prepared": Shape({"prompt_length": whole}),
+    "prepared": Shape({"prompt_length": whole}, {"recording_session_id": said}),
     "result": Shape(_RESULT, _whole("dropped_units")),
     "paused": Shape({"timeout": number}),
     "resumed": Shape({}),
@@ -210,9 +211,12 @@ _AUDIO_OR_NULL: dict[str, Check | Shape] = {
 }
 _D = {
     **_QUEUE,
-    "prefill_done": Shape({"input_tokens": whole}),
+    "prefill_done": Shape({"input_tokens": whole}, {"ignored_fields": names}),
     "chunk": Shape({"text_delta": text, **_AUDIO_OR_NULL}),
-    "done": Shape({"text": text, **_whole("generated_tokens", "input_tokens"), **_AUDIO_OR_NULL}),
+    "done": Shape(
+        {"text": text, **_whole("generated_tokens", "input_tokens"), **_AUDIO_OR_NULL},
+        {"recording_session_id": said},
+    ),
     "error": _FLAT_ERROR,
 }
 

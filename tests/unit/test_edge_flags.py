@@ -85,6 +85,7 @@ def test_settings_are_set_by_flags(run: Run, tmp_path: Path) -> None:
         "admin_token": "secret",
         "default_voice": file,
         "presets": tmp_path,
+        "ref_audio": tmp_path,
         "playback_delay_ms": 5,
     }
     assert given.keys() == SETTINGS.keys()

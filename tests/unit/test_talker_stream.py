@@ -1,13 +1,15 @@
 """The talker in passages: what it says depends neither on the runs nor on who speaks beside it."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from duplane.worker.model.checkpoint import Checkpoint
+from duplane.worker.model.checkpoint import Checkpoint, CheckpointError
 from duplane.worker.model.sampling import SeededUniforms
-from duplane.worker.model.talker import REPETITION_WINDOW, Talker
+from duplane.worker.model.talker import REPETITION_WINDOW, Talker, TalkerConfig
 from duplane.worker.model.talker_stream import SpeechStream, advance
 
 CHECKPOINT = Path(__file__).parents[1] / "golden" / "public" / "checkpoint"
@@ -80,6 +82,67 @@ def test_a_passage_that_is_cut_off_goes_on_from_its_last_token(talker: Talker) -
     advance(talker, [spoken], 1)
     assert talker.cache.length(0) == 2 * len(rows) + 30
     talker.reset(0)
+
+
+@pytest.fixture
+def recomputing(talker: Talker) -> Iterator[Talker]:
+    """The same talker, in a checkpoint that says `sliding_recompute`."""
+    dims = talker.dims
+    talker.dims = replace(dims, is_recomputing=True)
+    yield talker
+    talker.dims = dims
+    talker.reset(0)
+
+
+@pytest.mark.parametrize("limit", [25, 3])
+def test_recomputing_a_passage_is_spoken_over_the_one_before_alone(
+    recomputing: Talker, limit: int
+) -> None:
+    talker = recomputing
+    rows = [condition(talker, seed) for seed in range(4)]
+    spoken = SpeechStream(0, SeededUniforms(0), is_greedy=True, temperature=0.8)
+    told: list[list[int]] = []
+    lengths: list[int] = []
+    for passage in rows:
+        spoken.say(passage, shortest=2, longest=20)
+        tokens: list[int] = []
+        while not spoken.is_silent:
+            tokens += advance(talker, [spoken], limit)[0]
+        told.append(tokens)
+        lengths.append(talker.cache.length(0))
+    said: list[int] = []
+    for number, passage in enumerate(rows):
+        afresh = SpeechStream(0, SeededUniforms(0), is_greedy=True, temperature=0.8)
+        afresh.said = said[-REPETITION_WINDOW:]
+        talker.reset(0)
+        before = rows[number - 1 : number] if number else []
+        heard = [talker.emb_code[0](torch.tensor(told[number - 1]))] if number else []
+        afresh.say(torch.cat((*before, *heard, passage)), shortest=2, longest=20)
+        assert advance(talker, [afresh], 20)[0] == told[number]
+        assert talker.cache.length(0) == lengths[number]
+        said += told[number]
+
+
+def test_recomputing_is_heard(talker: Talker, recomputing: Talker) -> None:
+    wanted = passages(recomputing, stream(0, 4), 25)
+    recomputing.dims = replace(recomputing.dims, is_recomputing=False)
+    assert passages(recomputing, stream(0, 4), 25) != wanted
+
+
+@pytest.mark.parametrize("kind", ["sliding_window", "reindex", "other"])
+def test_another_attention_is_refused_by_its_name(kind: str) -> None:
+    config = dict(Checkpoint(CHECKPOINT).config)
+    config["tts_config"] = {**config["tts_config"], "attention_type": kind}
+    with pytest.raises(CheckpointError, match=f"attention_type is '{kind}'"):
+        TalkerConfig.from_json(config)
+
+
+def test_without_a_word_about_it_the_default_of_the_reference_holds() -> None:
+    config = dict(Checkpoint(CHECKPOINT).config)
+    assert not TalkerConfig.from_json(config).is_recomputing
+    config["tts_config"] = dict(config["tts_config"])
+    del config["tts_config"]["attention_type"]
+    assert TalkerConfig.from_json(config).is_recomputing
 
 
 def test_a_second_passage_waits_for_the_first(talker: Talker) -> None:

@@ -83,12 +83,19 @@ async def test_a_unit_that_is_left_without_an_answer_loses_the_round() -> None:
 async def test_a_settle_that_raises_loses_the_round() -> None:
     log = Log(0)
 
-    def fail(slots: Sequence[int]) -> None:
+    def fail(slots: Sequence[int]) -> list[UnitFailure]:
         raise RuntimeError("no")
 
     log.model.settle = fail
     assert log.rounds.run([taken(0)]) == {0}
     assert log.kinds() == [(0, Done), (0, Lost)]
+
+
+async def test_a_slot_that_cannot_be_settled_is_lost_and_no_other() -> None:
+    log = Log(0, 1)
+    log.model.settle = lambda slots: [UnitFailure(1, "STAGE_FAILED", "no", True)]
+    assert log.rounds.run([taken(0), taken(1)]) == {1}
+    assert log.kinds() == [(0, Done), (1, Done), (1, Lost)]
 
 
 @pytest.mark.parametrize("is_fatal", [False, True])

@@ -6,7 +6,7 @@ import asyncio
 
 from duplane.edge.chat_session import ChatSession
 from duplane.edge.clock import Clock
-from duplane.edge.connection import Connection, EdgeSocket
+from duplane.edge.connection import Connection, Socket
 from duplane.edge.settings import Limits
 from duplane.edge.spans import SessionSpans
 from duplane.fabric.client import FabricClient
@@ -19,7 +19,7 @@ class ChatConnection(Connection):
 
     def __init__(
         self,
-        socket: EdgeSocket,
+        socket: Socket,
         session: ChatSession,
         limits: Limits,
         fabric: FabricClient,
@@ -64,6 +64,8 @@ class ChatConnection(Connection):
             return None
         self._ticket_id = granted.ticket_id
         self._spans.granted(granted.lease_id)
+        if self.recording:
+            self.recording.worker = granted.worker_address
         claim_s = granted.claim_timeout.ToTimedelta().total_seconds()
         self._apply(self._chat.granted(claim_s, self._clock.now()))
         return granted

@@ -14,7 +14,7 @@ import orjson
 from duplane.edge.dialects.chat import ChatDialect
 from duplane.edge.dialects.dialect import Action, Configure, Identity, Moment, Phase, Turn
 from duplane.edge.ends import End, Ending
-from duplane.edge.faults import ClientError, ErrorCode
+from duplane.edge.faults import ClientError, ErrorCode, name_fault
 from duplane.edge.modes import Mode
 from duplane.edge.session import Session, Wait
 from duplane.edge.settings import Limits
@@ -189,10 +189,10 @@ class ChatSession(Session):
             return []
         is_ours = error.reason is not Reason.INVALID_FIELD
         code = ErrorCode.INFERENCE_ERROR if is_ours else ErrorCode.INVALID_PAYLOAD
-        field = error.field.replace(".parts[", ".content[")  # as clients call it
-        message = f"{field}: {error.message}" if field else error.message
+        message = name_fault(error.field, error.message)
+        message = message.replace(".parts[", ".content[")  # as clients call it
         if self.chat.asks_first:
-            return self.end(Ending(End.REQUEST_REFUSED, message), now)
+            return self.end(Ending(End.FAILED if is_ours else End.REQUEST_REFUSED, message), now)
         return self.chat.refused(code, message, now) + self._turn_over(now)
 
     def cut_off(self, now: Moment) -> list[bytes]:

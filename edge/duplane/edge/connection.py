@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import math
+from typing import Literal, Protocol
 
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
-from websockets.frames import Frame, Opcode
+from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request, Response
 
 from duplane.edge.clock import Alarm, Clock
+from duplane.edge.dialects.unwrap import is_worth_unwrapping, unwrap
 from duplane.edge.ends import End, Ending
 from duplane.edge.entry import close_reason
 from duplane.edge.outbox import Outbox, OutboxFullError
@@ -26,7 +28,28 @@ from duplane.fabric.client import ConverseStream, FabricClient
 from duplane.fabric.errors import FabricError
 from duplane.fabric.v1 import lease_pb2
 
-_UNTOLD = (End.GONE, End.TOO_SLOW)  # nobody reads the farewell
+_UNTOLD = (End.GONE, End.TOO_BIG, End.TOO_SLOW)  # nobody reads the farewell
+
+
+class Socket(Protocol):
+    """What carries the frames of one session. `ConnectionClosed` says that the client is gone."""
+
+    @property
+    def has_binary(self) -> bool:
+        """Whether a binary frame has come."""
+        ...
+
+    async def recv(self, decode: Literal[False]) -> bytes:
+        """Wait for a frame. Raises ConnectionClosed."""
+        ...
+
+    async def send(self, message: bytes, *, text: bool) -> None:
+        """Send a frame. Raises ConnectionClosed."""
+        ...
+
+    async def close(self, code: int, reason: str) -> None:
+        """Say farewell."""
+        ...
 
 
 class EdgeSocket(ServerConnection):
@@ -48,7 +71,7 @@ class Connection:
 
     def __init__(
         self,
-        socket: EdgeSocket,
+        socket: Socket,
         session: Session,
         limits: Limits,
         fabric: FabricClient,
@@ -94,7 +117,8 @@ class Connection:
 
     async def _read(self) -> None:
         """Read without ever waiting for anything but the client: pings are answered, and a leave
-        is seen at once, also in the queue and while a unit runs."""
+        is seen at once, also in the queue and while a unit runs. Only a long WAV file is decoded
+        first, where no other session feels it."""
         try:
             while True:
                 message = await self._socket.recv(decode=False)
@@ -104,9 +128,14 @@ class Connection:
                 now = self._clock.now()
                 if self.recording:
                     self.recording.up(message, now)
-                self._apply(self.session.receive(message, now))
-        except ConnectionClosed:
-            self.end(Ending(End.GONE))
+                if is_worth_unwrapping(message):
+                    event = await asyncio.to_thread(unwrap, message, self._limits)
+                    self._apply(self.session.receive(event, self._clock.now()))
+                else:
+                    self._apply(self.session.receive(message, now))
+        except ConnectionClosed as closed:
+            is_too_big = closed.sent is not None and closed.sent.code == CloseCode.MESSAGE_TOO_BIG
+            self.end(Ending(End.TOO_BIG if is_too_big else End.GONE))
 
     async def _write(self) -> None:
         try:

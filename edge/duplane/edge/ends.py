@@ -26,6 +26,7 @@ class End(StrEnum):
     REQUEST_REFUSED = "request_refused"  # the only request of a connection cannot be used
     ANSWERED = "answered"  # the only request of a connection is answered
     UNREADABLE = "unreadable"  # a frame that is no JSON text
+    TOO_BIG = "too_big"  # a message above the bound
     TOO_SLOW = "too_slow"  # the client does not read what it is sent
     GONE = "gone"  # the client has vanished
 
@@ -44,6 +45,7 @@ CLOSE_CODES: Mapping[End, int] = {
     End.REQUEST_REFUSED: 1000,
     End.ANSWERED: 1000,
     End.UNREADABLE: 1003,
+    End.TOO_BIG: 1009,
     End.TOO_SLOW: 1008,
     End.GONE: 1000,
 }

@@ -14,6 +14,7 @@ _MAX_MODE_CHARACTERS = 32
 _MAX_CLIENT_ID_CHARACTERS = 128
 _MAX_CLOSE_REASON_BYTES = 123  # RFC 6455, 5.5
 
+ASKED = "/api/chat"  # where one turn of chat is asked for without a WebSocket
 _DUPLEX_PREFIX = "/ws/duplex/"
 _AUDIO_PREFIX = "adx_"  # of a session id that wants no video
 
@@ -62,7 +63,7 @@ def read_entry(path: str, headers: Mapping[str, str]) -> Entry:
     place, _, query_text = path.partition("?")
     query = parse_qs(query_text)
     client_id = query.get("client_id", [headers.get("x-client-id", "")])[0]
-    if place == Route.CHAT.value:
+    if place in (Route.CHAT.value, ASKED):
         return Entry("chat", client_id[:_MAX_CLIENT_ID_CHARACTERS], Route.CHAT)
     if session_id := _duplex_id(place):
         mode = "audio" if session_id.startswith(_AUDIO_PREFIX) else "video"

@@ -43,5 +43,17 @@ class ClientError(Exception):
         self.message = message
 
 
+def name_fault(field: str, message: str) -> str:
+    """Return what a peer says of a field, with the field named once and by its whole path.
+
+    Peers put its name, or the last part of it, into the message or leave it out.
+    """
+    for name in (field, field.rpartition(".")[2]):
+        rest = message.removeprefix(name)
+        if field and rest != message and not rest[:1].isidentifier():
+            return field + rest
+    return f"{field}: {message}" if field else message
+
+
 class UnreadableError(Exception):
     """A frame that is no event at all; the connection cannot go on."""

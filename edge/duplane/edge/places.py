@@ -12,6 +12,7 @@ from duplane.edge.dialects.c import DialectC
 from duplane.edge.dialects.chat import ChatDialect
 from duplane.edge.dialects.d import DialectD
 from duplane.edge.dialects.dialect import Dialect, Identity, Moment
+from duplane.edge.ends import End, Ending
 from duplane.edge.entry import Route
 from duplane.edge.modes import CHAT_MODE, DUPLEX_MODES, MODES, Mode
 from duplane.edge.session import Session
@@ -38,6 +39,12 @@ PLACES: Mapping[tuple[Route, str], Place] = {
     **{(Route.DUPLEX, name): Place(DialectC, mode) for name, mode in DUPLEX_MODES.items()},
     (Route.CHAT, "chat"): Place(DialectD, CHAT_MODE),
 }
+
+
+def no_such_mode(mode: str) -> Ending:
+    """Return the end of a session that never began: `mode` is not served at its URL."""
+    return Ending(End.MODE_REFUSED, f"Unsupported realtime mode: {mode}")
+
 
 # What a client is refused in, where no session begins.
 REFUSING: Mapping[Route, type[Dialect]] = {

@@ -6,11 +6,8 @@ import asyncio
 import contextlib
 import functools
 import logging
-import secrets
 import signal
-import uuid
-from collections import Counter
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import nullcontext
 from typing import Any, cast
 
@@ -20,28 +17,24 @@ from websockets.asyncio.server import Server, ServerConnection
 from websockets.asyncio.server import serve as serve_websockets
 from websockets.exceptions import ConnectionClosed
 
-from duplane.edge.assets import load_assets
-from duplane.edge.chat_connection import ChatConnection
-from duplane.edge.chat_session import ChatSession
 from duplane.edge.clock import Clock, LoopClock
-from duplane.edge.connection import Connection, EdgeSocket
+from duplane.edge.connection import EdgeSocket
 from duplane.edge.dialects.dialect import Identity
 from duplane.edge.ends import CLOSE_CODES, End, Ending
-from duplane.edge.entry import Route, close_reason, read_entry
+from duplane.edge.entry import Route, close_reason
 from duplane.edge.front import Front, ProtocolFactory
-from duplane.edge.http import HttpAnswers
-from duplane.edge.modes import DEFAULT_MODE, MODES, Mode
-from duplane.edge.peers import identify, join_headers, parse_networks
-from duplane.edge.places import PLACES, REFUSING
-from duplane.edge.recording.recorder import Recorder, Recording
-from duplane.edge.session import Session
+from duplane.edge.http.application import application, refuse_upgrade
+from duplane.edge.http.routes import edge_routes
+from duplane.edge.modes import DEFAULT_MODE, MODES
+from duplane.edge.peers import join_headers
+from duplane.edge.places import PLACES, REFUSING, no_such_mode
+from duplane.edge.recording.recorder import Recorder
+from duplane.edge.sessions import Arrival, Sessions
 from duplane.edge.settings import EdgeSettings
-from duplane.edge.spans import SessionSpans
 from duplane.edge.tls import Certificate
 from duplane.fabric.client import FabricClient
 from duplane.fabric.process import Shutdown, StartError, announce
 from duplane.fabric.telemetry import Telemetry
-from duplane.fabric.v1 import lease_pb2
 
 _log = logging.getLogger(__name__)
 _PING_S = 20.0
@@ -77,28 +70,19 @@ async def serve(settings: EdgeSettings, shutdown: Shutdown) -> None:
 
 
 class Edge:
-    """Every session of one process."""
+    """One process that listens, and the sessions that come of it."""
 
     def __init__(
         self, settings: EdgeSettings, fabric: FabricClient, telemetry: Telemetry, clock: Clock
     ) -> None:
         self.address = ""
         self._settings = settings
-        self._fabric = fabric
-        self._telemetry = telemetry
         self._clock = clock
-        self._connections: set[Connection] = set()
-        self._sites: Counter[str] = Counter()  # sessions by client
-        self._proxies = parse_networks(settings.trusted_proxies)
-        self._is_idle = asyncio.Event()
-        self._is_idle.set()
         self.certificate: Certificate | None = None
         if settings.tls_cert and settings.tls_key:
             self.certificate = Certificate(settings.tls_cert, settings.tls_key)
-        assets = load_assets(settings.default_voice, settings.presets)
-        self._http = HttpAnswers(fabric, settings, assets, lambda: len(self._connections))
-        self._last_realtime_ms = 0
-        self._recorder: Recorder | None = None
+        self._sessions = Sessions(settings, fabric, telemetry, clock)
+        self._application = application(edge_routes(settings, fabric, self._sessions, clock))
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -109,7 +93,7 @@ class Edge:
         telemetry: Telemetry,
         clock: Clock | None = None,
     ) -> AsyncGenerator[Edge]:
-        """Serve at `settings.listen` for the body of the `with`; what still runs then is cut.
+        """Serve at `settings.listen` for the body of the `with`; what still runs then is told so.
 
         Raises StartError.
         """
@@ -118,10 +102,11 @@ class Edge:
         except ValueError as error:
             raise StartError(str(error)) from None
         http = web.AppRunner(
-            edge._http.application(),
+            edge._application,
             access_log=None,
             logger=_http_log,
             auto_decompress=False,  # nobody compresses what is taken here
+            handler_cancellation=True,  # a client that vanishes stops what it has asked for
             shutdown_timeout=settings.limits.close_s,
             lingering_time=settings.limits.close_s,
         )
@@ -134,18 +119,21 @@ class Edge:
             raise StartError(f"cannot listen on {settings.listen}: {error}") from None
         host = settings.listen.rpartition(":")[0]
         edge.address = f"{host}:{_bound_port(server)}"
-        edge._recorder = Recorder(settings.recording, edge._clock) if settings.recording else None
+        recorder = Recorder(settings.recording, edge._clock) if settings.recording else None
+        edge._sessions.recorder = recorder
         try:
             async with edge.certificate.kept_fresh() if edge.certificate else nullcontext():
                 yield edge
         finally:
+            await edge._sessions.end_all(settings.limits.close_s)
             server.close()
             for front in set(undecided):
                 front.cut()
             await http.cleanup()
             await server.wait_closed()
-            if edge._recorder:
-                await asyncio.to_thread(edge._recorder.close)
+            await edge.idle()  # whoever was cut has ended, too: until then recordings grow
+            if recorder:
+                await asyncio.to_thread(recorder.close)
 
     async def _listen(self, http: web.AppRunner, undecided: set[Front]) -> Server:
         limits = self._settings.limits
@@ -154,7 +142,9 @@ class Edge:
             self._serve_socket,
             host.strip("[]"),
             int(port),
-            process_request=self._http.refuse_upgrade,
+            process_request=functools.partial(
+                refuse_upgrade, chat_message_bytes=limits.chat_message_bytes
+            ),
             create_connection=_fronted(undecided, http, limits.handshake_s),
             open_timeout=limits.handshake_s,
             compression=None,  # deflating an answer costs more than everything else together
@@ -181,77 +171,35 @@ class Edge:
 
     async def drain(self) -> None:
         """Take no new sessions, end those in the queue, give the rest their time, end them too."""
-        self._http.is_draining = True
-        for connection in set(self._connections):
-            if not connection.session.is_running:
-                connection.end(Ending(End.SHUTDOWN))
-        limits = self._settings.limits
-        if not await self._idle_within(limits.drain_s):
-            for connection in set(self._connections):
-                connection.end(Ending(End.SHUTDOWN))
-            await self._idle_within(limits.send_s + limits.close_s)
+        await self._sessions.drain()
 
     async def idle(self) -> None:
         """Wait until no session is left."""
-        await self._is_idle.wait()
-
-    async def _idle_within(self, seconds: float) -> bool:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self.idle()
-        return self._is_idle.is_set()
+        await self._sessions.idle()
 
     async def _serve_socket(self, socket: ServerConnection) -> None:
         """Run one WebSocket to its end. The root of its task: our own faults stop here."""
         assert isinstance(socket, EdgeSocket)
-        identity = self._new_identity(socket)
+        arrival = _arrival(socket)
+        identity = self._sessions.new_identity(arrival)
         try:
-            await self._admit(socket, identity)
+            await self._admit(socket, arrival, identity)
         except Exception:  # noqa: BLE001 - the root of a task
             _log.exception("session %s failed", identity.session_id)
             await socket.close(CLOSE_CODES[End.FAILED], "internal error")
 
-    async def _admit(self, socket: EdgeSocket, identity: Identity) -> None:
-        assert socket.request
-        headers = join_headers(socket.request.headers.raw_items())
-        entry = read_entry(socket.request.path, headers)
+    async def _admit(self, socket: EdgeSocket, arrival: Arrival, identity: Identity) -> None:
+        entry = arrival.entry
         place = PLACES.get((entry.route, entry.mode))
         if place is None:
-            ending = Ending(End.MODE_REFUSED, f"Unsupported realtime mode: {entry.mode}")
-            await self._refuse(socket, identity, entry.route, ending)
-        elif self._http.is_draining:
-            ending = Ending(End.SERVICE_UNAVAILABLE, "shutting down")
-            await self._refuse(socket, identity, entry.route, ending)
-        elif len(self._connections) >= self._settings.limits.session_count:
-            ending = Ending(End.SERVICE_UNAVAILABLE, "too many sessions")
-            await self._refuse(socket, identity, entry.route, ending)
-        else:
-            with self._counted(self._site(socket, headers)) as is_admitted:
-                if is_admitted:
-                    session = place.begin(identity, self._settings.limits, self._clock.now())
-                    await self._run(socket, session, place.mode, entry.client_id)
-                else:
-                    ending = Ending(End.SERVICE_UNAVAILABLE, "too many sessions of one client")
-                    await self._refuse(socket, identity, entry.route, ending)
-
-    def _site(self, socket: EdgeSocket, headers: Mapping[str, str]) -> str:
-        """Return what counts as the client of a connection."""
-        connected: tuple[str, ...] | None = socket.remote_address
-        return identify(connected[0] if connected else "", headers, self._proxies).site
-
-    @contextlib.contextmanager
-    def _counted(self, site: str) -> Generator[bool]:
-        """Count a session of a client for the body of the `with`, unless it has too many."""
-        if self._sites[site] >= self._settings.limits.client_session_count:
-            yield False
+            await self._refuse(socket, identity, entry.route, no_such_mode(entry.mode))
             return
-        self._sites[site] += 1
-        try:
-            yield True
-        finally:
-            self._sites[site] -= 1
-            if not self._sites[site]:
-                del self._sites[site]
+        with self._sessions.admitted(place.mode, arrival) as refusal:
+            if refusal:
+                await self._refuse(socket, identity, entry.route, refusal)
+            else:
+                session = place.begin(identity, self._settings.limits, self._clock.now())
+                await self._sessions.run(socket, session, place.mode, arrival)
 
     async def _refuse(
         self, socket: EdgeSocket, identity: Identity, route: Route, ending: Ending
@@ -264,64 +212,12 @@ class Edge:
                 await socket.send(event, text=True)
         await socket.close(dialect.close_code(ending), close_reason(ending.message))
 
-    async def _run(self, socket: EdgeSocket, session: Session, mode: Mode, client_id: str) -> None:
-        limits, identity = self._settings.limits, session.identity
-        spans = SessionSpans(self._telemetry, identity.session_id)
-        connection = (
-            ChatConnection(socket, session, limits, self._fabric, spans, self._clock)
-            if isinstance(session, ChatSession)
-            else Connection(socket, session, limits, self._fabric, spans, self._clock)
-        )
-        wish = lease_pb2.AcquireLeaseRequest(
-            request_id=str(uuid.uuid4()),
-            kind=mode.kind,
-            pool=self._settings.pool,
-            session_id=identity.session_id,
-            client_id=client_id,
-            trace=spans.context,
-        )
-        recording = connection.recording = self._record(socket, identity)
-        began = self._clock.now()
-        self._connections.add(connection)
-        self._is_idle.clear()
-        try:
-            await connection.run(wish)
-        finally:
-            self._connections.discard(connection)
-            if not self._connections:
-                self._is_idle.set()
-            outcome = session.farewell.end if session.farewell else End.FAILED
-            if recording:
-                recording.end(session.dialect.name, outcome, self._clock.now())
-            spans.end(session.dialect.name, outcome, is_failure=outcome is End.FAILED)
-            _log.info(
-                "session %s (%s, dialect %s) ended after %.1f s: %s",
-                *(identity.session_id, identity.realtime_id, session.dialect.name),
-                *(self._clock.now().monotonic_s - began.monotonic_s, outcome),
-            )
 
-    def _record(self, socket: EdgeSocket, identity: Identity) -> Recording | None:
-        """Begin to record, if this session was found to be recorded."""
-        if self._recorder is None or not identity.recording_id or socket.request is None:
-            return None
-        path = socket.request.path
-        entry = read_entry(path, join_headers(socket.request.headers.raw_items()))
-        known = {"client_id": entry.client_id, "realtime_id": identity.realtime_id}
-        return self._recorder.begin(
-            identity.recording_id, path, entry.mode, known, self._clock.now()
-        )
-
-    def _new_identity(self, socket: EdgeSocket) -> Identity:
-        """Name a session. A's form is a time in milliseconds: two in one get neighbouring ones."""
-        self._last_realtime_ms = max(
-            self._clock.now().wall_ns // 1_000_000, self._last_realtime_ms + 1
-        )
-        session_id = f"sess_{secrets.token_hex(6)}"
-        settings = self._settings.recording
-        is_recorded = settings and socket.request and settings.is_wanted(socket.request.path)
-        return Identity(
-            session_id, f"rt_{self._last_realtime_ms}", session_id if is_recorded else ""
-        )
+def _arrival(socket: EdgeSocket) -> Arrival:
+    assert socket.request
+    connected: tuple[str, ...] | None = socket.remote_address
+    headers = join_headers(socket.request.headers.raw_items())
+    return Arrival(socket.request.path, headers, connected[0] if connected else "")
 
 
 def _fronted(undecided: set[Front], http: web.AppRunner, within_s: float) -> Any:

@@ -18,6 +18,7 @@ from duplane.edge.dialects.a import DialectA
 from duplane.edge.dialects.detect import detect, implied_init, needs_init
 from duplane.edge.dialects.dialect import (
     NO_TAG,
+    OPEN,
     Action,
     Answer,
     Append,
@@ -32,7 +33,7 @@ from duplane.edge.dialects.dialect import (
 )
 from duplane.edge.dialects.fields import Fields, parse
 from duplane.edge.ends import WORKER_CLOSED, End, Ending, Farewell
-from duplane.edge.faults import ClientError, ErrorCode, UnreadableError
+from duplane.edge.faults import ClientError, ErrorCode, UnreadableError, name_fault
 from duplane.edge.gather import Uplink
 from duplane.edge.modes import Mode
 from duplane.edge.owed import Owed
@@ -108,12 +109,12 @@ class Session:
 
     # --- the client speaks ---
 
-    def receive(self, message: bytes, now: Moment) -> list[bytes]:
-        """Take one text frame."""
+    def receive(self, message: bytes | Fields, now: Moment) -> list[bytes]:
+        """Take one text frame, or what it holds."""
         if self.farewell:
             return []
         try:
-            actions = self._read(parse(message))
+            actions = self._read(parse(message) if isinstance(message, bytes) else message)
         except ClientError as fault:
             return self._refuse(fault, now)
         except UnreadableError as fault:
@@ -249,6 +250,8 @@ class Session:
                 return []
 
     def _unit_answered(self, response: session_pb2.ConverseResponse, now: Moment) -> list[bytes]:
+        if self.dialect.phase not in OPEN:
+            return []  # nothing was asked yet
         is_delta = response.WhichOneof("message") == "delta"
         outcome = response.delta if is_delta else response.failed
         tag, ordinal = self._uplink.answered(outcome.sequence)
@@ -262,7 +265,7 @@ class Session:
 
     def _answer_owed(self, now: Moment) -> list[bytes]:
         """Answer the appends whose units are answered, and those that completed none."""
-        if self.dialect.phase not in (Phase.ACTIVE, Phase.PAUSED):
+        if self.dialect.phase not in OPEN:
             return []
         events: list[bytes] = []
         for outcome in self._owed.take():
@@ -280,12 +283,12 @@ class Session:
         if not self.has_slot:
             return self.end(_REFUSED.get(error.reason, _NOT_READY), now)
         if error.reason is Reason.INVALID_FIELD:
-            message = f"{error.field}: {error.message}" if error.field else error.message
+            message = name_fault(error.field, error.message)
             told = [self.dialect.error(ErrorCode.INVALID_PAYLOAD, message, now)]
             return told + self.end(Ending(End.FAILED, "settings were refused"), now)
         if error.reason is Reason.OPEN_TIMEOUT:
             return self.end(_EXPIRED[Wait.SETTINGS], now)
-        is_open = self.dialect.phase in (Phase.ACTIVE, Phase.PAUSED)
+        is_open = self.dialect.phase in OPEN
         end = End.FAILED if is_open else self.dialect.lost_while_opening
         return self.end(Ending(end, "the worker was lost"), now)
 
@@ -299,7 +302,7 @@ class Session:
             request = session_pb2.ConverseRequest(open=self._settings)
             self._settings = None
             return request
-        if self.dialect.phase not in (Phase.ACTIVE, Phase.PAUSED):
+        if self.dialect.phase not in OPEN:
             return None
         if self._requests and self._requests[0][0] <= self._uplink.taken_count:
             return self._requests.popleft()[1]

@@ -31,7 +31,13 @@ class Limits:
     chat_audio_s: float = 300.0  # in one part
     chat_video_bytes: int = 16 * 1024 * 1024
     chat_token_count: int = 8192  # that one turn may ask for
-    text_bytes: int = 256  # ids and reasons that are echoed
+    text_bytes: int = 256  # ids and reasons that are echoed, names of voices
+
+    # Of the reference voices that operators upload; above them: 400, 413 or 507.
+    ref_audio_bytes: int = 16 * 1024 * 1024  # of one request
+    ref_audio_s: float = 30.0  # as voice_s: what is kept can be used
+    ref_audio_count: int = 100
+    ref_audio_total_bytes: int = 128 * 1024 * 1024
 
     # Units kept here. The newest win; what is dropped is counted.
     early_unit_count: int = 4  # before the conversation is ready
@@ -45,7 +51,7 @@ class Limits:
     scheduler_s: float = 15.0  # for a place or a claimed slot to begin with: service_unavailable
     queue_s: float = 1800.0  # for a slot: worker_busy
     queue_update_s: float = 3.0  # between two updates of an unchanged place
-    init_s: float = 60.0  # from queue_done to valid settings: timeout
+    init_s: float = 60.0  # from queue_done to valid settings: timeout; for a long body: 408
     open_s: float = 60.0  # from settings to `session.created`: worker_connect_failed
     pause_s: float = 3600.0  # the longest pause a client may ask for
     turn_s: float = 120.0  # in which a worker says nothing of a turn of chat: backend_error
@@ -90,6 +96,7 @@ class EdgeSettings:
     admin_token: str = field(default="", repr=False)
     default_voice: Path | None = None  # a sound file, for `/api/default_ref_audio`
     presets: Path | None = None  # a directory, see `assets.py`
+    ref_audio: Path | None = None  # a directory, for voices that operators upload
     playback_delay_ms: int = 200  # what web clients are told to buffer
     limits: Limits = field(default_factory=Limits)
     recording: RecordingSettings | None = None

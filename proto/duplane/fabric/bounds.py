@@ -33,3 +33,6 @@ CHAT_CONFIG: Mapping[str, tuple[float, float]] = {
     "repetition_penalty": (0.1, 10),
     "max_slice_count": (1, 9),
 }
+
+# The most pictures of each second of a video.
+MAX_STACK_FRAME_COUNT = 10

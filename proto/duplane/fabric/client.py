@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import grpc.aio
 
@@ -27,7 +28,9 @@ from duplane.fabric.v1 import (
 
 _log = logging.getLogger(__name__)
 
+_Answer = TypeVar("_Answer")
 OnQueued = Callable[[lease_pb2.Queued], Awaitable[None]]
+_SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _RETRY_S = 0.5  # between schedulers that do not answer
 _LOG_EVERY = 20  # tries; the log must not grow with the number of waiting sessions
 _RELEASE_TIMEOUT_S = 2.0
@@ -143,10 +146,24 @@ class FabricClient:
         for channel in (*self._schedulers, *self._workers.values()):
             await channel.close()
 
-    @property
-    def admin(self) -> admin_pb2_grpc.AdminServiceAsyncStub:
-        """The AdminService of the scheduler that answered last."""
-        return admin_pb2_grpc.AdminServiceStub(self._schedulers[self._preferred])
+    async def administer(
+        self, call: Callable[[admin_pb2_grpc.AdminServiceAsyncStub], Awaitable[_Answer]]
+    ) -> _Answer:
+        """Make a call to AdminService, at the next scheduler where one does not answer.
+
+        Every call of that service can be made twice. It should have a timeout, which holds for
+        each scheduler. Raises FabricError.
+        """
+        failure = FabricError(Reason.UNAVAILABLE, "no scheduler answers")
+        for offset in range(len(self._schedulers)):
+            at = (self._preferred + offset) % len(self._schedulers)
+            try:
+                return await call(admin_pb2_grpc.AdminServiceStub(self._schedulers[at]))
+            except grpc.aio.AioRpcError as error:
+                failure = from_rpc(error)
+                if error.code() not in _SILENT:
+                    break
+        raise failure
 
     async def acquire(
         self, request: lease_pb2.AcquireLeaseRequest, on_queued: OnQueued | None = None

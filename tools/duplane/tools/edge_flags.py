@@ -26,6 +26,8 @@ SETTINGS: Mapping[str, str] = {
     " Authorization: Bearer. Default: only this machine may, and not through a proxy.",
     "default_voice": "A sound file, offered to clients at /api/default_ref_audio.",
     "presets": "A directory of MODE/*.json, offered to clients at /api/presets.",
+    "ref_audio": "A directory that operators upload reference voices to, by /api/assets/ref_audio."
+    " Several edges may share it. Default: none are kept.",
     "playback_delay_ms": "What web clients are told to buffer.",
 }
 LIMITS: Mapping[str, str] = {
@@ -43,6 +45,10 @@ LIMITS: Mapping[str, str] = {
     "chat_audio_s": "Audio in one part of a history.",
     "chat_video_bytes": "A video file in a history.",
     "chat_token_count": "Tokens that one turn of chat may ask for.",
+    "ref_audio_bytes": "One upload of a reference voice.",
+    "ref_audio_s": "An uploaded reference voice.",
+    "ref_audio_count": "Uploaded reference voices.",
+    "ref_audio_total_bytes": "Uploaded reference voices together.",
     "pending_turn_count": "Turns of a chat that wait while one runs.",
     "pause_s": "The longest pause that a client may ask for.",
     "turn_s": "Wait for a worker to go on with a turn of chat.",
@@ -55,7 +61,7 @@ LIMITS: Mapping[str, str] = {
     "queue_s": "Wait in the queue.",
     "queue_update_s": "Between two updates of an unchanged place.",
     "handshake_s": "For TLS, then for the head of a request, then for its body.",
-    "init_s": "Wait for a session's settings.",
+    "init_s": "Wait for a session's settings, and for the body of a long request.",
     "open_s": "Wait for a worker to begin a conversation.",
     "idle_s": "Wait for audio in a running session.",
     "session_s": "A whole session. Default: as its mode has it.",

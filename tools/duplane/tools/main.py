@@ -185,7 +185,10 @@ def edge(
     log_level: LogLevel = Level.INFO,
     **values: Any,
 ) -> None:
-    """Run one edge: public WebSockets in, the fabric's streams out."""
+    """Run one edge: public WebSockets in, the fabric's streams out.
+
+    What it speaks, event by event: `duplane protocols`.
+    """
     from duplane.edge.recording.settings import recording_settings
     from duplane.edge.server import serve
 
@@ -198,6 +201,14 @@ def edge(
         lambda: edge_settings(values, listen=listen, schedulers=schedulers, recording=recording)
     )
     raise typer.Exit(process.run(lambda shutdown: serve(settings, shutdown)))
+
+
+@app.command()
+def protocols() -> None:
+    """Print what the edge speaks, as Markdown: events, phases, answers, codes and bounds."""
+    from duplane.tools.protocol_page import protocol_page
+
+    typer.echo(protocol_page(), nl=False)
 
 
 @app.command()
@@ -299,6 +310,12 @@ def talk(
             exists=True, dir_okay=False, help="A picture: one each second, or with the first text."
         ),
     ] = None,
+    video: Annotated[
+        list[Path] | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="A video file, with the first text of a chat."
+        ),
+    ] = None,
     text: Annotated[
         list[str] | None, typer.Option(help="What to say in a chat; again for another turn.")
     ] = None,
@@ -329,6 +346,7 @@ def talk(
         dialect=dialect.upper(),
         mode="chat" if dialect.upper() == "D" else mode,
         frames=tuple(frame or ()),
+        videos=tuple(video or ()),
         texts=tuple(text or ()),
         prompt=prompt,
         voice=voice,

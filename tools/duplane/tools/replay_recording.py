@@ -18,6 +18,7 @@ import pybase64
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
+from duplane.edge.entry import ASKED
 from duplane.edge.recording.events import join
 from duplane.edge.recording.shelf import Meta, read_events, read_meta
 from duplane.fabric.audio import OUTPUT_RATE_HERTZ
@@ -27,6 +28,7 @@ from duplane.tools.dial import dial, full_url
 _QUEUE_EVENTS = frozenset(
     f"{prefix}{kind}" for prefix in ("session.", "") for kind in ("queued", "queue_update")
 ) | {"session.queue_done", "queue_done"}
+_ASKS_FIRST = ("D",)  # dialects whose clients stand in no queue before they have spoken
 _QUEUE_TIMEOUT_S = 3600.0
 _MISSING = "-"
 
@@ -103,6 +105,8 @@ def read_script(directory: Path) -> Script:
     meta = read_meta(directory)
     if meta is None:
         raise ReplayFailed(f"{directory} is not a recording")
+    if meta.path == ASKED:
+        raise ReplayFailed(f"{directory} is of one HTTP request: send it to {ASKED} again")
     script = Script(directory, meta, [], [])
     try:
         for event in read_events(directory):
@@ -191,9 +195,10 @@ async def _events(connection: ClientConnection) -> AsyncIterator[dict[str, Any]]
 async def _say_all(
     connection: ClientConnection, script: Script, take: Take, *, is_paced: bool, timeout_s: float
 ) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_QUEUE_TIMEOUT_S):
-            await take.is_admitted.wait()
+    if script.meta.dialect not in _ASKS_FIRST:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_QUEUE_TIMEOUT_S):
+                await take.is_admitted.wait()
     begin, first_s, last = time.monotonic(), script.said[0].at_s, len(script.said) - 1
     for number, said in enumerate(script.said):
         if is_paced:

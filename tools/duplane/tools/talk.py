@@ -50,6 +50,7 @@ class TalkSettings:
     prompt: str
     voice: Path | None
     tail_s: float
+    videos: tuple[Path, ...] = ()  # files that go with the first text of a chat
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,8 @@ def talk_to(settings: TalkSettings, *, out: Path | None, as_json: bool) -> None:
     dialect = dialect_type(settings.prompt, base64_of(voice) if voice is not None else None)
     if settings.frames and settings.mode != "video":
         raise ValueError("pictures are for mode 'video'")
+    if settings.videos:
+        raise ValueError("video files are for mode 'chat'")
     conversation = _Conversation(as_json)
     asyncio.run(_converse(settings, dialect, speech, conversation))
     write_sound(out, conversation.audio)

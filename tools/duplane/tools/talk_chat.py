@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,11 +79,11 @@ def chat_with(settings: TalkSettings, *, out: Path | None, as_json: bool) -> Non
         raise ValueError("mode 'chat' needs a text")
     check_out(out)
     voice, sound = read_sound(settings.voice), read_sound(settings.wav)
-    try:
-        pictures = [pybase64.b64encode_as_string(file.read_bytes()) for file in settings.frames]
-    except OSError as error:
-        raise ValueError(str(error)) from None
-    parts: list[Message] = [{"type": "image", "data": picture} for picture in pictures]
+    parts: list[Message] = [
+        {"type": kind, "data": data}
+        for kind, files in (("image", settings.frames), ("video", settings.videos))
+        for data in _read_files(files)
+    ]
     if sound is not None:
         parts.append({"type": "audio", "data": base64_of(sound)})
     tts: Message = {"enabled": out is not None or voice is not None}
@@ -93,6 +93,13 @@ def chat_with(settings: TalkSettings, *, out: Path | None, as_json: bool) -> Non
     chat = _Chat(settings, history, parts, tts, as_json)
     asyncio.run(chat.hold())
     write_sound(out, chat.audio)
+
+
+def _read_files(files: Iterable[Path]) -> list[str]:
+    try:
+        return [pybase64.b64encode_as_string(file.read_bytes()) for file in files]
+    except OSError as error:
+        raise ValueError(str(error)) from None
 
 
 class _Chat:

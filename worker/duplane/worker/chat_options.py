@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from duplane.fabric.audio import AudioError, Samples, is_wav, samples_from_pcm
-from duplane.fabric.bounds import CHAT_CONFIG
+from duplane.fabric.bounds import CHAT_CONFIG, MAX_STACK_FRAME_COUNT
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
 from duplane.worker.model.chat_types import (
@@ -21,6 +21,7 @@ from duplane.worker.model.chat_types import (
     ChatPart,
     ChatRequest,
     ChatRole,
+    ChatVideo,
 )
 from duplane.worker.model.types import OptionError
 from duplane.worker.options import DECODE_MODES, invalid, numbers, voice
@@ -42,7 +43,8 @@ _ROLES = {
 def chat_request(wish: session_pb2.ChatRequest, limits: SessionLimits) -> ChatRequest:
     """Return what `wish` asks for; what it leaves out is left to the model.
 
-    Raises FabricError INVALID_FIELD with the path of the field in `ChatRequest`.
+    Videos are left empty. Raises FabricError INVALID_FIELD with the path of the field in
+    `ChatRequest`.
     """
     if len(wish.messages) > limits.max_chat_messages:
         fault = f"are {len(wish.messages)}, more than {limits.max_chat_messages}"
@@ -105,8 +107,11 @@ def _part(part: session_pb2.ChatPart, path: str) -> ChatPart:
         case "audio":
             return ChatAudio(_samples(part.audio, f"{path}.audio"))
         case "video":
-            fault = "is a video file, which is not read here: send its pictures and its sound"
-            raise invalid(f"{path}.video", fault)
+            count = part.video_stack_frame_count
+            if not 0 <= count <= MAX_STACK_FRAME_COUNT:
+                fault = f"is {count}, not between 0 and {MAX_STACK_FRAME_COUNT}"
+                raise invalid(f"{path}.video_stack_frame_count", fault)
+            return ChatVideo(())  # see `videos.py`
         case _:
             raise invalid(path, "is empty")
 
@@ -134,6 +139,10 @@ def _config(config: session_pb2.ChatConfig, limits: SessionLimits) -> dict[str, 
         if mode is None:
             raise invalid("config.decode_mode", f"is {config.decode_mode}, not a known mode")
         chosen["decode_mode"] = mode
+    if config.HasField("use_tts_template"):
+        chosen["use_tts_template"] = config.use_tts_template or config.generate_audio
+    if config.HasField("use_image_id"):
+        chosen["use_image_id"] = config.use_image_id
     if config.tts_voice:
         chosen["tts_voice"] = voice("config.tts_voice", config.tts_voice, limits.max_voice_s)
     return chosen

@@ -25,6 +25,7 @@ from duplane.worker.model.chat_types import ChatOutput, Finish
 from duplane.worker.model.types import OptionError
 from duplane.worker.rounds import ChatStep, Event, Lost, PreparedChat
 from duplane.worker.settings import SessionLimits
+from duplane.worker.videos import Videos
 
 _log = logging.getLogger(__name__)
 
@@ -48,9 +49,11 @@ class ChatSession:
         slot: int,
         engine: Engine,
         limits: SessionLimits,
+        videos: Videos,
         span: Span,
     ) -> None:
         self._stream = stream
+        self._videos = videos
         self._engine = engine
         self._limits = limits
         self._span = span
@@ -106,8 +109,10 @@ class ChatSession:
     async def _prepare(self, request: session_pb2.ChatRequest) -> PreparedChat:
         """Check the request and lay out its prompt, beside what the device runs."""
         try:
+            model = self._engine.model
             wanted = chat_request(request, self._limits)
-            return await asyncio.to_thread(self._engine.model.prepare_chat, wanted)
+            wanted = await self._videos.fill(wanted, request, model.prepare_picture)
+            return await asyncio.to_thread(model.prepare_chat, wanted)
         except OptionError as error:
             raise invalid_chat(error) from None
 

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from PIL.Image import Image
 
 from duplane.fabric.audio import INPUT_RATE_HERTZ
 from duplane.fabric.v1 import registry_pb2
 from duplane.worker.inbox import Refusal, Unit
 from duplane.worker.model.chat_types import ChatOutput, ChatRequest
+from duplane.worker.model.images import PreparedImage
 from duplane.worker.model.types import (
     ConversationOptions,
     DecodeMode,
@@ -51,7 +53,7 @@ class PreparedChat(Protocol):
 class Model(Protocol):
     """The model as the worker drives it; see `DuplexModel`.
 
-    `prepare`, `prepare_chat` and `prepare_voice` are for any thread, all else for the device's.
+    What is called `prepare` and something is for any thread, all else for the device's.
     """
 
     @property
@@ -70,9 +72,10 @@ class Model(Protocol):
     def open(self, slot: int, options: ConversationOptions) -> Opened: ...
     def prepare(self, unit: UnitInput) -> UnitInput | UnitFailure: ...
     def step(self, units: Sequence[UnitInput]) -> Iterator[UnitOutput | UnitFailure]: ...
-    def settle(self, slots: Sequence[int]) -> None: ...
+    def settle(self, slots: Sequence[int]) -> Sequence[UnitFailure]: ...
     @property
     def has_chat(self) -> bool: ...
+    def prepare_picture(self, picture: Image, max_slices: int | None) -> PreparedImage: ...
     def prepare_chat(self, request: ChatRequest) -> PreparedChat: ...
     def open_chat(self, slot: int, prepared: Any) -> None: ...
     def chat_step(self, slots: Sequence[int]) -> Iterator[ChatOutput | UnitFailure]: ...
@@ -162,7 +165,8 @@ class Rounds:
             for result in self.model.step([UnitInput(0, noise, frames=frames)]):
                 if isinstance(result, UnitFailure) and result.is_fatal:
                     raise RuntimeError(f"the model fails on a unit of noise: {result.message}")
-            self.model.settle([0])
+            if self.model.settle([0]):
+                raise RuntimeError("the model cannot settle a unit of noise")
         self.model.close(0)
         if not self.model.is_clean(0):
             raise RuntimeError("the model does not clean up after a conversation")
@@ -194,9 +198,11 @@ class Rounds:
                     lost.add(result.slot)
             if waiting:
                 raise RuntimeError(f"the model left slots {sorted(waiting)} without an answer")
-            self.model.settle([taken.slot for taken in batch if taken.slot not in lost])
+            for failure in self.model.settle([t.slot for t in batch if t.slot not in lost]):
+                self._post(failure.slot, Lost())
+                lost.add(failure.slot)
         except Exception:  # noqa: BLE001 - the model's faults stop here, logged whole
-            # Any of them may have a broken cache now; no other conversation was touched.
+            # The model could not say whose fault it was: any of them may have a broken cache now.
             _log.exception("a round of slots %s failed", [taken.slot for taken in batch])
             for slot in {taken.slot for taken in batch} - lost:
                 self._post(slot, Lost())

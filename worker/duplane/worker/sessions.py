@@ -28,6 +28,7 @@ from duplane.worker.engine import Conversation, Engine
 from duplane.worker.phases import Phases
 from duplane.worker.session import Session
 from duplane.worker.settings import SessionLimits
+from duplane.worker.videos import Videos
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class Sessions(session_pb2_grpc.SessionServiceServicer):
         self._engine = engine
         self._tracer = tracer
         self._limits = limits
+        self._videos = Videos(limits)
         self._tasks = tasks
         self._running: dict[int, Session | ChatSession] = {}
         self._unit_count = 0
@@ -136,7 +138,7 @@ class Sessions(session_pb2_grpc.SessionServiceServicer):
         span = self._tracer.start(
             telemetry.WORKER_CHAT, parent=request.trace, attributes=_attributes(claims)
         )
-        session = ChatSession(context, claims.slot, self._engine, self._limits, span)
+        session = ChatSession(context, claims.slot, self._engine, self._limits, self._videos, span)
         self._running[claims.slot] = session
         _log.info("slot %d: chat %s", claims.slot, claims.session_id or claims.lease_id)
         try:

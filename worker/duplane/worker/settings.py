@@ -31,6 +31,13 @@ class SessionLimits:
     max_chat_parts: int = 1024  # of all messages together; more: INVALID_FIELD
     max_chat_text_bytes: int = 512 * 1024  # of all messages together; more: INVALID_FIELD
     max_chat_media_bytes: int = 24 * 1024 * 1024  # of all messages together; more: INVALID_FIELD
+    max_video_s: float = 600.0  # a longer video in a chat: INVALID_FIELD
+    max_video_frame_pixels: int = 4096 * 2304  # of one picture of a video; more: INVALID_FIELD
+    # Pictures and slices of all videos of one request; each is 66 tokens. More: INVALID_FIELD.
+    max_video_pieces: int = 256
+    video_timeout_s: float = 60.0  # until all videos of a request are decoded: INVALID_FIELD
+    video_memory_bytes: int = 3 * 1024**3  # of the process that decodes one: INVALID_FIELD
+    video_decoder_count: int = 4  # of the whole worker; more videos at once wait, in that time
     stall_timeout_s: float = 30.0  # a chat client that reads nothing for so long: SLOW_CLIENT
     flush_timeout_s: float = 2.0  # for `closed` to go out; the slot does not wait for it
 

@@ -8,15 +8,20 @@ from typing import ClassVar
 import orjson
 
 from duplane.edge.dialects.dialect import (
+    ALIVE,
+    WAITING,
     Action,
+    Answers,
     Append,
     Configure,
     Dialect,
     Leave,
     Moment,
     Phase,
+    ServerEvents,
     Tag,
     Transitions,
+    queue_events,
     with_audio,
 )
 from duplane.edge.dialects.duplex_config import read_duplex_config
@@ -53,6 +58,19 @@ class DialectA(Dialect):
         (Phase.OPENING, CLOSE): Phase.CLOSED,
         (Phase.ACTIVE, APPEND): Phase.ACTIVE,
         (Phase.ACTIVE, CLOSE): Phase.CLOSED,
+    }
+    answers: ClassVar[Answers] = {
+        UPDATE: ("session.created",),
+        APPEND: ("response.listen", "response.output_audio.delta"),
+        CLOSE: ("session.closed",),
+    }
+    server_events: ClassVar[ServerEvents] = {
+        **queue_events("session.", WAITING),
+        "session.created": frozenset({Phase.OPENING}),
+        "response.listen": frozenset({Phase.ACTIVE}),
+        "response.output_audio.delta": frozenset({Phase.ACTIVE}),
+        "session.closed": ALIVE,
+        "error": ALIVE,
     }
 
     def _read(self, kind: str, event: Fields) -> Action:

@@ -11,8 +11,11 @@ import orjson
 from duplane.edge.dialects.b_metrics import Usage, metrics
 from duplane.edge.dialects.b_settings import read_settings
 from duplane.edge.dialects.dialect import (
+    ALIVE,
     NO_TAG,
+    WAITING,
     Action,
+    Answers,
     Append,
     Configure,
     Dialect,
@@ -20,9 +23,11 @@ from duplane.edge.dialects.dialect import (
     Leave,
     Moment,
     Phase,
+    ServerEvents,
     Tag,
     Transitions,
     Turn,
+    queue_events,
     with_audio,
 )
 from duplane.edge.dialects.fields import Fields, invalid, missing
@@ -63,6 +68,18 @@ class DialectB(Dialect):
         (Phase.OPENING, CLOSE): Phase.CLOSED,
         (Phase.ACTIVE, APPEND): Phase.ACTIVE,
         (Phase.ACTIVE, CLOSE): Phase.CLOSED,
+    }
+    answers: ClassVar[Answers] = {
+        INIT: ("session.created",),
+        APPEND: ("response.output.delta",),
+        CLOSE: ("session.closed",),
+    }
+    server_events: ClassVar[ServerEvents] = {
+        **queue_events("session.", WAITING),
+        "session.created": frozenset({Phase.OPENING}),
+        "response.output.delta": frozenset({Phase.ACTIVE}),
+        "session.closed": ALIVE,
+        "error": ALIVE,
     }
 
     def __init__(

@@ -10,7 +10,17 @@ from duplane.edge.dialects.b import APPEND, DialectB
 from duplane.edge.dialects.b_metrics import BACKEND, Usage, stage_metrics
 from duplane.edge.dialects.chat import ChatDialect
 from duplane.edge.dialects.chat_request import ChatDefaults, read_turn
-from duplane.edge.dialects.dialect import Moment, Phase, Transitions, Turn, with_audio
+from duplane.edge.dialects.dialect import (
+    WAITING,
+    Answers,
+    Moment,
+    Phase,
+    ServerEvents,
+    Transitions,
+    Turn,
+    queue_events,
+    with_audio,
+)
 from duplane.edge.dialects.fields import Fields
 from duplane.edge.faults import ErrorCode
 from duplane.fabric.v1 import session_pb2
@@ -30,6 +40,15 @@ class DialectBChat(ChatDialect, DialectB):
     transitions: ClassVar[Transitions] = {
         **DialectB.transitions,
         (Phase.START, APPEND): Phase.OPENING,  # implies an empty `session.init`
+    }
+    answers: ClassVar[Answers] = {
+        **DialectB.answers,
+        APPEND: ("response.output.delta", "response.done"),
+    }
+    server_events: ClassVar[ServerEvents] = {
+        **DialectB.server_events,
+        **queue_events("session.", WAITING | {Phase.ACTIVE}),  # for each turn
+        "response.done": frozenset({Phase.ACTIVE}),
     }
     _response_id = ""
 
@@ -76,6 +95,8 @@ class DialectBChat(ChatDialect, DialectB):
             },
             "usage": used.to_json(),
         }
+        if self._turn.ignored_fields:
+            event["ignored_fields"] = self._turn.ignored_fields
         if (reason := FINISH_REASONS.get(done.reason)) is not None:
             event["finish_reason"] = reason
         if not audio:

@@ -23,6 +23,7 @@ def stage_metrics(times: session_pb2.StageTimes) -> dict[str, object]:
         "prefill_ms": _ms(times.audio, times.vision, times.prefill),
         "generate_ms": _ms(times.decode, times.talker, times.vocoder),
         "cost_llm_ms": _ms(times.decode),
+        "cost_tts_prep_ms": 0.0,  # no stage of its own here
         "cost_tts_ms": _ms(times.talker),
         "cost_token2wav_ms": _ms(times.vocoder),
     }

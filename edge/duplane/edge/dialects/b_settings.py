@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from duplane.edge.dialects.duplex_config import read_duplex_config
-from duplane.edge.dialects.fields import Fields
+from duplane.edge.dialects.fields import Fields, ignored
 from duplane.edge.dialects.media import read_voice
 from duplane.edge.settings import Limits
 from duplane.fabric.v1 import session_pb2
@@ -13,9 +13,6 @@ _CONFIG_ALIASES = ("config", "duplex")
 _LLM_VOICE_ALIASES = ("ref_audio_base64", "ref_audio")
 _TTS_VOICE_ALIASES = ("tts_ref_audio_base64", "tts_ref_audio")
 _MAX_SEED = 2**63 - 1
-# What is told back of a payload made of nothing else.
-_MAX_IGNORED = 32
-_MAX_IGNORED_CHARACTERS = 80
 
 
 def read_settings(payload: Fields, limits: Limits) -> tuple[session_pb2.Open, list[str]]:
@@ -29,8 +26,7 @@ def read_settings(payload: Fields, limits: Limits) -> tuple[session_pb2.Open, li
     nested: list[Fields] = []
     for bag in bags:  # the later wins
         nested += _read_bag(bag, settings, limits)
-    ignored = [path for fields in (*bags, *nested) for path in fields.unused()]
-    return settings, [path[:_MAX_IGNORED_CHARACTERS] for path in ignored[:_MAX_IGNORED]]
+    return settings, list(ignored(*bags, *nested))
 
 
 def _read_bag(bag: Fields, settings: session_pb2.Open, limits: Limits) -> list[Fields]:

@@ -8,16 +8,22 @@ import orjson
 
 from duplane.edge.dialects.b_metrics import metrics
 from duplane.edge.dialects.dialect import (
+    ALIVE,
+    OPEN,
+    WAITING,
     Action,
     Answer,
+    Answers,
     Append,
     Configure,
     Dialect,
     Leave,
     Moment,
     Phase,
+    ServerEvents,
     Tag,
     Transitions,
+    queue_events,
     with_audio,
 )
 from duplane.edge.dialects.duplex_config import read_duplex_config
@@ -67,6 +73,26 @@ class DialectC(Dialect):
         (Phase.PAUSED, INTERRUPT): Phase.PAUSED,
         (Phase.PAUSED, DIAGNOSTIC): Phase.PAUSED,
         (Phase.PAUSED, STOP): Phase.CLOSED,
+    }
+    answers: ClassVar[Answers] = {
+        PREPARE: ("prepared",),
+        CHUNK: ("result",),
+        PAUSE: ("paused",),
+        RESUME: ("resumed",),
+        INTERRUPT: ("interrupted",),
+        DIAGNOSTIC: (),
+        STOP: ("stopped",),
+    }
+    server_events: ClassVar[ServerEvents] = {
+        **queue_events("", WAITING),
+        "prepared": frozenset({Phase.OPENING}),
+        "result": OPEN,
+        "paused": OPEN,
+        "resumed": OPEN,
+        "interrupted": OPEN | {Phase.OPENING},
+        "stopped": ALIVE,
+        "timeout": ALIVE,
+        "error": ALIVE,
     }
     _max_slice_count: int | None = None  # of chunks that name none
     _pause_s: float = DEFAULT_PAUSE_S
@@ -146,7 +172,10 @@ class DialectC(Dialect):
 
     def _opened_events(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
         del now
-        return [_event("prepared", prompt_length=opened.prompt_token_count)]
+        told: dict[str, object] = {"prompt_length": opened.prompt_token_count}
+        if self.identity.recording_id:
+            told["recording_session_id"] = self.identity.recording_id
+        return [_event("prepared", **told)]
 
     def delta(
         self, delta: session_pb2.Delta, tag: Tag, dropped_count: int, now: Moment
@@ -163,7 +192,7 @@ class DialectC(Dialect):
             "end_of_turn": delta.end_of_turn,
             "current_time": self._result_count,
             "cost_llm_ms": told["cost_llm_ms"],
-            "cost_tts_prep_ms": 0.0,
+            "cost_tts_prep_ms": told["cost_tts_prep_ms"],
             "cost_tts_ms": told["cost_tts_ms"],
             "cost_token2wav_ms": told["cost_token2wav_ms"],
             "cost_all_ms": told["wall_clock_ms"],

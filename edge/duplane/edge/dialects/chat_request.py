@@ -10,7 +10,7 @@ from typing import cast
 import pybase64
 
 from duplane.edge.dialects.dialect import Turn
-from duplane.edge.dialects.fields import Fields, invalid, missing
+from duplane.edge.dialects.fields import Fields, ignored, invalid, missing, undecodable
 from duplane.edge.dialects.frames import decode_picture, read_slice_count
 from duplane.edge.dialects.media import decode_audio, read_voice
 from duplane.edge.settings import Limits
@@ -20,6 +20,7 @@ from duplane.fabric.audio import (
     resample,
     samples_from_pcm,
 )
+from duplane.fabric.bounds import MAX_STACK_FRAME_COUNT
 from duplane.fabric.v1 import session_pb2
 
 _ROLES: Mapping[str, session_pb2.ChatRole] = {
@@ -45,22 +46,25 @@ def read_turn(fields: Fields, defaults: ChatDefaults, limits: Limits) -> Turn:
     """Read `messages` and all that goes with them. Raises ClientError."""
     request = session_pb2.ChatRequest()
     _read_messages(fields, request, limits)
-    _read_generation(fields.fields("generation"), request.config, defaults, limits)
-    tts = fields.fields("tts")
+    config = request.config
+    generation, tts, image = (fields.fields(key) for key in ("generation", "tts", "image"))
+    _read_generation(generation, config, defaults, limits)
     is_spoken = tts.flag("enabled") if tts else None
-    request.config.generate_audio = defaults.is_spoken if is_spoken is None else is_spoken
+    config.generate_audio = defaults.is_spoken if is_spoken is None else is_spoken
     if tts:
-        request.config.tts_voice = read_voice(tts, "ref_audio_data", limits.voice_s)
-    slices = read_slice_count(image) if (image := fields.fields("image")) else None
+        config.tts_voice = read_voice(tts, "ref_audio_data", limits.voice_s)
+    if (is_worded := fields.flag("use_tts_template")) is not None:
+        config.use_tts_template = is_worded
+    slices = read_slice_count(image) if image else None
     if slices is not None:
-        request.config.max_slice_count = slices
-    request.config.is_omni = fields.flag("omni_mode") or False
-    request.config.is_thinking = fields.flag("enable_thinking") or False
-    return Turn(
-        request,
-        is_streaming=fields.flag("streaming") is not False,
-        input_id=fields.text("input_id", max_bytes=limits.text_bytes),
-    )
+        config.max_slice_count = slices
+    if image and (is_numbered := image.flag("use_image_id")) is not None:
+        config.use_image_id = is_numbered
+    config.is_omni = fields.flag("omni_mode") or False
+    config.is_thinking = fields.flag("enable_thinking") or False
+    is_streaming = fields.flag("streaming") is not False
+    input_id = fields.text("input_id", max_bytes=limits.text_bytes)
+    return Turn(request, is_streaming, input_id, ignored(fields, generation, tts, image))
 
 
 def _read_generation(
@@ -140,7 +144,10 @@ def _read_part(part: Fields, limits: Limits) -> session_pb2.ChatPart:
         case "audio":
             return session_pb2.ChatPart(audio=_read_audio(part, limits))
         case "video":
-            return session_pb2.ChatPart(video=_read_video(part, limits))
+            frames = part.integer("stack_frames", 1, MAX_STACK_FRAME_COUNT)
+            return session_pb2.ChatPart(
+                video=_read_video(part, limits), video_stack_frame_count=frames or 1
+            )
         case _:
             raise invalid(part.path("type"), "must be one of text, image, audio, video")
 
@@ -171,7 +178,7 @@ def _read_video(part: Fields, limits: Limits) -> bytes:
     try:
         video = pybase64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
-        raise invalid(path, "base64 decode failed") from None
+        raise undecodable(path) from None
     if not video:
         raise invalid(path, "is empty")
     return video

@@ -8,7 +8,17 @@ import orjson
 
 from duplane.edge.dialects.chat import ChatDialect
 from duplane.edge.dialects.chat_request import ChatDefaults, read_turn
-from duplane.edge.dialects.dialect import Action, Answer, Moment, Phase, Transitions, with_audio
+from duplane.edge.dialects.dialect import (
+    Action,
+    Answer,
+    Answers,
+    Moment,
+    Phase,
+    ServerEvents,
+    Transitions,
+    queue_events,
+    with_audio,
+)
 from duplane.edge.dialects.fields import Fields
 from duplane.edge.ends import CLOSE_CODES, End, Ending
 from duplane.edge.faults import ErrorCode
@@ -20,7 +30,7 @@ DEFAULTS = ChatDefaults(
     max_new_token_count=512, length_penalty=1.0, is_spoken=True, temperature=0.7, top_p=0.8
 )
 # Errors close as ordinary ends do; only these have a code of their own.
-_CODED = frozenset({End.SHUTDOWN, End.UNREADABLE, End.TOO_SLOW})
+_CODED = frozenset({End.SHUTDOWN, End.MODE_REFUSED, End.UNREADABLE, End.TOO_BIG, End.TOO_SLOW})
 
 
 class DialectD(ChatDialect):
@@ -34,12 +44,18 @@ class DialectD(ChatDialect):
         (Phase.START, REQUEST): Phase.ACTIVE,
         (Phase.ACTIVE, REQUEST): Phase.ACTIVE,  # passed over: a connection has one
     }
+    answers: ClassVar[Answers] = {REQUEST: ("prefill_done", "chunk", "done")}
+    server_events: ClassVar[ServerEvents] = {
+        **queue_events("", frozenset({Phase.ACTIVE})),
+        "prefill_done": frozenset({Phase.ACTIVE}),
+        "chunk": frozenset({Phase.ACTIVE}),
+        "done": frozenset({Phase.ACTIVE}),
+        "error": frozenset({Phase.START, Phase.ACTIVE}),
+    }
 
-    def receive(self, event: Fields) -> Action:
-        """Take the request; whatever follows it is passed over."""
-        action = self._read(REQUEST, event)
-        self.phase = Phase.ACTIVE
-        return action
+    def _kind(self, event: Fields) -> str:
+        del event
+        return REQUEST
 
     def _read(self, kind: str, event: Fields) -> Action:
         del kind
@@ -56,9 +72,12 @@ class DialectD(ChatDialect):
         return []
 
     def prefilled(self, prefilled: session_pb2.Prefilled, now: Moment) -> list[bytes]:
-        """Render `prefill_done`."""
+        """Render `prefill_done`, with what the request asked for in vain."""
         super().prefilled(prefilled, now)
-        return [_event("prefill_done", input_tokens=prefilled.prompt_token_count)]
+        ignored = self._turn.ignored_fields
+        unheeded = {"ignored_fields": ignored} if ignored else {}
+        count = prefilled.prompt_token_count
+        return [_event("prefill_done", input_tokens=count, **unheeded)]
 
     def _piece_events(self, delta: session_pb2.ChatDelta, now: Moment) -> list[bytes]:
         del now
@@ -74,11 +93,13 @@ class DialectD(ChatDialect):
             "generated_tokens": done.token_counts.output_text_token_count,
             "input_tokens": self._prompt_token_count,
         }
+        if self.identity.recording_id:
+            event["recording_session_id"] = self.identity.recording_id
         return [_with_audio_data(event, b"".join(self._audio))]
 
     def _closed_events(self, ending: Ending, now: Moment) -> list[bytes]:
         match ending.end:
-            case End.ANSWERED | End.GONE | End.TOO_SLOW | End.CLIENT:
+            case End.ANSWERED | End.GONE | End.TOO_BIG | End.TOO_SLOW | End.CLIENT:
                 return []
             case End.SHUTDOWN:
                 return [self.error(ErrorCode.SERVICE_UNAVAILABLE, "Server is shutting down", now)]

@@ -10,7 +10,7 @@ from duplane.edge.dialects.b import DialectB
 from duplane.edge.dialects.dialect import Dialect
 from duplane.edge.dialects.fields import Fields
 
-_FIRST_EVENTS: Mapping[str, type[Dialect]] = {
+FIRST_EVENTS: Mapping[str, type[Dialect]] = {
     a.UPDATE: DialectA,
     b.INIT: DialectB,
     b.APPEND: DialectB,
@@ -23,7 +23,7 @@ def detect(kind: object) -> type[Dialect] | None:
     None leaves it open: such an event is answered as in A, and the next may decide. The queue
     events that come before are equal in both.
     """
-    return _FIRST_EVENTS.get(kind) if isinstance(kind, str) else None
+    return FIRST_EVENTS.get(kind) if isinstance(kind, str) else None
 
 
 def needs_init(kind: object) -> bool:

@@ -16,7 +16,7 @@ import pybase64
 
 from duplane.edge.dialects.fields import Fields
 from duplane.edge.ends import CLOSE_CODES, REFUSALS, End, Ending
-from duplane.edge.faults import ClientError, ErrorCode
+from duplane.edge.faults import ClientError, ErrorCode, name_fault
 from duplane.edge.modes import Mode
 from duplane.edge.settings import Limits
 from duplane.fabric.v1 import lease_pb2, session_pb2
@@ -42,6 +42,13 @@ class Phase(Enum):
     ACTIVE = auto()  # units flow
     PAUSED = auto()  # they do not, by the client's wish
     CLOSED = auto()  # nothing is answered any more
+
+
+class Happening(Enum):
+    """What changes the phase of a session and is not its client's doing."""
+
+    OPENED = auto()  # the worker's conversation is ready
+    ENDED = auto()  # for whatever reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +114,35 @@ class Turn:
     request: session_pb2.ChatRequest
     is_streaming: bool = True
     input_id: str | None = None
+    ignored_fields: tuple[str, ...] = ()  # paths of what was sent and has no effect
 
 
 Action = Configure | Append | Leave | Answer | Turn
 Transitions = Mapping[tuple[Phase, str], Phase]
+Answers = Mapping[str, tuple[str, ...]]
+ServerEvents = Mapping[str, frozenset[Phase]]
+
+WAITING = frozenset({Phase.START, Phase.OPENING})  # a client may wait for a slot in these
+OPEN = frozenset({Phase.ACTIVE, Phase.PAUSED})  # the conversation is ready in these
+ALIVE = WAITING | OPEN
+
+# The same in every dialect; what is not here changes nothing.
+HAPPENINGS: Mapping[tuple[Phase, Happening], Phase] = {
+    (Phase.OPENING, Happening.OPENED): Phase.ACTIVE,
+    **{(phase, Happening.ENDED): Phase.CLOSED for phase in Phase},
+}
 
 
 class Dialect(ABC):
     """One client's conversation in one dialect. A fault leaves the phase as it was."""
 
     name: ClassVar[str]
+    # Which event a client may send in which phase, and the phase after it. Any other is refused.
     transitions: ClassVar[Transitions]
+    # What each of them is answered by, at once or later; `error` may take the place of any.
+    answers: ClassVar[Answers]
+    # What is told, and in which phases.
+    server_events: ClassVar[ServerEvents]
     queue_prefix: ClassVar[str] = "session."
     # Whether every append has exactly one answer, rather than every unit.
     answers_appends: ClassVar[bool] = False
@@ -132,17 +157,25 @@ class Dialect(ABC):
 
     def receive(self, event: Fields) -> Action:
         """Take one client event. Raises ClientError."""
-        kind = event.required_text("type")
-        after = self._next_phase(kind)
+        kind = self._kind(event)
+        after = self.transitions.get((self.phase, kind))
+        if after is None:
+            raise self._refusal(kind)
         action = self._read(kind, event)
         self.phase = after
         return action
 
-    def _next_phase(self, kind: str) -> Phase:
-        after = self.transitions.get((self.phase, kind))
-        if after is not None:
-            return after
-        raise self._refusal(kind)
+    def _kind(self, event: Fields) -> str:
+        """Return what the tables know an event by. Raises ClientError."""
+        return event.required_text("type")
+
+    def _happen(self, happening: Happening) -> bool:
+        """Change the phase; tell whether this can happen now."""
+        after = HAPPENINGS.get((self.phase, happening))
+        if after is None:
+            return False
+        self.phase = after
+        return True
 
     def _refusal(self, kind: str) -> ClientError:
         """Return the fault of an event that is not legal now."""
@@ -154,9 +187,8 @@ class Dialect(ABC):
         return ClientError(ErrorCode.UNKNOWN_EVENT, f"type: {kind} is allowed only once")
 
     def opened(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
-        """Tell the client that the conversation is ready."""
-        self.phase = Phase.ACTIVE
-        return self._opened_events(opened, now)
+        """Tell the client that the conversation is ready, if it waits for that."""
+        return self._opened_events(opened, now) if self._happen(Happening.OPENED) else []
 
     def ended(self, ending: Ending, now: Moment) -> list[bytes]:
         """Tell the client why it is over, if it can be told."""
@@ -166,7 +198,7 @@ class Dialect(ABC):
             if code is None
             else [self.error(code, ending.message, now)]
         )
-        self.phase = Phase.CLOSED
+        self._happen(Happening.ENDED)
         return told
 
     def close_code(self, ending: Ending) -> int:
@@ -196,8 +228,13 @@ class Dialect(ABC):
     def failed(self, failed: session_pb2.Failed, now: Moment) -> bytes:
         """Render a unit that could not be used."""
         code = FAILURES.get(failed.reason, ErrorCode.INFERENCE_ERROR)
-        message = f"{failed.field}: {failed.message}" if failed.field else failed.message
-        return self.error(code, message or "the unit could not be used", now)
+        message = name_fault(failed.field, failed.message or "the unit could not be used")
+        return self.error(code, message, now)
+
+
+def queue_events(prefix: str, phases: frozenset[Phase]) -> ServerEvents:
+    """Return what a client that waits for a slot is told, in `phases`."""
+    return {f"{prefix}{kind}": phases for kind in ("queued", "queue_update", "queue_done")}
 
 
 # Units that failed through the client's doing; every other reason is ours.

@@ -11,6 +11,9 @@ from duplane.edge.faults import ClientError, ErrorCode, UnreadableError
 # A long message made of small values takes seconds to parse, in which every other session waits.
 _COUNTED_BYTES = 512 * 1024
 _MAX_VALUES = 200_000
+# What is told back of an object made of nothing else.
+_MAX_IGNORED = 32
+_MAX_IGNORED_CHARACTERS = 80
 
 
 def parse(message: bytes) -> Fields:
@@ -31,6 +34,11 @@ def invalid(path: str, fault: str) -> ClientError:
     return ClientError(ErrorCode.INVALID_PAYLOAD, f"{path}: {fault}")
 
 
+def undecodable(path: str) -> ClientError:
+    """Return the fault of text that is not base64, in the words of the specification of A."""
+    return ClientError(ErrorCode.INVALID_PAYLOAD, f"{path} base64 decode failed")
+
+
 def missing(path: str) -> ClientError:
     """Return the fault of a required field that is absent."""
     return ClientError(ErrorCode.MISSING_FIELD, f"{path}: required")
@@ -45,6 +53,11 @@ class Fields:
         self._object = json_object
         self._path = path
         self._asked: set[str] = set()
+
+    @property
+    def whole(self) -> dict[str, object]:
+        """The object itself."""
+        return self._object
 
     def path(self, key: str) -> str:
         """Return the full name of a field, as faults tell it."""
@@ -142,3 +155,9 @@ class Fields:
         if not low <= value <= high:
             raise invalid(self.path(key), f"must be from {low:g} to {high:g}")
         return float(value)
+
+
+def ignored(*objects: Fields | None) -> tuple[str, ...]:
+    """Return the paths of what was sent and read by nobody, so that none is dropped silently."""
+    paths = [path for fields in objects if fields is not None for path in fields.unused()]
+    return tuple(path[:_MAX_IGNORED_CHARACTERS] for path in paths[:_MAX_IGNORED])

@@ -10,7 +10,7 @@ from typing import cast
 
 import pybase64
 
-from duplane.edge.dialects.fields import Fields, invalid, missing
+from duplane.edge.dialects.fields import Fields, invalid, missing, undecodable
 from duplane.edge.settings import Limits
 
 MAX_SLICE_COUNT = 9
@@ -72,7 +72,7 @@ def decode_picture(encoded: object, path: str, limits: Limits) -> bytes:
     try:
         picture = pybase64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
-        raise invalid(path, "base64 decode failed") from None
+        raise undecodable(path) from None
     if len(picture) > limits.picture_bytes:
         raise invalid(path, f"must be at most {limits.picture_bytes} bytes")
     size = picture_size(picture)

@@ -6,7 +6,7 @@ import binascii
 
 import pybase64
 
-from duplane.edge.dialects.fields import Fields, invalid
+from duplane.edge.dialects.fields import Fields, invalid, undecodable
 from duplane.fabric.audio import (
     INPUT_RATE_HERTZ,
     AudioError,
@@ -28,7 +28,7 @@ def decode_audio(encoded: str, path: str, max_s: float) -> bytes:
         # Validating is also the fast way.
         audio = pybase64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
-        raise invalid(path, "base64 decode failed") from None
+        raise undecodable(path) from None
     if not audio:
         raise invalid(path, "is empty")
     try:

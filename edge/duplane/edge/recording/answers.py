@@ -26,13 +26,19 @@ from duplane.edge.recording.shelf import (
 Json = dict[str, object]
 
 # Every file of a recording: no name has a way up in it.
-_FILE = re.compile(r"(?:blob/)?[A-Za-z0-9_-]+\.(?P<suffix>json|jsonl|wav|f32|jpg|png|bin)")
+_FILE = re.compile(
+    r"(?:blob/)?[A-Za-z0-9_-]+\.(?P<suffix>json|jsonl|txt|wav|f32|jpg|png|webp|mp4|webm|bin)"
+)
 _CONTENT_TYPES = {
     "json": "application/json",
     "jsonl": "application/x-ndjson",
     "wav": "audio/wav",
+    "txt": "text/plain; charset=utf-8",
+    "mp4": "video/mp4",
+    "webm": "video/webm",
     "jpg": "image/jpeg",
     "png": "image/png",
+    "webp": "image/webp",
 }
 _OTHER_CONTENT = "application/octet-stream"
 _PIECE_BYTES = 256 * 1024
@@ -55,14 +61,14 @@ def session_list(root: Path, limit: int = 1000) -> Json:
 
 def session_meta(root: Path, name: str) -> Json | None:
     """Answer GET /api/sessions/{name}, None for not found."""
-    directory = _find(root, name)
+    directory = find_recording(root, name)
     meta = read_meta(directory) if directory else None
     return asdict(meta) if meta else None
 
 
 def session_recording(root: Path, name: str) -> Json | None:
     """Answer GET /api/sessions/{name}/recording, None for not found."""
-    directory = _find(root, name)
+    directory = find_recording(root, name)
     meta = read_meta(directory) if directory else None
     if directory is None or meta is None:
         return None
@@ -78,7 +84,7 @@ def session_asset(root: Path, name: str, path: str) -> Asset | None:
 
     `path` may begin with the @ that references in events have.
     """
-    directory = _find(root, name)
+    directory = find_recording(root, name)
     match = _FILE.fullmatch(path.removeprefix("@"))
     if directory is None or match is None:
         return None
@@ -91,11 +97,12 @@ def session_asset(root: Path, name: str, path: str) -> Asset | None:
 
 def session_archive(root: Path, name: str) -> Iterator[bytes] | None:
     """Answer GET /api/sessions/{name}/download: a ZIP file in pieces, None for not found."""
-    directory = _find(root, name)
+    directory = find_recording(root, name)
     return _zip(root, directory) if directory else None
 
 
-def _find(root: Path, name: str) -> Path | None:
+def find_recording(root: Path, name: str) -> Path | None:
+    """Return the directory of a recording, None for not found."""
     directory = root / name
     return directory if is_name(name) and is_recording(directory) else None
 

@@ -14,6 +14,15 @@ import pybase64
 _MIN_ENCODED = 64  # shorter base64 stays where it is: nobody listens to 12 samples
 _REFERENCE = re.compile(r"@(blob/\d{1,9}\.[a-z0-9]{1,4})")
 _MAX_DEPTH = 64
+# What files begin with, after so many bytes.
+_MAGICS = (
+    (8, b"WAVE", "wav"),
+    (8, b"WEBP", "webp"),
+    (4, b"ftyp", "mp4"),
+    (0, b"\x1aE\xdf\xa3", "webm"),
+    (0, b"\xff\xd8\xff", "jpg"),
+    (0, b"\x89PNG\r\n\x1a\n", "png"),
+)
 _DATA_KEYS = ("data", "base64")  # hold audio unless their first bytes say otherwise
 
 
@@ -32,7 +41,7 @@ class Blob:
     @property
     def is_picture(self) -> bool:
         """True for frames."""
-        return self.name.endswith((".jpg", ".png"))
+        return self.name.endswith((".jpg", ".png", ".webp"))
 
     @property
     def is_audio(self) -> bool:
@@ -107,11 +116,8 @@ def _map_texts(
 
 
 def _suffix(content: bytes, key: str) -> str:
-    if content[:4] == b"RIFF" and content[8:12] == b"WAVE":
-        return "wav"
-    if content[:3] == b"\xff\xd8\xff":
-        return "jpg"
-    if content[:8] == b"\x89PNG\r\n\x1a\n":
-        return "png"
+    for at, magic, suffix in _MAGICS:
+        if content.startswith(magic, at):
+            return suffix
     is_audio = ("audio" in key or key in _DATA_KEYS) and len(content) % 4 == 0
     return "f32" if is_audio else "bin"

@@ -28,6 +28,10 @@ class RecordingSettings:
     queue_bytes: int = 64 * 1024 * 1024
     session_bytes: int = 1024 * 1024 * 1024  # of one recording; it ends there, the session not
 
+    # What a page has recorded itself, sent afterwards.
+    upload_bytes: int = 200 * 1024 * 1024
+    upload_s: float = 600.0
+
     # The oldest go first; recordings that still run never.
     max_age_s: float | None = None
     max_total_bytes: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import cast
@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 
 from duplane.edge.recording.events import Blob, split
+from duplane.edge.recording.messages import spoken_now
 from duplane.edge.recording.shelf import BLOBS, MODEL, STREAM, USER, Meta, lock, write_meta
 from duplane.edge.recording.track import Track
 from duplane.fabric.audio import (
@@ -22,6 +23,8 @@ from duplane.fabric.audio import (
     AudioError,
     Samples,
     read_audio_file,
+    resample,
+    samples_from_pcm,
 )
 
 _log = logging.getLogger(__name__)
@@ -39,6 +42,9 @@ class Direction(StrEnum):
     DOWN = "down"
 
 
+_OTHERS = {Direction.UP: Direction.DOWN, Direction.DOWN: Direction.UP}
+
+
 class TapeFullError(OSError):
     """A recording has reached its bound."""
 
@@ -54,6 +60,7 @@ class Tape:
         self._tracks: dict[Direction, Track] = {}
         self._event_count = 0
         self._blob_count = 0
+        self._is_chat = meta.mode == "chat"
         self._has_spoken = False  # since the user's last audio
 
     def open(self) -> None:
@@ -124,26 +131,37 @@ class Tape:
 
     def _sound(self, direction: Direction, event: object, blobs: list[Blob], at_s: float) -> None:
         """Put what can be heard on the time line: the user's audio ends when it arrives, the
-        model's begins when it leaves."""
-        if not self._is_heard(direction, _kind(event)):
-            return
-        for blob in blobs:
-            samples = _samples(blob, direction) if blob.is_audio else None
-            if samples is None or not samples.size:
+        model's begins when it leaves. Where people take turns, nobody speaks into another's."""
+        for samples in self._heard(direction, event, blobs):
+            if not samples.size:
                 continue
-            if direction is Direction.UP:
+            if self._is_chat:
+                other = self._tracks.get(_OTHERS[direction])
+                begin_s = max(at_s, other.end_s if other else 0.0)
+            elif direction is Direction.UP:
                 begin_s = max(0.0, at_s - samples.size / INPUT_RATE_HERTZ)
             else:
-                begin_s, self._has_spoken = at_s, True
+                begin_s = at_s
+            self._has_spoken = direction is Direction.DOWN
             self._take(self._track(direction).append(samples, begin_s))
 
-    def _is_heard(self, direction: Direction, kind: str) -> bool:
+    def _heard(self, direction: Direction, event: object, blobs: list[Blob]) -> Iterator[Samples]:
+        """Yield what an event says aloud, and says for the first time."""
         if direction is Direction.DOWN:
-            return not (self._has_spoken and kind in _WHOLE_REPLIES)
-        if kind not in _APPENDS:
-            return False
-        self._has_spoken = False
-        return True
+            if not (self._has_spoken and _kind(event) in _WHOLE_REPLIES):
+                yield from (_samples(blob, OUTPUT_RATE_HERTZ) for blob in blobs if blob.is_audio)
+            return
+        if self._is_chat:
+            self._has_spoken = False
+            rates = spoken_now(event)
+            yield from (
+                _samples(blob, INPUT_RATE_HERTZ, rates[blob.name])
+                for blob in blobs
+                if blob.name in rates
+            )
+        elif _kind(event) in _APPENDS:
+            self._has_spoken = False
+            yield from (_samples(blob, INPUT_RATE_HERTZ) for blob in blobs if blob.is_audio)
 
     def _track(self, direction: Direction) -> Track:
         track = self._tracks.get(direction)
@@ -161,11 +179,14 @@ def _kind(event: object) -> str:
     return str(cast("dict[str, object]", event).get("type", ""))
 
 
-def _samples(blob: Blob, direction: Direction) -> Samples | None:
-    if blob.name.endswith(".f32"):
-        return np.frombuffer(blob.content, "<f4")
-    rate_hertz = INPUT_RATE_HERTZ if direction is Direction.UP else OUTPUT_RATE_HERTZ
+def _samples(blob: Blob, rate_hertz: int, sent_hertz: int | None = None) -> Samples:
+    """Return what a payload sounds like at a rate; what is no sound is silent.
+
+    Raw samples have the rate they were sent with, if that is not the same.
+    """
     try:
-        return read_audio_file(blob.content, rate_hertz=rate_hertz, max_s=60.0)
+        if blob.name.endswith(".wav"):
+            return read_audio_file(blob.content, rate_hertz=rate_hertz, is_trusted=False)
+        return resample(samples_from_pcm(blob.content), sent_hertz or rate_hertz, rate_hertz)
     except AudioError:
-        return None  # the client is told; the timeline has the bytes
+        return np.zeros(0, np.float32)  # the client is told; the timeline has the bytes

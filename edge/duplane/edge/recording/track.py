@@ -32,6 +32,11 @@ class Track:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         self._write(self._header(), 0)
 
+    @property
+    def end_s(self) -> float:
+        """Where what is there ends."""
+        return self._sample_count / self._rate_hertz
+
     def append(self, samples: Samples, at_s: float) -> int:
         """Add audio that belongs at `at_s`, or as early after it as what is there allows.
 

@@ -341,19 +341,21 @@ class ChatMessage(_message.Message):
     def __init__(self, role: _Optional[_Union[ChatRole, str]] = ..., parts: _Optional[_Iterable[_Union[ChatPart, _Mapping]]] = ...) -> None: ...
 
 class ChatPart(_message.Message):
-    __slots__ = ("text", "image", "audio", "video")
+    __slots__ = ("text", "image", "audio", "video", "video_stack_frame_count")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
     AUDIO_FIELD_NUMBER: _ClassVar[int]
     VIDEO_FIELD_NUMBER: _ClassVar[int]
+    VIDEO_STACK_FRAME_COUNT_FIELD_NUMBER: _ClassVar[int]
     text: str
     image: bytes
     audio: bytes
     video: bytes
-    def __init__(self, text: _Optional[str] = ..., image: _Optional[bytes] = ..., audio: _Optional[bytes] = ..., video: _Optional[bytes] = ...) -> None: ...
+    video_stack_frame_count: int
+    def __init__(self, text: _Optional[str] = ..., image: _Optional[bytes] = ..., audio: _Optional[bytes] = ..., video: _Optional[bytes] = ..., video_stack_frame_count: _Optional[int] = ...) -> None: ...
 
 class ChatConfig(_message.Message):
-    __slots__ = ("max_new_token_count", "temperature", "top_k", "top_p", "length_penalty", "repetition_penalty", "decode_mode", "is_thinking", "generate_audio", "tts_voice", "max_slice_count", "is_omni")
+    __slots__ = ("max_new_token_count", "temperature", "top_k", "top_p", "length_penalty", "repetition_penalty", "decode_mode", "is_thinking", "generate_audio", "tts_voice", "max_slice_count", "is_omni", "use_tts_template", "use_image_id")
     MAX_NEW_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
@@ -366,6 +368,8 @@ class ChatConfig(_message.Message):
     TTS_VOICE_FIELD_NUMBER: _ClassVar[int]
     MAX_SLICE_COUNT_FIELD_NUMBER: _ClassVar[int]
     IS_OMNI_FIELD_NUMBER: _ClassVar[int]
+    USE_TTS_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    USE_IMAGE_ID_FIELD_NUMBER: _ClassVar[int]
     max_new_token_count: int
     temperature: float
     top_k: int
@@ -378,7 +382,9 @@ class ChatConfig(_message.Message):
     tts_voice: bytes
     max_slice_count: int
     is_omni: bool
-    def __init__(self, max_new_token_count: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., length_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., decode_mode: _Optional[_Union[DecodeMode, str]] = ..., is_thinking: _Optional[bool] = ..., generate_audio: _Optional[bool] = ..., tts_voice: _Optional[bytes] = ..., max_slice_count: _Optional[int] = ..., is_omni: _Optional[bool] = ...) -> None: ...
+    use_tts_template: bool
+    use_image_id: bool
+    def __init__(self, max_new_token_count: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., length_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., decode_mode: _Optional[_Union[DecodeMode, str]] = ..., is_thinking: _Optional[bool] = ..., generate_audio: _Optional[bool] = ..., tts_voice: _Optional[bytes] = ..., max_slice_count: _Optional[int] = ..., is_omni: _Optional[bool] = ..., use_tts_template: _Optional[bool] = ..., use_image_id: _Optional[bool] = ...) -> None: ...
 
 class ChatResponse(_message.Message):
     __slots__ = ("prefilled", "delta", "done")

@@ -50,7 +50,7 @@ class StageWatch:
         self.calls: defaultdict[Stage, int] = defaultdict(int)
         self.counts_flops = False
         parts = model.parts
-        self._stand_around(parts.audio.mel, "emit", lambda *_: Stage.MEL)
+        self._stand_around(parts.audio.mel, "features", lambda *_: Stage.MEL)
         self._stand_around(parts.audio, "encode", lambda *_: Stage.AUDIO)
         self._stand_around(parts.llm, "feed", _fed_stage)
         self._stand_around(parts.llm, "append", lambda *_: Stage.SETTLE)

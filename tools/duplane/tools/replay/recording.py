@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -65,6 +66,17 @@ class CountingVocoder:
     def decode(self, chunks: Sequence[VocoderChunk]) -> list[FloatArray]:
         """Silence: the lookahead is heard later, and a turn's end brings the lag, if there is."""
         return [np.zeros(self._count(chunk), np.float32) for chunk in chunks]
+
+    def encode(self, chunks: Sequence[VocoderChunk]) -> list[Tensor]:
+        """No mel."""
+        return [torch.empty(0) for _ in chunks]
+
+    def decode_mel(
+        self, chunks: Sequence[VocoderChunk], mels: Sequence[Tensor]
+    ) -> list[FloatArray]:
+        """What `decode` makes of the chunks; there is no mel to it."""
+        assert len(mels) == len(chunks)
+        return self.decode(chunks)
 
     def _count(self, chunk: VocoderChunk) -> int:
         has_lag = chunk.slot in self._begun

@@ -25,5 +25,7 @@ recorded traces; what only breaks a session, or ties one to another, is done rig
 | frames alone first: the first audio is cut elsewhere  | right  | first audio is first audio     |
 | clients set sampling only, the rest is fixed at load  | right  | every option is a session's    |
 | windows fill a smaller cache before they move         | right  | units leave when room is short |
+| stacked frames of long videos stand at other moments  | right  | they go with what they follow  |
+| half duplex drops rows that are not whole rounds      | right  | rounds go whole                |
 | after a window, the same prompt is computed again     | right  | it would be the same rows      |
 """

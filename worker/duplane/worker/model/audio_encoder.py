@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from duplane.worker.model.audio_clip import encode_clips
 from duplane.worker.model.mel import CONTEXT_FRAMES, UNIT_FRAMES, MelStream
+from duplane.worker.model.transfer import upload
 from duplane.worker.model.whisper import (
     UNIT_POSITIONS,
     AudioConfig,
@@ -56,6 +57,7 @@ class AudioEncoder(nn.Module):
         )
         self.register_buffer("cache", cache, persistent=False)
         self._lengths = [0] * slot_count
+        self._has_taken = [False] * slot_count
 
     @property
     def unit_rows(self) -> int:
@@ -69,6 +71,11 @@ class AudioEncoder(nn.Module):
         """
         return self.mel.push(slot, samples)
 
+    def take(self, slot: int) -> None:
+        """Consume one unit of the slot's input, for the next `encode`. ValueError without one."""
+        self.mel.take(slot)
+        self._has_taken[slot] = True
+
     def buffered(self, slot: int) -> int:
         """Samples of the slot's input that no unit has consumed yet."""
         return self.mel.buffered(slot)
@@ -79,32 +86,35 @@ class AudioEncoder(nn.Module):
 
     @torch.inference_mode()
     def encode(self, slots: Sequence[int]) -> Tensor:
-        """Consume one unit of each slot: embeddings [n, unit_rows, hidden].
+        """Encode the unit that each slot has taken, or takes now: [n, unit_rows, hidden].
 
-        All slots must be ready and different; none sees another.
+        All slots must be different, none sees another. Until it returns it can be called again for
+        the same units, and makes the same of them.
         """
-        features, is_first = self.mel.emit(slots)
+        for slot in slots:
+            if not self._has_taken[slot]:
+                self.take(slot)
+        features, is_first = self.mel.features(slots)
         device = features.device
-        hidden = self.apm.convolve(features, torch.tensor(is_first, device=device))
+        hidden = self.apm.convolve(features, upload(is_first, device))
         hidden = hidden[:, _CONTEXT_POSITIONS : _CONTEXT_POSITIONS + UNIT_POSITIONS]
 
-        self._forget_full(slots)
-        starts = torch.tensor([self._lengths[slot] for slot in slots], device=device)
-        columns = starts[:, None] + torch.arange(UNIT_POSITIONS, device=device)
+        begins = [self._begin(slot) for slot in slots]
+        rows, starts = upload([slots, begins], device).unsqueeze(-1).unbind()
+        columns = starts + torch.arange(UNIT_POSITIONS, device=device)
         hidden = hidden + self.apm.embed_positions(columns)
 
-        rows = torch.tensor(slots, device=device)[:, None]
-        lengths = {self._lengths[slot] for slot in slots}
-        span = max(lengths) + UNIT_POSITIONS
+        span = max(begins) + UNIT_POSITIONS
         mask = None
-        if len(lengths) > 1:
-            seen = torch.arange(span, device=device) < starts[:, None] + UNIT_POSITIONS
+        if min(begins) < max(begins):
+            seen = torch.arange(span, device=device) < starts + UNIT_POSITIONS
             mask = seen[:, None, None]
         for layer, cache in zip(self.apm.layers, self.cache, strict=True):
             hidden = layer(hidden, mask, LayerHistory(cache, rows, columns, span))
-        for slot in slots:
-            self._lengths[slot] += UNIT_POSITIONS
-        return self.audio_projection_layer(self.apm.layer_norm(hidden))
+        embeds = self.audio_projection_layer(self.apm.layer_norm(hidden))
+        for slot, begin in zip(slots, begins, strict=True):
+            self._lengths[slot], self._has_taken[slot] = begin + UNIT_POSITIONS, False
+        return embeds
 
     def encode_clip(self, samples: np.ndarray) -> Tensor:
         """Embeddings [rows, hidden] of a whole 16 kHz clip [n]; touches no slot."""
@@ -127,15 +137,15 @@ class AudioEncoder(nn.Module):
         """Forget everything of the slot."""
         self.mel.reset(slot)
         self.cache[:, :, slot].zero_()
-        self._lengths[slot] = 0
+        self._lengths[slot], self._has_taken[slot] = 0, False
 
     def is_clean(self, slot: int) -> bool:
         """Whether nothing of a conversation is left in the slot."""
-        held = bool(self.cache[:, :, slot].any())
-        return self._lengths[slot] == 0 and not held and self.mel.is_clean(slot)
+        if self._lengths[slot] or self._has_taken[slot]:
+            return False
+        return not bool(self.cache[:, :, slot].any()) and self.mel.is_clean(slot)
 
-    def _forget_full(self, slots: Sequence[int]) -> None:
-        """Start a slot's cache anew where the unit, its context counted, would fill it."""
-        for slot in slots:
-            if self._lengths[slot] + UNIT_FRAMES // 2 >= self.config.position_count:
-                self._lengths[slot] = 0
+    def _begin(self, slot: int) -> int:
+        """Where the slot's unit goes: to the start if, its context counted, it would fill all."""
+        length = self._lengths[slot]
+        return 0 if length + UNIT_FRAMES // 2 >= self.config.position_count else length

@@ -187,6 +187,12 @@ class KVCache:
             raise ValueError(f"slot {slot} holds {self._lengths[slot]} rows, not {length}")
         self._lengths[slot] = length
 
+    def rewind(self, slot: int, length: int) -> None:
+        """Count as many rows as before a pass that failed: what it wrote is behind them."""
+        if not 0 <= length <= self._touched[slot]:
+            raise ValueError(f"slot {slot} never had {length} rows")
+        self._lengths[slot] = length
+
     def reset(self, slot: int) -> None:
         """Forget the slot's rows and zero all that was ever written since the last reset."""
         touched = self._touched[slot]

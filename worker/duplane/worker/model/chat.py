@@ -164,7 +164,7 @@ class Chats:
             self._parts.talker.cache.truncate(slot, 0)
             self._parts.vocoder.start_turn(slot)
             chat.voice.tokens.reset()
-            chat.voice.stream.said, chat.voice.stream.unfed = [], None
+            chat.voice.stream.reset()
 
     def _answer_mark(self, options: ChatOptions) -> list[int]:
         thoughts = "" if options.is_thinking else NO_THOUGHTS

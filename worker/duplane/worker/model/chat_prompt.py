@@ -23,6 +23,7 @@ from duplane.worker.model.chat_types import (
     ChatMessage,
     ChatOptions,
     ChatPart,
+    ChatVideo,
 )
 from duplane.worker.model.image_layout import Layout, chat_layout
 from duplane.worker.model.images import ImageError, PreparedImage
@@ -171,6 +172,11 @@ class PromptBuilder:
             case ChatAudio():
                 self.prompt.text += AUDIO_PLACE
                 self._add_audio(part.samples, f"{name}.audio", sounds)
+            case ChatVideo():
+                for position, piece in enumerate(part.pieces):
+                    if position:
+                        self.say(self._joint)
+                    self._show(piece, name, sounds)
 
     def _add_text(self, text: str) -> None:
         room = self._room - len(self.prompt.ids)
@@ -192,10 +198,12 @@ class PromptBuilder:
         vision, options = self._parts.vision, self._options
         if vision is None:
             raise OptionError(name, "is a picture, and this checkpoint does not see")
-        try:
-            prepared = vision.prepare(image.encoded, options.max_slices)
-        except ImageError as error:
-            raise OptionError(name, f"cannot be used: {error}") from error
+        prepared = image.encoded
+        if isinstance(prepared, bytes):
+            try:
+                prepared = vision.prepare(prepared, options.max_slices)
+            except ImageError as error:
+                raise OptionError(name, f"cannot be used: {error}") from error
         is_numbered = vision.marks.has_id if options.use_image_id is None else options.use_image_id
         number = self._image_count if is_numbered else None
         self._image_count += 1

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from duplane.worker.model.types import DecodeMode, FloatArray, OptionError
+
+if TYPE_CHECKING:  # it needs what this module does without
+    from duplane.worker.model.types import Frame
 
 MAX_CHAT_TOKENS = 32_768
 
@@ -23,9 +27,9 @@ class ChatRole(Enum):
 
 @dataclass(frozen=True)
 class ChatImage:
-    """A JPEG or PNG."""
+    """A JPEG or PNG, or what was prepared of a picture."""
 
-    encoded: bytes
+    encoded: Frame
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,14 @@ class ChatAudio:
     samples: FloatArray
 
 
-ChatPart = str | ChatImage | ChatAudio
+@dataclass(frozen=True)
+class ChatVideo:
+    """A video as the model is shown it: pictures and the sounds between them."""
+
+    pieces: tuple[ChatImage | ChatAudio, ...]
+
+
+ChatPart = str | ChatImage | ChatAudio | ChatVideo
 
 
 @dataclass(frozen=True)

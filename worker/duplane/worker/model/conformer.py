@@ -174,10 +174,10 @@ class UpsampleConformer(nn.Module):
         if batch.beyond is not None:
             x = x.masked_fill(batch.beyond[..., None], 0.0)
         last, ends = caches.lookahead_tail[slots], batch.token_ends
-        x, caches.lookahead_tail[slots] = self.pre_lookahead_layer(x, last, ends)
+        x, caches.next_lookahead_tail[slots] = self.pre_lookahead_layer(x, last, ends)
         x = _run(self.encoders, x, batch.token_window, batch.token_mask)
         last, ends = caches.upsample_tail[slots], batch.frame_ends
-        x, caches.upsample_tail[slots] = self.up_layer(x, last, ends)
+        x, caches.next_upsample_tail[slots] = self.up_layer(x, last, ends)
         x = _run(self.up_encoders, self.up_embed(x), batch.frame_window, batch.frame_mask)
         return self.after_norm(x)
 

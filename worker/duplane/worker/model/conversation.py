@@ -17,7 +17,7 @@ class Conversation:
 
     `window` knows what the rows of the context are. `speech` is None for a conversation without
     audio. `unsettled` is the unit whose closing ids are still to be fed, `unit_start` the context
-    length it began at.
+    length it began at. `is_lost` means that a unit of it failed, and that it can only be closed.
     """
 
     options: ConversationOptions
@@ -28,6 +28,7 @@ class Conversation:
     unsettled: UnitRules | None = None
     unit_start: int = 0
     settle_s: float = 0.0
+    is_lost: bool = False
 
     @classmethod
     def begin(

@@ -131,9 +131,9 @@ class CausalConvBlock(nn.Module):
         return self._convolve("6", x, batch, (*place, 1))
 
     def _convolve(self, name: str, x: Tensor, batch: Batch, place: tuple[int, ...]) -> Tensor:
-        tails, index = batch.caches.estimator_tails, (batch.slots, *place)
-        seen = torch.cat((tails[index], x), 1)
-        tails[index] = tail(seen, CONV_KERNEL - 1, batch.frame_ends)
+        caches, index = batch.caches, (batch.slots, *place)
+        seen = torch.cat((caches.estimator_tails[index], x), 1)
+        caches.next_estimator_tails[index] = tail(seen, CONV_KERNEL - 1, batch.frame_ends)
         return self.block[name](seen)
 
 

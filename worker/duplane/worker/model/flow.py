@@ -24,6 +24,7 @@ from duplane.worker.model.flow_cache import (
     Row,
     batch_of,
     move_columns,
+    slot_index,
 )
 from duplane.worker.model.flow_retention import (
     Moves,
@@ -199,6 +200,7 @@ class Flow(nn.Module):
         token_places: list[Tensor] = []
         frame_places: list[Tensor] = []
         estimator_places: list[Tensor] = []
+        listed: list[list[int]] = []
         for chunk in chunks:
             frames, stride = chunk.frames, self.stride
             cached, prompt = frames.cached, frames.prompt
@@ -206,14 +208,21 @@ class Flow(nn.Module):
             new, capacity = tokens * stride, caches.capacity
             by_token = token_moves(cached // stride, tokens, prompt, caches.token_capacity, stride)
             by_frame = frame_moves(cached, new, prompt, capacity)
-            frames.columns, by_estimator = estimator_moves(frames.columns, new, prompt, capacity)
+            columns, by_estimator = estimator_moves(frames.columns, new, prompt, capacity)
+            listed.append(columns)
             token_places.append(_places(chunk.slot, by_token))
             frame_places.append(_places(chunk.slot, by_frame))
             estimator_places.append(_places(chunk.slot, by_estimator))
         device = caches.speaker.device
-        move_columns(caches.token_attention, torch.cat(token_places, 1).to(device))
-        move_columns(caches.frame_attention, torch.cat(frame_places, 1).to(device))
-        move_columns(caches.estimator_attention, torch.cat(estimator_places, 1).to(device))
+        moves = (
+            (caches.token_attention, token_places),
+            (caches.frame_attention, frame_places),
+            (caches.estimator_attention, estimator_places),
+        )
+        move_columns([(cache, torch.cat(places, 1).to(device)) for cache, places in moves])
+        caches.keep_tails(slot_index([chunk.slot for chunk in chunks], device))
+        for chunk, columns in zip(chunks, listed, strict=True):
+            chunk.frames.columns = columns
 
 
 def prompt_frames(prompt: int, capacity: int) -> TurnFrames:

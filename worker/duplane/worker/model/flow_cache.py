@@ -46,7 +46,8 @@ class FlowCaches:
     Attention caches are `[slots, (steps,) layers, 2 (key, value), heads, columns, head width]`.
     Cached frames end at column `capacity`, a chunk's own frames follow from there, so that columns
     stand for the same distance in every slot. The estimator runs each frame with and without its
-    condition; both share the head dimension, `2 * heads` wide.
+    condition; both share the head dimension, `2 * heads` wide. A chunk reads the tails of the one
+    before and writes the `next_` ones: until `keep_tails` it can be computed again.
     """
 
     def __init__(
@@ -71,6 +72,10 @@ class FlowCaches:
         steps = (shape.steps, shape.estimator_layers)
         self.estimator_tails = zeros(*steps, 2, 2, 2, shape.estimator_width)
         self.estimator_attention = zeros(*steps, 2, pairs, frames, shape.estimator_head_width)
+        tails = (self.lookahead_tail, self.upsample_tail, self.estimator_tails)
+        self.next_lookahead_tail, self.next_upsample_tail, self.next_estimator_tails = (
+            torch.zeros_like(tail) for tail in tails
+        )
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -83,7 +88,16 @@ class FlowCaches:
             self.frame_attention,
             self.estimator_tails,
             self.estimator_attention,
+            self.next_lookahead_tail,
+            self.next_upsample_tail,
+            self.next_estimator_tails,
         )
+
+    def keep_tails(self, slots: SlotIndex) -> None:
+        """Let the next chunk of these slots begin with the tails that the last one ended with."""
+        self.lookahead_tail[slots] = self.next_lookahead_tail[slots]
+        self.upsample_tail[slots] = self.next_upsample_tail[slots]
+        self.estimator_tails[slots] = self.next_estimator_tails[slots]
 
     def copy_slot(self, slot: int, source: FlowCaches, place: int, frames: int) -> None:
         """Take over `frames` frames that were computed as one chunk at a place of `source`."""
@@ -199,11 +213,14 @@ def _beyond(tokens: Sequence[int], width: int, device: torch.device) -> Tensor |
     return torch.arange(width, device=device) >= counts[:, None]
 
 
-def move_columns(cache: Tensor, places: Tensor) -> None:
-    """Copy columns of an attention cache, all reads before all writes.
+def move_columns(moves: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Copy columns of attention caches, all reads before all writes.
 
-    `places` is int64 `[3, count]`: slot, source column, target column.
+    A move is a cache and its places, int64 `[3, count]`: slot, source column, target column.
     """
-    columns = cache.movedim(-2, 1)
-    slots, source, target = places
-    columns[slots, target] = columns[slots, source]
+    read: list[tuple[Tensor, Tensor, Tensor]] = []
+    for cache, places in moves:
+        columns = cache.movedim(-2, 1)
+        read.append((columns, places, columns[places[0], places[1]]))
+    for columns, places, values in read:
+        columns[places[0], places[2]] = values

@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
-from duplane.worker.model.conversation import Conversation
-from duplane.worker.model.duplex import UnitRules
-from duplane.worker.model.intake import UnitContent
+from duplane.worker.model.faults import alive, attempt, each
 from duplane.worker.model.language_model import LanguageModel
 from duplane.worker.model.probe import Probe
+from duplane.worker.model.running_unit import RunningUnit
 from duplane.worker.model.sampling import Decision, TextSampling
-
-
-@dataclass
-class RunningUnit:
-    """One unit on its way through a batch.
-
-    `is_interrupting` means that it cuts off a turn. `hidden` holds one state per id of
-    `rules.said`. `is_broken` means that the model's output was not finite, so the unit and its
-    conversation are lost.
-    """
-
-    slot: int
-    conversation: Conversation
-    rules: UnitRules
-    content: UnitContent
-    is_interrupting: bool = False
-    hidden: list[Tensor] = field(default_factory=list[Tensor])
-    is_broken: bool = False
+from duplane.worker.model.types import UnitFailure
 
 
 class TextGeneration:
@@ -45,51 +27,63 @@ class TextGeneration:
 
     def interrupt(self, units: Sequence[RunningUnit]) -> None:
         """Close the open turns of these units."""
-        if units:
-            self._feed(units, [unit.rules.interrupt() for unit in units])
+        self._feed(units, [unit.rules.interrupt() for unit in units])
 
     def run(self, units: Sequence[RunningUnit], logits: Tensor) -> Iterator[RunningUnit]:
-        """Generate from `logits` [units, ids]; yield each unit as soon as it is over."""
+        """Generate from `logits` [units, ids]; yield each unit as soon as it is over, or lost."""
         while units:
             chosen = self._choose(units, logits)
             fed = [
-                None if unit.is_broken else unit.rules.take(token)
-                for unit, token in zip(units, chosen, strict=True)
+                None if unit.failure else unit.rules.take(chosen.get(unit.slot)) for unit in units
             ]
             yield from (unit for unit, token in zip(units, fed, strict=True) if token is None)
             going = [
                 (unit, token) for unit, token in zip(units, fed, strict=True) if token is not None
             ]
             units = [unit for unit, _ in going]
-            if units:
-                logits = self._feed(units, [token for _, token in going])
+            logits = self._feed(units, [token for _, token in going])
+            yield from (unit for unit in units if unit.failure)
+            units = alive(units)
 
-    def _choose(self, units: Sequence[RunningUnit], logits: Tensor) -> list[int | None]:
-        """The model's choice for every unit, None where the rules leave it none."""
-        asking = [row for row, unit in enumerate(units) if unit.rules.wants_choice]
-        chosen: list[int | None] = [None] * len(units)
-        if not asking:
-            return chosen
-        rows = logits if len(asking) == len(units) else logits[asking]
-        decisions = self._sampling.choose(
-            [units[row].slot for row in asking],
-            rows,
-            [units[row].conversation.uniforms for row in asking],
-        )
-        for place, (row, (token, decision)) in enumerate(zip(asking, decisions, strict=True)):
-            units[row].is_broken = decision is Decision.NOT_FINITE
-            chosen[row] = token
+    def _choose(self, units: Sequence[RunningUnit], logits: Tensor) -> dict[int, int]:
+        """The model's choice by slot, for every unit whose rules leave it one."""
+        asking = [unit for unit in alive(units) if unit.rules.wants_choice]
+        rows = {unit.slot: row for row, unit in enumerate(units)}
+
+        def decide(some: Sequence[RunningUnit]) -> list[tuple[int, Decision]]:
+            own = logits if len(some) == len(units) else logits[[rows[u.slot] for u in some]]
+            sources = [unit.conversation.uniforms for unit in some]
+            return self._sampling.choose([unit.slot for unit in some], own, sources)
+
+        chosen: dict[int, int] = {}
+        for unit, (token, decision) in each(attempt("choice", asking, decide)):
+            if decision is Decision.NOT_FINITE:
+                message = "the logits are not finite"
+                unit.failure = UnitFailure(unit.slot, "NOT_FINITE", message, is_fatal=True)
+            chosen[unit.slot] = token
             if self._probe is not None:
-                self._probe.decided(units[row].slot, rows[place], token)
+                self._probe.decided(unit.slot, logits[rows[unit.slot]], token)
         return chosen
 
     def _feed(self, units: Sequence[RunningUnit], ids: Sequence[int]) -> Tensor:
-        """Feed one id per unit; the logits that follow, [units, ids]."""
-        counts = [(unit.slot, 1) for unit in units]
-        hidden, logits = self._llm.feed(counts, self._llm.embed(ids))
-        for unit, token, state in zip(units, ids, hidden.unbind(), strict=True):
+        """Feed one id per unit; the logits that follow for those it went well for, [units, ids]."""
+        tokens = {unit.slot: token for unit, token in zip(units, ids, strict=True)}
+
+        def feed(some: Sequence[RunningUnit]) -> tuple[Tensor, Tensor]:
+            counts = [(unit.slot, 1) for unit in some]
+            return self._llm.feed(counts, self._llm.embed([tokens[unit.slot] for unit in some]))
+
+        done = attempt("decode", units, feed, cache=self._llm.cache)
+        for unit, state in each((some, hidden.unbind()) for some, (hidden, _) in done):
             if len(unit.rules.said) > len(unit.hidden):
                 unit.hidden.append(state)
             if self._probe is not None:
-                self._probe.fed(unit.slot, token, state)
-        return logits
+                self._probe.fed(unit.slot, tokens[unit.slot], state)
+        return joined([logits for _, (_, logits) in done])
+
+
+def joined(logits: Sequence[Tensor]) -> Tensor:
+    """The rows of all of these, [rows, ids]; without a copy where it is one."""
+    if not logits:
+        return torch.empty(0)
+    return logits[0] if len(logits) == 1 else torch.cat(list(logits))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.backends import cudnn
 
-from duplane.worker.model.flow_cache import slot_index
+from duplane.worker.model.flow_cache import SlotIndex, slot_index
 from duplane.worker.model.hift import HiFT
 from duplane.worker.model.types import FloatArray
 
@@ -24,13 +24,23 @@ OVERLAP_FRAMES = 8
 
 @dataclass(frozen=True)
 class MelChunk:
-    """The mel `[frames, mel]` of one slot's chunk; `generator` draws the noise of its source."""
+    """The mel `[frames, mel]` of one slot's chunk; `noise` `[samples]` is that of its source."""
 
     slot: int
     mel: Tensor
     is_first: bool
     is_last: bool
-    generator: torch.Generator | None
+    noise: Tensor | None
+
+
+@dataclass(frozen=True)
+class _Left:
+    """What a run leaves: mel `[batch, mel, frames]`, source and speech `[batch, samples]`."""
+
+    slots: SlotIndex
+    mel: Tensor
+    source: Tensor
+    speech: Tensor
 
 
 class HiFTStream:
@@ -60,53 +70,56 @@ class HiFTStream:
         all chunks of a turn are as long as their mel.
 
         Chunks of equal length run together: convolutions look both ways and pad with zeros, so
-        padding would be heard.
+        padding would be heard. The state of the slots changes when all of them have run.
         """
 
         def shape(place: int) -> tuple[int, bool]:
             return chunks[place].mel.shape[0], chunks[place].is_first
 
         samples: dict[int, FloatArray] = {}
+        left: list[_Left] = []
         order = sorted(range(len(chunks)), key=lambda place: (shape(place), chunks[place].slot))
         for _, group in groupby(order, key=shape):
             places = list(group)
             # TF32 in a convolution would be heard: the source adds up the error of its f0.
             with cudnn.flags(enabled=True, allow_tf32=False):
-                speech = self._run([chunks[place] for place in places])
-            speech = speech.cpu().numpy()
-            for place, row in zip(places, speech, strict=True):
+                made = self._run([chunks[place] for place in places])
+            left.append(made)
+            for place, row in zip(places, made.speech.cpu().numpy(), strict=True):
                 samples[place] = self._cut(chunks[place], row)
+        for made in left:
+            self._keep(made)
         return [samples[place] for place in range(len(chunks))]
 
-    def _run(self, chunks: Sequence[MelChunk]) -> Tensor:
-        """Run chunks of one length, in rising order of slots: `[batch, samples]`, nothing cut."""
+    def source_samples(self, frames: int, is_first: bool) -> int:
+        """Samples of source that a chunk of `frames` frames of mel needs."""
+        return (frames + (0 if is_first else OVERLAP_FRAMES)) * self.hift.config.frame_samples
+
+    def _run(self, chunks: Sequence[MelChunk]) -> _Left:
+        """Run chunks of one length, in rising order of slots; nothing is cut from the speech."""
         slots = slot_index([chunk.slot for chunk in chunks], self.mel.device)
         mel = torch.stack([chunk.mel for chunk in chunks]).transpose(1, 2)
         is_first, overlap = chunks[0].is_first, self.overlap
         if not is_first:
             mel = torch.cat((self.mel[slots], mel), 2)
-        source = self.hift.source(mel, self._noise(chunks, mel.shape[2]))
+        noises = [chunk.noise for chunk in chunks if chunk.noise is not None]
+        source = self.hift.source(mel, torch.stack(noises) if noises else None)
         if not is_first:
             source[:, :overlap] = self.source[slots]
         speech = self.hift(mel, source)
         if not is_first:
             new, old = speech[:, :overlap] * self._fade_in, self.speech[slots] * self._fade_out
             speech[:, :overlap] = new + old
-        if mel.shape[2] >= OVERLAP_FRAMES:  # shorter only where a first chunk is also the last
-            self.mel[slots] = mel[:, :, -OVERLAP_FRAMES:]
-            self.source[slots] = source[:, -overlap:]
-            self.speech[slots] = speech[:, -overlap:]
-        return speech
+        return _Left(slots, mel, source, speech)
 
-    def _noise(self, chunks: Sequence[MelChunk], frames: int) -> Tensor | None:
-        """Draw normal noise `[batch, samples]`, each slot from its own generator."""
-        count = frames * self.hift.config.frame_samples
-        drawn = [
-            torch.randn(count, generator=chunk.generator, device=self.mel.device)
-            for chunk in chunks
-            if chunk.generator is not None
-        ]
-        return torch.stack(drawn) if drawn else None
+    def _keep(self, left: _Left) -> None:
+        """Keep what the next chunk of each slot joins on to."""
+        slots, overlap = left.slots, self.overlap
+        if left.mel.shape[2] < OVERLAP_FRAMES:
+            return  # a first chunk that is also the last
+        self.mel[slots] = left.mel[:, :, -OVERLAP_FRAMES:]
+        self.source[slots] = left.source[:, -overlap:]
+        self.speech[slots] = left.speech[:, -overlap:]
 
     def _cut(self, chunk: MelChunk, speech: FloatArray) -> FloatArray:
         if chunk.is_last:

@@ -126,10 +126,16 @@ def prepare(
     `max_slices` 1 means none; None takes the checkpoint's own bound. Raises `ImageError`, also
     for more than `max_pixels`.
     """
+    return prepare_picture(rules, decode(data, max_pixels), max_slices)
+
+
+def prepare_picture(
+    rules: ImageRules, picture: Image.Image, max_slices: int | None = None
+) -> PreparedImage:
+    """`prepare` what is decoded already, an RGB picture."""
     allowed = rules.max_slices if max_slices is None else max_slices
     if not 1 <= allowed <= MAX_SLICES:
         raise ImageError(f"max_slices is {allowed}, not between 1 and {MAX_SLICES}")
-    picture = decode(data, max_pixels)
     plan = plan_sizes(rules, picture.size, allowed)
     pieces = tuple(_piece(rules, image) for image in _cut(rules, picture, plan))
     return PreparedImage(pieces, plan.grid, picture.size)

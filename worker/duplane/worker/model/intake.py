@@ -6,32 +6,20 @@ Decides which units are refused; what becomes of the rows is the decoder's matte
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from duplane.worker.model.image_layout import duplex_layout, duplex_rows, piece_count
+from duplane.worker.model.image_layout import duplex_layout, duplex_rows
 from duplane.worker.model.images import ImageError, PreparedImage
 from duplane.worker.model.mel import AudioBacklogError
 from duplane.worker.model.parts import ModelParts
+from duplane.worker.model.running_unit import RunningUnit, UnitContent
 from duplane.worker.model.types import UnitFailure, UnitInput
 
 MAX_FRAME_PIXELS = 1 << 23
 """Pixels of one frame; a larger one would hold up a conversation that has a second for a unit."""
-
-
-@dataclass(frozen=True)
-class UnitContent:
-    """What one unit shows and lets hear."""
-
-    images: tuple[PreparedImage, ...]
-    has_audio: bool
-
-    @property
-    def piece_count(self) -> int:
-        """Images and slices of them."""
-        return sum(piece_count(image.grid) for image in self.images)
 
 
 class Intake:
@@ -84,34 +72,33 @@ class Intake:
         if not is_ready:
             buffered = self._audio.buffered(unit.slot)
             return refused(unit, "AUDIO_TOO_SHORT", f"{buffered} samples are no whole unit yet")
+        self._audio.take(unit.slot)
         return None
 
-    def see(self, contents: Sequence[UnitContent]) -> list[list[Tensor]]:
+    def see(self, units: Sequence[RunningUnit]) -> list[list[Tensor]]:
         """The embeddings [pieces, rows, hidden] of the images of each unit, all encoded at once."""
-        images = [image for content in contents for image in content.images]
+        images = [image for unit in units for image in unit.content.images]
         if self._vision is None or not images:
-            return [[] for _ in contents]
+            return [[] for _ in units]
         embeds = iter(self._vision.encode(images))
-        return [[next(embeds) for _ in content.images] for content in contents]
+        return [[next(embeds) for _ in unit.content.images] for unit in units]
 
-    def lay_out(
-        self, contents: Sequence[UnitContent], seen: Sequence[list[Tensor]], heard: list[Tensor]
-    ) -> list[Tensor]:
-        """The rows [n, hidden] of each unit: `<unit>`, frames between their marks, audio.
+    def listen(self, units: Sequence[RunningUnit]) -> list[Tensor]:
+        """The embeddings [rows, hidden] of the audio that each unit was heard with."""
+        return list(self._audio.encode([unit.slot for unit in units]).unbind())
 
-        `heard` has the audio embeddings [rows, hidden] of those units that have audio.
-        """
+    def lay_out(self, units: Sequence[RunningUnit]) -> list[Tensor]:
+        """The rows [n, hidden] of each unit: `<unit>`, frames between their marks, audio."""
         ids = [self._tokens.unit, *self._marks.values()]
         unit_mark, *others = self._llm.embed(ids).unsqueeze(1).unbind()
         marks = dict(zip(self._marks, others, strict=True))
-        audio = iter(heard)
         laid_out: list[Tensor] = []
-        for content, embeds in zip(contents, seen, strict=True):
+        for unit in units:
             rows = [unit_mark]
-            for image, pieces in zip(content.images, embeds, strict=True):
+            for image, pieces in zip(unit.content.images, unit.seen, strict=True):
                 rows += self._frame(image, pieces, marks)
-            if content.has_audio:
-                rows.append(next(audio))
+            if unit.heard is not None:
+                rows.append(unit.heard)
             laid_out.append(torch.cat([row.to(unit_mark.dtype) for row in rows]))
         return laid_out
 

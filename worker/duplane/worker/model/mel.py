@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers.audio_utils import mel_filter_bank
 
+from duplane.worker.model.transfer import upload
+
 SAMPLE_RATE = 16000
 FFT_SIZE = 400
 HOP = 160
@@ -119,6 +121,8 @@ class MelStream(nn.Module):
         self.log_mel = LogMel(mel_bins, device)
         self._backlog = np.zeros((slot_count, BACKLOG_SAMPLES), np.float32)
         self._backlog_lengths = [0] * slot_count
+        self._units = np.zeros((slot_count, FIRST_UNIT_SAMPLES), np.float32)
+        self._taken = [0] * slot_count
         self._lengths = [0] * slot_count
         capacity = HISTORY_SAMPLES + FIRST_UNIT_SAMPLES
         # Column j of `peaks` belongs to frame j - CONTEXT_FRAMES; 0 where there is none.
@@ -162,19 +166,38 @@ class MelStream(nn.Module):
         """Samples that no unit has consumed yet."""
         return self._backlog_lengths[slot]
 
+    def take(self, slot: int) -> None:
+        """Consume one unit of the slot, for `features`. ValueError where there is none."""
+        if not self.is_ready(slot):
+            raise ValueError(f"slot {slot} has no whole unit of audio")
+        taken, held = self._unit_samples(slot), self.buffered(slot)
+        if self._lengths[slot] + taken >= HISTORY_SAMPLES:
+            self._drop_oldest(slot)
+        row = self._backlog[slot]
+        self._units[slot, :taken], self._units[slot, taken:] = row[:taken], 0.0
+        row[: held - taken] = row[taken:held].copy()
+        self._backlog_lengths[slot] = held - taken
+        self._lengths[slot] += taken
+        self._taken[slot] = taken
+
     def emit(self, slots: Sequence[int]) -> tuple[Tensor, list[bool]]:
-        """Consume one unit of each slot and return its features [n, UNIT_FRAMES, mel_bins].
+        """Consume one unit of each slot and return its `features`."""
+        for slot in slots:
+            self.take(slot)
+        return self.features(slots)
+
+    def features(self, slots: Sequence[int]) -> tuple[Tensor, list[bool]]:
+        """The features [n, UNIT_FRAMES, mel_bins] of the unit that each slot has taken last.
 
         The second value tells which are first units: those have no left context, and their
-        first CONTEXT_FRAMES rows are zero.
+        first CONTEXT_FRAMES rows are zero. Until the next unit is taken it can be called again.
         """
-        is_first = [self._lengths[slot] == 0 for slot in slots]
-        for slot in slots:
-            self._consume(slot)
         device = self.samples.device
-        rows = torch.tensor(slots, device=device)
-        lengths = torch.tensor([self._lengths[slot] for slot in slots], device=device)
-        first = torch.tensor(is_first, device=device)
+        numbers = [(slot, self._lengths[slot], self._taken[slot]) for slot in slots]
+        rows, lengths, taken = upload(numbers, device).unbind(1)
+        is_first = [count == FIRST_UNIT_SAMPLES for _, _, count in numbers]
+        first = taken == FIRST_UNIT_SAMPLES
+        self._store(slots, rows, lengths - taken)
 
         starts = lengths // HOP - (FIRST_UNIT_SAMPLES // HOP) - CONTEXT_FRAMES
         power = self.log_mel.power(self._window(rows, starts, lengths, _WINDOW_SAMPLES))
@@ -190,36 +213,36 @@ class MelStream(nn.Module):
         features[:, :CONTEXT_FRAMES].masked_fill_(first[:, None, None], 0.0)
         return features, is_first
 
+    def _store(self, slots: Sequence[int], rows: Tensor, starts: Tensor) -> None:
+        """Put the units taken behind the histories, in one transfer.
+
+        What a shorter unit leaves of the width is silence, where the next one goes.
+        """
+        units = upload(self._units[list(slots)], rows.device)
+        width = max(self._taken[slot] for slot in slots)
+        columns = starts[:, None] + torch.arange(width, device=rows.device)
+        self.samples[rows[:, None], columns] = units[:, :width]
+
     def reset(self, slot: int) -> None:
         """Forget everything of the slot."""
         self._backlog[slot] = 0.0
-        self._backlog_lengths[slot] = 0
-        self._lengths[slot] = 0
+        self._units[slot] = 0.0
+        self._backlog_lengths[slot] = self._taken[slot] = self._lengths[slot] = 0
         self.samples[slot].zero_()
         self.peaks[slot].zero_()
 
     def is_clean(self, slot: int) -> bool:
         """Whether nothing of a conversation is left in the slot."""
-        lengths = self._backlog_lengths[slot] + self._lengths[slot]
-        held = self._backlog[slot].any() or self.samples[slot].any() or self.peaks[slot].any()
+        lengths = self._backlog_lengths[slot] + self._taken[slot] + self._lengths[slot]
+        on_host = self._backlog[slot].any() or self._units[slot].any()
+        held = on_host or self.samples[slot].any() or self.peaks[slot].any()
         return lengths == 0 and not bool(held)
 
     def _unit_samples(self, slot: int) -> int:
         return UNIT_SAMPLES if self._lengths[slot] else FIRST_UNIT_SAMPLES
 
-    def _consume(self, slot: int) -> None:
-        if not self.is_ready(slot):
-            raise ValueError(f"slot {slot} has no whole unit of audio")
-        taken, held, length = self._unit_samples(slot), self.buffered(slot), self._lengths[slot]
-        row = self._backlog[slot]
-        self.samples[slot, length : length + taken] = torch.tensor(row[:taken])
-        row[: held - taken] = row[taken:held].copy()
-        self._backlog_lengths[slot] = held - taken
-        self._lengths[slot] = length + taken
-        if self._lengths[slot] >= HISTORY_SAMPLES:
-            self._drop_oldest(slot)
-
     def _drop_oldest(self, slot: int) -> None:
+        """Make room for one more unit."""
         samples, peaks = self.samples[slot], self.peaks[slot]
         frames = DROPPED_SAMPLES // HOP
         samples[:-DROPPED_SAMPLES] = samples[DROPPED_SAMPLES:].clone()
@@ -229,9 +252,9 @@ class MelStream(nn.Module):
         self._lengths[slot] -= DROPPED_SAMPLES
 
         # The frames at the new start now see its reflection, and none lie before it.
-        rows = torch.tensor([slot], device=samples.device)
+        rows = upload([slot], samples.device)
         start = torch.zeros_like(rows)
-        length = torch.tensor([self._lengths[slot]], device=samples.device)
+        length = torch.full_like(rows, self._lengths[slot])
         power = self.log_mel.power(self._window(rows, start, length, FFT_SIZE + HOP))
         peaks[:CONTEXT_FRAMES] = 0.0
         peaks[CONTEXT_FRAMES : CONTEXT_FRAMES + 2] = power[0].amax(-1)

@@ -1,34 +1,32 @@
 """`DuplexModel`: conversations in slots, units in, decisions with text and audio out.
 
-Decides the order of the stages and what a conversation keeps; the stages decide the rest.
+Decides who has a conversation and what begins and ends with it; what becomes of its units is
+`pipeline`'s matter.
 One thread at a time may use it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from PIL.Image import Image
+from torch import nn
 
 from duplane.worker.model.chat import Chats, PreparedChat
 from duplane.worker.model.chat_types import ChatOutput, ChatRequest
 from duplane.worker.model.conversation import Conversation
-from duplane.worker.model.duplex import UnitRules
-from duplane.worker.model.generation import RunningUnit, TextGeneration
-from duplane.worker.model.intake import Intake, UnitContent, refused
-from duplane.worker.model.parts import CLOSING_ROWS, ModelParts, generated_rows, load_parts
+from duplane.worker.model.images import ImageError, PreparedImage
+from duplane.worker.model.parts import ModelParts, load_parts
+from duplane.worker.model.pipeline import Pipeline
 from duplane.worker.model.probe import Probe
 from duplane.worker.model.prompt import embed_prompt
 from duplane.worker.model.sampling import TextSampling, Uniforms
 from duplane.worker.model.speaking import Speaking
 from duplane.worker.model.speech_tokens import SpeechTokens
-from duplane.worker.model.stopwatch import Stopwatch
 from duplane.worker.model.types import (
     ConversationOptions,
-    FloatArray,
     Opened,
     UnitFailure,
     UnitInput,
@@ -37,8 +35,6 @@ from duplane.worker.model.types import (
 from duplane.worker.model.vocoder import VocoderVoice
 from duplane.worker.model.voices import Voices
 from duplane.worker.model.windows import Window
-
-_NO_AUDIO = np.zeros(0, np.float32)
 
 
 class DuplexModel:
@@ -50,16 +46,13 @@ class DuplexModel:
         self.slot_count = parts.llm.cache.slot_count
         self.context_capacity = parts.llm.cache.capacity - parts.overhang
         self.name = parts.name
-        self._device = parts.llm.model.norm.weight.device
-        self._sampling = TextSampling(
-            parts.tokens, parts.llm.vocabulary, self.slot_count, self._device
-        )
-        self._intake = Intake(parts)
-        self._text = TextGeneration(parts.llm, self._sampling, probe)
+        device = parts.llm.model.norm.weight.device
+        self._sampling = TextSampling(parts.tokens, parts.llm.vocabulary, self.slot_count, device)
         self._speaking = None
         self._voices = Voices(parts.voice_networks, parts.vocoder_voice)
         if parts.talker and parts.vocoder:
             self._speaking = Speaking(parts.talker, parts.vocoder, probe)
+        self._pipeline = Pipeline(parts, self._sampling, self._speaking, probe)
         self._conversations: list[Conversation | None] = [None] * self.slot_count
         self.chats = Chats(parts, self.context_capacity, self._voices, probe)
         self.has_chat = parts.chat_template is not None
@@ -154,6 +147,12 @@ class DuplexModel:
         """Check a request and lay out its prompt, in any thread, as `Chats.prepare` does."""
         return self.chats.prepare(request)
 
+    def prepare_picture(self, picture: Image, max_slices: int | None) -> PreparedImage:
+        """Cut an RGB picture of a video for a chat, in any thread; raises `ImageError`."""
+        if self.parts.vision is None:
+            raise ImageError("this checkpoint does not see")
+        return self.parts.vision.prepare_picture(picture, max_slices)
+
     @torch.inference_mode()
     def open_chat(
         self, slot: int, prepared: PreparedChat, *, uniforms: Uniforms | None = None
@@ -197,7 +196,7 @@ class DuplexModel:
 
     def prepare(self, unit: UnitInput) -> UnitInput | UnitFailure:
         """Decode a unit's frames ahead of `step`, which does it otherwise; safe in any thread."""
-        return self._intake.prepare(unit)
+        return self._pipeline.intake.prepare(unit)
 
     @torch.inference_mode()
     def step(self, units: Sequence[UnitInput]) -> Generator[UnitOutput | UnitFailure, None, None]:
@@ -207,38 +206,22 @@ class DuplexModel:
         it to its end, then settle; a slot whose unit was abandoned can only be closed. Audio of
         a unit that is refused as too short is kept and counts towards the next. Raises
         ValueError for a slot that is named twice, has no conversation or was not settled,
-        before anything is done.
+        before anything is done. Where a stage raises, only the conversations that make it raise
+        are lost, as `faults` has it.
         """
         self._check(units)
-        watch = Stopwatch(self._device)
-        running: list[RunningUnit] = []
-        for unit in sorted(units, key=lambda unit: unit.slot):
-            taken = self._take(unit)
-            if isinstance(taken, UnitFailure):
-                yield taken
-            else:
-                running.append(taken)
-        if not running:
-            return
-        logits = self._prefill(running, watch)
-        self._interrupt([unit for unit in running if unit.is_interrupting])
-        speaking: list[RunningUnit] = []
-        for unit in self._text.run(running, logits):
-            if unit.is_broken:
-                yield UnitFailure(unit.slot, "NOT_FINITE", "the logits are not finite", True)
-            elif unit.rules.is_listen or unit.conversation.speech is None:
-                yield self._output(unit, {**watch.laps, "decode": watch.read()})
-            else:
-                speaking.append(unit)
-        watch.lap("decode")
-        yield from self._speak(sorted(speaking, key=lambda unit: unit.slot), watch)
+        ordered = sorted(units, key=lambda unit: unit.slot)
+        yield from self._pipeline.run([(unit, self.conversation(unit.slot)) for unit in ordered])
 
     def _check(self, units: Sequence[UnitInput]) -> None:
         slots = [unit.slot for unit in units]
         if len(set(slots)) < len(slots):
             raise ValueError(f"a slot is named twice: {slots}")
         for slot in slots:
-            if self.conversation(slot).unsettled is not None:
+            conversation = self.conversation(slot)
+            if conversation.is_lost:
+                raise ValueError(f"slot {slot} has lost its conversation")
+            if conversation.unsettled is not None:
                 raise ValueError(f"slot {slot} was not settled")
 
     def conversation(self, slot: int) -> Conversation:
@@ -248,139 +231,16 @@ class DuplexModel:
             raise ValueError(f"slot {slot} has no conversation")
         return conversation
 
-    def _take(self, unit: UnitInput) -> RunningUnit | UnitFailure:
-        """Take a unit in, or say why it cannot be run.
-
-        A refused unit leaves the conversation as it was, but for audio that is too short, and
-        for room that was made for it by dropping what the window drops first.
-        """
-        prepared = self._intake.prepare(unit)
-        if isinstance(prepared, UnitFailure):
-            return prepared
-        content = self._intake.content(prepared)
-        failure = self._make_room(unit, content)
-        if failure is None and content.has_audio:
-            failure = self._intake.hear(unit)
-        if failure is not None:
-            return failure
-        conversation = self.conversation(unit.slot)
-        is_interrupting = unit.force_listen and conversation.turn.is_open
-        rules = UnitRules.begin(self.tokens, conversation.turn, force_listen=unit.force_listen)
-        conversation.unsettled = rules
-        conversation.unit_start = self.context_length(unit.slot)
-        return RunningUnit(unit.slot, conversation, rules, content, is_interrupting)
-
-    def _make_room(self, unit: UnitInput, content: UnitContent) -> UnitFailure | None:
-        """See that the unit fits, whatever it leads to; a window drops what it must for that."""
-        conversation = self.conversation(unit.slot)
-        generated = generated_rows(conversation.options.max_new_speak_tokens_per_chunk)
-        rows = self._intake.rows(content) + generated + conversation.window.spare_rows
-        limit = min(self.llm.cache.capacity - rows, self.context_capacity - 1)
-        while self.context_length(unit.slot) > limit:
-            slide = conversation.window.slide(limit)
-            if slide is None:
-                held = self.context_length(unit.slot)
-                message = f"{held} rows of {self.context_capacity}, the unit takes up to {rows}"
-                return refused(unit, "CONTEXT_FULL", message)
-            self.llm.splice(unit.slot, slide)
-        return None
-
-    def _prefill(self, running: Sequence[RunningUnit], watch: Stopwatch) -> Tensor:
-        """Encode and feed what the units bring; the logits [units, ids]."""
-        contents = [unit.content for unit in running]
-        seen = self._intake.see(contents)
-        if any(seen):
-            watch.lap("vision")
-        hearing = [unit.slot for unit in running if unit.content.has_audio]
-        heard = list(self.parts.audio.encode(hearing).unbind()) if hearing else []
-        watch.lap("audio")
-        embeds = self._intake.lay_out(contents, seen, heard)
-        slots = [unit.slot for unit in running]
-        logits = self.llm.feed_units(slots, embeds)
-        watch.lap("prefill")
-        if self._probe is not None:
-            self._show(self._probe, slots, seen, logits)
-            for slot, rows in zip(hearing, heard, strict=True):
-                self._probe.heard(slot, rows)
-        return logits
-
-    def _show(
-        self, probe: Probe, slots: Sequence[int], seen: Sequence[list[Tensor]], logits: Tensor
-    ) -> None:
-        for slot, images, row in zip(slots, seen, logits.unbind(), strict=True):
-            if images:
-                probe.saw(slot, torch.cat(images))
-            probe.prefilled(slot, row, self.context_length(slot))
-
-    def _interrupt(self, units: Sequence[RunningUnit]) -> None:
-        """Close the turns that a forced listen cuts off, and what they were saying."""
-        self._text.interrupt(units)
-        for unit in units:
-            if self._speaking is not None and unit.conversation.speech is not None:
-                self._speaking.end_turn(unit)
-
-    def _speak(self, units: Sequence[RunningUnit], watch: Stopwatch) -> Iterator[UnitOutput]:
-        """The outputs of the units that are heard."""
-        if not units or self._speaking is None:
-            return
-        tokens = self._speaking.tokens(units)
-        watch.lap("talker")
-        samples = self._speaking.samples(units, tokens)
-        watch.lap("vocoder")
-        for unit, spoken, audio in zip(units, tokens, samples, strict=True):
-            yield self._output(unit, watch.laps, audio, len(spoken))
-
-    def _output(
-        self,
-        unit: RunningUnit,
-        laps: dict[str, float],
-        audio: FloatArray = _NO_AUDIO,
-        audio_token_count: int = 0,
-    ) -> UnitOutput:
-        rules = unit.rules
-        return UnitOutput(
-            slot=unit.slot,
-            is_listen=rules.is_listen,
-            text="" if rules.is_listen else self.tokens.decode(rules.said),
-            audio=audio,
-            end_of_turn=rules.end_of_turn and not rules.is_listen,
-            context_length=self.context_length(unit.slot),
-            token_ids=tuple(rules.added),
-            text_token_count=len(rules.said),
-            audio_token_count=audio_token_count,
-            input_audio_count=self.parts.audio.unit_rows if unit.content.has_audio else 0,
-            input_video_count=unit.content.piece_count * self._intake.frame_rows,
-            input_mark_count=1 + 2 * unit.content.piece_count,
-            stage_s={**laps, "settle": unit.conversation.settle_s},
-        )
-
     @torch.inference_mode()
-    def settle(self, slots: Sequence[int]) -> None:
+    def settle(self, slots: Sequence[int]) -> list[UnitFailure]:
         """Complete the units of these slots in the context: terminator, unit end, window.
 
-        Slots whose unit failed, or was settled, are left as they are; after a fatal failure a
-        slot can only be closed.
+        Returns a failure for each slot that it failed for. Slots whose unit failed, or was
+        settled, are left as they are; after a fatal failure a slot can only be closed.
         """
-        watch = Stopwatch(self._device)
-        held = [(slot, self.conversation(slot)) for slot in sorted(set(slots))]
-        pending = [
-            (slot, conversation, conversation.unsettled)
-            for slot, conversation in held
-            if conversation.unsettled is not None and conversation.unsettled.is_over
-        ]
-        if not pending:
-            return
-        ids = [token for _, _, rules in pending for token in rules.closing()]
-        self.llm.append([(slot, CLOSING_ROWS) for slot, _, _ in pending], self.llm.embed(ids))
-        for slot, conversation, _ in pending:
-            conversation.settle(self.context_length(slot))
-            if slide := conversation.window.slide():
-                self.llm.splice(slot, slide)
-            if self._probe is not None:
-                self._probe.settled(slot, self.context_length(slot))
-        seconds = watch.lap("settle")
-        for _, conversation, _ in pending:
-            conversation.settle_s = seconds
+        return self._pipeline.settle(
+            [(slot, self.conversation(slot)) for slot in sorted(set(slots))]
+        )
 
     @torch.inference_mode()
     def close(self, slot: int) -> None:

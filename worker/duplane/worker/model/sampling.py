@@ -196,18 +196,23 @@ class TextSampling:
     ) -> list[tuple[int, Decision]]:
         """Use up the draws and remember the chosen ids for the repetition penalty."""
         decisions = [(token, Decision(kind)) for token, kind in decided]
+        pushed: list[tuple[_Window, int]] = []
         changes: list[tuple[int, int, bool]] = []
-        for position, slot in enumerate(slots):
-            token, decision = decisions[position]
-            if not is_greedy[position]:
-                uniforms[position].advance(decision.draw_count)
+        for slot, (token, decision) in zip(slots, decisions, strict=True):
             window = self._windows[slot]
             if decision is Decision.CHOICE and window is not None:
-                changes.extend((slot, changed, value) for changed, value in window.push(token))
+                pushed.append((window, token))
+                changes.extend((slot, changed, value) for changed, value in window.changes(token))
         if changes:
             where = torch.tensor([change[:2] for change in changes]).to(self._device)
             value = torch.tensor([change[2] for change in changes]).to(self._device)
             self._seen[where[:, 0], where[:, 1]] = value
+        # Nothing can fail from here on, so a choice that failed can be made again.
+        for window, token in pushed:
+            window.push(token)
+        for greedy, source, (_, decision) in zip(is_greedy, uniforms, decisions, strict=True):
+            if not greedy:
+                source.advance(decision.draw_count)
         return decisions
 
 
@@ -245,19 +250,28 @@ class _Window:
         self._ids: deque[int] = deque()
         self._counts: Counter[int] = Counter()
 
-    def push(self, token: int) -> list[tuple[int, bool]]:
+    def changes(self, token: int) -> list[tuple[int, bool]]:
+        """What a `push` will change: ids, and whether each is then in the set."""
         if not self._size:
             return []
+        entering = (token, True)
+        if len(self._ids) < self._size:
+            return [entering]
+        oldest = self._ids[0]
+        is_leaving = oldest != token and self._counts[oldest] == 1
+        return [entering, (oldest, False)] if is_leaving else [entering]
+
+    def push(self, token: int) -> None:
+        """Take one more id, and drop the oldest where there are too many."""
+        if not self._size:
+            return
         self._ids.append(token)
         self._counts[token] += 1
-        changes = [(token, True)]
         if len(self._ids) > self._size:
             oldest = self._ids.popleft()
             self._counts[oldest] -= 1
             if not self._counts[oldest]:
                 del self._counts[oldest]
-                changes.append((oldest, False))
-        return changes
 
 
 def filter_scores(

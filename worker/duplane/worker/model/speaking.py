@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
-from duplane.worker.model.generation import RunningUnit
+from duplane.worker.model.faults import alive, alone, attempt, each
 from duplane.worker.model.parts import SpeechVocoder
 from duplane.worker.model.probe import Probe, SpokenUnit
-from duplane.worker.model.speech_pcm import unit_speech
+from duplane.worker.model.running_unit import RunningUnit
 from duplane.worker.model.speech_tokens import SpeechTokens, TokenChunk
 from duplane.worker.model.talker import Speech, Talker
 from duplane.worker.model.types import FloatArray
@@ -30,8 +32,13 @@ class Speaking:
             silence_token_id=self._vocoder.silence_token_id, lookahead=self._vocoder.lookahead
         )
 
-    def tokens(self, units: Sequence[RunningUnit]) -> list[list[int]]:
-        """The speech tokens of each unit; slots ascending."""
+    def draw(self, units: Sequence[RunningUnit]) -> None:
+        """Draw the speech tokens of each unit; slots ascending."""
+        done = attempt("talker", units, self._draw, cache=self._talker.cache)
+        for unit, tokens in each(done):
+            unit.spoken = tokens
+
+    def _draw(self, units: Sequence[RunningUnit]) -> list[list[int]]:
         speeches = [self._speech(unit) for unit in units]
         starts = [self._talker.cache.length(unit.slot) for unit in units]
         spoken = self._talker.speak(speeches)
@@ -53,26 +60,34 @@ class Speaking:
             uniforms=unit.conversation.uniforms,
         )
 
-    def samples(
-        self, units: Sequence[RunningUnit], tokens: Sequence[Sequence[int]]
-    ) -> list[FloatArray]:
-        """The samples of each unit, float32 at 24 kHz; empty where nothing is to be heard yet."""
-        chunks = [
-            VocoderChunk(unit.slot, chunk.tokens, chunk.is_last)
-            for unit, spoken in zip(units, tokens, strict=True)
-            for chunk in self._cut(unit, spoken)
-        ]
-        pieces: dict[int, list[FloatArray]] = {unit.slot: [] for unit in units}
-        for chunk, samples in zip(chunks, self._vocoder.decode(chunks), strict=True):
-            pieces[chunk.slot].append(samples)
-            if self._probe is not None:
-                self._probe.vocoded(chunk.slot, list(chunk.tokens), chunk.is_last, len(samples))
-        for unit in units:
+    def sound(self, units: Sequence[RunningUnit]) -> None:
+        """Make samples of the tokens that each unit completes, chunk by chunk."""
+        chunks = {unit.slot: deque(self._cut(unit, unit.spoken)) for unit in units}
+        while going := [unit for unit in alive(units) if chunks[unit.slot]]:
+            heads = {unit.slot: chunks[unit.slot].popleft() for unit in going}
+            self._decode(going, {s: VocoderChunk(s, c.tokens, c.is_last) for s, c in heads.items()})
+        for unit in alive(units):
             if unit.rules.end_of_turn:
                 self.end_turn(unit)
-        return [
-            unit_speech(pieces[unit.slot], end_of_turn=unit.rules.end_of_turn) for unit in units
-        ]
+
+    def _decode(self, units: Sequence[RunningUnit], chunks: dict[int, VocoderChunk]) -> None:
+        """Run one chunk of each unit through both halves of the vocoder."""
+        mels: dict[int, Tensor] = {}
+
+        def encode(some: Sequence[RunningUnit]) -> list[Tensor]:
+            return self._vocoder.encode([chunks[unit.slot] for unit in some])
+
+        def decode(some: Sequence[RunningUnit]) -> list[FloatArray]:
+            own = [unit.slot for unit in some]
+            return self._vocoder.decode_mel([chunks[s] for s in own], [mels[s] for s in own])
+
+        for unit, mel in each(attempt("flow", units, encode)):
+            mels[unit.slot] = mel
+        for unit, samples in each(attempt("HiFT", alive(units), decode)):
+            unit.pieces.append(samples)
+            chunk = chunks[unit.slot]
+            if self._probe is not None:
+                self._probe.vocoded(unit.slot, list(chunk.tokens), chunk.is_last, len(samples))
 
     def _cut(self, unit: RunningUnit, tokens: Sequence[int]) -> list[TokenChunk]:
         speech = unit.conversation.speech
@@ -86,6 +101,6 @@ class Speaking:
         The talker's cache is not touched: it is dropped when a turn ends by itself, and goes on
         into the next turn when a turn was interrupted, as the model has been used.
         """
-        self._vocoder.start_turn(unit.slot)
+        unit.failure = alone("turn", unit.slot, lambda: self._vocoder.start_turn(unit.slot))
         if unit.conversation.speech is not None:
             unit.conversation.speech.reset()

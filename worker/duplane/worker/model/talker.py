@@ -22,6 +22,7 @@ TOKENS_PER_UNIT = 25
 STEPS = TOKENS_PER_UNIT + 1
 REPETITION_PENALTY = 1.05
 REPETITION_WINDOW = 16
+FULL_ATTENTION, RECOMPUTING = "full_attention", "sliding_recompute"
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class TalkerConfig:
     bos: int
     text_end: int
     capacity: int
+    is_recomputing: bool = False
+    """Whether a passage of a chat's answer is spoken over the one before alone, computed again."""
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> TalkerConfig:
@@ -44,6 +47,13 @@ class TalkerConfig:
             raise CheckpointError("tts_config: only one codebook (num_vq 1) is supported")
         if field(tts, "projector_type", str, "mlp") != "mlp":
             raise CheckpointError("tts_config: only projector_type 'mlp' is supported")
+        # Where it is absent, the reference's own default holds.
+        attention = field(tts, "attention_type", str, RECOMPUTING)
+        if attention not in (FULL_ATTENTION, RECOMPUTING):
+            raise CheckpointError(
+                f"tts_config: attention_type is {attention!r}, only {FULL_ATTENTION!r} and "
+                f"{RECOMPUTING!r} are supported"
+            )
         return cls(
             decoder=DecoderConfig.from_json(tts, has_head_norm=False, rope_theta=10_000.0),
             llm_hidden_size=field(tts, "llm_dim", int),
@@ -52,6 +62,7 @@ class TalkerConfig:
             bos=field(tts, "audio_bos_token_id", int),
             text_end=field(tts, "text_eos_token_id", int),
             capacity=field(tts, "max_position_embeddings", int, 4096),
+            is_recomputing=attention == RECOMPUTING,
         )
 
 

@@ -1,4 +1,5 @@
-"""The talker for chat answers: an answer is spoken passage by passage, over one stretch of cache.
+"""The talker for chat answers: an answer is spoken passage by passage, over one stretch of cache,
+or, where the checkpoint says `sliding_recompute`, each over the one before alone.
 
 Each passage ends where the talker ends it. It is drawn in short runs of steps, so that speaking
 never holds the device for long; a slot's draws depend neither on the runs nor on other slots.
@@ -27,10 +28,19 @@ FEWEST_KEPT = 3
 
 
 @dataclass
+class Passage:
+    """What a passage was spoken of, and what became of it."""
+
+    condition: Tensor
+    tokens: list[int] = field(default_factory=list[int])
+
+
+@dataclass
 class SpeechStream:
     """What one slot is saying: its passage, and what it said before.
 
-    One uniform is used up per drawn token. `said` are the last tokens, of all passages.
+    One uniform is used up per drawn token. `said` are the last tokens, of all passages; `passage`
+    is the one that is spoken, or was the last, `earlier` the one before.
     """
 
     slot: int
@@ -43,6 +53,12 @@ class SpeechStream:
     shortest: int = 0
     unfed: int | None = None
     said: list[int] = field(default_factory=list[int])
+    passage: Passage | None = None
+    earlier: Passage | None = None
+
+    def reset(self) -> None:
+        """Begin an answer; nothing was said before."""
+        self.said, self.unfed, self.passage, self.earlier = [], None, None, None
 
     @property
     def is_drawn(self) -> bool:
@@ -63,12 +79,15 @@ class SpeechStream:
             raise ValueError(f"slot {self.slot} has not finished its passage")
         self.condition, self.steps, self.steps_left = condition, 0, longest
         self.shortest = shortest
+        self.earlier, self.passage = self.passage, Passage(condition)
 
     def take(self, drawn: list[int], end: int) -> list[int]:
         """Take the tokens of a run, perhaps with the passage's end; returns those to be heard."""
         has_ended = end in drawn
         tokens = drawn[: drawn.index(end)] if has_ended else drawn
         self.uniforms.advance(len(tokens) + has_ended if self.is_drawn else 0)
+        if self.passage is not None:
+            self.passage.tokens += tokens
         self.steps += len(tokens)
         self.steps_left = 0 if has_ended else self.steps_left - len(tokens)
         self.unfed = None if has_ended else tokens[-1]
@@ -104,9 +123,18 @@ def advance(
 
 
 def _unfed_rows(talker: Talker, stream: SpeechStream) -> Tensor:
-    """What the talker has not seen: its own last token, and the condition of a new passage."""
+    """What the talker has not seen: its own last token, and the condition of a new passage.
+
+    Recomputing, a new passage forgets all but the one before it, which is seen anew.
+    """
     table = talker.emb_code[0]
     device = talker.emb_text.weight.device
+    if talker.dims.is_recomputing and stream.condition is not None:
+        talker.cache.truncate(stream.slot, 0)
+        if stream.earlier is None:
+            return stream.condition
+        tokens = torch.tensor(stream.earlier.tokens, dtype=torch.long).to(device)
+        return torch.cat((stream.earlier.condition, table(tokens), stream.condition))
     rows = [] if stream.unfed is None else [table(torch.tensor([stream.unfed]).to(device))]
     if stream.condition is not None:
         rows.append(stream.condition)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from PIL.Image import Image
 from torch import Tensor, nn
 
 from duplane.worker.model.checkpoint import Checkpoint, CheckpointError, field, read_json
@@ -20,6 +21,7 @@ from duplane.worker.model.images import (
     Piece,
     PreparedImage,
     prepare,
+    prepare_picture,
 )
 from duplane.worker.model.resampler import Resampler
 from duplane.worker.model.siglip import VisionConfig, VisionTransformer, place_patches
@@ -85,6 +87,10 @@ class Vision(nn.Module):
     ) -> PreparedImage:
         """Decode and cut a JPEG or PNG as `images.prepare` does; safe in any thread."""
         return prepare(self.rules, data, max_slices, max_pixels)
+
+    def prepare_picture(self, picture: Image, max_slices: int | None = None) -> PreparedImage:
+        """Cut a decoded RGB picture as `images.prepare_picture` does; safe in any thread."""
+        return prepare_picture(self.rules, picture, max_slices)
 
     @torch.inference_mode()
     def encode(self, images: Sequence[PreparedImage]) -> list[Tensor]:

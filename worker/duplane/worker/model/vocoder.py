@@ -43,8 +43,11 @@ class _Voice:
 
 @dataclass
 class _Turn:
+    """A turn of one slot; `noise` is that of the chunk which is being decoded."""
+
     frames: TurnFrames
     is_first: bool = True
+    noise: Tensor | None = None
 
 
 class Vocoder:
@@ -168,7 +171,10 @@ class Vocoder:
 
     @torch.inference_mode()
     def encode(self, chunks: Sequence[VocoderChunk]) -> list[Tensor]:
-        """Do the first half of `decode` for one chunk each of several slots: `[frames, mel]`."""
+        """Do the first half of `decode` for one chunk each of several slots: `[frames, mel]`.
+
+        Until it returns it can be called again for the same chunks, and makes the same of them.
+        """
         order = sorted(range(len(chunks)), key=lambda place: chunks[place].slot)
         rows = [self._flow_chunk(chunks[place]) for place in order]
         mel = self.flow(rows, self.live, self._noise, None)
@@ -185,16 +191,31 @@ class Vocoder:
     def decode_mel(
         self, chunks: Sequence[VocoderChunk], mels: Sequence[Tensor]
     ) -> list[FloatArray]:
-        """Do the second half of `decode`: the mel of `encode` to samples."""
+        """Do the second half of `decode`: the mel of `encode` to samples.
+
+        Until it returns it can be called again for the same chunks, and makes the same of them.
+        """
         mel_chunks: list[MelChunk] = []
         for chunk, mel in zip(chunks, mels, strict=True):
-            turn, voice = self._turn(chunk.slot), self._voices[chunk.slot]
-            generator = voice.generator if voice else None
-            mel_chunks.append(MelChunk(chunk.slot, mel, turn.is_first, chunk.is_last, generator))
-            turn.is_first = False
+            turn = self._turn(chunk.slot)
+            if turn.noise is None:
+                turn.noise = self._source_noise(chunk.slot, len(mel), turn.is_first)
+            mel_chunks.append(MelChunk(chunk.slot, mel, turn.is_first, chunk.is_last, turn.noise))
+        samples = self.stream.decode(mel_chunks)
+        for chunk in chunks:
+            turn = self._turn(chunk.slot)
+            turn.is_first, turn.noise = False, None
             if chunk.is_last:
                 self._turns[chunk.slot] = None
-        return self.stream.decode(mel_chunks)
+        return samples
+
+    def _source_noise(self, slot: int, frames: int, is_first: bool) -> Tensor | None:
+        """Draw normal noise `[samples]` for a chunk, from the slot's own generator."""
+        voice = self._voices[slot]
+        if voice is None or voice.generator is None:
+            return None
+        count = self.stream.source_samples(frames, is_first)
+        return torch.randn(count, generator=voice.generator, device=self.device)
 
     @torch.inference_mode()
     def render_mel(self, voice: VocoderVoice, tokens: Sequence[int]) -> Tensor:
@@ -260,7 +281,9 @@ class Vocoder:
         embedding = torch.tensor(voice.speaker_embedding, device=self.device)
         self.base.speaker[place] = self.flow.speaker(embedding)
         chunk = FlowChunk(place, TurnFrames(0, []), spoken, is_last)
-        return self.flow([chunk], self.base, self._noise, known)[0]
+        mel = self.flow([chunk], self.base, self._noise, known)[0]
+        self.base.keep_tails(slice(place, place + 1))
+        return mel
 
     def _flow_chunk(self, chunk: VocoderChunk) -> FlowChunk:
         return FlowChunk(chunk.slot, self._turn(chunk.slot).frames, chunk.tokens, chunk.is_last)

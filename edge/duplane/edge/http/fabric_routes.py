@@ -1,0 +1,128 @@
+"""The paths that tell of this process and of the fabric behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+from http import HTTPStatus
+
+from aiohttp import web
+
+from duplane.edge.http.messages import json_answer
+from duplane.edge.status import (
+    cache_list,
+    fabric_status,
+    is_serving,
+    unknown_status,
+    worker_list,
+)
+from duplane.fabric.client import FabricClient
+from duplane.fabric.errors import FabricError
+from duplane.fabric.v1 import admin_pb2
+
+DEADLINE_S = 1.0  # for each scheduler; what takes longer counts as down
+
+
+class FabricAnswers:
+    """`is_draining` and `session_count` tell of this edge."""
+
+    def __init__(
+        self,
+        fabric: FabricClient,
+        is_draining: Callable[[], bool],
+        session_count: Callable[[], int],
+    ) -> None:
+        self._fabric = fabric
+        self._is_draining = is_draining
+        self._session_count = session_count
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes."""
+        return [
+            web.get("/health", self._health),
+            web.get("/ready", self._ready),
+            web.get("/status", self._status),
+            web.get("/workers", self._workers),
+            web.get("/cache", self._cache),
+            web.get("/sessions", self._sessions),
+        ]
+
+    async def _health(self, _: web.Request) -> web.Response:
+        """Tell that the process lives."""
+        return json_answer({"status": "healthy", "timestamp": now().isoformat()})
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        """Tell whether a session that comes now will get a slot, be it after a wait."""
+        if self._is_draining():
+            return _unready("draining")
+        try:
+            workers = await list_workers(self._fabric)
+        except FabricError:
+            return _unready("no scheduler answers")
+        if not any(map(is_serving, workers.workers)):
+            return _unready("no worker serves")
+        return json_answer({"status": "ready"})
+
+    async def _status(self, _: web.Request) -> web.Response:
+        """Tell what the scheduler knows; its absence is a status too."""
+        try:
+            workers, leases, tickets = await asyncio.gather(
+                list_workers(self._fabric), list_leases(self._fabric), list_tickets(self._fabric)
+            )
+        except FabricError:
+            status, is_reachable = unknown_status(now()), False
+        else:
+            status, is_reachable = fabric_status(workers, leases, tickets, now()), True
+        return json_answer(
+            {
+                **status,
+                "is_scheduler_reachable": is_reachable,
+                "is_draining": self._is_draining(),
+                "edge_session_count": self._session_count(),
+            }
+        )
+
+    async def _workers(self, _: web.Request) -> web.Response:
+        workers, leases = await asyncio.gather(
+            list_workers(self._fabric), list_leases(self._fabric)
+        )
+        return json_answer(worker_list(workers, leases, now()))
+
+    async def _cache(self, _: web.Request) -> web.Response:
+        workers, leases = await asyncio.gather(
+            list_workers(self._fabric), list_leases(self._fabric)
+        )
+        return json_answer(cache_list(workers, leases))
+
+    async def _sessions(self, _: web.Request) -> web.Response:
+        """Tell which chats workers keep between requests: every chat brings its whole history."""
+        return json_answer({"total": 0, "sessions": []})
+
+
+def now() -> datetime:
+    """Return the time as people read it."""
+    return datetime.now(UTC)
+
+
+def _unready(reason: str) -> web.Response:
+    body = {"status": "not ready", "reason": reason}
+    return json_answer(body, HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+async def list_workers(fabric: FabricClient) -> admin_pb2.ListWorkersResponse:
+    """Ask a scheduler. Raises FabricError."""
+    wanted = admin_pb2.ListWorkersRequest()
+    return await fabric.administer(lambda admin: admin.ListWorkers(wanted, timeout=DEADLINE_S))
+
+
+async def list_leases(fabric: FabricClient) -> admin_pb2.ListLeasesResponse:
+    """Ask a scheduler. Raises FabricError."""
+    wanted = admin_pb2.ListLeasesRequest()
+    return await fabric.administer(lambda admin: admin.ListLeases(wanted, timeout=DEADLINE_S))
+
+
+async def list_tickets(fabric: FabricClient) -> admin_pb2.ListTicketsResponse:
+    """Ask a scheduler. Raises FabricError."""
+    wanted = admin_pb2.ListTicketsRequest()
+    return await fabric.administer(lambda admin: admin.ListTickets(wanted, timeout=DEADLINE_S))

@@ -1,0 +1,161 @@
+"""The paths of recorded sessions; for operators only: recordings are people's voices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import orjson
+from aiohttp import web
+
+from duplane.edge.http.messages import Json, closing, json_answer, read_body, read_object
+from duplane.edge.http.operators import RequireOperator
+from duplane.edge.http.uploads import receive_upload
+from duplane.edge.recording.additions import MAX_COMMENT_CHARACTERS, read_comment, write_comment
+from duplane.edge.recording.answers import (
+    find_recording,
+    session_archive,
+    session_asset,
+    session_list,
+    session_meta,
+    session_recording,
+)
+from duplane.edge.recording.settings import RecordingSettings
+
+_MAX_COMMENT_BODY_BYTES = 64 * 1024
+Answer = Callable[[web.Request, RecordingSettings], Awaitable[web.StreamResponse]]
+
+
+class RecordingAnswers:
+    """Without recording there are no sessions. `body_s` is how long a short body may take."""
+
+    def __init__(
+        self, settings: RecordingSettings | None, require_operator: RequireOperator, body_s: float
+    ) -> None:
+        self._settings = settings
+        self._require_operator = require_operator
+        self._body_s = body_s
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes."""
+        below = "/api/sessions/{session}"
+        return [
+            web.get("/api/sessions", self._list),
+            web.get(below, self._for_operators(_meta)),
+            web.get(f"{below}/recording", self._for_operators(_recording)),
+            web.get(f"{below}/assets/{{asset:.*}}", self._for_operators(_asset)),
+            web.get(f"{below}/download", self._for_operators(_download)),
+            web.post(f"{below}/upload-recording", self._for_operators(_upload)),
+            web.get(f"{below}/comment", self._for_operators(_comment)),
+            web.post(f"{below}/comment", self._for_operators(self._set_comment)),
+        ]
+
+    async def _list(self, request: web.Request) -> web.StreamResponse:
+        self._require_operator(request)
+        root = self._settings.directory if self._settings else None
+        return await _rendered(lambda: session_list(root) if root else {"total": 0, "sessions": []})
+
+    def _for_operators(
+        self, answer: Answer
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            self._require_operator(request)
+            if self._settings is None:
+                raise _not_found()
+            try:
+                return await answer(request, self._settings)
+            except FileNotFoundError:  # swept away meanwhile
+                raise _not_found() from None
+
+        return handle
+
+    async def _set_comment(
+        self, request: web.Request, settings: RecordingSettings
+    ) -> web.StreamResponse:
+        directory = _directory(request, settings)
+        body = await read_body(request, _MAX_COMMENT_BODY_BYTES, self._body_s)
+        comment = read_object(body).get("comment")
+        if not isinstance(comment, str | None):
+            raise web.HTTPBadRequest(text="comment: must be a string")
+        comment = (comment or "").strip()
+        if len(comment) > MAX_COMMENT_CHARACTERS:
+            text = f"comment: must be at most {MAX_COMMENT_CHARACTERS} characters"
+            raise web.HTTPRequestEntityTooLarge(MAX_COMMENT_CHARACTERS, len(comment), text=text)
+        await asyncio.to_thread(write_comment, directory, comment)
+        return json_answer({"status": "ok", "len": len(comment)})
+
+
+async def _comment(request: web.Request, settings: RecordingSettings) -> web.StreamResponse:
+    directory = _directory(request, settings)
+    return json_answer({"comment": await asyncio.to_thread(read_comment, directory)})
+
+
+async def _upload(request: web.Request, settings: RecordingSettings) -> web.StreamResponse:
+    directory = _directory(request, settings)
+    return json_answer(await receive_upload(request, directory, settings))
+
+
+async def _meta(request: web.Request, settings: RecordingSettings) -> web.StreamResponse:
+    return await _rendered(lambda: session_meta(settings.directory, _name(request)))
+
+
+async def _recording(request: web.Request, settings: RecordingSettings) -> web.StreamResponse:
+    return await _rendered(lambda: session_recording(settings.directory, _name(request)))
+
+
+async def _asset(request: web.Request, settings: RecordingSettings) -> web.StreamResponse:
+    path = request.match_info["asset"]
+    found = await asyncio.to_thread(session_asset, settings.directory, _name(request), path)
+    if found is None:
+        raise _not_found()
+    # An upload is what its sender says it is, and nothing that a browser makes of it.
+    headers = {"Content-Type": found.content_type, "X-Content-Type-Options": "nosniff"}
+    return closing(web.FileResponse(found.path, headers=headers))
+
+
+async def _download(request: web.Request, settings: RecordingSettings) -> web.StreamResponse:
+    name = _name(request)
+    archive = session_archive(settings.directory, name)
+    if archive is None:
+        raise _not_found()
+    file_name = f'attachment; filename="{name}.zip"'
+    answer = web.Response(
+        body=_in_thread(archive),
+        content_type="application/zip",
+        headers={"Content-Disposition": file_name},
+    )
+    return closing(answer)
+
+
+def _name(request: web.Request) -> str:
+    return request.match_info["session"]
+
+
+def _directory(request: web.Request, settings: RecordingSettings) -> Path:
+    directory = find_recording(settings.directory, _name(request))
+    if directory is None:
+        raise _not_found()
+    return directory
+
+
+def _not_found() -> web.HTTPNotFound:
+    return web.HTTPNotFound(text="no such recording")
+
+
+async def _rendered(answer: Callable[[], Json | None]) -> web.Response:
+    """Read and render in a thread: a timeline can be long."""
+
+    def render() -> bytes | None:
+        told = answer()
+        return None if told is None else orjson.dumps(told)
+
+    body = await asyncio.to_thread(render)
+    if body is None:
+        raise _not_found()
+    return json_answer(body)
+
+
+async def _in_thread(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+        yield piece

@@ -1,0 +1,119 @@
+"""The paths of uploaded reference voices. Clients fetch one and send its audio with a session."""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+import pybase64
+from aiohttp import web
+
+from duplane.edge.http.fabric_routes import now
+from duplane.edge.http.messages import Json, json_answer, read_body, read_object
+from duplane.edge.http.operators import RequireOperator
+from duplane.edge.settings import Limits
+from duplane.edge.voices import Voice, Voices, VoicesFullError
+from duplane.fabric.audio import AudioError
+
+_log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+
+
+class VoiceAnswers:
+    """Without `voices` there are none, and nobody can upload any."""
+
+    def __init__(
+        self, voices: Voices | None, require_operator: RequireOperator, limits: Limits
+    ) -> None:
+        self._voices = voices
+        self._require_operator = require_operator
+        self._limits = limits
+        self._decoding = asyncio.Lock()  # one at a time: it takes memory
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes."""
+        return [
+            web.get("/api/assets/ref_audio", self._list),
+            web.post("/api/assets/ref_audio", self._upload),
+            web.get("/api/assets/ref_audio/{voice}", self._read),
+            web.delete("/api/assets/ref_audio/{voice}", self._delete),
+        ]
+
+    async def _list(self, _: web.Request) -> web.Response:
+        listed = await _in_thread(self._voices.listed) if self._voices else ()
+        return json_answer({"total": len(listed), "ref_audios": listed})
+
+    async def _read(self, request: web.Request) -> web.Response:
+        voices, voice_id = self._voices, request.match_info["voice"]
+        told = await _in_thread(lambda: voices.read(voice_id)) if voices else None
+        if told is None:
+            raise _not_found(voice_id)
+        return json_answer(told)
+
+    async def _upload(self, request: web.Request) -> web.Response:
+        self._require_operator(request)
+        voices = self._require_voices()
+        body = await read_body(request, self._limits.ref_audio_bytes, self._limits.init_s)
+
+        def add() -> Voice:
+            name, sound = _read_upload(read_object(body), self._limits)
+            return voices.add(name, sound, now())
+
+        try:
+            async with self._decoding:
+                voice = await _in_thread(add)
+        except AudioError as error:
+            raise web.HTTPBadRequest(text=f"audio_base64: {error}") from None
+        except VoicesFullError as error:
+            raise web.HTTPInsufficientStorage(
+                text=f"no room for reference audio: {error}"
+            ) from None
+        message = f"Uploaded successfully, duration={voice.duration_ms}ms"
+        return json_answer({**_told(voice), "message": message})
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        self._require_operator(request)
+        voices, voice_id = self._require_voices(), request.match_info["voice"]
+        gone = await _in_thread(lambda: voices.remove(voice_id))
+        if gone is None:
+            raise _not_found(voice_id)
+        return json_answer({**_told(gone), "message": "Deleted"})
+
+    def _require_voices(self) -> Voices:
+        if self._voices is None:
+            raise web.HTTPNotFound(text="no reference audio is kept here: see --ref-audio")
+        return self._voices
+
+
+def _read_upload(told: Json, limits: Limits) -> tuple[str, bytes]:
+    """Return a voice's name and its sound file. Raises HTTPException."""
+    for field in ("name", "audio_base64"):
+        if not isinstance(told.get(field), str):
+            raise web.HTTPUnprocessableEntity(text=f"{field}: must be a string")
+    name = str(told["name"]).strip()
+    if not name or len(name.encode()) > limits.text_bytes:
+        raise web.HTTPUnprocessableEntity(text=f"name: must be 1 to {limits.text_bytes} bytes")
+    try:
+        return name, pybase64.b64decode(str(told["audio_base64"]), validate=True)
+    except (binascii.Error, ValueError):
+        raise web.HTTPBadRequest(text="audio_base64: base64 decode failed") from None
+
+
+def _told(voice: Voice) -> Json:
+    return {"success": True, "id": voice.id, "name": voice.name}
+
+
+def _not_found(voice_id: str) -> web.HTTPNotFound:
+    return web.HTTPNotFound(text=f"Ref audio not found: {voice_id}")
+
+
+async def _in_thread(work: Callable[[], _Result]) -> _Result:
+    """Do what needs the disk. Raises HTTPException when that fails."""
+    try:
+        return await asyncio.to_thread(work)
+    except OSError as error:
+        _log.warning("reference audio: %s", error)
+        raise web.HTTPInternalServerError(text="reference audio cannot be read or kept") from None

@@ -1,0 +1,249 @@
+"""A stage that fails for one conversation ends that one; the others get what they get alone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from duplane.tools.replay.audio import read_audio
+from duplane.worker.model.faults import STAGE_FAILED
+from duplane.worker.model.model import DuplexModel
+from duplane.worker.model.types import (
+    ConversationOptions,
+    UnitFailure,
+    UnitInput,
+    UnitOutput,
+    WindowMode,
+)
+
+PUBLIC = Path(__file__).parent / "public"
+UNIT = 16_000
+TALK = read_audio(PUBLIC / "audio" / "talk.wav", 40 * UNIT)
+FRAME = (PUBLIC / "images" / "small.png").read_bytes()
+SLOTS = (0, 1, 2)
+GUILTY = 1
+UNITS = 6
+INTERRUPTED = 4
+# Sampled, with all that a step counts: draws, penalised ids, a window that moves rows.
+OPTIONS = ConversationOptions(
+    force_listen_count=0,
+    temperature=0.9,
+    text_repetition_window_size=4,
+    sliding_window_mode=WindowMode.BASIC,
+    basic_window_high_tokens=110,
+    basic_window_low_tokens=80,
+)
+
+Results = dict[int, list[UnitOutput | UnitFailure]]
+
+
+def is_first(*slots: Sequence[Any] | Any) -> bool:
+    """Whether the guilty slot is among these slots, units or pairs that begin with a slot."""
+    items = slots[0] if isinstance(slots[0], Sequence) else [slots[0]]
+    found = (item[0] if isinstance(item, tuple) else getattr(item, "slot", item) for item in items)
+    return GUILTY in found
+
+
+def rows_of(counts: Sequence[tuple[int, int]]) -> set[int]:
+    return {rows for _, rows in counts}
+
+
+Place = Callable[[DuplexModel], tuple[object, str, Callable[..., bool]]]
+STAGES: dict[str, Place] = {
+    "intake": lambda m: (m.parts.audio, "push", lambda slot, _: slot == GUILTY),
+    "mel": lambda m: (m.parts.audio.mel, "features", is_first),
+    "audio": lambda m: (m.parts.audio, "encode", is_first),
+    "vision": lambda m: (m._pipeline.intake, "see", is_first),
+    "prefill": lambda m: (m.llm, "feed_units", lambda slots, _: is_first(slots)),
+    "choice": lambda m: (m._sampling, "choose", is_first),
+    "decode": lambda m: (m.llm, "feed", lambda c, _: is_first(c) and rows_of(c) == {1}),
+    "talker": lambda m: (m.parts.talker, "speak", is_first),
+    "flow": lambda m: (m.parts.vocoder, "encode", is_first),
+    "HiFT": lambda m: (m.parts.vocoder, "decode_mel", is_first),
+    "turn": lambda m: (m.parts.vocoder, "start_turn", is_first),
+    "settle": lambda m: (m.llm, "append", is_first),
+    "window": lambda m: (m.llm, "splice", lambda slot, _: slot == GUILTY),
+}
+
+
+class FailAt(TorchDispatchMode):
+    """Counts operations, and raises in place of the one with this number."""
+
+    def __init__(self, number: float, error: Exception) -> None:
+        super().__init__()
+        self.count, self._number, self._error = 0, number, error
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if self.count >= self._number:
+            raise self._error
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def replaced(owner: object, name: str, call: Callable[..., Any]) -> Iterator[None]:
+    setattr(owner, name, call)
+    try:
+        yield
+    finally:
+        delattr(owner, name)
+
+
+def count_work(model: DuplexModel, places: dict[str, Place]) -> dict[str, list[int]]:
+    """The operations of every call that is to fail, in a run in which none does."""
+    counts: dict[str, list[int]] = {stage: [] for stage in places}
+
+    def counting(stage: str, call: Any, is_chosen: Callable[..., bool]) -> Callable[..., Any]:
+        def counted(*arguments: Any) -> Any:
+            if not is_chosen(*arguments):
+                return call(*arguments)
+            with FailAt(float("inf"), RuntimeError()) as mode:
+                result = call(*arguments)
+            counts[stage].append(mode.count)
+            return result
+
+        return counted
+
+    with ExitStack() as stack:
+        for stage, place in places.items():
+            owner, name, is_chosen = place(model)
+            call = counting(stage, getattr(owner, name), is_chosen)
+            stack.enter_context(replaced(owner, name, call))
+        play(model, SLOTS)
+    return counts
+
+
+@contextmanager
+def broken(
+    model: DuplexModel, place: Place, numbers: Sequence[float], error: Exception
+) -> Iterator[list[Exception]]:
+    """Let a stage raise: its chosen calls at these operations, those after them at once."""
+    owner, name, is_chosen = place(model)
+    call: Any = getattr(owner, name)
+    waiting, raised = list(numbers), list[Exception]()
+
+    def failing(*arguments: Any) -> Any:
+        if not is_chosen(*arguments):
+            return call(*arguments)
+        number = waiting.pop(0) if waiting else 0
+        try:
+            if not number:
+                raise error
+            with FailAt(number, error):
+                return call(*arguments)
+        except type(error):
+            raised.append(error)
+            raise
+
+    with replaced(owner, name, failing):
+        yield raised
+
+
+def play(model: DuplexModel, slots: Sequence[int]) -> Results:
+    """A conversation in each slot; one that failed is closed and does not go on."""
+    for slot in slots:
+        model.open(slot, replace(OPTIONS, seed=slot))
+    results: Results = defaultdict(list)
+    going = list(slots)
+    for number in range(UNITS):
+        units = [
+            UnitInput(
+                slot,
+                TALK[(3 * slot + number) * UNIT :][:UNIT],
+                force_listen=number == INTERRUPTED,
+                frames=(FRAME,) if number % 2 else (),
+            )
+            for slot in going
+        ]
+        for result in model.step(units):
+            results[result.slot].append(result)
+        for failure in model.settle(going):
+            results[failure.slot].append(failure)
+        for slot in going:
+            last = results[slot][-1]
+            if isinstance(last, UnitFailure):
+                assert (last.reason, last.is_fatal) == (STAGE_FAILED, True)
+                going.remove(slot)
+                model.close(slot)
+                assert model.is_clean(slot)
+    for slot in going:
+        model.close(slot)
+        assert model.is_clean(slot)
+    return results
+
+
+def assert_same(got: list[UnitOutput | UnitFailure], want: list[UnitOutput | UnitFailure]) -> None:
+    assert len(got) == len(want) == UNITS
+    for ours, theirs in zip(got, want, strict=True):
+        assert isinstance(ours, UnitOutput)
+        assert isinstance(theirs, UnitOutput)
+        assert ours.token_ids == theirs.token_ids
+        assert ours.context_length == theirs.context_length
+        assert ours.audio_token_count == theirs.audio_token_count
+        # What a batch changes in the last bits of a frequency is heard, a second later, as this.
+        assert len(ours.audio) == len(theirs.audio)
+        if len(ours.audio):
+            assert np.sqrt(np.mean((ours.audio - theirs.audio) ** 2)) < 2e-3
+
+
+@pytest.fixture(scope="module")
+def alone(_loaded: DuplexModel) -> Results:
+    """What each of the three gets alone."""
+    found: Results = {}
+    for slot in SLOTS:
+        found |= play(_loaded, [slot])
+    spoken = [r for r in found[GUILTY] if isinstance(r, UnitOutput) and r.audio_token_count]
+    assert spoken
+    return found
+
+
+@pytest.fixture(scope="module")
+def work(_loaded: DuplexModel) -> dict[str, list[int]]:
+    """The operations of the stages, as `count_work` finds them."""
+    return count_work(_loaded, STAGES)
+
+
+@pytest.mark.parametrize("stage", list(STAGES))
+def test_a_stage_that_fails_for_one_leaves_the_others_what_they_have_alone(
+    model: DuplexModel, alone: Results, work: dict[str, list[int]], stage: str
+) -> None:
+    # The second call for the guilty fails late in its work, what follows at once.
+    undisturbed, disturbed = work[stage][:2]
+    numbers = [undisturbed + 1, 0.9 * disturbed, 0]
+    with broken(model, STAGES[stage], numbers, RuntimeError("the device says no")) as raised:
+        results = play(model, SLOTS)
+    assert raised
+    assert isinstance(results[GUILTY][-1], UnitFailure)
+    for slot in (0, 2):
+        assert_same(results[slot], alone[slot])
+
+
+@pytest.mark.parametrize("stage", ["audio", "prefill", "decode", "talker", "flow", "HiFT"])
+def test_memory_that_is_too_short_for_all_at_once_is_enough_for_each_alone(
+    model: DuplexModel, alone: Results, stage: str
+) -> None:
+    owner, name, _ = STAGES[stage](model)
+
+    def is_crowded(items: Sequence[Any], *_: Any) -> bool:
+        return len(items) > 1 and (stage != "decode" or rows_of(items) == {1})
+
+    def place(_: DuplexModel) -> tuple[object, str, Callable[..., bool]]:
+        return owner, name, is_crowded
+
+    numbers = [0.5 * count for count in count_work(model, {stage: place})[stage]]
+    with broken(model, place, numbers, torch.OutOfMemoryError("CUDA out of memory")) as raised:
+        results = play(model, SLOTS)
+    assert len(raised) == len(numbers)
+    for slot in SLOTS:
+        assert_same(results[slot], alone[slot])

@@ -1,0 +1,148 @@
+"""Whatever clients, workers and clocks do: no session leaves the tables of its dialect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pybase64
+import pytest
+from edge_tables import is_legal, may_answer, may_say, reachable
+from edge_transcripts import pcm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duplane.edge.chat_session import ChatSession
+from duplane.edge.dialects.d import REQUEST
+from duplane.edge.dialects.dialect import Identity, Moment
+from duplane.edge.ends import End, Ending
+from duplane.edge.entry import read_entry
+from duplane.edge.places import PLACES
+from duplane.edge.settings import Limits
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import lease_pb2, session_pb2
+
+AUDIO = pybase64.b64encode(pcm(16_000)).decode()
+TURN: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
+REALTIME: list[dict[str, Any]] = [
+    {"type": "session.update", "session": {"instructions": "x"}},
+    {"type": "input_audio_buffer.append", "audio": AUDIO},
+    {"type": "session.init", "payload": {}},
+    {"type": "input.append", "input": {"audio": AUDIO, **TURN}},
+    {"type": "session.close"},
+]
+DUPLEX: list[dict[str, Any]] = [
+    {"type": "audio_chunk", "audio_base64": AUDIO},
+    *({"type": kind} for kind in ("prepare", "pause", "resume", "interrupt", "stop")),
+    {"type": "client_diagnostic"},
+]
+CLIENTS = {
+    "/v1/realtime?mode=audio": REALTIME,
+    "/v1/realtime?mode=chat": REALTIME,
+    "/ws/duplex/adx_1": DUPLEX,
+    "/ws/chat": [TURN],
+}
+WORKERS: list[session_pb2.ConverseResponse | session_pb2.ChatResponse] = [
+    session_pb2.ConverseResponse(opened=session_pb2.Opened()),
+    session_pb2.ConverseResponse(delta=session_pb2.Delta(listen=session_pb2.Listen())),
+    session_pb2.ConverseResponse(delta=session_pb2.Delta(speech=session_pb2.Speech(text="x"))),
+    session_pb2.ConverseResponse(failed=session_pb2.Failed(reason="ENGINE_FAILED")),
+    *(
+        session_pb2.ConverseResponse(closed=session_pb2.Closed(reason=reason))
+        for reason in (
+            session_pb2.CLOSE_REASON_CONTEXT_FULL,
+            session_pb2.CLOSE_REASON_PAUSE_TIMEOUT,
+            session_pb2.CLOSE_REASON_ENGINE_FAILED,
+        )
+    ),
+    session_pb2.ChatResponse(prefilled=session_pb2.Prefilled()),
+    session_pb2.ChatResponse(delta=session_pb2.ChatDelta(text="x")),
+    session_pb2.ChatResponse(done=session_pb2.Done()),
+]
+# What is not the client's: gated by nothing, a worker may say anything at any time.
+OTHERS = st.one_of(
+    st.sampled_from(WORKERS),
+    st.just(lease_pb2.Queued(ticket_id="t", position=1)),
+    st.sampled_from(list(Reason)),
+    st.sampled_from([End.SHUTDOWN, End.GONE, End.UNREADABLE]),
+    st.sampled_from([0.5, 5.0, 100.0]),
+    st.none(),  # a slot
+)
+
+
+class Watched:
+    """One session; every move is held against the tables."""
+
+    def __init__(self, path: str) -> None:
+        self.now = Moment(1000.0, 0)
+        entry = read_entry(path, {})
+        place = PLACES[entry.route, entry.mode]
+        self.session = place.begin(Identity("sess_0", "rt_0"), Limits(), self.now)
+
+    def move(self, step: object) -> None:
+        before = self.session.dialect.phase
+        told = [orjson.loads(event)["type"] for event in self._take(step)]
+        dialect, after = type(self.session.dialect), self.session.dialect.phase
+        kind: str | None = None
+        if isinstance(step, dict):
+            kind = REQUEST if dialect.name == "D" else step["type"]
+        assert after in reachable(dialect, before, kind)
+        for event in told:
+            assert may_say(dialect, before, kind, event), event
+            assert kind is None or may_answer(dialect, kind, event), event
+        if kind is not None and not is_legal(dialect, before, kind):
+            assert after is before
+            assert told == ["error"] or self.session.farewell
+
+    def _take(self, step: object) -> list[bytes]:
+        told: list[bytes] = []
+        match step:
+            case dict():
+                told = self.session.receive(orjson.dumps(step), self.now)
+            case Reason():
+                told = self.session.lost(FabricError(step, "x"), self.now)
+            case End():
+                told = self.session.end(Ending(step), self.now)
+            case float():
+                self.now = Moment(self.now.monotonic_s + step, 0)
+                told = self.session.expire(self.now)
+            case session_pb2.ConverseResponse() if not self.is_chat:
+                told = self.session.answered(step, self.now)
+            case session_pb2.ChatResponse() if isinstance(self.session, ChatSession):
+                told = self.session.told(step, self.now)
+            case lease_pb2.Queued() if self.wants_slot:
+                told = self.session.queued(step, self.now)
+            case None if self.wants_slot:
+                told = self.session.granted(60.0, self.now)
+            case _:
+                pass
+        self._pass_on()
+        return told
+
+    def _pass_on(self) -> None:
+        """Take what the worker is to be told."""
+        if isinstance(self.session, ChatSession):
+            self.session.next_turn(self.now)
+        while self.session.next_request():
+            pass
+
+    @property
+    def is_chat(self) -> bool:
+        return isinstance(self.session, ChatSession)
+
+    @property
+    def wants_slot(self) -> bool:
+        if isinstance(self.session, ChatSession):
+            return self.session.wants_slot
+        return not self.session.has_slot
+
+
+@pytest.mark.parametrize("path", CLIENTS)
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_no_session_ever_leaves_the_tables_of_its_dialect(path: str, data: st.DataObject) -> None:
+    unknown = {"type": "unheard.of"}
+    clients = st.sampled_from([*CLIENTS[path], unknown] if path != "/ws/chat" else CLIENTS[path])
+    watched = Watched(path)
+    for step in data.draw(st.lists(clients | OTHERS, max_size=20)):
+        watched.move(step)

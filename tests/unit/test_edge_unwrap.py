@@ -1,0 +1,82 @@
+"""WAV files that are decoded before a session takes the event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import orjson
+import pybase64
+import pytest
+from edge_transcripts import pcm, wav
+
+from duplane.edge.dialects.fields import Fields
+from duplane.edge.dialects.media import decode_audio
+from duplane.edge.dialects.unwrap import is_worth_unwrapping, unwrap
+from duplane.edge.settings import Limits
+
+FILE = pybase64.b64encode(wav(200_000)).decode()
+RAW = pybase64.b64encode(pcm(200_000)).decode()
+
+
+LIMITS = Limits()
+SHORT = Limits(voice_s=1.0, append_s=1.0, chat_audio_s=1.0)
+
+
+def unwrapped(event: dict[str, Any], limits: Limits = LIMITS) -> Any:
+    told = unwrap(orjson.dumps(event), limits)
+    assert isinstance(told, Fields)
+    return told.whole
+
+
+def test_only_long_messages_with_a_file_are_worth_it() -> None:
+    assert is_worth_unwrapping(orjson.dumps({"session": {"ref_audio": FILE}}))
+    assert not is_worth_unwrapping(orjson.dumps({"session": {"ref_audio": RAW}}))
+    short = pybase64.b64encode(wav(16_000)).decode()
+    assert not is_worth_unwrapping(orjson.dumps({"session": {"ref_audio": short}}))
+
+
+def test_files_become_what_they_would_be_decoded_to() -> None:
+    event = {
+        "type": "session.init",
+        "payload": {"voice": {"ref_audio": FILE, "tts_ref_audio": RAW}, "seed": 3},
+        "input": {"messages": [{"role": "user", "content": [{"type": "audio", "data": FILE}]}]},
+    }
+    told = unwrapped(event)
+    voice = told["payload"].pop("voice")
+    assert voice["tts_ref_audio"] == RAW
+    assert told["payload"] == {"seed": 3}
+    (part,) = told["input"]["messages"][0]["content"]
+    expected = decode_audio(FILE, "x", 60.0)
+    for text in (voice["ref_audio"], part["data"]):
+        assert decode_audio(text, "x", 60.0) == expected
+        assert not text.startswith("UklGR")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"text": FILE, "content": FILE, "image": FILE},
+        {"type": "audio", "data": FILE, "sample_rate": 48_000},
+        {"audio": FILE[:-5] + "%%%%="},
+        {"audio": pybase64.b64encode(b"RIFF1234WEBP" + bytes(300_000)).decode()},
+        {"audio": pybase64.b64encode(b"RIFF1234WAVE" + bytes(300_000)).decode()},
+        {"audio": None, "data": 3, "base64": [FILE, 3, None]},
+        {"a": {"a": {"a": {"a": {"a": {"a": {"a": {"a": {"a": {"audio": FILE}}}}}}}}}},
+    ],
+    ids=["text", "rate", "no base64", "no wav", "broken", "types", "deep"],
+)
+def test_anything_else_stays_as_it_is(event: dict[str, Any]) -> None:
+    assert unwrapped(event) == event
+
+
+def test_what_is_too_long_stays_for_the_session_to_refuse() -> None:
+    assert unwrapped({"audio": FILE}, SHORT) == {"audio": FILE}
+    assert unwrap(b"{", LIMITS) == b"{"
+    assert unwrap(b"[3]", LIMITS) == b"[3]"
+
+
+def test_silence_of_no_length_stays_for_the_session_to_refuse() -> None:
+    empty = pybase64.b64encode(wav(0)).decode()
+    assert unwrapped({"audio": empty}) == {"audio": empty}
+    assert np.frombuffer(pybase64.b64decode(unwrapped({"audio": FILE})["audio"]), "<f4").size
