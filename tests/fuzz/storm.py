@@ -29,6 +29,7 @@ LIMITS = replace(
     message_bytes=300_000,
     chat_message_bytes=400_000,
     handshake_s=5.0,
+    scheduler_s=60.0,  # everything runs in this one process, which may be starved
     close_s=1.0,
     end_s=0.5,
 )
