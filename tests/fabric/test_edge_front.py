@@ -78,8 +78,8 @@ async def test_words_about_upgrading_in_a_body_do_not_upgrade() -> None:
 
 @pytest.mark.parametrize(
     "head",
-    [b"", b"GET /health HTTP/1.1\r\n", UPGRADE[:-2]],
-    ids=["silent", "unfinished", "unfinished upgrade"],
+    [b"", b"\r\n\r\n", b"GET /health HTTP/1.1\r\n", UPGRADE[:-2]],
+    ids=["silent", "empty lines", "unfinished", "unfinished upgrade"],
 )
 async def test_client_that_does_not_finish_its_head_is_cut(head: bytes) -> None:
     async with live_edge(QUICK) as edge:
@@ -169,3 +169,9 @@ async def test_strangers_cannot_fill_the_log(
     async with live_edge() as edge:
         assert b" 4" in (await said(edge.edge.address, request_bytes))[:12]
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("head", [b"PRI /x HTTP/1.1\r\n\r\n", b"\r\nPRI * HTTP/2.0\r\n\r\n"])
+async def test_preface_of_http_2_is_cut(head: bytes) -> None:
+    async with live_edge() as edge:
+        assert await said(edge.edge.address, head) == b""

@@ -21,6 +21,7 @@ HttpFactory = Callable[[], asyncio.Protocol]
 MAX_HEAD_BYTES = 32 * 1024  # a longer one is left to HTTP, which refuses it
 
 _END = b"\r\n\r\n"
+_HTTP_2 = b"PRI "  # HTTP's parser waits for the rest of its preface, however long
 _UPGRADE = re.compile(rb"(?im)^upgrade:[ \t]*websocket[ \t]*\r$")
 
 
@@ -89,6 +90,12 @@ class Front(asyncio.Protocol):
             return
         searched = max(0, len(self._head) - len(_END) + 1)
         self._head += data
+        if self._head.startswith((b"\r", b"\n")):  # lines before a request count for nothing
+            self._head = self._head.lstrip(b"\r\n")
+            searched = 0
+        if self._head.startswith(_HTTP_2):
+            self.cut()
+            return
         end = self._head.find(_END, searched)
         if end < 0 and len(self._head) < MAX_HEAD_BYTES:
             return

@@ -107,9 +107,9 @@ class Edge:
         http = web.AppRunner(
             edge._application,
             access_log=None,
-            handler_cancellation=True,  # a client that vanishes stops what it has asked for
             logger=_http_log,
             auto_decompress=False,  # nobody compresses what is taken here
+            handler_cancellation=True,  # a client that vanishes stops what it has asked for
             shutdown_timeout=settings.limits.close_s,
             lingering_time=settings.limits.close_s,
         )
