@@ -176,7 +176,6 @@ _B_CHAT = {
             "audio": sound,
             "ignored_fields": names,
             "finish_reason": one_of(*b_chat.FINISH_REASONS.values()),
-            "ignored_fields": names,
         },
     ),
 }

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from speech import assert_sounds_equal
 
 from duplane.tools.replay.audio import read_audio, read_clip
 from duplane.worker.model.chat_types import (
@@ -128,7 +129,7 @@ def assert_same(got: Answer, want: Answer) -> None:
     assert got.text == want.text
     assert got.finish is want.finish
     assert got.speech_tokens == want.speech_tokens
-    np.testing.assert_allclose(got.samples, want.samples, atol=1e-3)
+    assert_sounds_equal(got.samples, want.samples)
 
 
 def test_chats_beside_each_other_and_a_duplex_session_are_as_alone(model: DuplexModel) -> None:
@@ -161,7 +162,7 @@ def test_chats_beside_each_other_and_a_duplex_session_are_as_alone(model: Duplex
     players.finish()
     assert [output.token_ids for output in seen] == [output.token_ids for output in units]
     for output, unit in zip(seen, units, strict=True):
-        np.testing.assert_allclose(output.audio, unit.audio, atol=1e-3)
+        assert_sounds_equal(output.audio, unit.audio)
     assert first.ids
     assert first.ids == sampled.ids[: len(first.ids)]
     for answer, want in ((speaking, spoken), (seeing, described), (again, sung)):
