@@ -127,13 +127,21 @@ class PureRun:
             self._check_answer(frame, events, before)
         return events
 
+    def _is_too_much(self, frame: bytes) -> bool:
+        """Tell whether a frame may be refused before it is known to be JSON."""
+        limits = self.case.limits
+        opening_count = frame.count(b"[") + frame.count(b"{")
+        is_many = opening_count + frame.count(b",") > limits.json_value_count
+        return is_many or opening_count > limits.json_depth
+
     def _check_answer(
         self, frame: bytes, events: list[Any], before: tuple[Phase, bool, float]
     ) -> None:
         try:
             event = orjson.loads(frame)
         except orjson.JSONDecodeError:
-            if not self.session.farewell or self.session.farewell.end is not End.UNREADABLE:
+            has_ended = self.session.farewell and self.session.farewell.end is End.UNREADABLE
+            if not has_ended and not self._is_too_much(frame):
                 raise IllegalError("what is no JSON was taken") from None
             return
         errors = [told for told in events if told["type"] == "error"]

@@ -7,9 +7,7 @@ import pytest
 from edge_transcripts import json_of
 
 from duplane.edge.dialects.dialect import Identity, Moment
-from duplane.edge.dialects.fields import parse
 from duplane.edge.entry import Route
-from duplane.edge.faults import ClientError
 from duplane.edge.places import PLACES
 from duplane.edge.session import Session
 from duplane.edge.settings import Limits
@@ -67,15 +65,3 @@ def test_pause_comes_after_the_units_before_it(prepared: Session) -> None:
         say(prepared, text)
     kinds = [request.WhichOneof("message") for request in taken(prepared)]
     assert kinds == ["unit", "unit", "resume", "unit", "pause"]
-
-
-@pytest.mark.parametrize("value", [b"[]", b"{}", b"0", b'{"a":0}'])
-def test_message_of_too_many_values_is_refused_unparsed(value: bytes) -> None:
-    message = b"[" + (value + b",") * 250_000 + b"0]"
-    with pytest.raises(ClientError, match="message: must have at most 200000 values"):
-        parse(b'{"type":"session.update","session":' + message + b" " * 512 * 1024 + b"}")
-
-
-def test_long_message_of_few_values_is_parsed() -> None:
-    text = "A, [b] {c} " * 60_000
-    assert parse(orjson.dumps({"text": text})).get("text") == text
