@@ -175,6 +175,10 @@ async def test_the_model_gets_what_the_client_asked_for() -> None:
             session_pb2.ChatRequest(messages=[says(session_pb2.ChatPart(image=b"x" * 101))]),
             "messages[0].parts[0].image",
         ),
+        (
+            session_pb2.ChatRequest(messages=[says(session_pb2.ChatPart(audio=bytes(4)))] * 3),
+            "messages[2].parts[0].audio",
+        ),
         (session_pb2.ChatRequest(messages=[says("a")] * 5), "messages"),
         (session_pb2.ChatRequest(messages=[says(*"abcdef")]), "messages[0].parts"),
     ],
@@ -184,7 +188,11 @@ async def test_a_bad_request_is_refused_by_its_path_and_the_slot_is_free_again(
     request_: session_pb2.ChatRequest, field: str
 ) -> None:
     limits = SessionLimits(
-        max_chat_messages=4, max_chat_parts=5, max_chat_text_bytes=100, max_chat_media_bytes=100
+        max_chat_messages=4,
+        max_chat_parts=5,
+        max_chat_clips=2,
+        max_chat_text_bytes=100,
+        max_chat_media_bytes=100,
     )
     async with running_worker(limits=limits) as rig:
         error = await refusal(rig, request_)

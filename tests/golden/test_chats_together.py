@@ -254,6 +254,35 @@ def test_long_prompts_are_fed_in_pieces_while_others_answer(model: DuplexModel) 
 
 
 @pytest.mark.parametrize(
+    "seconds", [(29.9, *[0.11] * 12), (40.0,)], ids=["one long, many short", "one very long"]
+)
+def test_no_step_encodes_more_sounds_than_thirty_seconds(
+    model: DuplexModel, monkeypatch: pytest.MonkeyPatch, seconds: Sequence[float]
+) -> None:
+    encoder, frames = model.parts.audio.apm, list[int]()
+    convolve = encoder.convolve
+
+    def counted(features: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        frames.append(features.shape[0] * features.shape[1])
+        return convolve(features, *more)
+
+    monkeypatch.setattr(encoder, "convolve", counted)
+    long = np.tile(TALK, 8)
+    clips = [ChatAudio(long[: int(UNIT * length)]) for length in seconds]
+    messages = tuple(ChatMessage(ChatRole.USER, (clip,)) for clip in clips)
+    players = Players(model)
+    answer = players.join(0, ChatRequest(messages, replace(GREEDY.options, max_new_tokens=2)))
+    assert not frames
+    steps: list[int] = []
+    while answer.finish is None:
+        frames.clear()
+        players.round()
+        steps.append(sum(frames))
+    assert max(steps) <= 3000
+    assert sum(step > 0 for step in steps) > 1
+
+
+@pytest.mark.parametrize(
     ("request_", "name"),
     [
         (ChatRequest(()), "messages"),

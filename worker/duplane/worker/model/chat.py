@@ -190,13 +190,23 @@ class Chats:
         yield from run[stage]([chat for chat in chats if chat.stage is stage])
 
     def _prefill(self, chats: Sequence[Chat]) -> Iterator[ChatOutput | UnitFailure]:
-        """Feed what fits into a step of the prompts; choose the first id of those now complete."""
+        """Feed what fits into a step of the prompts; choose the first id of those now complete.
+
+        Where the oldest has sounds to be encoded first, a batch of them is the step.
+        """
         watch = Stopwatch(self._device)
+        waiting = sorted(chats, key=lambda chat: self._order(chat))
+        if unheard := waiting[0].prompt.unheard(PREFILL_ROWS):
+            unheard.hear()
+            watch.lap("audio")
+            yield self._output(waiting[0], watch)
+            return
         room, embeds = PREFILL_ROWS, dict[int, torch.Tensor]()
-        for chat in sorted(chats, key=lambda chat: self._order(chat)):
-            if room:
-                embeds[chat.slot] = chat.prompt.take(self._parts, room)
-                room -= len(embeds[chat.slot])
+        for chat in waiting:
+            if not room or chat.prompt.unheard(room):
+                break
+            embeds[chat.slot] = chat.prompt.take(self._parts, room)
+            room -= len(embeds[chat.slot])
         taken = [chat for chat in chats if chat.slot in embeds]
         counts = [(chat.slot, len(embeds[chat.slot])) for chat in taken]
         rows = torch.cat([embeds[chat.slot] for chat in taken])
