@@ -304,6 +304,19 @@ def test_a_chat_that_cannot_be_is_refused_before_anything_is_fed(
     assert caught.value.field == name
 
 
+def test_laying_out_a_chat_stops_between_its_pictures_when_told(model: DuplexModel) -> None:
+    calls: list[int] = []
+
+    def stop_at_second() -> None:
+        calls.append(len(calls))
+        if len(calls) == 2:
+            raise InterruptedError
+
+    broken = ChatImage(b"no picture")  # never looked at
+    with pytest.raises(InterruptedError):
+        model.prepare_chat(ask("Hi", PICTURE, broken), stop_at_second)
+
+
 def test_text_that_looks_like_the_place_of_a_picture_stays_text(model: DuplexModel) -> None:
     plain = model.prepare_chat(
         ask("see <image>./</image> and \ue0000\ue000", PICTURE, max_slices=1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -23,6 +24,7 @@ from duplane.worker.deltas import MODEL_STAGES, duration
 from duplane.worker.engine import Engine
 from duplane.worker.model.chat_types import ChatOutput, Finish
 from duplane.worker.model.types import OptionError
+from duplane.worker.preparation import AbandonedError
 from duplane.worker.rounds import ChatStep, Event, Lost, PreparedChat
 from duplane.worker.settings import SessionLimits
 from duplane.worker.videos import Videos
@@ -105,14 +107,16 @@ class ChatSession:
         except grpc.aio.BaseError as error:
             _log.debug("the client is gone: %s", error)
             self._finish(None)
+        except AbandonedError:
+            pass  # the end is known already
 
     async def _prepare(self, request: session_pb2.ChatRequest) -> PreparedChat:
         """Check the request and lay out its prompt, beside what the device runs."""
         try:
-            model = self._engine.model
             wanted = chat_request(request, self._limits)
-            wanted = await self._videos.fill(wanted, request, model.prepare_picture)
-            return await asyncio.to_thread(model.prepare_chat, wanted)
+            cut = partial(self._engine.prepare_picture, self.conversation)
+            wanted = await self._videos.fill(wanted, request, cut)
+            return await self._engine.prepare_chat(self.conversation, wanted)
         except OptionError as error:
             raise invalid_chat(error) from None
 

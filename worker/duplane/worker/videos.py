@@ -12,7 +12,7 @@ import logging
 import math
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 # -P: what lies in the working directory is not ours.
 DECODER = (sys.executable, "-P", "-m", "duplane.worker.video_decoder")
 
-Prepare = Callable[[Image.Image, int | None], PreparedImage]
+Prepare = Callable[[Image.Image, int | None], Awaitable[PreparedImage]]
 
 
 class Videos:
@@ -83,7 +83,7 @@ class Videos:
                 if isinstance(piece, np.ndarray):
                     shown.append(ChatAudio(piece))
                     continue
-                cut = await asyncio.to_thread(prepare, piece, wanted.options.max_slices)
+                cut = await prepare(piece, wanted.options.max_slices)
                 room -= len(cut.pieces)
                 if room < 0:
                     most = self._limits.max_video_pieces

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from duplane.worker.model.chat_answer import Chat, Stage, Voice
-from duplane.worker.model.chat_prompt import Bound, ChatPrompt, PromptBuilder
+from duplane.worker.model.chat_prompt import Bound, ChatPrompt, Check, PromptBuilder, go_on
 from duplane.worker.model.chat_sampling import NOT_FINITE, ChatSampling
 from duplane.worker.model.chat_types import ChatOptions, ChatOutput, ChatRequest, Finish
 from duplane.worker.model.parts import ModelParts, SpeechVocoder
@@ -91,13 +91,16 @@ class Chats:
             raise ValueError(f"slot {slot} has no chat")
         return self._chats[slot]
 
-    def prepare(self, request: ChatRequest) -> PreparedChat:
+    def prepare(self, request: ChatRequest, check: Check = go_on) -> PreparedChat:
         """Check a request whole and lay out its prompt. May run in any thread, for many at once.
 
-        Raises `OptionError` that names what is at fault.
+        Raises `OptionError` that names what is at fault, and what `check` raises, which is called
+        before every picture, sound and voice: so it can be stopped.
         """
-        builder = PromptBuilder(self._parts, request.options, self.prompt_room(request.options))
+        options = request.options
+        builder = PromptBuilder(self._parts, options, self.prompt_room(options), check=check)
         prompt = builder.chat(request.messages)
+        check()
         if request.options.generate_audio:
             self._choose_voice(request.options)  # read here once, found again by `begin`
         return PreparedChat(

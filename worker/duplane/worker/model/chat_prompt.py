@@ -37,6 +37,12 @@ IMAGE_PLACE, AUDIO_PLACE = "<image>./</image>", "<audio>./</audio>"
 _PRIVATE_USE = range(0xE000, 0xF900)
 
 Bound = tuple[int, int]
+Check = Callable[[], None]
+"""Raises what is to stop the work that calls it between its steps."""
+
+
+def go_on() -> None:
+    """Stop nothing."""
 
 
 @dataclass
@@ -104,11 +110,20 @@ class PromptBuilder:
     """Puts a prompt together, piece by piece. Raises `OptionError` that names what is at fault."""
 
     def __init__(
-        self, parts: ModelParts, options: ChatOptions, room: int, *, is_blockwise: bool = True
+        self,
+        parts: ModelParts,
+        options: ChatOptions,
+        room: int,
+        *,
+        is_blockwise: bool = True,
+        check: Check = go_on,
     ) -> None:
-        """Bound the prompt to `room` rows. `is_blockwise` is how sounds are heard; see `Sounds`."""
+        """Bound the prompt to `room` rows. `is_blockwise` is how sounds are heard; see `Sounds`.
+
+        `check` is called before every picture and sound.
+        """
         self._parts, self._options, self._room = parts, options, room
-        self._is_blockwise = is_blockwise
+        self._is_blockwise, self._check = is_blockwise, check
         self._image_count = 0
         self.prompt = ChatPrompt()
 
@@ -172,6 +187,7 @@ class PromptBuilder:
         return "" if self._options.is_omni else "\n"
 
     def _show(self, part: ChatPart, name: str, sounds: MessageSounds) -> None:
+        self._check()
         match part:
             case str():
                 self.say(part)
