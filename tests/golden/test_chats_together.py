@@ -1,8 +1,9 @@
 """Chats and duplex conversations at once, joining and leaving: each is what it would be alone."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -237,6 +238,48 @@ def test_logits_that_are_not_finite_end_a_chat_and_no_other(
     players.leave(0)
     players.finish()
     assert_same(whole, want)
+
+
+Place = Callable[[DuplexModel], tuple[object, str, Callable[..., bool]]]
+FAULTS: dict[str, tuple[ChatRequest, Place]] = {
+    "audio": (HEARD, lambda m: (m.parts.audio, "encode_pieces", lambda *_: True)),
+    "vision": (SEEN, lambda m: (m.parts.vision, "encode", lambda *_: True)),
+    "prefill": (GREEDY, lambda m: (m.llm, "feed", lambda c, _: c[0][0] == 0 and c[0][1] > 1)),
+    "decode": (GREEDY, lambda m: (m.llm, "feed", lambda c, _: c[0] == (0, 1))),
+    "condition": (HEARD, lambda m: (m.parts.talker, "condition", lambda *_: True)),
+    "vocoder": (HEARD, lambda m: (m.parts.vocoder, "decode", lambda *_: True)),
+}
+
+
+@pytest.mark.parametrize("stage", FAULTS)
+def test_what_fails_for_one_chat_ends_that_one(
+    model: DuplexModel, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    guilty, place = FAULTS[stage]
+    want = alone(model, SAMPLED)
+    players = Players(model)
+    players.join(0, guilty)
+    whole = players.join(1, SAMPLED)
+    owner, name, is_guilty = place(model)
+    call = getattr(owner, name)
+
+    def fail(*told: Any, **more: Any) -> Any:
+        if is_guilty(*told):
+            raise RuntimeError("a fault of the test")
+        return call(*told, **more)
+
+    monkeypatch.setattr(owner, name, fail)
+    failures: list[UnitFailure] = []
+    while whole.finish is None:
+        for output in model.chat_step([1] if failures else [0, 1]):
+            if isinstance(output, UnitFailure):
+                failures.append(output)
+            else:
+                players.answers[output.slot].add(output)
+    assert [(failure.slot, failure.is_fatal) for failure in failures] == [(0, True)]
+    assert_same(whole, want)
+    for slot in (0, 1):
+        players.leave(slot)
 
 
 def test_long_prompts_are_fed_in_pieces_while_others_answer(model: DuplexModel) -> None:
