@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -61,6 +62,8 @@ class ChatSession:
         self._span = span
         self._counts = session_pb2.TokenCounts()
         self._stages_s: dict[str, float] = {}
+        self._untold_s: dict[str, float] = {}  # of steps since the last delta
+        self._told_at_s = time.monotonic()
         self._sequence = 0
         self._end: asyncio.Future[FabricError | None] = asyncio.get_running_loop().create_future()
         self._events = asyncio.Queue[ChatStep | Lost]()  # the engine's credit bounds it
@@ -152,6 +155,9 @@ class ChatSession:
             await self._stream.write(response)
 
     def _delta(self, output: ChatOutput) -> session_pb2.ChatDelta:
+        now_s = time.monotonic()
+        stages_s = {**self._untold_s, "total": now_s - self._told_at_s}
+        self._untold_s, self._told_at_s = {}, now_s
         delta = session_pb2.ChatDelta(
             sequence=self._sequence,
             text=output.text,
@@ -159,11 +165,12 @@ class ChatSession:
             token_ids=output.token_ids,
             stage_times=session_pb2.StageTimes(
                 **{
-                    stage: duration(output.stage_s[stage])
-                    for stage in MODEL_STAGES
-                    if output.stage_s.get(stage)
+                    stage: duration(stages_s[stage])
+                    for stage in (*MODEL_STAGES, "total")
+                    if stages_s.get(stage)
                 }
             ),
+            context_token_count=output.context_length,
         )
         self._sequence += 1
         return delta
@@ -178,7 +185,8 @@ class ChatSession:
         self._counts.output_text_token_count += len(output.token_ids)
         self._counts.output_audio_token_count += output.audio_token_count
         for stage, seconds in output.stage_s.items():
-            self._stages_s[stage] = self._stages_s.get(stage, 0.0) + seconds
+            for sums_s in (self._stages_s, self._untold_s):
+                sums_s[stage] = sums_s.get(stage, 0.0) + seconds
         self._span.set_attribute(telemetry.CONTEXT_TOKEN_COUNT, output.context_length)
 
     def _describe(self, failure: FabricError | None) -> None:
