@@ -56,7 +56,8 @@ _NO_AUDIO = np.zeros(0, np.float32)
 class PreparedChat:
     """A request that was found good: its prompt, which has `prompt_rows` before the answer mark.
 
-    `image_rows` and `audio_rows` of them are embeddings of pictures and of sounds.
+    `image_rows` and `audio_rows` of them are embeddings of pictures and of sounds. `voice` is what
+    the answer is spoken with.
     """
 
     options: ChatOptions
@@ -64,6 +65,7 @@ class PreparedChat:
     prompt_rows: int
     image_rows: int
     audio_rows: int
+    voice: VocoderVoice | None
 
 
 class Chats:
@@ -106,47 +108,56 @@ class Chats:
         builder = PromptBuilder(self._parts, options, self.prompt_room(options), check=check)
         prompt = builder.chat(request.messages)
         check()
-        if request.options.generate_audio:
-            self._choose_voice(request.options)  # read here once, found again by `begin`
+        voice = self._choose_voice(options) if options.generate_audio else None
         return PreparedChat(
             options=request.options,
             prompt=prompt,
             prompt_rows=len(prompt.ids),
             image_rows=_rows(prompt.image_bounds),
             audio_rows=_rows(prompt.audio_bounds),
+            voice=voice,
         )
 
     def open(self, slot: int, prepared: PreparedChat, *, uniforms: Uniforms | None = None) -> None:
         """Begin a chat in a clean slot; nothing is fed yet. A prepared chat can be opened once."""
-        self.begin(slot, prepared.options, uniforms=uniforms)
+        self.begin(slot, prepared.options, voice=prepared.voice, uniforms=uniforms)
         self.answer(slot, prepared.prompt)
 
     def prompt_room(self, options: ChatOptions) -> int:
         """Rows that a prompt may have, so that at least one id fits behind it."""
         return self._capacity - len(self._answer_mark(options)) - 1
 
-    def begin(self, slot: int, options: ChatOptions, *, uniforms: Uniforms | None = None) -> None:
-        """Take a clean slot for a chat."""
+    def begin(
+        self,
+        slot: int,
+        options: ChatOptions,
+        *,
+        voice: VocoderVoice | None = None,
+        uniforms: Uniforms | None = None,
+    ) -> None:
+        """Take a clean slot for a chat, whose `voice` is read from the options unless given."""
         if slot in self._chats:
             raise ValueError(f"slot {slot} has a chat")
         uniforms = uniforms or SeededUniforms(options.seed)
-        chosen = self._choose_voice(options) if options.generate_audio else None
-        voice = self._voice(slot, options, uniforms, chosen[0]) if chosen else None
-        self._chats[slot] = Chat(slot, options, uniforms, voice, ChatPrompt())
+        vocoder, speaker = self._parts.vocoder, None
+        if options.generate_audio:
+            voice = voice or self._choose_voice(options)
+            assert vocoder, "it has the voice"
+            speaker = self._voice(slot, options, uniforms, vocoder)
+        self._chats[slot] = Chat(slot, options, uniforms, speaker, ChatPrompt())
         try:
             self._sampling.open(slot, options)
-            if chosen is not None:
-                vocoder, clip = chosen
-                vocoder.prime(slot, clip, seed=options.seed)
+            if vocoder is not None and voice is not None:
+                vocoder.prime(slot, voice, seed=options.seed)
         except BaseException:
             self.close(slot)
             raise
 
-    def _choose_voice(self, options: ChatOptions) -> tuple[SpeechVocoder, VocoderVoice]:
+    def _choose_voice(self, options: ChatOptions) -> VocoderVoice:
         parts, voice = self._parts, self._voices.choose(options.tts_voice)
         if parts.talker is None or parts.vocoder is None or voice is None:
             raise OptionError("generate_audio", "is not possible: this checkpoint has no voice")
-        return parts.vocoder, voice
+        return voice
 
     def _voice(
         self, slot: int, options: ChatOptions, uniforms: Uniforms, vocoder: SpeechVocoder
