@@ -33,6 +33,7 @@ from duplane.fabric.v1 import lease_pb2, session_pb2
 ELSEWHERE = {
     *("message_bytes", "chat_message_bytes", "json_depth", "json_value_count"),
     *("units_per_s", "read_share", "handshake_s", "end_s", "outbox_bytes", "send_s", "close_s"),
+    "linger_s",
     *("ping_s", "http_s", "connection_count", "client_connection_count", "session_count"),
     *("client_session_count", "drain_s"),
     # Of uploads: `test_edge_voices`.

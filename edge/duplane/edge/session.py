@@ -19,6 +19,7 @@ from duplane.edge.dialects.detect import detect, implied_init, needs_init
 from duplane.edge.dialects.dialect import (
     NO_TAG,
     OPEN,
+    WAITING,
     Action,
     Answer,
     Append,
@@ -150,6 +151,10 @@ class Session:
                 if self.has_slot:
                     self._wait(Wait.CONVERSATION, self._limits.open_s, now)
             case Append():
+                if self.dialect.phase in WAITING and self._owed.is_full:
+                    # Nothing can be answered yet, so that nothing more can be owed.
+                    message = "more audio than can be answered waits already"
+                    return [self.dialect.error(ErrorCode.NOT_READY, message, now)]
                 gathered_count = self._uplink.gathered_count
                 self._uplink.add(action, now.wall_ns)
                 if Wait.AUDIO in self._waits:
