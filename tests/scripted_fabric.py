@@ -250,6 +250,7 @@ class _Leases:
                 granted=lease_pb2.Granted(
                     lease=lease_pb2.Lease(claims=request.request_id.encode()),
                     lease_id=request.request_id,
+                    ticket_id=request.ticket_id or f"q_{request.request_id}",
                     worker_address=fabric.worker,
                     claim_timeout=Duration(seconds=_CLAIM_S),
                 )

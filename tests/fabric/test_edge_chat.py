@@ -15,7 +15,8 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from duplane.edge.settings import Limits
-from duplane.fabric.v1 import lease_pb2
+from duplane.fabric.errors import Reason
+from duplane.fabric.v1 import lease_pb2, session_pb2
 
 ASK = {"messages": [{"role": "user", "content": "Hi"}]}
 APPEND = {"type": "input.append", "input": ASK}
@@ -126,4 +127,37 @@ async def test_pictures_and_sounds_of_a_history_reach_the_worker() -> None:
         image, audio = turn.request.messages[0].parts
         assert image.image == jpeg(2, 2)
         assert len(audio.audio) == 4 * 1600
+        await until(client, "done")
+
+
+async def test_an_answer_that_is_too_long_stops_its_turn_and_the_chat_goes_on() -> None:
+    async with live_edge(Limits(answer_bytes=1000)) as edge, edge.connect_to(CHAT) as client:
+        edge.fabric.is_automatic = False
+        (await edge.fabric.acquisition()).grant()
+        await send(client, {"type": "input.append", "input": {**ASK, "streaming": False}})
+        turn = await edge.fabric.turn()
+        turn.say(session_pb2.ChatResponse(delta=session_pb2.ChatDelta(text="x" * 1001)))
+        assert (await until(client, "error"))[-1]["error"]["code"] == "inference_error"
+        async with asyncio.timeout(WITHIN_S):
+            await turn.is_over.wait()
+        await send(client, APPEND)
+        (await edge.fabric.acquisition()).grant()
+        turn = await edge.fabric.turn()
+        turn.say(*edge.fabric.on_turn(turn.request))
+        assert (await until(client, "response.done"))[-1]["text"] == "Hello there."
+
+
+async def test_a_turn_whose_slot_is_lost_keeps_its_place_in_line() -> None:
+    async with live_edge() as edge, edge.connect_to("/ws/chat") as client:
+        edge.fabric.is_automatic = False
+        await send(client, ASK)
+        first = await edge.fabric.acquisition()
+        assert first.request.ticket_id == ""
+        first.grant()
+        (await edge.fabric.turn()).fail(Reason.LEASE_STALE)
+        second = await edge.fabric.acquisition()
+        assert second.request.ticket_id == f"q_{first.request.request_id}"
+        second.grant()
+        turn = await edge.fabric.turn()
+        turn.say(*edge.fabric.on_turn(turn.request))
         await until(client, "done")

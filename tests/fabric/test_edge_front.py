@@ -95,14 +95,30 @@ async def test_client_that_does_not_finish_its_body_is_told_and_closed() -> None
 @pytest.mark.parametrize("head", [b"\x16\x03\x01\x02\x00\r\n\r\n", b"nonsense\r\n\r\n"])
 async def test_what_is_no_http_is_refused(head: bytes) -> None:
     async with live_edge() as edge:
-        assert b" 400 " in (await said(edge.edge.address, head)).split(b"\r\n")[0]
-
-
-async def test_head_above_its_bound_is_refused() -> None:
-    head = b"GET /health HTTP/1.1\r\nHost: e\r\nX: " + b"x" * MAX_HEAD_BYTES
-    async with live_edge() as edge:
         answer = await said(edge.edge.address, head)
-        assert answer == b"" or b" 400 " in answer.split(b"\r\n")[0]
+    assert b" 400 " in answer.split(b"\r\n")[0]
+    assert b"\r\nServer:" not in answer
+    assert answer.endswith(b'{"detail":"the request cannot be read"}')
+
+
+async def test_head_above_its_bound_is_refused_while_its_client_waits() -> None:
+    head = b"GET /health HTTP/1.1\r\nHost: e\r\nX: "
+    async with live_edge() as edge:
+        answer = await said(edge.edge.address, head.ljust(MAX_HEAD_BYTES + 1, b"x"))
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert answer.endswith(b'{"detail":"the head of a request must be at most 32768 bytes"}')
+
+
+@pytest.mark.parametrize("rest", [b"", b"GET /health HTTP/1.1\r\n"], ids=["nothing", "a line"])
+async def test_blank_lines_are_no_head(rest: bytes) -> None:
+    async with live_edge(QUICK) as edge:
+        assert await said(edge.edge.address, b"\r\n" * 1000, b"\r\n" + rest) == b""
+
+
+async def test_blank_lines_before_a_head_are_passed_over() -> None:
+    async with live_edge() as edge:
+        request = b"\r\n\r\nGET /health HTTP/1.1\r\nHost: e\r\n\r\n"
+        assert (await said(edge.edge.address, request)).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_websocket_at_a_wrong_path_is_refused() -> None:

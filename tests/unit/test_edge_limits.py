@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 import pybase64
 import pytest
-from edge_transcripts import jpeg, pcm
+from edge_transcripts import jpeg, pcm, wav
 
 from duplane.edge.chat_session import ChatSession
 from duplane.edge.dialects.a import DialectA
@@ -34,6 +34,7 @@ from duplane.fabric.v1 import lease_pb2, session_pb2
 ELSEWHERE = {
     *("message_bytes", "chat_message_bytes", "json_depth", "json_value_count"),
     *("units_per_s", "read_share", "handshake_s", "end_s", "outbox_bytes", "send_s", "close_s"),
+    "linger_s",
     *("ping_s", "http_s", "connection_count", "client_connection_count", "session_count"),
     *("client_session_count", "drain_s", "linger_s"),
     # Of uploads: `test_edge_voices`.
@@ -74,6 +75,10 @@ def audio(sample_count: int, rate: int = 16_000) -> dict[str, Any]:
     return {"type": "audio", "data": base64(pcm(sample_count)), "sample_rate": rate}
 
 
+def file(sample_count: int, told_rate: int | None = None) -> dict[str, Any]:
+    return {"type": "audio", "data": base64(wav(sample_count)), "sample_rate": told_rate}
+
+
 def video(size: int) -> dict[str, Any]:
     return {"type": "video", "data": base64(b"x" * size)}
 
@@ -112,7 +117,12 @@ SIZES = [
     Size("chat_part_count", 3, lambda n: ask(*[text(1)] * n), 3, DialectD),
     Size("chat_part_count", 6, lambda n: ask(text(1), text(1), message_count=n), 3, DialectD),
     Size("chat_text_bytes", 10, lambda n: ask(text(n)), 10, DialectD),
+    Size("chat_text_bytes", 10, lambda n: ask(text(n), message_count=2), 5, DialectD),
+    Size("chat_media_bytes", 64_000, lambda n: ask(audio(n), audio(n)), 8000, DialectD),
+    Size("chat_media_bytes", 64_000, lambda n: ask(audio(8000), file(n)), 8000, DialectD),
+    Size("chat_media_bytes", 60, lambda n: ask(video(20), video(n)), 40, DialectD),
     Size("chat_audio_s", 0.5, lambda n: ask(audio(n)), 8000, DialectD),
+    Size("chat_audio_s", 0.5, lambda n: ask(file(n, 48_000)), 8000, DialectD),
     Size("chat_audio_s", 0.5, lambda n: ask(audio(n, 8000)), 4000, DialectD),
     Size("chat_video_bytes", 30, lambda n: ask(video(n)), 30, DialectD),
     Size(
@@ -209,6 +219,24 @@ def test_a_turn_is_tried_on_so_many_slots_and_then_given_up() -> None:
     assert session.farewell.end is End.FAILED
 
 
+def test_an_answer_that_is_told_whole_is_as_long_as_may_be_and_the_chat_goes_on() -> None:
+    limits = replace(Limits(), answer_bytes=10)
+    session = ChatSession(Identity("s", "r"), limits, CHAT_MODE, START, DialectBChat)
+    turn = {"type": "input.append", "input": ask(streaming=False, input_id="i")}
+    for pieces, is_refused in ((["12345", "67890"], False), (["12345", "678901"], True)):
+        session.receive(orjson.dumps(turn), START)
+        session.granted(3.0, START)
+        assert session.next_turn(START)
+        told = b""
+        for piece in pieces:
+            delta = session_pb2.ChatDelta(text=piece)
+            told += b"".join(session.told(session_pb2.ChatResponse(delta=delta), START))
+        assert (b'"inference_error"' in told) is is_refused
+        assert session.is_running is not is_refused
+        session.told(session_pb2.ChatResponse(done=session_pb2.Done()), START)
+    assert session.farewell is None
+
+
 def test_the_context_that_a_worker_is_asked_for_is_the_bound() -> None:
     limits = replace(Limits(), context_token_count=99)
     session = Session(Identity("s", "r"), limits, MODES["audio"], START, DialectA)
@@ -294,7 +322,7 @@ def test_an_unchanged_place_is_told_again_at_the_interval() -> None:
 
 def test_every_bound_is_tested_at_its_edge() -> None:
     tested = {size.name for size in SIZES}
-    tested |= {"early_unit_count", "pending_unit_count", "pending_turn_count"}
+    tested |= {"early_unit_count", "pending_unit_count", "pending_turn_count", "answer_bytes"}
     tested |= {"turn_attempt_count", "context_token_count", "queue_update_s"}
     tested |= {"scheduler_s", "queue_s", "init_s", "open_s", "idle_s", "session_s", "turn_s"}
     assert {bound.name for bound in fields(Limits)} == tested | ELSEWHERE

@@ -7,7 +7,9 @@ import pytest
 from edge_transcripts import json_of
 
 from duplane.edge.dialects.dialect import Identity, Moment
+from duplane.edge.dialects.fields import parse
 from duplane.edge.entry import Route
+from duplane.edge.faults import ClientError
 from duplane.edge.places import PLACES
 from duplane.edge.session import Session
 from duplane.edge.settings import Limits
@@ -27,6 +29,14 @@ def prepared() -> Session:
     say(session, '{"type":"prepare"}')
     assert [request.WhichOneof("message") for request in taken(session)] == ["open"]
     session.answered(OPENED, NOW)
+    return session
+
+
+def opening() -> Session:
+    """A session of C that is configured and waits for a slot."""
+    place = PLACES[Route.DUPLEX, "audio"]
+    session = place.begin(Identity("sess_0", "rt_0"), LIMITS, NOW)
+    say(session, '{"type":"prepare"}')
     return session
 
 
@@ -65,3 +75,28 @@ def test_pause_comes_after_the_units_before_it(prepared: Session) -> None:
         say(prepared, text)
     kinds = [request.WhichOneof("message") for request in taken(prepared)]
     assert kinds == ["unit", "unit", "resume", "unit", "pause"]
+
+
+@pytest.mark.parametrize("value", [b"[]", b"{}", b"0", b'{"a":0}'])
+def test_message_of_too_many_values_is_refused_unparsed(value: bytes) -> None:
+    message = b"[" + (value + b",") * 250_000 + b"0]"
+    with pytest.raises(ClientError, match="message: must be at most 100000 values"):
+        parse(b'{"type":"session.update","session":' + message + b" " * 512 * 1024 + b"}")
+
+
+def test_long_message_of_few_values_is_parsed() -> None:
+    text = "A, [b] {c} " * 30_000
+    assert parse(orjson.dumps({"text": text})).get("text") == text
+
+
+def test_chunks_that_wait_for_a_slot_are_owed_no_more_answers_than_the_bound() -> None:
+    session, short = opening(), '{"type":"audio_chunk","audio_base64":"@pcm:1"}'
+    for _ in range(1024):
+        assert say(session, short) == []
+    for _ in range(3):
+        assert say(session, short) == ["error"]
+    session.granted(60.0, NOW)
+    taken(session)
+    told = [orjson.loads(event)["type"] for event in session.answered(OPENED, NOW)]
+    assert told == ["prepared", *["result"] * 1024]
+    assert say(session, short) == ["result"]

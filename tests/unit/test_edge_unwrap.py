@@ -57,14 +57,15 @@ def test_files_become_what_they_would_be_decoded_to() -> None:
     "event",
     [
         {"text": FILE, "content": FILE, "image": FILE},
-        {"type": "audio", "data": FILE, "sample_rate": 48_000},
+        {"type": "audio", "data": FILE, "sample_rate": "fast"},
+        {"data": FILE, "sample_rate": 48_000},
         {"audio": FILE[:-5] + "%%%%="},
         {"audio": pybase64.b64encode(b"RIFF1234WEBP" + bytes(300_000)).decode()},
         {"audio": pybase64.b64encode(b"RIFF1234WAVE" + bytes(300_000)).decode()},
         {"audio": None, "data": 3, "base64": [FILE, 3, None]},
         {"a": {"a": {"a": {"a": {"a": {"a": {"a": {"a": {"a": {"audio": FILE}}}}}}}}}},
     ],
-    ids=["text", "rate", "no base64", "no wav", "broken", "types", "deep"],
+    ids=["text", "no rate", "no part", "no base64", "no wav", "broken", "types", "deep"],
 )
 def test_anything_else_stays_as_it_is(event: dict[str, Any]) -> None:
     assert unwrapped(event) == event
@@ -80,3 +81,19 @@ def test_silence_of_no_length_stays_for_the_session_to_refuse() -> None:
     empty = pybase64.b64encode(wav(0)).decode()
     assert unwrapped({"audio": empty}) == {"audio": empty}
     assert np.frombuffer(pybase64.b64decode(unwrapped({"audio": FILE})["audio"]), "<f4").size
+
+
+def test_sounds_of_another_rate_are_brought_to_ours() -> None:
+    event = {"type": "audio", "data": RAW, "sample_rate": 48_000}
+    assert is_worth_unwrapping(orjson.dumps(event))
+    told = unwrapped(event)
+    assert told["sample_rate"] == 16_000
+    assert len(decode_audio(told["data"], "x", 60.0)) == 4 * round(200_000 / 3)
+    file = unwrapped({"type": "audio", "data": FILE, "sample_rate": 48_000})
+    assert decode_audio(file["data"], "x", 60.0) == pcm(200_000)
+
+
+def test_no_more_is_decoded_than_all_media_may_be() -> None:
+    part = {"type": "audio", "data": FILE}
+    told = unwrapped({"content": [part] * 5}, Limits(chat_media_bytes=2_000_000, voice_s=0.0))
+    assert [item == part for item in told["content"]] == [False, False, True, True, True]

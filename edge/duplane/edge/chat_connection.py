@@ -77,6 +77,8 @@ class ChatConnection(Connection):
             async with self._fabric.chat(granted, turn) as responses:
                 async for response in responses:
                     self._apply(self._chat.told(response, self._clock.now()))
+                    if not self._chat.is_running and response.WhichOneof("event") != "done":
+                        return  # given up here: leaving stops it there
         except FabricError as error:
             self._apply(self._chat.lost(error, self._clock.now()))
         else:

@@ -155,11 +155,18 @@ class ChatSession(Session):
             case "prefilled":
                 return self.chat.prefilled(response.prefilled, now)
             case "delta":
-                return self.chat.piece(response.delta, now)
+                told = self.chat.piece(response.delta, now)
+                return self.lost(self._too_long(), now) if self.chat.is_too_long else told
             case "done":
                 return self.chat.done(response.done, now) + self._turn_over(now)
             case _:
                 return []
+
+    def _too_long(self) -> FabricError:
+        limit = self._limits.answer_bytes
+        return FabricError(
+            Reason.UNKNOWN, f"the answer is more than {limit} bytes: ask for it as a stream"
+        )
 
     def _turn_over(self, now: Moment) -> list[bytes]:
         self._running = None
@@ -189,7 +196,8 @@ class ChatSession(Session):
             return []
         is_ours = error.reason is not Reason.INVALID_FIELD
         code = ErrorCode.INFERENCE_ERROR if is_ours else ErrorCode.INVALID_PAYLOAD
-        message = name_fault(error.field, error.message)
+        told = "the worker was lost" if error.is_foreign else error.message
+        message = name_fault(error.field, told)
         message = message.replace(".parts[", ".content[")  # as clients call it
         if self.chat.asks_first:
             return self.end(Ending(End.FAILED if is_ours else End.REQUEST_REFUSED, message), now)

@@ -10,18 +10,24 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from typing import cast
 
+from duplane.edge.http.protocol import refused_head
 from duplane.edge.patience import Patience
 from duplane.edge.peers import Network, Peer, is_proxy
 from duplane.edge.settings import Limits
 
 WebSocketFactory = Callable[[Callable[[], None]], asyncio.Protocol]
 HttpFactory = Callable[[], asyncio.Protocol]
-MAX_HEAD_BYTES = 32 * 1024  # a longer one is left to HTTP, which refuses it
+MAX_HEAD_BYTES = 32 * 1024  # of the first request; a longer one is refused
 
 _END = b"\r\n\r\n"
 _HTTP_2 = b"PRI "  # HTTP's parser waits for the rest of its preface, however long
+_TOO_LONG = refused_head(
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+    f"the head of a request must be at most {MAX_HEAD_BYTES} bytes",
+)
 _UPGRADE = re.compile(rb"(?im)^upgrade:[ \t]*websocket[ \t]*\r$")
 
 
@@ -97,9 +103,11 @@ class Front(asyncio.Protocol):
             self.cut()
             return
         end = self._head.find(_END, searched)
-        if end < 0 and len(self._head) < MAX_HEAD_BYTES:
+        if end < 0:
+            if len(self._head) > MAX_HEAD_BYTES:
+                self._refuse_head()
             return
-        is_upgrade = end >= 0 and _UPGRADE.search(self._head, 0, end + len(_END)) is not None
+        is_upgrade = _UPGRADE.search(self._head, 0, end + len(_END)) is not None
         self._door.undecided.discard(self)
         if self._alarm:
             self._alarm.cancel()
@@ -138,6 +146,13 @@ class Front(asyncio.Protocol):
     def cut(self) -> None:
         """End the connection: nobody serves it any more."""
         self._transport.abort()
+
+    def _refuse_head(self) -> None:
+        """Answer, and close once that is read; until then the alarm goes on."""
+        self._head.clear()
+        if not self._transport.is_closing():
+            self._transport.write(_TOO_LONG)
+            self._transport.close()
 
     def _cut_after(self, seconds: float) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(seconds, self.cut)

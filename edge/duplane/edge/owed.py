@@ -26,6 +26,11 @@ class Owed:
         self._answered_end = 0
         self._context_token_count = 0
 
+    @property
+    def is_full(self) -> bool:
+        """Whether another append is more than the bound."""
+        return len(self._ends) >= self._LIMIT
+
     def add(self, end: int) -> None:
         """Take an append, after which `end` units are complete."""
         self._ends.append(end)

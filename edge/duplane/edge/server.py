@@ -11,7 +11,7 @@ import signal
 import socket
 from collections.abc import AsyncGenerator, Callable
 from contextlib import nullcontext
-from typing import Any, cast
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -23,8 +23,9 @@ from duplane.edge.clock import Clock, LoopClock
 from duplane.edge.dialects.dialect import Identity
 from duplane.edge.ends import CLOSE_CODES, End, Ending
 from duplane.edge.entry import Route, close_reason
-from duplane.edge.front import Door, Front, HttpFactory
+from duplane.edge.front import Door, Front
 from duplane.edge.http.application import application, refuse_upgrade
+from duplane.edge.http.protocol import http_protocols
 from duplane.edge.http.routes import edge_routes
 from duplane.edge.modes import DEFAULT_MODE, MODES
 from duplane.edge.peers import join_headers, parse_networks
@@ -106,12 +107,8 @@ class Edge:
             raise StartError(str(error)) from None
         http = web.AppRunner(
             edge._application,
-            access_log=None,
-            logger=_http_log,
-            auto_decompress=False,  # nobody compresses what is taken here
             handler_cancellation=True,  # a client that vanishes stops what it has asked for
             shutdown_timeout=settings.limits.close_s,
-            lingering_time=settings.limits.close_s,
         )
         await http.setup()
         door = Door(settings.limits, parse_networks(settings.trusted_proxies))
@@ -229,7 +226,13 @@ def _arrival(socket: EdgeSocket) -> Arrival:
 def _fronted(door: Door, http: web.AppRunner) -> Any:
     """Return what makes each connection's first protocol, in place of a WebSocket's own."""
     assert http.server
-    speak_http = cast(HttpFactory, http.server)
+    speak_http = http_protocols(
+        http.server,
+        access_log=None,
+        logger=_http_log,
+        auto_decompress=False,  # nobody compresses what is taken here
+        lingering_time=door.limits.close_s,
+    )
 
     def front(*arguments: Any, **settings: Any) -> Front:
         def speak_websocket(on_lost: Callable[[], None]) -> EdgeSocket:

@@ -19,6 +19,7 @@ from duplane.edge.dialects.detect import detect, implied_init, needs_init
 from duplane.edge.dialects.dialect import (
     NO_TAG,
     OPEN,
+    WAITING,
     Action,
     Answer,
     Append,
@@ -150,15 +151,7 @@ class Session:
                 if self.has_slot:
                     self._wait(Wait.CONVERSATION, self._limits.open_s, now)
             case Append():
-                gathered_count = self._uplink.gathered_count
-                self._uplink.add(action, now.wall_ns)
-                if Wait.AUDIO in self._waits:
-                    self._wait(Wait.AUDIO, self._limits.idle_s, now)
-                if self.dialect.answers_appends:
-                    self._owed.add(self._uplink.gathered_count)
-                    return self._answer_owed(now)
-                if self._uplink.gathered_count == gathered_count:
-                    return self.dialect.gathered(action.tag, now)
+                return self._take_append(action, now)
             case Answer():
                 self._ask(action.request, now)
                 return list(action.events)
@@ -168,6 +161,22 @@ class Session:
                 return self.end(Ending(End.CLIENT, client_reason=action.reason), now)
             case _:
                 assert_never(action)
+        return []
+
+    def _take_append(self, append: Append, now: Moment) -> list[bytes]:
+        if self.dialect.phase in WAITING and self._owed.is_full:
+            # Nothing can be answered yet, so that nothing more can be owed.
+            message = "more audio than can be answered waits already"
+            return [self.dialect.error(ErrorCode.NOT_READY, message, now)]
+        gathered_count = self._uplink.gathered_count
+        self._uplink.add(append, now.wall_ns)
+        if Wait.AUDIO in self._waits:
+            self._wait(Wait.AUDIO, self._limits.idle_s, now)
+        if self.dialect.answers_appends:
+            self._owed.add(self._uplink.gathered_count)
+            return self._answer_owed(now)
+        if self._uplink.gathered_count == gathered_count:
+            return self.dialect.gathered(append.tag, now)
         return []
 
     def _take_turn(self, turn: Turn, now: Moment) -> list[bytes]:

@@ -27,9 +27,10 @@ class Limits:
     chat_message_bytes: int = 32 * 1024 * 1024  # as message_bytes, where histories are sent
     chat_message_count: int = 512  # in one history
     chat_part_count: int = 1024  # in all of its messages
-    chat_text_bytes: int = 512 * 1024  # in one part
+    chat_text_bytes: int = 512 * 1024  # of all messages; as workers have it
     chat_audio_s: float = 300.0  # in one part
     chat_video_bytes: int = 16 * 1024 * 1024
+    chat_media_bytes: int = 24 * 1024 * 1024  # decoded, of all messages; as workers have it
     chat_token_count: int = 8192  # that one turn may ask for
     text_bytes: int = 256  # ids and reasons that are echoed, names of voices
     json_depth: int = 64  # lists and objects within one another
@@ -66,6 +67,7 @@ class Limits:
     end_s: float = 2.0  # for the worker's last word once a session is over: cancelled
 
     # A client that reads slower than the model speaks is closed; others never feel it.
+    answer_bytes: int = 32 * 1024 * 1024  # of a chat, not streamed; above it: inference_error
     outbox_bytes: int = 4 * 1024 * 1024  # above it: 1008; of pongs: read no further
     send_s: float = 10.0  # in which nothing, or next to nothing, is read: cut
     linger_s: float = 2.0  # for a client to close by itself when its time or context is over

@@ -25,6 +25,10 @@ class AudioError(ValueError):
     """Bytes that are not the audio they should be; the message says why."""
 
 
+class AudioTooLongError(AudioError):
+    """It can be decoded, and lasts longer than it may."""
+
+
 def samples_from_pcm(pcm: bytes) -> Samples:
     """View float32 bytes as samples, without a copy. Raises AudioError."""
     if len(pcm) % _SAMPLE_BYTES:
@@ -72,7 +76,7 @@ def read_audio_file(
             if not is_trusted:
                 _check_plain(sound)
             if sound.frames > max_s * sound.samplerate:
-                raise AudioError(f"lasts more than {max_s:g} s")
+                raise AudioTooLongError(f"lasts more than {max_s:g} s")
             # The count is given because some codecs cannot seek to find it.
             decoded = sound.read(frames=sound.frames, dtype="float32", always_2d=True)
             rate = int(sound.samplerate)

@@ -78,13 +78,19 @@ CODES: dict[Reason, grpc.StatusCode] = {
 
 
 class FabricError(Exception):
-    """A failure with a reason; `field` names the message field at fault, if one is."""
+    """A failure with a reason; `field` names the message field at fault, if one is.
 
-    def __init__(self, reason: Reason, message: str, *, field: str = "") -> None:
+    The message of a foreign one is the transport's own, and for nobody outside.
+    """
+
+    def __init__(
+        self, reason: Reason, message: str, *, field: str = "", is_foreign: bool = False
+    ) -> None:
         super().__init__(f"{reason}: {message}")
         self.reason = reason
         self.message = message
         self.field = field
+        self.is_foreign = is_foreign
 
 
 def from_rpc(error: grpc.aio.AioRpcError) -> FabricError:
@@ -97,7 +103,7 @@ def from_rpc(error: grpc.aio.AioRpcError) -> FabricError:
             return FabricError(Reason(info.reason), error.details() or "", field=field)
     unreachable = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
     reason = Reason.UNAVAILABLE if error.code() in unreachable else Reason.UNKNOWN
-    return FabricError(reason, f"{error.code().name}: {error.details()}")
+    return FabricError(reason, f"{error.code().name}: {error.details()}", is_foreign=True)
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: FabricError) -> NoReturn:

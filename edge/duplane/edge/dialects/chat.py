@@ -18,6 +18,7 @@ class ChatDialect(Dialect):
 
     _turn = Turn(session_pb2.ChatRequest())
     _prompt_token_count = 0
+    _held_bytes = 0  # of an answer that is not streamed
 
     def begin(self, turn: Turn) -> None:
         """Begin to answer a turn, or begin again."""
@@ -25,6 +26,7 @@ class ChatDialect(Dialect):
         self._prompt_token_count = 0
         self._text: list[str] = []
         self._audio: list[bytes] = []
+        self._held_bytes = 0
 
     def prefilled(self, prefilled: session_pb2.Prefilled, now: Moment) -> list[bytes]:
         """Render that the prompt is in the context."""
@@ -38,7 +40,13 @@ class ChatDialect(Dialect):
         if self._turn.is_streaming:
             return self._piece_events(delta, now)
         self._audio.append(delta.audio)
+        self._held_bytes += len(delta.text.encode()) + len(delta.audio)
         return []
+
+    @property
+    def is_too_long(self) -> bool:
+        """Whether an answer that is told whole has become more than is held for a client."""
+        return self._held_bytes > self.limits.answer_bytes
 
     @abstractmethod
     def _piece_events(self, delta: session_pb2.ChatDelta, now: Moment) -> list[bytes]: ...

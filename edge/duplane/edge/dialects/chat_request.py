@@ -43,6 +43,26 @@ class ChatDefaults:
     use_image_id: bool | None = None
 
 
+class MediaRoom:
+    """What media one history may still hold."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._left_bytes = limit_bytes
+        self.fault = f"brings the media of all messages to more than {limit_bytes} bytes"
+
+    @property
+    def sound_s(self) -> float:
+        """How long a sound may be that still fits."""
+        return self._left_bytes / (4 * INPUT_RATE_HERTZ)
+
+    def take(self, media: bytes, path: str) -> bytes:
+        """Count `media` and return it. Raises ClientError when there is no room for it."""
+        if len(media) > self._left_bytes:
+            raise invalid(path, self.fault)
+        self._left_bytes -= len(media)
+        return media
+
+
 def read_turn(fields: Fields, defaults: ChatDefaults, limits: Limits) -> Turn:
     """Read `messages` and all that goes with them. Raises ClientError."""
     request = session_pb2.ChatRequest()
@@ -108,20 +128,25 @@ def _read_messages(fields: Fields, request: session_pb2.ChatRequest, limits: Lim
         raise missing(path)
     if not messages:
         raise invalid(path, "must not be empty")
-    part_count = 0
+    part_count = text_bytes = 0
+    room = MediaRoom(limits.chat_media_bytes)
     for index, item in enumerate(messages):
         message = _object(item, f"{path}[{index}]")
         role = message.required_text("role")
         if role not in _ROLES:
             raise invalid(message.path("role"), f"must be one of {', '.join(_ROLES)}")
-        parts = _read_content(message, limits)
+        parts = _read_content(message, limits, room)
         part_count += len(parts)
         if part_count > limits.chat_part_count:
             raise invalid(path, f"must have at most {limits.chat_part_count} parts")
+        text_bytes += sum(len(part.text.encode()) for part in parts)
+        if text_bytes > limits.chat_text_bytes:
+            fault = f"brings the text of all messages to more than {limits.chat_text_bytes} bytes"
+            raise invalid(message.path("content"), fault)
         request.messages.add(role=_ROLES[role], parts=parts)
 
 
-def _read_content(message: Fields, limits: Limits) -> list[session_pb2.ChatPart]:
+def _read_content(message: Fields, limits: Limits, room: MediaRoom) -> list[session_pb2.ChatPart]:
     content = message.get("content")
     if content is None:
         raise missing(message.path("content"))
@@ -134,36 +159,44 @@ def _read_content(message: Fields, limits: Limits) -> list[session_pb2.ChatPart]
     if not items:
         raise invalid(message.path("content"), "must not be empty")
     path = message.path("content")
-    return [_read_part(_object(item, f"{path}[{at}]"), limits) for at, item in enumerate(items)]
+    return [
+        _read_part(_object(item, f"{path}[{at}]"), limits, room) for at, item in enumerate(items)
+    ]
 
 
-def _read_part(part: Fields, limits: Limits) -> session_pb2.ChatPart:
+def _read_part(part: Fields, limits: Limits, room: MediaRoom) -> session_pb2.ChatPart:
     match part.required_text("type"):
         case "text":
             text = part.required_text("text", max_bytes=limits.chat_text_bytes)
             return session_pb2.ChatPart(text=text)
         case "image":
             picture = decode_picture(part.required_text("data"), part.path("data"), limits)
-            return session_pb2.ChatPart(image=picture)
+            return session_pb2.ChatPart(image=room.take(picture, part.path("data")))
         case "audio":
-            return session_pb2.ChatPart(audio=_read_audio(part, limits))
+            sound = read_sound(part, limits, room)
+            return session_pb2.ChatPart(audio=room.take(sound, part.path("data")))
         case "video":
             frames = part.integer("stack_frames", 1, MAX_STACK_FRAME_COUNT)
-            return session_pb2.ChatPart(
-                video=_read_video(part, limits), video_stack_frame_count=frames or 1
-            )
+            video = room.take(_read_video(part, limits), part.path("data"))
+            return session_pb2.ChatPart(video=video, video_stack_frame_count=frames or 1)
         case _:
             raise invalid(part.path("type"), "must be one of text, image, audio, video")
 
 
-def _read_audio(part: Fields, limits: Limits) -> bytes:
-    """Return PCM at the rate of the fabric. A WAV file knows its own rate."""
+def read_sound(part: Fields, limits: Limits, room: MediaRoom) -> bytes:
+    """Return PCM at the rate of the fabric. A WAV file knows its own rate. Raises ClientError.
+
+    Longer than is allowed, or than there is room for, it is refused before it is decoded.
+    """
     rate = part.integer("sample_rate", _LOWEST_RATE_HERTZ, _HIGHEST_RATE_HERTZ)
     encoded, path = part.required_text("data"), part.path("data")
-    given_rate = INPUT_RATE_HERTZ if rate is None else rate
-    max_s = limits.chat_audio_s * given_rate / INPUT_RATE_HERTZ
-    decoded = decode_audio(encoded, path, max_s)
-    if given_rate == INPUT_RATE_HERTZ or encoded.startswith(_WAV_IN_BASE64):
+    is_file = encoded.startswith(_WAV_IN_BASE64)
+    given_rate = INPUT_RATE_HERTZ if rate is None or is_file else rate
+    is_crowded = room.sound_s < limits.chat_audio_s
+    max_s = room.sound_s if is_crowded else limits.chat_audio_s
+    too_long = room.fault if is_crowded else ""
+    decoded = decode_audio(encoded, path, max_s * given_rate / INPUT_RATE_HERTZ, too_long)
+    if given_rate == INPUT_RATE_HERTZ:
         return decoded
     resampled = resample(samples_from_pcm(decoded), given_rate, INPUT_RATE_HERTZ)
     if not resampled.size:

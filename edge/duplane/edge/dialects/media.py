@@ -10,6 +10,7 @@ from duplane.edge.dialects.fields import Fields, invalid, undecodable
 from duplane.fabric.audio import (
     INPUT_RATE_HERTZ,
     AudioError,
+    AudioTooLongError,
     is_wav,
     pcm_from_samples,
     read_audio_file,
@@ -19,8 +20,10 @@ from duplane.fabric.audio import (
 _SECOND_BYTES = INPUT_RATE_HERTZ * 4
 
 
-def decode_audio(encoded: str, path: str, max_s: float) -> bytes:
+def decode_audio(encoded: str, path: str, max_s: float, too_long: str = "") -> bytes:
     """Return float32 PCM at 16 kHz from base64 of that or of a WAV file. Raises ClientError.
+
+    What lasts more than `max_s` is refused undecoded, with `too_long` if that is given.
 
     Clients in the wild send either where the other is documented, so the bytes decide.
     """
@@ -38,8 +41,10 @@ def decode_audio(encoded: str, path: str, max_s: float) -> bytes:
                 raise AudioError("is empty")
             return audio
         if len(audio) > max_s * _SECOND_BYTES:
-            raise AudioError(f"lasts more than {max_s:g} s")
+            raise AudioTooLongError(f"lasts more than {max_s:g} s")
         samples_from_pcm(audio)
+    except AudioTooLongError as error:
+        raise invalid(path, too_long or str(error)) from None
     except AudioError as error:
         raise invalid(path, str(error)) from None
     return audio

@@ -1,0 +1,70 @@
+"""What the pure session of chats decides that no event shows by itself."""
+
+from __future__ import annotations
+
+import grpc
+import grpc.aio
+import orjson
+import pytest
+
+from duplane.edge.chat_session import ChatSession
+from duplane.edge.dialects.b_chat import DialectBChat
+from duplane.edge.dialects.d import DialectD
+from duplane.edge.dialects.dialect import Identity, Moment
+from duplane.edge.modes import CHAT_MODE
+from duplane.edge.settings import Limits
+from duplane.fabric.errors import from_rpc
+from duplane.fabric.v1 import session_pb2
+
+START = Moment(1000.0, 1_714_200_000_000_000_000)
+ASK = {"messages": [{"role": "user", "content": "x"}]}
+PIECE = session_pb2.ChatResponse(delta=session_pb2.ChatDelta(text="x"))
+DONE = session_pb2.ChatResponse(done=session_pb2.Done())
+
+
+def after(seconds: float) -> Moment:
+    return Moment(START.monotonic_s + seconds, START.wall_ns)
+
+
+@pytest.fixture
+def running() -> ChatSession:
+    """A chat in B whose first turn runs."""
+    session = ChatSession(Identity("s", "r"), Limits(), CHAT_MODE, START, DialectBChat)
+    ask(session)
+    session.granted(3.0, START)
+    assert session.next_turn(START)
+    return session
+
+
+def ask(session: ChatSession) -> list[dict[str, object]]:
+    event = {"type": "input.append", "input": {**ASK, "input_id": "i"}}
+    return [orjson.loads(told) for told in session.receive(orjson.dumps(event), START)]
+
+
+def test_each_piece_renews_the_wait_for_the_next(running: ChatSession) -> None:
+    for at in (100.0, 200.0, 300.0):
+        assert running.expire(after(at)) == []
+        assert running.told(PIECE, after(at))
+    assert running.farewell is None
+    assert running.deadline == after(300.0 + Limits().turn_s).monotonic_s
+
+
+@pytest.mark.parametrize("dialect", [DialectBChat, DialectD])
+def test_what_the_transport_says_is_told_to_no_client(
+    dialect: type[DialectBChat | DialectD],
+) -> None:
+    session = ChatSession(Identity("s", "r"), Limits(), CHAT_MODE, START, dialect)
+    asked = ASK if dialect is DialectD else {"type": "input.append", "input": ASK}
+    session.receive(orjson.dumps(asked), START)
+    session.granted(3.0, START)
+    assert session.next_turn(START)
+    failure = grpc.aio.AioRpcError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.aio.Metadata(),
+        grpc.aio.Metadata(),
+        details="CLIENT: Sent message larger than max",
+    )
+    (told,) = session.lost(from_rpc(failure), START)
+    assert b"the worker was lost" in told
+    assert b"larger" not in told
+    assert session.farewell is None or session.farewell.reason == "the worker was lost"
