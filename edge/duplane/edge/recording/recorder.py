@@ -32,9 +32,9 @@ class Recording:
         self._begun = begun
         self._lost_event_count = 0
 
-    def up(self, frame: bytes, now: Moment) -> None:
-        """Take what the client sent."""
-        self._write(Direction.UP, frame, now)
+    def up(self, frame: bytes, heard: bytes, now: Moment) -> None:
+        """Take what the client sent, and what the session heard in it: PCM at 16 kHz."""
+        self._write(Direction.UP, frame, now, heard)
 
     def down(self, events: Iterable[bytes], now: Moment) -> None:
         """Take what the client is told."""
@@ -55,9 +55,9 @@ class Recording:
 
         self._recorder.finish(self._tape, functools.partial(self._tape.end, changes))
 
-    def _write(self, direction: Direction, frame: bytes, now: Moment) -> None:
-        job = functools.partial(self._tape.write, direction, frame, self._offset_s(now))
-        if not self._recorder.put(job, len(frame) + _EVENT_BYTES):
+    def _write(self, direction: Direction, frame: bytes, now: Moment, heard: bytes = b"") -> None:
+        job = functools.partial(self._tape.write, direction, frame, self._offset_s(now), heard)
+        if not self._recorder.put(job, len(frame) + len(heard) + _EVENT_BYTES):
             self._lost_event_count += 1
 
     def _offset_s(self, now: Moment) -> float:
