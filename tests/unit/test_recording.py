@@ -26,6 +26,7 @@ from duplane.edge.recording.retention import Kept, expired, recover, sweep
 from duplane.edge.recording.settings import Consent, RecordingSettings, recording_settings
 from duplane.edge.recording.shelf import (
     is_running,
+    lock,
     read_events,
     read_meta,
     recordings,
@@ -203,6 +204,49 @@ def test_the_replay_has_the_user_left_and_the_model_right(tmp_path: Path) -> Non
     assert np.abs(replay[1000:23_000, 0] - ramp[1000:23_000]).max() < 1e-3
     assert not replay[:36_000, 1].any()
     assert np.abs(replay[36_000:, 1] - ramp).max() < 1e-4
+
+
+@pytest.mark.parametrize(("pause_s", "has_replay"), [(8.9, True), (9.5, False)])
+def test_a_replay_is_made_within_its_bound(
+    tmp_path: Path, pause_s: float, has_replay: bool
+) -> None:
+    session = Session(RecordingSettings(tmp_path, replay_bytes=10 * 96_000))
+    session.up(APPEND)
+    session.up(APPEND, pause_s)
+    session.end()
+    replay = session.directory / "replay.wav"
+    assert replay.exists() is has_replay
+    assert not has_replay or replay.stat().st_size <= 10 * 96_000 + 44
+    assert not list(session.directory.glob("*.part"))
+    meta = read_meta(session.directory)
+    assert meta
+    assert not meta.is_incomplete
+
+
+def test_a_mix_that_died_is_removed_and_made_again(tmp_path: Path) -> None:
+    session = Session(RecordingSettings(tmp_path))
+    session.up(APPEND)
+    session.end()
+    (session.directory / "replay.wav").unlink()
+    left, running = (session.directory / f"replay.wav.{pid}.part" for pid in (1, 2))
+    left.write_bytes(bytes(1000))
+    with running.open("wb") as file:
+        lock(file.fileno())
+        assert recover(RecordingSettings(tmp_path)) == ["sess_0"]
+        assert not left.exists()
+        assert running.exists()
+    assert (session.directory / "replay.wav").exists()
+
+
+def test_a_mix_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("duplane.edge.recording.mix._write", fail)
+    session = Session(RecordingSettings(tmp_path))
+    session.up(APPEND)
+    session.end()
+    assert not list(session.directory.glob("replay*"))
 
 
 def test_jitter_makes_no_gaps(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ class Recorder:
     def finish(self, tape: Tape, end: Job) -> None:
         """Queue the end of a recording, and its mix after it."""
         self.put(end, 0)
-        self.put(lambda: self._upkeep.put(functools.partial(_mix, tape.directory)), 0)
+        self.put(lambda: self._upkeep.put(functools.partial(self._mix, tape.directory)), 0)
 
     def put(self, job: Job, byte_count: int) -> bool:
         """Queue a job that holds so many bytes; False, and not queued, when there is no room.
@@ -124,15 +124,14 @@ class Recorder:
         finally:
             self._written_bytes += byte_count
 
+    def _mix(self, directory: Path) -> None:
+        try:
+            mix(directory, self._settings.replay_bytes)
+        except OSError as error:
+            _log.warning("recording %s cannot be mixed: %s", directory.name, error)
+
     def _sweep(self) -> None:
         now = self._clock.now()
         self._upkeep.put(functools.partial(sweep, self._settings, now.wall_s))
         due_s = now.monotonic_s + self._settings.sweep_interval_s
         self._alarm = self._clock.call_at(due_s, self._sweep)
-
-
-def _mix(directory: Path) -> None:
-    try:
-        mix(directory)
-    except OSError as error:
-        _log.warning("recording %s cannot be mixed: %s", directory.name, error)
