@@ -164,7 +164,7 @@ async def test_a_turn_whose_slot_is_lost_keeps_its_place_in_line() -> None:
 
 
 async def test_a_chat_that_falls_idle_while_the_edge_drains_is_ended() -> None:
-    async with live_edge(Limits(drain_s=WITHIN_S)) as edge, edge.connect_to(CHAT) as client:
+    async with live_edge() as edge, edge.connect_to(CHAT) as client:
         edge.fabric.is_automatic = False
         (await edge.fabric.acquisition()).grant()
         await send(client, APPEND)
