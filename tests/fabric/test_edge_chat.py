@@ -161,3 +161,15 @@ async def test_a_turn_whose_slot_is_lost_keeps_its_place_in_line() -> None:
         turn = await edge.fabric.turn()
         turn.say(*edge.fabric.on_turn(turn.request))
         await until(client, "done")
+
+
+async def test_a_chat_that_falls_idle_while_the_edge_drains_is_ended() -> None:
+    async with live_edge() as edge, edge.connect_to(CHAT) as client:
+        edge.fabric.is_automatic = False
+        (await edge.fabric.acquisition()).grant()
+        await send(client, APPEND)
+        turn = await edge.fabric.turn()
+        edge.drain()
+        turn.say(*edge.fabric.on_turn(turn.request))
+        assert (await until(client, "session.closed"))[-1]["reason"] == "server_shutdown"
+        await closed(client, 1001)

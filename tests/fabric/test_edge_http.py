@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import aiohttp
 import pytest
 from live_edge import begin, end, live_edge
+
+from duplane.edge.server import Edge
+from duplane.edge.settings import EdgeSettings
+from duplane.fabric.client import FabricClient
+from duplane.fabric.telemetry import Telemetry
 
 STATUS_KEYS = {
     *("gateway_healthy", "total_workers", "idle_workers", "busy_workers", "duplex_workers"),
@@ -16,7 +24,33 @@ async def test_health_and_ready() -> None:
     async with live_edge() as edge:
         code, health = await edge.get("/health")
         assert (code, health["status"]) == (200, "healthy")
+        assert (health["model_loaded"], health["worker_status"]) == (True, "idle")
         assert (await edge.get("/ready"))[0] == 200
+
+
+async def test_process_lives_while_no_scheduler_answers() -> None:
+    accepted = asyncio.Event()
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.set()
+        await reader.read()
+        writer.close()
+
+    silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    address = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+    settings = EdgeSettings(listen="127.0.0.1:0", schedulers=(address,))
+    async with silent:
+        async with (
+            FabricClient(settings.schedulers) as fabric,
+            Edge.listening(settings, fabric, Telemetry("edge")) as edge,
+            aiohttp.ClientSession() as client,
+            client.get(f"http://{edge.address}/health") as response,
+        ):
+            health = await response.json()
+            assert response.status == 200
+        assert accepted.is_set()
+    assert (health["status"], health["worker_status"]) == ("healthy", "offline")
+    assert health["model_loaded"] is False
 
 
 async def test_status_counts_slots_leases_and_sessions() -> None:

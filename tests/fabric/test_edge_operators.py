@@ -44,7 +44,7 @@ def is_near_now(told: str) -> bool:
 async def test_health_tells_a_time() -> None:
     async with World.running() as world, edge_over(world.address) as edge:
         health = await edge.get("/health")
-        assert health.keys() == {"status", "timestamp"}
+        assert health.keys() == {"status", "timestamp", "model_loaded", "worker_status"}
         assert is_near_now(health["timestamp"])
 
 

@@ -15,7 +15,7 @@ import pytest
 import soundfile
 from live_edge import Asked, live_edge, receive, send
 
-from duplane.edge.dialects import unwrap
+from duplane.edge.dialects import media
 from duplane.edge.dialects.media import decode_audio
 from duplane.edge.settings import Limits
 from duplane.fabric.audio import read_audio_file
@@ -178,9 +178,9 @@ async def test_a_long_voice_is_decoded_where_no_other_session_feels_it(
         decoded_in.append(threading.current_thread().name)
         return read_audio_file(*arguments, **options)
 
-    monkeypatch.setattr(unwrap, "read_audio_file", read)
     long = sound(20.0, rate=48_000)
     expected = decode_audio(long, "x", 60.0)
+    monkeypatch.setattr(media, "read_audio_file", read)
     ask = {"messages": [{"role": "user", "content": [{"type": "audio", "data": long}]}]}
     async with live_edge() as edge:
         async with edge.connect() as client:

@@ -89,11 +89,10 @@ _FAULT = Shape(
 # --- A ---
 
 _DROPPED: dict[str, Check | Shape] = {"metrics": Shape({"dropped_units": whole})}
+_BEGUN: dict[str, Check | Shape] = {"recording_session_id": said, "ignored_init_fields": names}
 _A = {
     **_QUEUE_AB,
-    "session.created": Shape(
-        {"session_id": matching(r"rt_\d+"), "prompt_length": whole}, {"recording_session_id": said}
-    ),
+    "session.created": Shape({"session_id": matching(r"rt_\d+"), "prompt_length": whole}, _BEGUN),
     "response.listen": Shape({"kv_cache_length": whole}, _DROPPED),
     "response.output_audio.delta": Shape(
         {"text": text, "audio": sound, "end_of_turn": flag, "kv_cache_length": whole}, _DROPPED
@@ -129,7 +128,7 @@ _CREATED = Shape(
         "metrics": Shape({"kv_cache_length": whole}),
         "usage": _USAGE,
     },
-    {"recording_session_id": said, "ignored_init_fields": names},
+    _BEGUN,
 )
 _CLOSED = Shape(
     {**_SESSION, "reason": said, "usage": _USAGE}, {"diagnostic": Shape({"message": said})}
@@ -197,7 +196,7 @@ _RESULT: dict[str, Check | Shape] = {
 }
 _C = {
     **_QUEUE,
-    "prepared": Shape({"prompt_length": whole}, {"recording_session_id": said}),
+    "prepared": Shape({"prompt_length": whole}, _BEGUN),
     "result": Shape(_RESULT, _whole("dropped_units")),
     "paused": Shape({"timeout": number}),
     "resumed": Shape({}),

@@ -68,3 +68,27 @@ def test_what_the_transport_says_is_told_to_no_client(
     assert b"the worker was lost" in told
     assert b"larger" not in told
     assert session.farewell is None or session.farewell.reason == "the worker was lost"
+
+
+def test_the_turn_that_runs_when_the_edge_drains_is_the_last(running: ChatSession) -> None:
+    assert ask(running) == []  # waits for its turn
+    assert running.drain(START) == []
+    (refused,) = ask(running)
+    assert refused["input_id"] == "i"
+    assert refused["error"] == {
+        "code": "not_ready",
+        "message": "the server is shutting down",
+        "type": "client_error",
+    }
+    assert running.told(PIECE, START)
+    told = [orjson.loads(event)["type"] for event in running.told(DONE, START)]
+    assert told == ["response.done", "session.closed"]
+    assert running.farewell
+    assert running.farewell.end is End.SHUTDOWN
+
+
+def test_a_turn_too_many_is_refused_by_its_name(running: ChatSession) -> None:
+    for _ in range(Limits().pending_turn_count):
+        assert ask(running) == []
+    (refused,) = ask(running)
+    assert (refused["type"], refused["input_id"]) == ("error", "i")

@@ -127,3 +127,15 @@ def test_of_the_pictures_that_wait_the_newest_win() -> None:
         assert not list(gatherer.add(Append(pcm(4_000), frames=(picture(number),)), 0))
     (unit,) = gatherer.add(Append(pcm(4_000)), 0)
     assert unit.frames == (picture(1), picture(2))
+
+
+def test_the_unit_after_dropped_ones_must_listen_if_one_of_them_had_to() -> None:
+    uplink = Uplink(limit=2, frame_count=4)
+    for must_listen in (False, True, False, False, False):
+        uplink.add(Append(pcm(16_000), force_listen=must_listen), 0)
+    taken = [uplink.take(), uplink.take()]
+    assert [unit[1].force_listen for unit in taken if unit] == [True, False]
+    for _ in range(3):
+        uplink.add(Append(pcm(16_000)), 0)
+    taken = [uplink.take(), uplink.take()]
+    assert [unit[1].force_listen for unit in taken if unit] == [False, False]

@@ -6,7 +6,13 @@ from datetime import UTC, datetime
 
 from google.protobuf.duration_pb2 import Duration
 
-from duplane.edge.status import fabric_status, free_slots, is_serving, unknown_status
+from duplane.edge.status import (
+    fabric_status,
+    free_slots,
+    is_serving,
+    unknown_status,
+    worker_health,
+)
 from duplane.fabric.v1 import admin_pb2, lease_pb2, registry_pb2
 
 FREE = registry_pb2.SLOT_STATE_FREE
@@ -101,3 +107,18 @@ def test_an_unknown_fabric_has_the_same_keys_and_nothing_in_them() -> None:
     unknown = unknown_status(NOW)
     assert unknown.keys() == status([], []).keys()
     assert not any(unknown.values())
+
+
+def test_health_of_all_workers_is_told_as_of_one() -> None:
+    told = [
+        worker_health([worker("w", OCCUPIED), worker("v", FREE)], []),
+        worker_health([worker("w", FREE)], [lease("w", 0)]),
+        worker_health([worker("w", BROKEN)], []),
+        worker_health([], []),
+    ]
+    assert told == [
+        {"model_loaded": True, "worker_status": "idle"},
+        {"model_loaded": True, "worker_status": "busy"},
+        {"model_loaded": False, "worker_status": "offline"},
+        {"model_loaded": False, "worker_status": "offline"},
+    ]

@@ -54,6 +54,7 @@ class ChatSession(Session):
         self._has_begun = False  # the running turn has an answer, be it a part of one
         self._attempt_count = 0
         self._was_granted = False
+        self._is_draining = False
         if dialect.asks_first:
             self._waits.clear()
             self._wait(Wait.SETTINGS, limits.init_s, now)
@@ -74,6 +75,11 @@ class ChatSession(Session):
     def is_retrying(self) -> bool:
         """Whether the next slot is for a turn whose slot was lost: its place in line is kept."""
         return self._attempt_count > 0
+
+    def drain(self, now: Moment) -> list[bytes]:
+        """Take that the edge shuts down: the turn that runs is the last."""
+        self._is_draining = True
+        return super().drain(now)
 
     def _refuse(self, fault: ClientError, now: Moment) -> list[bytes]:
         """Tell of an event that cannot be used; it ends a connection that has only one."""
@@ -97,9 +103,8 @@ class ChatSession(Session):
         return self.chat.opened(session_pb2.Opened(), now)
 
     def _take_turn(self, turn: Turn, now: Moment) -> list[bytes]:
-        if len(self._turns) >= self._limits.pending_turn_count:
-            message = f"more than {self._limits.pending_turn_count} turns wait already"
-            return [self.chat.error(ErrorCode.NOT_READY, message, now)]
+        if fault := self._turn_fault():
+            return [self.chat.error(ErrorCode.NOT_READY, fault, now, turn.input_id)]
         is_opening = self.chat.phase is Phase.OPENING and not self._turns
         told = self._configured(now) if is_opening or self.chat.asks_first else []
         self._turns.append(turn)
@@ -108,6 +113,13 @@ class ChatSession(Session):
         if not self.has_slot and self._running is None and Wait.SLOT not in self._waits:
             self._await_slot(now)
         return told
+
+    def _turn_fault(self) -> str:
+        """Return why one more turn cannot be taken now, empty when it can."""
+        if self._is_draining:
+            return "the server is shutting down"
+        limit = self._limits.pending_turn_count
+        return f"more than {limit} turns wait already" if len(self._turns) >= limit else ""
 
     def _await_slot(self, now: Moment) -> None:
         self._queued = None
@@ -175,6 +187,8 @@ class ChatSession(Session):
         self._waits.pop(Wait.CONVERSATION, None)
         if self.chat.asks_first:
             return self.end(Ending(End.ANSWERED), now)
+        if self._is_draining:
+            return self.end(Ending(End.SHUTDOWN), now)
         if self._turns:
             self._await_slot(now)
         else:
@@ -199,7 +213,8 @@ class ChatSession(Session):
         code = ErrorCode.INFERENCE_ERROR if is_ours else ErrorCode.INVALID_PAYLOAD
         told = "the worker was lost" if error.is_foreign else error.message
         message = name_fault(error.field, told)
-        message = message.replace(".parts[", ".content[")  # as clients call it
+        if error.field.startswith("messages"):  # as clients call it
+            message = self.chat.request_path + message.replace(".parts[", ".content[")
         if self.chat.asks_first:
             return self.end(Ending(End.FAILED if is_ours else End.REQUEST_REFUSED, message), now)
         return self.chat.refused(code, message, now) + self._turn_over(now)

@@ -112,6 +112,10 @@ class Connection:
         """End the session from outside."""
         self._apply(self.session.end(ending, self._clock.now()))
 
+    def drain(self) -> None:
+        """Tell the session that the edge shuts down."""
+        self._apply(self.session.drain(self._clock.now()))
+
     # --- the client ---
 
     async def _read(self) -> None:

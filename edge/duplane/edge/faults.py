@@ -35,7 +35,12 @@ _CLIENT_ERRORS = frozenset(
 
 
 class ClientError(Exception):
-    """An event that cannot be used. The client is told; the session goes on as it was."""
+    """An event that cannot be used. The client is told; the session goes on as it was.
+
+    `input_id` is what the client calls the event, where its dialect has such names.
+    """
+
+    input_id: str | None = None
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(f"{code}: {message}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from duplane.edge.dialects.dialect import NO_TAG, Append, Tag
 from duplane.fabric.audio import INPUT_RATE_HERTZ
@@ -95,7 +95,8 @@ class Uplink:
     """The units of one session on their way to the worker, and what is known of them meanwhile.
 
     Waiting units are bounded, and the newest win: they wait only before the conversation is
-    ready, or while the worker's host takes nothing. Units get their sequence number when taken,
+    ready, or while the worker's host takes nothing. After one that was dropped and had to listen,
+    the next has to. Units get their sequence number when taken,
     so that the worker sees no gap.
     """
 
@@ -111,6 +112,7 @@ class Uplink:
         self._sent: dict[int, tuple[Tag, int]] = {}
         self._next_sequence = 0
         self._dropped_count = 0
+        self._must_listen = False  # one that was dropped had to; so has the next
 
     def add(self, append: Append, receive_wall_ns: int) -> None:
         """Take audio and pictures."""
@@ -118,7 +120,7 @@ class Uplink:
             self._waiting.append(unit)
             self.gathered_count += 1
             if len(self._waiting) > self.limit:
-                self._waiting.popleft()
+                self._must_listen |= self._waiting.popleft().force_listen
                 self.taken_count += 1
                 self._dropped_count += 1
 
@@ -127,6 +129,9 @@ class Uplink:
         if not self._waiting:
             return None
         unit = self._waiting.popleft()
+        if self._must_listen and not unit.force_listen:
+            unit = replace(unit, force_listen=True)
+        self._must_listen = False
         sequence = self._next_sequence
         self._next_sequence += 1
         self._sent[sequence] = (unit.tag, self.taken_count)

@@ -109,6 +109,10 @@ class Session:
         """Whether something is lost if the session ends now."""
         return self.has_slot
 
+    def drain(self, now: Moment) -> list[bytes]:
+        """Take that the edge shuts down: what is not running ends now, the rest has its time."""
+        return [] if self.is_running else self.end(Ending(End.SHUTDOWN), now)
+
     # --- the client speaks ---
 
     def receive(self, message: bytes | Fields, now: Moment) -> list[bytes]:
@@ -126,7 +130,7 @@ class Session:
 
     def _refuse(self, fault: ClientError, now: Moment) -> list[bytes]:
         """Tell of an event that cannot be used; the session goes on."""
-        return [self.dialect.error(fault.code, fault.message, now)]
+        return [self.dialect.error(fault.code, fault.message, now, fault.input_id)]
 
     def _read(self, event: Fields) -> list[Action]:
         """Read one event, deciding the dialect if it is still open. Raises ClientError."""
@@ -168,7 +172,7 @@ class Session:
         if self.dialect.phase in WAITING and self._owed.is_full:
             # Nothing can be answered yet, so that nothing more can be owed.
             message = "more audio than can be answered waits already"
-            return [self.dialect.error(ErrorCode.NOT_READY, message, now)]
+            return [self.dialect.error(ErrorCode.NOT_READY, message, now, append.tag.input_id)]
         self._hear(append.audio)
         gathered_count = self._uplink.gathered_count
         self._uplink.add(append, now.wall_ns)
@@ -283,7 +287,7 @@ class Session:
             self._owed.answered(ordinal, outcome)
             return self._answer_owed(now)
         if isinstance(outcome, session_pb2.Failed):
-            return [self.dialect.failed(outcome, now)]
+            return [self.dialect.failed(outcome, now, tag.input_id)]
         dropped_count = outcome.dropped_unit_count + self._uplink.take_dropped_count()
         return [*self.dialect.delta(outcome, tag, dropped_count, now)]
 

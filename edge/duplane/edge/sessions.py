@@ -79,8 +79,7 @@ class Sessions:
         """Take no new sessions, end those in the queue, give the rest their time, end them too."""
         self.is_draining = True
         for connection in set(self._connections):
-            if not connection.session.is_running:
-                connection.end(Ending(End.SHUTDOWN))
+            connection.drain()
         limits = self._settings.limits
         if not await self._idle_within(limits.drain_s):
             await self.end_all(limits.send_s + limits.close_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from google.protobuf.duration_pb2 import Duration
@@ -44,6 +44,15 @@ def free_slots(
         if is_serving(worker)
         for slot in worker.worker.slots
     )
+
+
+def worker_health(
+    workers: Sequence[admin_pb2.WorkerStatus], leases: Sequence[admin_pb2.LeaseStatus]
+) -> dict[str, object]:
+    """Return what the reference's worker said of itself, of all workers as if they were one."""
+    is_loaded = any(map(is_serving, workers))
+    status = "idle" if free_slots(workers, leases) else "busy" if is_loaded else "offline"
+    return {"model_loaded": is_loaded, "worker_status": status}
 
 
 def _worker_state(worker: admin_pb2.WorkerStatus, leases: Iterable[admin_pb2.LeaseStatus]) -> str:

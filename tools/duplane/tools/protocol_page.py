@@ -140,7 +140,10 @@ def _places() -> Iterator[str]:
             for (route, name), place in PLACES.items()
         ],
     )
-    yield "The first event of one of these types decides between A and B; until then it is A:\n"
+    yield (
+        "The first event of one of these types decides between A and B; until then it is A, also"
+        " for a `session.close`:\n"
+    )
     yield from _table(
         ["first event", "dialect", ""],
         [

@@ -99,12 +99,17 @@ class DialectA(_Realtime):
 
 
 class DialectB(_Realtime):
-    """`session.init`: a spoken unit comes as up to three events that echo its `input_id`."""
+    """`session.init`: a spoken unit comes as up to three events that echo its `input_id`.
+
+    With a server that does not echo, units are counted: each begins by `text` or `listen`.
+    """
 
     def __init__(self, prompt: str, voice: str | None) -> None:
         self._payload: Message = {"system_prompt": prompt}
         if voice:
             self._payload["voice"] = {"ref_audio_base64": voice}
+        self._counted = -1  # the newest unit, where nothing names it
+        self._last_kind = ""
 
     def start(self) -> Message:
         return {"type": "session.init", "payload": self._payload}
@@ -125,7 +130,7 @@ class DialectB(_Realtime):
         is_listen = event["kind"] == "listen"
         closes_turn = is_listen and "response_id" in event
         yield UnitReply(
-            unit=int(event["input_id"]),
+            unit=self._unit_of(event, closes_turn=closes_turn),
             is_speech=not is_listen or closes_turn,
             is_whole=is_listen,
             text=event.get("text") or "",
@@ -133,6 +138,17 @@ class DialectB(_Realtime):
             context=event.get("metrics", {}).get("kv_cache_length", 0),
             end_of_turn=closes_turn,
         )
+
+    def _unit_of(self, event: Message, *, closes_turn: bool) -> int:
+        named = str(event.get("input_id", ""))
+        if named.isdecimal():
+            return int(named)
+        kind, before = event["kind"], self._last_kind
+        self._last_kind = kind
+        goes_on = closes_turn or (kind == "audio" and before == "text")
+        if not goes_on or self._counted < 0:
+            self._counted += 1
+        return self._counted
 
 
 class DialectC:

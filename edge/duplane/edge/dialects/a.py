@@ -25,7 +25,7 @@ from duplane.edge.dialects.dialect import (
     with_audio,
 )
 from duplane.edge.dialects.duplex_config import read_duplex_config
-from duplane.edge.dialects.fields import Fields, invalid
+from duplane.edge.dialects.fields import Fields, ignored, invalid
 from duplane.edge.dialects.frames import is_of_pictures_alone, read_frames, read_slice_count
 from duplane.edge.dialects.media import decode_audio, read_voice
 from duplane.edge.ends import End, Ending
@@ -50,6 +50,7 @@ class DialectA(Dialect):
 
     name: ClassVar[str] = "A"
     _max_slice_count: int | None = None  # of appends that name none
+    _ignored: tuple[str, ...] = ()  # paths of settings that have no effect
     lost_while_opening: ClassVar[End] = End.WORKER_CONNECT_FAILED
     transitions: ClassVar[Transitions] = {
         (Phase.START, UPDATE): Phase.OPENING,
@@ -111,6 +112,7 @@ class DialectA(Dialect):
         # Documented nowhere, sent by clients in the wild.
         if (config := session.fields("voice_config")) is not None:
             read_duplex_config(config, settings.config)
+        self._ignored = ignored(session, config)
         return settings
 
     def _opened_events(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
@@ -122,6 +124,8 @@ class DialectA(Dialect):
         }
         if self.identity.recording_id:
             event["recording_session_id"] = self.identity.recording_id
+        if unheeded := [*self._ignored, *opened.ignored_fields]:
+            event["ignored_init_fields"] = unheeded
         return [orjson.dumps(event)]
 
     def delta(
@@ -149,8 +153,10 @@ class DialectA(Dialect):
             return []
         return [orjson.dumps({"type": "session.closed", "reason": reason})]
 
-    def error(self, code: ErrorCode, message: str, now: Moment) -> bytes:
-        """Render an `error` event."""
-        del now
+    def error(
+        self, code: ErrorCode, message: str, now: Moment, input_id: str | None = None
+    ) -> bytes:
+        """Render an `error` event; inputs have no names here."""
+        del now, input_id
         error = {"code": code, "message": message, "type": code.fault}
         return orjson.dumps({"type": "error", "error": error})

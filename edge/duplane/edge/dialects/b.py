@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import orjson
 
@@ -34,7 +34,7 @@ from duplane.edge.dialects.fields import Fields, invalid, missing
 from duplane.edge.dialects.frames import is_of_pictures_alone, read_frames, read_slice_count
 from duplane.edge.dialects.media import decode_audio
 from duplane.edge.ends import End, Ending
-from duplane.edge.faults import ErrorCode
+from duplane.edge.faults import ClientError, ErrorCode
 from duplane.edge.modes import Mode
 from duplane.edge.settings import Limits
 from duplane.fabric.v1 import session_pb2
@@ -97,6 +97,20 @@ class DialectB(Dialect):
         self._usage = Usage()
         self._chunk_index = 0
         self._context_token_count = 0
+
+    def receive(self, event: Fields) -> Action:
+        """Take one client event. Raises ClientError, with the event's `input_id` if it has one."""
+        try:
+            return super().receive(event)
+        except ClientError as fault:
+            fault.input_id = self._input_id(event)
+            raise
+
+    def _input_id(self, event: Fields) -> str | None:
+        given = event.whole.get("input")
+        name = cast("dict[str, object]", given).get("input_id") if isinstance(given, dict) else None
+        is_name = isinstance(name, str) and len(name.encode()) <= self.limits.text_bytes
+        return cast(str, name) if is_name else None
 
     def _read(self, kind: str, event: Fields) -> Action:
         if kind == APPEND:
@@ -231,9 +245,13 @@ class DialectB(Dialect):
             event["diagnostic"] = {"message": ending.message or "the worker was lost"}
         return [orjson.dumps(event)]
 
-    def error(self, code: ErrorCode, message: str, now: Moment) -> bytes:
+    def error(
+        self, code: ErrorCode, message: str, now: Moment, input_id: str | None = None
+    ) -> bytes:
         """Render an `error` event."""
         event = self._event("error", now)
+        if input_id is not None:
+            event["input_id"] = input_id
         event["error"] = {"code": code, "message": message, "type": code.fault}
         return orjson.dumps(event)
 

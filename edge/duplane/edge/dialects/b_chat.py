@@ -12,7 +12,9 @@ from duplane.edge.dialects.chat import ChatDialect
 from duplane.edge.dialects.chat_request import ChatDefaults, read_turn
 from duplane.edge.dialects.dialect import (
     WAITING,
+    Action,
     Answers,
+    Configure,
     Moment,
     Phase,
     ServerEvents,
@@ -21,7 +23,7 @@ from duplane.edge.dialects.dialect import (
     queue_events,
     with_audio,
 )
-from duplane.edge.dialects.fields import Fields
+from duplane.edge.dialects.fields import Fields, ignored
 from duplane.edge.faults import ErrorCode
 from duplane.fabric.v1 import session_pb2
 
@@ -36,6 +38,7 @@ FINISH_REASONS = {
 class DialectBChat(ChatDialect, DialectB):
     """One client that chats in B. The history comes anew with every turn."""
 
+    request_path: ClassVar[str] = "input."
     backend_mode: ClassVar[str] = "turn_based"
     transitions: ClassVar[Transitions] = {
         **DialectB.transitions,
@@ -51,6 +54,14 @@ class DialectBChat(ChatDialect, DialectB):
         "response.done": frozenset({Phase.ACTIVE}),
     }
     _response_id = ""
+
+    def _read(self, kind: str, event: Fields) -> Action:
+        """Check settings as they are where units flow; a turn brings its own, so none counts."""
+        action = super()._read(kind, event)
+        if isinstance(action, Configure):
+            payload = event.required_fields("payload")
+            self._ignored = [*ignored(payload)]
+        return action
 
     def _read_append(self, given: Fields) -> Turn:
         return read_turn(given, DEFAULTS, self.limits)
@@ -110,8 +121,4 @@ class DialectBChat(ChatDialect, DialectB):
 
     def refused(self, code: ErrorCode, message: str, now: Moment) -> list[bytes]:
         """Render an `error` that names the input it is about, if that has a name."""
-        event = self._event("error", now)
-        if self._turn.input_id is not None:
-            event["input_id"] = self._turn.input_id
-        event["error"] = {"code": code, "message": message, "type": code.fault}
-        return [orjson.dumps(event)]
+        return [self.error(code, message, now, self._turn.input_id)]

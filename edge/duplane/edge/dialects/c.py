@@ -27,7 +27,7 @@ from duplane.edge.dialects.dialect import (
     with_audio,
 )
 from duplane.edge.dialects.duplex_config import read_duplex_config
-from duplane.edge.dialects.fields import Fields
+from duplane.edge.dialects.fields import Fields, ignored
 from duplane.edge.dialects.frames import read_frames, read_slice_count
 from duplane.edge.dialects.media import decode_audio, read_voice
 from duplane.edge.ends import End, Ending
@@ -95,6 +95,7 @@ class DialectC(Dialect):
         "error": ALIVE,
     }
     _max_slice_count: int | None = None  # of chunks that name none
+    _ignored: tuple[str, ...] = ()  # paths of settings that have no effect
     _pause_s: float = DEFAULT_PAUSE_S
     _is_interrupted = False  # the next unit has to listen
     _result_count = 0
@@ -155,6 +156,7 @@ class DialectC(Dialect):
         if self.mode.takes_frames:
             configured = read_slice_count(config) if config else None
             self._max_slice_count = read_slice_count(event) or configured
+        self._ignored = ignored(event, config)
         return settings
 
     def _read_chunk(self, event: Fields) -> Append:
@@ -175,6 +177,8 @@ class DialectC(Dialect):
         told: dict[str, object] = {"prompt_length": opened.prompt_token_count}
         if self.identity.recording_id:
             told["recording_session_id"] = self.identity.recording_id
+        if unheeded := [*self._ignored, *opened.ignored_fields]:
+            told["ignored_init_fields"] = unheeded
         return [_event("prepared", **told)]
 
     def delta(
@@ -229,9 +233,11 @@ class DialectC(Dialect):
             case _:
                 return []
 
-    def error(self, code: ErrorCode, message: str, now: Moment) -> bytes:
-        """Render an `error` event; the dialect has no codes."""
-        del code, now
+    def error(
+        self, code: ErrorCode, message: str, now: Moment, input_id: str | None = None
+    ) -> bytes:
+        """Render an `error` event; the dialect has no codes, and no names of inputs."""
+        del code, now, input_id
         return _event("error", error=message)
 
 

@@ -16,6 +16,8 @@ class ChatDialect(Dialect):
     # Whether the client's first event comes before its place in the queue.
     asks_first: ClassVar[bool] = False
 
+    request_path: ClassVar[str] = ""  # where a turn is in the event that brings it
+
     _turn = Turn(session_pb2.ChatRequest())
     _prompt_token_count = 0
     _held_bytes = 0  # of an answer that is not streamed

@@ -112,9 +112,11 @@ class DialectD(ChatDialect):
                 message = ending.message or "the worker was lost"
                 return [self.error(ErrorCode.INFERENCE_ERROR, message, now)]
 
-    def error(self, code: ErrorCode, message: str, now: Moment) -> bytes:
-        """Render an `error` event; the dialect has no codes."""
-        del code, now
+    def error(
+        self, code: ErrorCode, message: str, now: Moment, input_id: str | None = None
+    ) -> bytes:
+        """Render an `error` event; the dialect has no codes, and no names of inputs."""
+        del code, now, input_id
         return _event("error", error=message)
 
 

@@ -227,14 +227,16 @@ class Dialect(ABC):
     def _closed_events(self, ending: Ending, now: Moment) -> list[bytes]: ...
 
     @abstractmethod
-    def error(self, code: ErrorCode, message: str, now: Moment) -> bytes:
-        """Render an `error` event."""
+    def error(
+        self, code: ErrorCode, message: str, now: Moment, input_id: str | None = None
+    ) -> bytes:
+        """Render an `error` event, about an input that may have a name."""
 
-    def failed(self, failed: session_pb2.Failed, now: Moment) -> bytes:
+    def failed(self, failed: session_pb2.Failed, now: Moment, input_id: str | None = None) -> bytes:
         """Render a unit that could not be used."""
         code = FAILURES.get(failed.reason, ErrorCode.INFERENCE_ERROR)
         message = name_fault(failed.field, failed.message or "the unit could not be used")
-        return self.error(code, message, now)
+        return self.error(code, message, now, input_id)
 
 
 def queue_events(prefix: str, phases: frozenset[Phase]) -> ServerEvents:

@@ -15,12 +15,14 @@ from duplane.edge.status import (
     fabric_status,
     is_serving,
     unknown_status,
+    worker_health,
     worker_list,
 )
 from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import FabricError
 from duplane.fabric.v1 import admin_pb2
 
+HEALTH_DEADLINE_S = 0.3  # for all of them; whether the process lives is told at once
 DEADLINE_S = 1.0  # for each scheduler; what takes longer counts as down
 
 
@@ -49,8 +51,16 @@ class FabricAnswers:
         ]
 
     async def _health(self, _: web.Request) -> web.Response:
-        """Tell that the process lives."""
-        return json_answer({"status": "healthy", "timestamp": now().isoformat()})
+        """Tell that the process lives, and beside it how a worker of the reference would be."""
+        alive = {"status": "healthy", "timestamp": now().isoformat()}
+        try:
+            async with asyncio.timeout(HEALTH_DEADLINE_S):
+                workers, leases = await asyncio.gather(
+                    list_workers(self._fabric), list_leases(self._fabric)
+                )
+        except (FabricError, TimeoutError):
+            return json_answer({**alive, **worker_health((), ())})
+        return json_answer({**alive, **worker_health(workers.workers, leases.leases)})
 
     async def _ready(self, _: web.Request) -> web.Response:
         """Tell whether a session that comes now will get a slot, be it after a wait."""
