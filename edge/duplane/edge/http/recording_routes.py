@@ -73,7 +73,7 @@ class RecordingAnswers:
     async def _set_comment(
         self, request: web.Request, settings: RecordingSettings
     ) -> web.StreamResponse:
-        directory = _directory(request, settings)
+        directory = await _directory(request, settings)
         body = await read_body(request, _MAX_COMMENT_BODY_BYTES, self._body_s)
         comment = read_object(body).get("comment")
         if not isinstance(comment, str | None):
@@ -87,12 +87,12 @@ class RecordingAnswers:
 
 
 async def _comment(request: web.Request, settings: RecordingSettings) -> web.StreamResponse:
-    directory = _directory(request, settings)
+    directory = await _directory(request, settings)
     return json_answer({"comment": await asyncio.to_thread(read_comment, directory)})
 
 
 async def _upload(request: web.Request, settings: RecordingSettings) -> web.StreamResponse:
-    directory = _directory(request, settings)
+    directory = await _directory(request, settings)
     return json_answer(await receive_upload(request, directory, settings))
 
 
@@ -101,7 +101,10 @@ async def _meta(request: web.Request, settings: RecordingSettings) -> web.Stream
 
 
 async def _recording(request: web.Request, settings: RecordingSettings) -> web.StreamResponse:
-    return await _rendered(lambda: session_recording(settings.directory, _name(request)))
+    told = await asyncio.to_thread(session_recording, settings.directory, _name(request))
+    if told is None:
+        raise _not_found()
+    return closing(web.Response(body=_in_thread(told), content_type="application/json"))
 
 
 async def _asset(request: web.Request, settings: RecordingSettings) -> web.StreamResponse:
@@ -116,7 +119,7 @@ async def _asset(request: web.Request, settings: RecordingSettings) -> web.Strea
 
 async def _download(request: web.Request, settings: RecordingSettings) -> web.StreamResponse:
     name = _name(request)
-    archive = session_archive(settings.directory, name)
+    archive = await asyncio.to_thread(session_archive, settings.directory, name)
     if archive is None:
         raise _not_found()
     file_name = f'attachment; filename="{name}.zip"'
@@ -132,8 +135,8 @@ def _name(request: web.Request) -> str:
     return request.match_info["session"]
 
 
-def _directory(request: web.Request, settings: RecordingSettings) -> Path:
-    directory = find_recording(settings.directory, _name(request))
+async def _directory(request: web.Request, settings: RecordingSettings) -> Path:
+    directory = await asyncio.to_thread(find_recording, settings.directory, _name(request))
     if directory is None:
         raise _not_found()
     return directory
@@ -144,7 +147,7 @@ def _not_found() -> web.HTTPNotFound:
 
 
 async def _rendered(answer: Callable[[], Json | None]) -> web.Response:
-    """Read and render in a thread: a timeline can be long."""
+    """Read and render in a thread: there can be many recordings."""
 
     def render() -> bytes | None:
         told = answer()

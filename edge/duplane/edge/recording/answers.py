@@ -13,12 +13,16 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
+
+import orjson
 
 from duplane.edge.recording.shelf import (
+    STREAM,
     Meta,
     is_name,
     is_recording,
-    read_events,
+    read_lines,
     read_meta,
     recordings,
 )
@@ -66,17 +70,18 @@ def session_meta(root: Path, name: str) -> Json | None:
     return asdict(meta) if meta else None
 
 
-def session_recording(root: Path, name: str) -> Json | None:
-    """Answer GET /api/sessions/{name}/recording, None for not found."""
+def session_recording(root: Path, name: str) -> Iterator[bytes] | None:
+    """Answer GET /api/sessions/{name}/recording: JSON in pieces, None for not found.
+
+    A timeline can be long: never more than a few events of it are in memory.
+    """
     directory = find_recording(root, name)
     meta = read_meta(directory) if directory else None
-    if directory is None or meta is None:
-        return None
     try:
-        events = list(read_events(directory))
+        stream = (directory / STREAM).open("rb") if directory and meta else None
     except OSError:
         return None  # swept away meanwhile
-    return {"session_id": meta.session_id, "meta": asdict(meta), "events": events}
+    return _told_whole(meta, stream) if meta and stream else None
 
 
 def session_asset(root: Path, name: str, path: str) -> Asset | None:
@@ -105,6 +110,20 @@ def find_recording(root: Path, name: str) -> Path | None:
     """Return the directory of a recording, None for not found."""
     directory = root / name
     return directory if is_name(name) and is_recording(directory) else None
+
+
+def _told_whole(meta: Meta, stream: BinaryIO) -> Iterator[bytes]:
+    told = orjson.dumps({"session_id": meta.session_id, "meta": asdict(meta)})
+    pieces = bytearray(told[:-1] + b',"events":[')
+    separator = b""
+    with stream:
+        for line, _ in read_lines(stream):
+            pieces += separator + line
+            separator = b","
+            if len(pieces) >= _PIECE_BYTES:
+                yield bytes(pieces)
+                pieces.clear()
+    yield bytes(pieces + b"]}")
 
 
 def _row(meta: Meta) -> Json:
