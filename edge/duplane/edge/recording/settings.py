@@ -7,6 +7,8 @@ from enum import StrEnum
 from pathlib import Path
 from urllib.parse import parse_qs
 
+_AGREED = frozenset({"on", "1", "true", "yes"})
+
 
 class Consent(StrEnum):
     """What a client's own wish counts for: `?recording=on` or `?recording=off` in its URL."""
@@ -40,14 +42,17 @@ class RecordingSettings:
 
     def is_wanted(self, path: str) -> bool:
         """Tell whether a session that came to this path and query is to be recorded."""
-        wish = parse_qs(path.partition("?")[2]).get("recording", [""])[0].lower()
+        query = parse_qs(path.partition("?")[2], keep_blank_values=True)
+        wishes = query.get("recording", [])
+        # Whoever says anything else does not agree.
+        is_agreed = all(wish.lower() in _AGREED for wish in wishes)
         match self.consent:
             case Consent.ALWAYS:
                 return True
             case Consent.UNLESS_REFUSED:
-                return wish not in ("off", "0", "false")
+                return is_agreed
             case Consent.ON_REQUEST:
-                return wish in ("on", "1", "true")
+                return is_agreed and bool(wishes)
 
 
 def recording_settings(
