@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs
 
 _AGREED = frozenset({"on", "1", "true", "yes"})
@@ -56,11 +57,15 @@ class RecordingSettings:
 
 
 def recording_settings(
-    directory: Path | None, consent: str, days: float | None, gigabytes: float | None
+    directory: Path | None,
+    consent: str,
+    days: float | None,
+    gigabytes: float | None,
+    **bounds: Any,
 ) -> RecordingSettings | None:
     """Return the settings as people give them; None when nothing is recorded.
 
-    Raises ValueError for a consent there is not.
+    `bounds` are the other fields. Raises ValueError for a consent there is not.
     """
     if consent not in list(Consent):
         raise ValueError(f"record-consent: {consent!r} is not one of {', '.join(Consent)}")
@@ -71,4 +76,5 @@ def recording_settings(
         Consent(consent),
         max_age_s=None if days is None else days * 86_400,
         max_total_bytes=None if gigabytes is None else int(gigabytes * 1e9),
+        **bounds,
     )
