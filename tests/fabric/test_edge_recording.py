@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 import orjson
 import pybase64
@@ -276,6 +277,43 @@ async def test_recordings_are_looked_for_off_the_loop(
         assert (await http.ask("POST", "/api/sessions/nobody/upload-recording"))[0] == 404
     assert len(seen) == 7
     assert threading.main_thread() not in seen
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "begin_at", "end_at"),
+    [
+        (None, 200, 0, 600_000),
+        ("bytes=10-19", 206, 10, 20),
+        ("bytes=599990-", 206, 599_990, 600_000),
+        ("bytes=-5", 206, 599_995, 600_000),
+        ("bytes=5-900000", 206, 5, 600_000),
+        ("bytes=600000-", 416, 0, 0),
+        ("nonsense", 416, 0, 0),
+    ],
+)
+async def test_a_part_of_a_file_can_be_asked_for(
+    tmp_path: Path, asked: str | None, status: int, begin_at: int, end_at: int
+) -> None:
+    content = bytes(range(256)) * 2344
+    content = content[:600_000]
+    (tmp_path / "sess_0").mkdir()
+    (tmp_path / "sess_0/stream.jsonl").touch()
+    (tmp_path / "sess_0/user.wav").write_bytes(content)
+    async with (
+        live_edge(recording=RecordingSettings(tmp_path)) as edge,
+        aiohttp.ClientSession() as http,
+    ):
+        url = f"http://{edge.edge.address}/api/sessions/sess_0/assets/user.wav"
+        async with http.get(url, headers={"Range": asked} if asked else {}) as answer:
+            assert answer.status == status
+            if status == 416:
+                return
+            told = await answer.read()
+        assert told == content[begin_at:end_at]
+        assert answer.headers["Content-Length"] == str(len(told))
+        whole = f"bytes {begin_at}-{end_at - 1}/600000" if asked else None
+        assert answer.headers.get("Content-Range") == whole
+        assert answer.headers["Content-Type"] == "audio/wav"
 
 
 async def test_others_find_no_recordings(tmp_path: Path) -> None:

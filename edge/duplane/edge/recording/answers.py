@@ -13,7 +13,6 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import orjson
 
@@ -77,11 +76,7 @@ def session_recording(root: Path, name: str) -> Iterator[bytes] | None:
     """
     directory = find_recording(root, name)
     meta = read_meta(directory) if directory else None
-    try:
-        stream = (directory / STREAM).open("rb") if directory and meta else None
-    except OSError:
-        return None  # swept away meanwhile
-    return _told_whole(meta, stream) if meta and stream else None
+    return _told_whole(directory, meta) if directory and meta else None
 
 
 def session_asset(root: Path, name: str, path: str) -> Asset | None:
@@ -100,6 +95,16 @@ def session_asset(root: Path, name: str, path: str) -> Asset | None:
     return Asset(file, _CONTENT_TYPES.get(match["suffix"], _OTHER_CONTENT))
 
 
+def read_pieces(path: Path, wanted: range) -> Iterator[bytes]:
+    """Yield these bytes of a file."""
+    with path.open("rb") as file:
+        file.seek(wanted.start)
+        left = len(wanted)
+        while left and (piece := file.read(min(left, _PIECE_BYTES))):
+            left -= len(piece)
+            yield piece
+
+
 def session_archive(root: Path, name: str) -> Iterator[bytes] | None:
     """Answer GET /api/sessions/{name}/download: a ZIP file in pieces, None for not found."""
     directory = find_recording(root, name)
@@ -112,11 +117,11 @@ def find_recording(root: Path, name: str) -> Path | None:
     return directory if is_name(name) and is_recording(directory) else None
 
 
-def _told_whole(meta: Meta, stream: BinaryIO) -> Iterator[bytes]:
+def _told_whole(directory: Path, meta: Meta) -> Iterator[bytes]:
     told = orjson.dumps({"session_id": meta.session_id, "meta": asdict(meta)})
     pieces = bytearray(told[:-1] + b',"events":[')
     separator = b""
-    with stream:
+    with (directory / STREAM).open("rb") as stream:
         for line, _ in read_lines(stream):
             pieces += separator + line
             separator = b","
