@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import io
+import threading
 import urllib.error
 import urllib.request
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 import orjson
 import pybase64
@@ -217,13 +219,23 @@ def download(url: str) -> tuple[int, str, bytes]:
         return refused.code, "", b""
 
 
+async def ended(root: Path) -> Path:
+    """Wait until the only recording has been written to its end by the recorder's thread."""
+    async with asyncio.timeout(WITHIN_S):
+        while True:
+            for directory in recordings(root):
+                if (directory / "replay.wav").exists():
+                    return directory
+            await asyncio.sleep(0.01)
+
+
 async def test_operators_find_recordings_over_http(tmp_path: Path) -> None:
     async with live_edge(recording=RecordingSettings(tmp_path)) as edge:
         async with edge.connect() as client:
             await begin(client)
             await exchange(client)
             await end(client)
-        (directory,) = recordings(tmp_path)
+        directory = await ended(tmp_path)
         base = f"http://{edge.edge.address}/api/sessions"
 
         async def get(path: str) -> tuple[int, str, bytes]:
@@ -245,6 +257,63 @@ async def test_operators_find_recordings_over_http(tmp_path: Path) -> None:
         assert zipfile.ZipFile(io.BytesIO(archive)).testzip() is None
         for path in ("/nobody", "/nobody/download", "/..%2f..", f"/{directory.name}/assets/..%2fx"):
             assert (await get(path))[0] == 404, path
+
+
+async def test_recordings_are_looked_for_off_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[threading.Thread] = []
+
+    def looked(_: Path, name: str) -> None:
+        assert name == "nobody"
+        seen.append(threading.current_thread())
+
+    for module in ("http.recording_routes", "recording.answers"):
+        monkeypatch.setattr(f"duplane.edge.{module}.find_recording", looked)
+    async with live_edge(recording=RecordingSettings(tmp_path)) as edge, edge.asked() as http:
+        for below in ("", "/recording", "/assets/meta.json", "/download", "/comment"):
+            assert (await http.ask("GET", f"/api/sessions/nobody{below}"))[0] == 404
+        assert (await http.ask("POST", "/api/sessions/nobody/comment", json={}))[0] == 404
+        assert (await http.ask("POST", "/api/sessions/nobody/upload-recording"))[0] == 404
+    assert len(seen) == 7
+    assert threading.main_thread() not in seen
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "begin_at", "end_at"),
+    [
+        (None, 200, 0, 600_000),
+        ("bytes=10-19", 206, 10, 20),
+        ("bytes=599990-", 206, 599_990, 600_000),
+        ("bytes=-5", 206, 599_995, 600_000),
+        ("bytes=5-900000", 206, 5, 600_000),
+        ("bytes=600000-", 416, 0, 0),
+        ("nonsense", 416, 0, 0),
+    ],
+)
+async def test_a_part_of_a_file_can_be_asked_for(
+    tmp_path: Path, asked: str | None, status: int, begin_at: int, end_at: int
+) -> None:
+    content = bytes(range(256)) * 2344
+    content = content[:600_000]
+    (tmp_path / "sess_0").mkdir()
+    (tmp_path / "sess_0/stream.jsonl").touch()
+    (tmp_path / "sess_0/user.wav").write_bytes(content)
+    async with (
+        live_edge(recording=RecordingSettings(tmp_path)) as edge,
+        aiohttp.ClientSession() as http,
+    ):
+        url = f"http://{edge.edge.address}/api/sessions/sess_0/assets/user.wav"
+        async with http.get(url, headers={"Range": asked} if asked else {}) as answer:
+            assert answer.status == status
+            if status == 416:
+                return
+            told = await answer.read()
+        assert told == content[begin_at:end_at]
+        assert answer.headers["Content-Length"] == str(len(told))
+        whole = f"bytes {begin_at}-{end_at - 1}/600000" if asked else None
+        assert answer.headers.get("Content-Range") == whole
+        assert answer.headers["Content-Type"] == "audio/wav"
 
 
 async def test_others_find_no_recordings(tmp_path: Path) -> None:

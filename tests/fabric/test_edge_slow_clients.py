@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import orjson
 import pytest
 import soundfile
 from edge_transcripts import pcm
@@ -33,6 +34,8 @@ from scripted_fabric import WITHIN_S, ScriptedConversation
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
+from duplane.edge.recording.settings import RecordingSettings
+from duplane.edge.recording.shelf import Meta, write_meta
 from duplane.edge.settings import Limits
 from duplane.edge.websocket import EdgeSocket
 from duplane.fabric.v1 import session_pb2
@@ -378,6 +381,44 @@ async def test_voice_that_many_ask_for_and_nobody_reads_is_held_once(long_voice:
             await client.send(b"GET /api/default_ref_audio HTTP/1.1\r\nHost: e\r\n\r\n")
             assert await client.read(1)
         assert rss_bytes() - before_bytes < 100e6
+
+
+@pytest.fixture(scope="module")
+def long_recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of recordings; one of 30 MB, which no compression makes smaller."""
+    root = tmp_path_factory.mktemp("recordings")
+    (root / "sess_0").mkdir()
+    noise = np.random.default_rng(0).bytes(30_000_000)
+    (root / "sess_0/user.wav").write_bytes(noise)
+    text = orjson.dumps({"seq": 0, "frame": {"text": "x" * 1000}})
+    (root / "sess_0/stream.jsonl").write_bytes((text + b"\n") * 30_000)
+    write_meta(root / "sess_0", Meta("sess_0", "/", "audio", 1.0, ended_at=2.0))
+    return root
+
+
+@pytest.mark.parametrize("below", ["recording", "download", "assets/user.wav"])
+@pytest.mark.parametrize(
+    ("limits", "step"),
+    [(QUICK, 0), (replace(Limits(), http_s=0.3), 1000)],
+    ids=["reads nothing", "drips"],
+)
+async def test_who_does_not_read_a_recording_is_cut(
+    limits: Limits, step: int, below: str, long_recording: Path
+) -> None:
+    limits = replace(limits, connection_count=2)
+    async with (
+        live_edge(limits, recording=RecordingSettings(long_recording)) as edge,
+        witness_of(edge),
+        RawClient(edge.edge.address) as client,
+    ):
+        path = f"/api/sessions/sess_0/{below}".encode()
+        await client.send(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path)
+        assert b" 200 " in await client.read(15)
+        reading = asyncio.ensure_future(drip(client, step))
+        async with asyncio.timeout(WITHIN_S):
+            while not await is_welcome(edge):
+                pass
+        reading.cancel()
 
 
 async def test_refused_upgrade_does_not_keep_its_connection() -> None:

@@ -14,12 +14,12 @@ from duplane.edge import server
 from duplane.edge.recording.settings import Consent, RecordingSettings
 from duplane.edge.settings import EdgeSettings, Limits
 from duplane.fabric import process
-from duplane.tools.edge_flags import LIMITS, SETTINGS
+from duplane.tools.edge_flags import LIMITS, RECORDING, SETTINGS
 from duplane.tools.main import app
 
-# Of the protocols and of what runs inside: nothing for operators to move.
-INNER_LIMITS = {"text_bytes", "context_token_count", "end_s"}
 OTHER_SETTINGS = {"listen", "schedulers", "limits", "recording"}  # flags of their own
+OTHER_RECORDING = {"directory", "consent", "max_age_s", "max_total_bytes"}  # flags of their own
+OTHER_RECORDING |= {"sweep_interval_s"}  # no bound
 Run = Callable[..., EdgeSettings]
 
 
@@ -39,8 +39,11 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     return run_edge
 
 
-def test_every_setting_is_a_flag_or_kept_on_purpose() -> None:
-    assert {one.name for one in dataclasses.fields(Limits)} == LIMITS.keys() | INNER_LIMITS
+def test_every_bound_and_setting_is_a_flag() -> None:
+    assert {one.name for one in dataclasses.fields(Limits)} == LIMITS.keys()
+    assert {one.name for one in dataclasses.fields(RecordingSettings)} == (
+        RECORDING.keys() | OTHER_RECORDING
+    )
     assert {one.name for one in dataclasses.fields(EdgeSettings)} == (
         SETTINGS.keys() | OTHER_SETTINGS
     )
@@ -71,6 +74,16 @@ def test_every_limit_is_set_by_flag_and_by_environment(name: str, run: Run) -> N
     refused = CliRunner().invoke(app, ["edge", flag, "-1"])
     assert refused.exit_code == 2
     assert flag in CliRunner().invoke(app, ["edge", "--help"], env={"COLUMNS": "200"}).output
+
+
+@pytest.mark.parametrize("name", RECORDING)
+def test_every_bound_of_recordings_is_set_by_flag_and_by_environment(
+    name: str, run: Run, tmp_path: Path
+) -> None:
+    flag, record = f"--record-{name.replace('_', '-')}", ("--record", str(tmp_path))
+    assert getattr(run(*record, flag, "7").recording, name) == 7
+    assert getattr(run(*record, **{f"DUPLANE_RECORD_{name.upper()}": "7"}).recording, name) == 7
+    assert CliRunner().invoke(app, ["edge", flag, "-1"]).exit_code == 2
 
 
 def test_settings_are_set_by_flags(run: Run, tmp_path: Path) -> None:

@@ -69,23 +69,26 @@ def test_a_worker_serves_while_a_slot_can_be_waited_for() -> None:
 def test_every_worker_is_counted_once() -> None:
     workers = [
         worker("idle", FREE, FREE),
-        worker("talks", OCCUPIED, FREE),
+        worker("has room", OCCUPIED, BROKEN, FREE),
+        worker("talks", OCCUPIED, CLEANING, BROKEN),
+        worker("is granted", FREE),
         worker("chats", OCCUPIED),
         worker("cleans", CLEANING),
         worker("broken", BROKEN),
         worker("drains", OCCUPIED, is_draining=True),
     ]
-    told = status(workers, [lease("talks", 0), lease("chats", 0, CHAT), lease("drains", 0)])
+    duplex = [lease(name, 0) for name in ("has room", "talks", "is granted", "drains")]
+    told = status(workers, [*duplex, lease("chats", 0, CHAT)])
     assert {key: told[key] for key in told if str(key).endswith("_workers")} == {
-        "total_workers": 6,
-        "idle_workers": 1,
+        "total_workers": 8,
+        "idle_workers": 2,
         "busy_workers": 2,
-        "duplex_workers": 1,
+        "duplex_workers": 2,
         "loading_workers": 0,
         "error_workers": 1,
         "offline_workers": 1,
     }
-    assert told["slot_count"] == 8
+    assert (told["slot_count"], told["free_slot_count"]) == (13, 3)
     assert (told["queue_length"], told["ticket_count"], told["max_queue_size"]) == (1, 1, 1000)
 
 

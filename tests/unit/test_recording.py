@@ -161,6 +161,22 @@ def test_the_client_is_asked_as_far_as_the_server_says(
     assert settings.is_wanted("/v1/realtime?recording=off") is off
 
 
+@pytest.mark.parametrize(
+    ("query", "is_agreed"),
+    [
+        *((f"recording={wish}", True) for wish in ("on", "ON", "1", "true", "yes")),
+        *((f"recording={wish}", False) for wish in ("off", "0", "no", "never", "n", "oN+", "")),
+        ("recording=on&recording=off", False),
+        ("recording=off&recording=on", False),
+        ("recording", False),
+    ],
+)
+def test_only_plain_words_agree_to_be_recorded(query: str, is_agreed: bool) -> None:
+    for consent in (Consent.UNLESS_REFUSED, Consent.ON_REQUEST):
+        settings = RecordingSettings(Path("/nowhere"), consent)
+        assert settings.is_wanted(f"/v1/realtime?mode=audio&{query}") is is_agreed
+
+
 def test_settings_as_people_give_them() -> None:
     assert recording_settings(None, "always", None, None) is None
     given = recording_settings(Path("/r"), "on_request", 2, 1.5)

@@ -50,12 +50,35 @@ def test_meta_and_events_are_told(tmp_path: Path) -> None:
     meta = session_meta(tmp_path, "sess_0")
     assert meta
     assert (meta["session_id"], meta["mode"], meta["created_at"]) == ("sess_0", "audio", 1000.0)
-    answer = session_recording(tmp_path, "sess_0")
-    assert answer
+    pieces = session_recording(tmp_path, "sess_0")
+    assert pieces
+    answer = orjson.loads(b"".join(pieces))
     assert set(answer) == {"session_id", "meta", "events"}
     assert answer["meta"] == meta
     assert isinstance(answer["events"], list)
     assert answer["events"][0]["frame"] == {"audio": "@blob/000000.f32"}
+
+
+def test_a_long_timeline_is_told_in_pieces(tmp_path: Path) -> None:
+    directory = put(tmp_path, "sess_0")
+    lines = [orjson.dumps({"seq": seq, "frame": {"text": "x" * 1000}}) for seq in range(2000)]
+    (directory / "stream.jsonl").write_bytes(b"\n".join([*lines, b'{"seq":2000,"fra']))
+    told = session_recording(tmp_path, "sess_0")
+    assert told
+    pieces = list(told)
+    assert max(map(len, pieces)) < 512 * 1024
+    events = orjson.loads(b"".join(pieces))["events"]
+    assert [event["seq"] for event in events] == list(range(2000))
+
+
+def test_a_timeline_without_events_is_told(tmp_path: Path) -> None:
+    directory = put(tmp_path, "sess_0")
+    (directory / "stream.jsonl").write_bytes(b"")
+    pieces = session_recording(tmp_path, "sess_0")
+    assert pieces
+    assert orjson.loads(b"".join(pieces))["events"] == []
+    (directory / "stream.jsonl").unlink()
+    assert session_recording(tmp_path, "sess_0") is None
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 
 from google.protobuf.duration_pb2 import Duration
@@ -55,8 +55,12 @@ def worker_health(
     return {"model_loaded": is_loaded, "worker_status": status}
 
 
-def _worker_state(worker: admin_pb2.WorkerStatus, leases: Iterable[admin_pb2.LeaseStatus]) -> str:
-    """Return the one word the reference has for a worker: it knew one session per worker."""
+def _worker_state(worker: admin_pb2.WorkerStatus, leases: Collection[admin_pb2.LeaseStatus]) -> str:
+    """Return the one word the reference has for a worker: it knew one session per worker.
+
+    Its pages show how many are idle to people who want to begin: idle is where a session can, at
+    once, whatever else runs there. The others are called by what fills them.
+    """
     slots = worker.worker.slots
     kinds = {
         lease.claims.kind for lease in leases if lease.claims.worker_id == worker.worker.worker_id
@@ -65,11 +69,9 @@ def _worker_state(worker: admin_pb2.WorkerStatus, leases: Iterable[admin_pb2.Lea
         return "error"
     if worker.is_draining:
         return "offline"
-    if kinds - {lease_pb2.SESSION_KIND_CHAT}:
-        return "duplex"
-    if kinds or any(slot.state != registry_pb2.SLOT_STATE_FREE for slot in slots):
-        return "busy"
-    return "idle"
+    if free_slots([worker], leases):
+        return "idle"
+    return "duplex" if kinds - {lease_pb2.SESSION_KIND_CHAT} else "busy"
 
 
 def fabric_status(

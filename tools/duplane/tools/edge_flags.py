@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from duplane.edge.recording.settings import RecordingSettings
 from duplane.edge.settings import EdgeSettings, Limits
 
 SETTINGS: Mapping[str, str] = {
@@ -85,7 +86,19 @@ LIMITS: Mapping[str, str] = {
     "client_session_count": "Sessions of one client address (IPv6: of one /64); more are refused"
     " with 1013. Behind a proxy that is not trusted everybody is one client.",
     "drain_s": "For running sessions to end at shutdown.",
+    "context_token_count": "The context of a session, in A and B.",
+    "text_bytes": "An id or a reason that is echoed, the name of a voice.",
+    "end_s": "Wait for a worker's last word once a session is over.",
 }
+RECORDING: Mapping[str, str] = {
+    "queue_bytes": "Events of all sessions on their way to the disk; what is above is lost to"
+    " their recordings, which say so.",
+    "session_bytes": "One recording; it ends there, its session does not.",
+    "replay_bytes": "The replay of a recording; none is made of what is longer.",
+    "upload_bytes": "One upload to a recording.",
+    "upload_s": "An upload to a recording, until it has come.",
+}
+_RECORD = "record_"  # what their flags begin with
 
 
 def edge_settings(values: Mapping[str, Any], **settings: Any) -> EdgeSettings:
@@ -94,6 +107,11 @@ def edge_settings(values: Mapping[str, Any], **settings: Any) -> EdgeSettings:
     given["trusted_proxies"] = tuple(name for name in values["trusted_proxies"].split(",") if name)
     limits = Limits(**{name: values[name] for name in LIMITS})
     return EdgeSettings(**given, limits=limits, **settings)
+
+
+def recording_bounds(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the bounds of recordings among flag values."""
+    return {name: values[_RECORD + name] for name in RECORDING}
 
 
 def with_edge_flags(verb: Callable[..., None]) -> Callable[..., None]:
@@ -108,7 +126,11 @@ def with_edge_flags(verb: Callable[..., None]) -> Callable[..., None]:
         for parameter in inspect.signature(verb, eval_str=True).parameters.values()
         if parameter.kind is not inspect.Parameter.VAR_KEYWORD
     ]
-    made = [*_parameters(EdgeSettings, SETTINGS), *_parameters(Limits, LIMITS, "Limits")]
+    made = [
+        *_parameters(EdgeSettings, SETTINGS),
+        *_parameters(Limits, LIMITS, "Limits"),
+        *_parameters(RecordingSettings, RECORDING, "Recording", _RECORD),
+    ]
     signature = inspect.Signature(
         [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*kept, *made)]
     )
@@ -120,7 +142,7 @@ def with_edge_flags(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameters(
-    settings: type, about: Mapping[str, str], panel: str | None = None
+    settings: type, about: Mapping[str, str], panel: str | None = None, prefix: str = ""
 ) -> list[inspect.Parameter]:
     hints = get_type_hints(settings)
     defaults = {field.name: field.default for field in dataclasses.fields(settings)}
@@ -130,15 +152,18 @@ def _parameters(
         if name == "trusted_proxies":
             kind, default = str, ""
         option: Any = typer.Option(
-            f"--{name.replace('_', '-')}",
-            envvar=f"DUPLANE_{name.upper()}",
+            f"--{prefix}{name}".replace("_", "-"),
+            envvar=f"DUPLANE_{prefix}{name}".upper(),
             help=help_text,
             rich_help_panel=panel,
             **_bounds(kind),
         )
         annotation = Annotated[kind, option]
         parameter = inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+            prefix + name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=annotation,
         )
         made.append(parameter)
     return made

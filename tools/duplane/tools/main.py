@@ -18,7 +18,7 @@ import typer
 from duplane.fabric import process
 from duplane.tools.bench_verbs import bench
 from duplane.tools.checkpoint_verbs import checkpoint
-from duplane.tools.edge_flags import edge_settings, with_edge_flags
+from duplane.tools.edge_flags import edge_settings, recording_bounds, with_edge_flags
 from duplane.tools.flags import (
     CudaGraphs,
     Device,
@@ -196,7 +196,9 @@ def edge(
     process.configure_logging("edge", log_level.value)
     schedulers = tuple(scheduler.split(","))
     recording = settled(
-        lambda: recording_settings(record, record_consent, record_days, record_gigabytes)
+        lambda: recording_settings(
+            record, record_consent, record_days, record_gigabytes, **recording_bounds(values)
+        )
     )
     settings = settled(
         lambda: edge_settings(values, listen=listen, schedulers=schedulers, recording=recording)

@@ -278,15 +278,13 @@ def _limits() -> Iterator[str]:
             for name, about in LIMITS.items()
         ],
     )
-    yield (
-        f"Beside them: a context of {defaults['context_token_count']} tokens in A and B, and"
-        f" {defaults['text_bytes']} bytes for an id or a reason that is echoed.\n"
-    )
 
 
 def _amount(name: str, value: object) -> str:
     if not isinstance(value, int | float):
         return ""
+    if name.endswith("_bytes") and value < 1024:
+        return f"{value} bytes"
     if name.endswith("_bytes"):
         is_whole = value % (1024 * 1024) == 0
         return f"{value // (1024 * 1024)} MiB" if is_whole else f"{value // 1024} KiB"

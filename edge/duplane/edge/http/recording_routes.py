@@ -15,6 +15,7 @@ from duplane.edge.http.uploads import receive_upload
 from duplane.edge.recording.additions import MAX_COMMENT_CHARACTERS, read_comment, write_comment
 from duplane.edge.recording.answers import (
     find_recording,
+    read_pieces,
     session_archive,
     session_asset,
     session_list,
@@ -73,7 +74,7 @@ class RecordingAnswers:
     async def _set_comment(
         self, request: web.Request, settings: RecordingSettings
     ) -> web.StreamResponse:
-        directory = _directory(request, settings)
+        directory = await _directory(request, settings)
         body = await read_body(request, _MAX_COMMENT_BODY_BYTES, self._body_s)
         comment = read_object(body).get("comment")
         if not isinstance(comment, str | None):
@@ -87,12 +88,12 @@ class RecordingAnswers:
 
 
 async def _comment(request: web.Request, settings: RecordingSettings) -> web.StreamResponse:
-    directory = _directory(request, settings)
+    directory = await _directory(request, settings)
     return json_answer({"comment": await asyncio.to_thread(read_comment, directory)})
 
 
 async def _upload(request: web.Request, settings: RecordingSettings) -> web.StreamResponse:
-    directory = _directory(request, settings)
+    directory = await _directory(request, settings)
     return json_answer(await receive_upload(request, directory, settings))
 
 
@@ -101,7 +102,10 @@ async def _meta(request: web.Request, settings: RecordingSettings) -> web.Stream
 
 
 async def _recording(request: web.Request, settings: RecordingSettings) -> web.StreamResponse:
-    return await _rendered(lambda: session_recording(settings.directory, _name(request)))
+    told = await asyncio.to_thread(session_recording, settings.directory, _name(request))
+    if told is None:
+        raise _not_found()
+    return closing(web.Response(body=_in_thread(told), content_type="application/json"))
 
 
 async def _asset(request: web.Request, settings: RecordingSettings) -> web.StreamResponse:
@@ -109,14 +113,36 @@ async def _asset(request: web.Request, settings: RecordingSettings) -> web.Strea
     found = await asyncio.to_thread(session_asset, settings.directory, _name(request), path)
     if found is None:
         raise _not_found()
-    # An upload is what its sender says it is, and nothing that a browser makes of it.
-    headers = {"Content-Type": found.content_type, "X-Content-Type-Options": "nosniff"}
-    return closing(web.FileResponse(found.path, headers=headers))
+    size = (await asyncio.to_thread(found.path.stat)).st_size
+    wanted = _wanted(request, size)
+    headers = {
+        "Content-Type": found.content_type,
+        "Content-Length": str(len(wanted)),
+        "Accept-Ranges": "bytes",
+        # An upload is what its sender says it is, and nothing that a browser makes of it.
+        "X-Content-Type-Options": "nosniff",
+    }
+    if is_part := "Range" in request.headers:
+        headers["Content-Range"] = f"bytes {wanted.start}-{wanted.stop - 1}/{size}"
+    # By no sendfile: while the kernel writes, nobody sees whether the client reads.
+    body = _in_thread(read_pieces(found.path, wanted))
+    return closing(web.Response(status=206 if is_part else 200, body=body, headers=headers))
+
+
+def _wanted(request: web.Request, size: int) -> range:
+    """Return which bytes of a file are asked for. Raises HTTPException: 416."""
+    try:
+        start, stop, _ = request.http_range.indices(size)
+    except ValueError:
+        start, stop = size, size
+    if start >= stop and "Range" in request.headers:
+        raise web.HTTPRequestRangeNotSatisfiable(text=f"the file has {size} bytes")
+    return range(start, stop)
 
 
 async def _download(request: web.Request, settings: RecordingSettings) -> web.StreamResponse:
     name = _name(request)
-    archive = session_archive(settings.directory, name)
+    archive = await asyncio.to_thread(session_archive, settings.directory, name)
     if archive is None:
         raise _not_found()
     file_name = f'attachment; filename="{name}.zip"'
@@ -132,8 +158,8 @@ def _name(request: web.Request) -> str:
     return request.match_info["session"]
 
 
-def _directory(request: web.Request, settings: RecordingSettings) -> Path:
-    directory = find_recording(settings.directory, _name(request))
+async def _directory(request: web.Request, settings: RecordingSettings) -> Path:
+    directory = await asyncio.to_thread(find_recording, settings.directory, _name(request))
     if directory is None:
         raise _not_found()
     return directory
@@ -144,7 +170,7 @@ def _not_found() -> web.HTTPNotFound:
 
 
 async def _rendered(answer: Callable[[], Json | None]) -> web.Response:
-    """Read and render in a thread: a timeline can be long."""
+    """Read and render in a thread: there can be many recordings."""
 
     def render() -> bytes | None:
         told = answer()

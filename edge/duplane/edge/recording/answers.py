@@ -14,11 +14,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import orjson
+
 from duplane.edge.recording.shelf import (
+    STREAM,
     Meta,
     is_name,
     is_recording,
-    read_events,
+    read_lines,
     read_meta,
     recordings,
 )
@@ -66,17 +69,14 @@ def session_meta(root: Path, name: str) -> Json | None:
     return asdict(meta) if meta else None
 
 
-def session_recording(root: Path, name: str) -> Json | None:
-    """Answer GET /api/sessions/{name}/recording, None for not found."""
+def session_recording(root: Path, name: str) -> Iterator[bytes] | None:
+    """Answer GET /api/sessions/{name}/recording: JSON in pieces, None for not found.
+
+    A timeline can be long: never more than a few events of it are in memory.
+    """
     directory = find_recording(root, name)
     meta = read_meta(directory) if directory else None
-    if directory is None or meta is None:
-        return None
-    try:
-        events = list(read_events(directory))
-    except OSError:
-        return None  # swept away meanwhile
-    return {"session_id": meta.session_id, "meta": asdict(meta), "events": events}
+    return _told_whole(directory, meta) if directory and meta else None
 
 
 def session_asset(root: Path, name: str, path: str) -> Asset | None:
@@ -95,6 +95,16 @@ def session_asset(root: Path, name: str, path: str) -> Asset | None:
     return Asset(file, _CONTENT_TYPES.get(match["suffix"], _OTHER_CONTENT))
 
 
+def read_pieces(path: Path, wanted: range) -> Iterator[bytes]:
+    """Yield these bytes of a file."""
+    with path.open("rb") as file:
+        file.seek(wanted.start)
+        left = len(wanted)
+        while left and (piece := file.read(min(left, _PIECE_BYTES))):
+            left -= len(piece)
+            yield piece
+
+
 def session_archive(root: Path, name: str) -> Iterator[bytes] | None:
     """Answer GET /api/sessions/{name}/download: a ZIP file in pieces, None for not found."""
     directory = find_recording(root, name)
@@ -105,6 +115,20 @@ def find_recording(root: Path, name: str) -> Path | None:
     """Return the directory of a recording, None for not found."""
     directory = root / name
     return directory if is_name(name) and is_recording(directory) else None
+
+
+def _told_whole(directory: Path, meta: Meta) -> Iterator[bytes]:
+    told = orjson.dumps({"session_id": meta.session_id, "meta": asdict(meta)})
+    pieces = bytearray(told[:-1] + b',"events":[')
+    separator = b""
+    with (directory / STREAM).open("rb") as stream:
+        for line, _ in read_lines(stream):
+            pieces += separator + line
+            separator = b","
+            if len(pieces) >= _PIECE_BYTES:
+                yield bytes(pieces)
+                pieces.clear()
+    yield bytes(pieces + b"]}")
 
 
 def _row(meta: Meta) -> Json:

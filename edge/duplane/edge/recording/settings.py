@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs
+
+_AGREED = frozenset({"on", "1", "true", "yes"})
 
 
 class Consent(StrEnum):
@@ -40,22 +43,29 @@ class RecordingSettings:
 
     def is_wanted(self, path: str) -> bool:
         """Tell whether a session that came to this path and query is to be recorded."""
-        wish = parse_qs(path.partition("?")[2]).get("recording", [""])[0].lower()
+        query = parse_qs(path.partition("?")[2], keep_blank_values=True)
+        wishes = query.get("recording", [])
+        # Whoever says anything else does not agree.
+        is_agreed = all(wish.lower() in _AGREED for wish in wishes)
         match self.consent:
             case Consent.ALWAYS:
                 return True
             case Consent.UNLESS_REFUSED:
-                return wish not in ("off", "0", "false")
+                return is_agreed
             case Consent.ON_REQUEST:
-                return wish in ("on", "1", "true")
+                return is_agreed and bool(wishes)
 
 
 def recording_settings(
-    directory: Path | None, consent: str, days: float | None, gigabytes: float | None
+    directory: Path | None,
+    consent: str,
+    days: float | None,
+    gigabytes: float | None,
+    **bounds: Any,
 ) -> RecordingSettings | None:
     """Return the settings as people give them; None when nothing is recorded.
 
-    Raises ValueError for a consent there is not.
+    `bounds` are the other fields. Raises ValueError for a consent there is not.
     """
     if consent not in list(Consent):
         raise ValueError(f"record-consent: {consent!r} is not one of {', '.join(Consent)}")
@@ -66,4 +76,5 @@ def recording_settings(
         Consent(consent),
         max_age_s=None if days is None else days * 86_400,
         max_total_bytes=None if gigabytes is None else int(gigabytes * 1e9),
+        **bounds,
     )

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 
@@ -79,11 +79,18 @@ def read_events(directory: Path) -> Iterator[dict[str, Any]]:
     Raises OSError.
     """
     with (directory / STREAM).open("rb") as stream:
-        for line in stream:
-            try:
-                yield orjson.loads(line)
-            except orjson.JSONDecodeError:
-                return
+        for _, event in read_lines(stream):
+            yield event
+
+
+def read_lines(stream: BinaryIO) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yield each event, as JSON text too, up to a line that is none: one that was cut short."""
+    for line in stream:
+        try:
+            event = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            return
+        yield line.rstrip(b"\n"), event
 
 
 def recordings(root: Path) -> list[Path]:
