@@ -39,7 +39,8 @@ class SpeechSteps:
         self.places = Steps(talker.cache, slots, length)
         count, device = len(slots), talker.emb_text.weight.device
         self.drawn = torch.zeros(count, STEPS, dtype=torch.long, device=device)
-        self._step = torch.zeros(1, dtype=torch.long, device=device)
+        # Until `begin` a step is the second: a capture runs some, and -1 is no column on a device.
+        self._step = torch.ones(1, dtype=torch.long, device=device)
         self._columns = torch.arange(STEPS, device=device)
         self._temperature = torch.ones(count, 1, device=device)
         self._shortest = torch.zeros(count, dtype=torch.long, device=device)

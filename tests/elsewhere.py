@@ -1,0 +1,313 @@
+"""A CUDA device played on the CPU: what is there works as ever, what is mixed with the host raises.
+
+Tensors "on" it are wrappers around tensors of the CPU. `elsewhere()` makes `device="cuda"` give
+such ones, and writes down each time that something crosses the border, with the line of the
+worker that made it. It tells nothing of kernels, streams, memory or time.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from pytest import MonkeyPatch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+
+from duplane.worker.model import graphs
+
+DEVICE = "cuda:0"
+WORKER = f"{Path('duplane', 'worker')}/"
+
+aten = torch.ops.aten
+# Both ends may be anywhere.
+COPIES = {"aten::copy_", "aten::_to_copy", "aten::copy"}
+# CUDA takes indices from the host: it sends them over, and waits.
+INDEXED = {"aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_"}
+# The host waits for what it reads, or for how much there is.
+READS = {
+    "aten::_local_scalar_dense",
+    "aten::equal",
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::is_nonzero",
+    "aten::unique_dim",
+    "aten::_unique2",
+}
+# What depends on where a tensor is. All else finds it here, or C++ would look for a driver.
+PLACED = {
+    torch.as_tensor,
+    *(getattr(Tensor, name) for name in ("to", "cpu", "cuda", "is_cuda", "is_cpu")),
+    cast("Any", Tensor.device).__get__,
+}
+PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "addmv", "mv", "dot"}
+
+
+class Way(Enum):
+    """Which way something crosses the border."""
+
+    UP = "up"
+    DOWN = "down"
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """One copy between host and device, or wait of the host for the device."""
+
+    way: Way
+    operation: str
+    where: str
+    """File and function of the worker, such as `transfer.py upload`; empty outside of it."""
+    callers: str
+    """The same of what called that."""
+
+
+class DeviceError(RuntimeError):
+    """What CUDA would refuse."""
+
+
+class Elsewhere(Tensor):
+    """A tensor on the played device."""
+
+    inner: Tensor
+    _seems_here = False
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Elsewhere:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device=torch.device("cpu"),
+            dispatch_device=True,
+        )
+        made.inner = inner
+        return cast("Elsewhere", made)
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        return f"Elsewhere({self.inner!r})"
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Let what looks for a driver find a tensor of the CPU; its operations come here anyway."""
+        if func is Tensor.tolist:  # refused to subclasses
+            return args[0].cpu().tolist()
+        with _placed(seems_here=func not in PLACED), torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.prim.device.default:
+            return torch.device("cpu" if cls._seems_here else DEVICE)
+        raise DeviceError(f"{func}: a tensor of the device is used outside of elsewhere()")
+
+
+@contextmanager
+def _placed(*, seems_here: bool) -> Iterator[None]:
+    before, Elsewhere._seems_here = Elsewhere._seems_here, seems_here
+    try:
+        yield
+    finally:
+        Elsewhere._seems_here = before
+
+
+_generators: set[int] = set()
+
+
+class _Generator(torch.Generator):
+    """One of the device draws on the host what its CPU would; see `elsewhere`."""
+
+    def __new__(cls, device: str | torch.device = "cpu") -> _Generator:
+        return super().__new__(cls)
+
+    def __init__(self, device: str | torch.device = "cpu") -> None:
+        if torch.device(device).type == "cuda":
+            _generators.add(self._cdata)
+            weakref.finalize(self, _generators.discard, self._cdata)
+
+
+class Border(TorchDispatchMode):
+    """Carries out every operation where its tensors are, or refuses it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.crossings: list[Crossing] = []
+        self.is_capturing = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.prim.device.default:
+            return args[0].__torch_dispatch__(func, types, args)
+        args, kwargs = tree_map_only(torch.device, _with_index, (args, kwargs or {}))
+        name: str = func._schema.name
+        if name == "aten::to":  # spelled in many ways, done in one
+            with self, _placed(seems_here=False):
+                return func.decompose(*args, **kwargs)
+        tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+        is_there = any(isinstance(tensor, Elsewhere) for tensor in tensors)
+        place = kwargs.get("device")
+        goes_there = is_there if place is None else torch.device(place).type == "cuda"
+        if not is_there and not goes_there:
+            return func(*args, **kwargs)
+        self._check(func, name, args, kwargs, tensors, is_there=is_there, goes_there=goes_there)
+        # A view that is made in inference mode, of a tensor that was not, must be an ordinary one.
+        with torch.inference_mode(False), torch.no_grad():
+            return self._carry_out(func, args, kwargs, goes_there=goes_there)
+
+    def _carry_out(self, func: Any, args: Any, kwargs: Any, *, goes_there: bool) -> Any:
+        if kwargs.get("device") is not None and goes_there:
+            kwargs = {**kwargs, "device": torch.device("cpu")}
+        kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
+        leaves, shape = tree_flatten((args, kwargs))
+        known = {id(leaf.inner): leaf for leaf in leaves if isinstance(leaf, Elsewhere)}
+        inner_args, inner_kwargs = tree_unflatten(
+            [leaf.inner if isinstance(leaf, Elsewhere) else leaf for leaf in leaves], shape
+        )
+
+        def wrap(tensor: Tensor) -> Tensor:
+            if id(tensor) in known:
+                return known[id(tensor)]
+            is_host = not goes_there or tensor.device.type == "meta"
+            return tensor if is_host else Elsewhere(tensor)
+
+        result = tree_map_only(Tensor, wrap, func(*inner_args, **inner_kwargs))
+        for wrapper in known.values():
+            if wrapper.shape != wrapper.inner.shape:
+                raise NotImplementedError(f"{func} changes a shape in place")
+        return result
+
+    def _check(
+        self,
+        func: Any,
+        name: str,
+        args: Any,
+        kwargs: Any,
+        tensors: list[Tensor],
+        *,
+        is_there: bool,
+        goes_there: bool,
+    ) -> None:
+        host = [tensor for tensor in tensors if _is_host(tensor)]
+        if name in COPIES:
+            target = _is_elsewhere(args[0]) if name != "aten::_to_copy" else goes_there
+            source = _is_elsewhere(args[0] if name == "aten::_to_copy" else args[1])
+            if target != source:
+                self._cross(Way.UP if target else Way.DOWN, name)
+            return
+        if name in READS and is_there:
+            self._cross(Way.DOWN, name)
+        if name in INDEXED and is_there:
+            self._check_indices(name, args)
+            indices = [id(index) for index in args[1] if index is not None]
+            host = [tensor for tensor in host if id(tensor) not in indices]
+        takes_scalars = torch.Tag.pointwise in func.tags or name in INDEXED or "fill" in name
+        if is_there and any(tensor.dim() or not takes_scalars for tensor in host):
+            shapes = [(tuple(tensor.shape), str(tensor.device)) for tensor in tensors]
+            raise DeviceError(
+                f"{name}: Expected all tensors to be on the same device, but found at least two "
+                f"devices, {DEVICE} and cpu! {shapes}"
+            )
+        if name.removeprefix("aten::") in PRODUCTS and not tensors[0].is_floating_point():
+            raise DeviceError(f"{name} is not implemented for {tensors[0].dtype} on CUDA")
+        generator = kwargs.get("generator")
+        if goes_there and generator is not None and generator._cdata not in _generators:
+            raise DeviceError(f"{name}: Expected a 'cuda' device type for generator, found 'cpu'")
+
+    def _check_indices(self, name: str, args: Any) -> None:
+        indices = [index for index in args[1] if index is not None]
+        if not _is_elsewhere(args[0]):
+            raise DeviceError(f"{name}: indices should be on the same device as the tensor (cpu)")
+        if any(_is_host(index) for index in indices):
+            self._cross(Way.UP, name)
+        if any(index.dtype in (torch.bool, torch.uint8) for index in indices):
+            self._cross(Way.DOWN, name)
+
+    def _cross(self, way: Way, operation: str) -> None:
+        frames = list(_worker_frames())
+        self.crossings.append(
+            Crossing(way, operation, frames[0] if frames else "", " < ".join(frames[1:4]))
+        )
+        if self.is_capturing:
+            raise DeviceError(f"{operation} while a graph is captured: {frames}")
+
+
+def _with_index(device: torch.device) -> torch.device:
+    return torch.device(DEVICE) if device.type == "cuda" else device
+
+
+def _is_elsewhere(tensor: object) -> bool:
+    return isinstance(tensor, Elsewhere)
+
+
+def _is_host(tensor: Tensor) -> bool:
+    return not isinstance(tensor, Elsewhere) and tensor.device.type == "cpu"
+
+
+def _worker_frames() -> Iterator[str]:
+    frame = sys._getframe()
+    while frame is not None:
+        code = frame.f_code
+        if WORKER in code.co_filename:
+            yield f"{Path(code.co_filename).name} {code.co_name}"
+        frame = frame.f_back
+
+
+class _PlayedGraph:
+    """Stands for `graphs.Graph`: capturing may cross no border, replaying calls again."""
+
+    pool = None
+
+    def __init__(self, border: Border, call: Callable[[], None]) -> None:
+        call()
+        call()
+        border.is_capturing = True
+        try:
+            call()
+        finally:
+            border.is_capturing = False
+        self.replay = call
+
+
+def _played_names(border: Border) -> Iterable[tuple[Any, str, Any]]:
+    """What of torch asks the real device, and what is answered instead."""
+    return (
+        (torch.cuda, "_lazy_init", lambda: None),
+        (torch.cuda, "device_count", lambda: 1),
+        (torch.cuda, "is_available", lambda: True),
+        (torch.cuda, "set_device", lambda device: None),
+        (torch.cuda, "synchronize", lambda device=None: None),
+        (torch.cuda, "memory_allocated", lambda device=None: 0),
+        (torch.cuda, "mem_get_info", lambda device=None: (1 << 30, 1 << 30)),
+        (torch.cuda, "get_device_name", lambda device=None: "played"),
+        (torch, "Generator", _Generator),
+        (graphs, "Graph", lambda call, pool=None: _PlayedGraph(border, call)),
+    )
+
+
+@contextmanager
+def elsewhere() -> Iterator[Border]:
+    """Play one CUDA device, `cuda:0`, for what this thread does."""
+    border = Border()
+    with MonkeyPatch.context() as patch, border:
+        for owner, name, played in _played_names(border):
+            patch.setattr(owner, name, played)
+        torch._C._set_only_lift_cpu_tensors(True)  # what `torch.tensor` is given comes by the CPU
+        try:
+            yield border
+        finally:
+            torch._C._set_only_lift_cpu_tensors(False)
