@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from elsewhere import Border, DeviceError, elsewhere
-from voice_files import write_voice_networks
+from elsewhere import elsewhere
 
-from duplane.tools.tiny import build_tiny
 from duplane.tools.replay.audio import read_audio, read_clip
-from duplane.worker.model import graphs
 from duplane.worker.model.chat_types import (
     ChatAudio,
     ChatImage,
@@ -172,6 +168,11 @@ def test_it(speaking_checkpoint: Path, play: Callable[[DuplexModel], list[Any]])
         border.crossings.clear()
         got = play(model)
         from collections import Counter
-        for c, n in sorted(Counter((c.way.value, c.operation, c.where, c.callers) for c in border.crossings).items()):
+
+        for c, n in sorted(
+            Counter(
+                (c.way.value, c.operation, c.where, c.callers) for c in border.crossings
+            ).items()
+        ):
             print(n, *c)
     assert got == want
