@@ -133,7 +133,7 @@ class PureReplay:
         self._receive(step.rest.encode())
 
     def _bytes(self, step: Step) -> None:
-        self._tell(self.session.receive(pybase64.b64decode(step.rest), self.now))
+        self._receive(pybase64.b64decode(step.rest))
 
     def _binary(self, step: Step) -> None:
         self._tell(self.session.end(Ending(End.UNREADABLE), self.now))

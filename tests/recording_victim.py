@@ -35,7 +35,7 @@ def main(directory: Path) -> None:
     recording = recorder.begin("sess_0", "/v1/realtime", "audio", {}, clock.now())
     for second in itertools.count(1):
         clock.advance(1.0)
-        recording.up(APPEND, clock.now())
+        recording.up(APPEND, pcm(16_000), clock.now())
         recording.down([SPEECH], clock.now())
         if second == 3:
             recorder.put(lambda: print("recorded", flush=True), 0)

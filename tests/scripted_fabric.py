@@ -26,6 +26,7 @@ from duplane.fabric.v1 import (
 )
 
 WITHIN_S = 5.0
+_CLAIM_S = 2
 # As our own servers allow it: clients that wait send pings, for as long as they wait.
 _OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 1),
@@ -137,6 +138,7 @@ class ScriptedFabric:
         self.free_slots = set(range(slot_count))
         self.slot_count = slot_count
         self.leases: dict[str, int] = {}
+        self.claimed: set[str] = set()
         self.given_up: set[str] = set()  # wishes that were released before they were granted
         self.waiting: list[Acquisition] = []
         self.streams: set[ScriptedConversation | ScriptedTurn] = set()
@@ -184,6 +186,11 @@ class ScriptedFabric:
                     and len(self.free_slots) == self.slot_count
                 )
             )
+
+    def expire_unclaimed(self, lease_id: str) -> None:
+        """Take back what was granted to somebody who is gone, as a scheduler does."""
+        if lease_id in self.leases and lease_id not in self.claimed:
+            self._expiring = asyncio.ensure_future(self.give_back(lease_id))
 
     async def give_back(self, lease_id: str) -> None:
         async with self.changed:
@@ -236,13 +243,16 @@ class _Leases:
                     return
                 slot = fabric.free_slots.pop()
                 fabric.leases[request.request_id] = slot
+            asyncio.get_running_loop().call_later(
+                _CLAIM_S, fabric.expire_unclaimed, request.request_id
+            )
             yield lease_pb2.AcquireLeaseResponse(
                 granted=lease_pb2.Granted(
                     lease=lease_pb2.Lease(claims=request.request_id.encode()),
                     lease_id=request.request_id,
                     ticket_id=request.ticket_id or f"q_{request.request_id}",
                     worker_address=fabric.worker,
-                    claim_timeout=Duration(seconds=2),
+                    claim_timeout=Duration(seconds=_CLAIM_S),
                 )
             )
         finally:
@@ -269,16 +279,15 @@ class _Sessions(_Uncalled):
         if first is grpc.aio.EOF:  # the client left before it could claim
             return
         claim = first.claim
-        await context.write(
-            session_pb2.ConverseResponse(
-                claimed=session_pb2.Claimed(open_timeout=Duration(seconds=60))
-            )
-        )
+        fabric.claimed.add(claim.lease.claims.decode())
         conversation = ScriptedConversation(claim)
         fabric.streams.add(conversation)
-        fabric.conversations.put_nowait(conversation)
-        reading = asyncio.ensure_future(self._read(conversation, context))
+        reading: asyncio.Future[None] | None = None
         try:
+            claimed = session_pb2.Claimed(open_timeout=Duration(seconds=60))
+            await context.write(session_pb2.ConverseResponse(claimed=claimed))
+            fabric.conversations.put_nowait(conversation)
+            reading = asyncio.ensure_future(self._read(conversation, context))
             while True:
                 response = await conversation.responses.get()
                 if isinstance(response, FabricError):
@@ -287,13 +296,15 @@ class _Sessions(_Uncalled):
                 if response.WhichOneof("message") == "closed":
                     return
         finally:
-            reading.cancel()
+            if reading:
+                reading.cancel()
             conversation.is_over.set()
             fabric.streams.discard(conversation)
             await fabric.give_back(claim.lease.claims.decode())
 
     async def Chat(self, request, context):
         fabric = self._fabric
+        fabric.claimed.add(request.lease.claims.decode())
         turn = ScriptedTurn(request)
         fabric.streams.add(turn)
         fabric.turns.put_nowait(turn)

@@ -201,10 +201,12 @@ class ScriptedModel:
         self._check(threading.get_ident() not in held, "cut on the device or loop thread")
         return PreparedImage((), None, picture.size)
 
-    def prepare_chat(self, request: ChatRequest) -> PreparedChat:
+    def prepare_chat(self, request: ChatRequest, check: Callable[[], None]) -> PreparedChat:
         held = self._is_warm and self._thread == threading.get_ident()
         self._check(not held, "a chat prepared on the device thread")
-        self.on_prepare(request)
+        for _ in request.messages:
+            check()
+            self.on_prepare(request)
         texts = [part for message in request.messages for part in message.parts]
         return PreparedChat(request, sum(len(text) for text in texts if isinstance(text, str)))
 

@@ -18,3 +18,16 @@ def speech_like(seconds: float, rate_hertz: int = 16_000, seed: int = 0) -> NDAr
     talking = (np.sin(2 * np.pi * time_s / 5) > -0.5).astype(np.float64)
     noise = random.normal(0, 0.002, time_s.size)
     return (0.15 * voice * syllables * talking + noise).astype(np.float32)
+
+
+def assert_sounds_equal(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> None:
+    """Hold that two waves are the same but for rounding.
+
+    Where the batch or the processor differs, so do the last digits of the pitch, which the wave's
+    source adds up over a second: single samples may be off by a little, the whole may not.
+    """
+    assert ours.shape == theirs.shape
+    if ours.size:
+        apart = ours - theirs
+        assert np.abs(apart).max() < 5e-2
+        assert np.sqrt(np.mean(apart**2)) < 2e-3

@@ -169,8 +169,8 @@ async def test_what_is_no_upload_is_refused(
 
 async def test_an_upload_that_takes_too_long_or_stops_leaves_nothing(tmp_path: Path) -> None:
     begun = (
-        b"POST /api/sessions/%s/upload-recording HTTP/1.1\r\nHost: e\r\nContent-Length: 9999\r\n"
-        b"Content-Type: multipart/form-data; boundary=b\r\n\r\n--b\r\n"
+        b"POST /api/sessions/%s/upload-recording HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Length: 9999\r\nContent-Type: multipart/form-data; boundary=b\r\n\r\n--b\r\n"
         b'Content-Disposition: form-data; name="file"; filename="f"\r\n'
         b"Content-Type: video/webm\r\n\r\n" + b"x" * 5000
     )

@@ -71,15 +71,16 @@ async def test_http_in_pieces_is_answered_once_and_closed() -> None:
 
 async def test_words_about_upgrading_in_a_body_do_not_upgrade() -> None:
     body = b"Upgrade: websocket\r\n\r\n"
-    request = b"PUT /api/config/eta HTTP/1.1\r\nHost: e\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"PUT /api/config/eta HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    request = head % len(body)
     async with live_edge() as edge:
         assert b" 422 " in (await said(edge.edge.address, request + body)).split(b"\r\n")[0]
 
 
 @pytest.mark.parametrize(
     "head",
-    [b"", b"GET /health HTTP/1.1\r\n", UPGRADE[:-2]],
-    ids=["silent", "unfinished", "unfinished upgrade"],
+    [b"", b"\r\n\r\n", b"GET /health HTTP/1.1\r\n", UPGRADE[:-2]],
+    ids=["silent", "empty lines", "unfinished", "unfinished upgrade"],
 )
 async def test_client_that_does_not_finish_its_head_is_cut(head: bytes) -> None:
     async with live_edge(QUICK) as edge:
@@ -87,7 +88,7 @@ async def test_client_that_does_not_finish_its_head_is_cut(head: bytes) -> None:
 
 
 async def test_client_that_does_not_finish_its_body_is_told_and_closed() -> None:
-    request = b"PUT /api/config/eta HTTP/1.1\r\nHost: e\r\nContent-Length: 9\r\n\r\n{"
+    request = b"PUT /api/config/eta HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
     async with live_edge(QUICK) as edge:
         assert (await said(edge.edge.address, request)).startswith(b"HTTP/1.1 408 ")
 
@@ -163,13 +164,13 @@ def test_system_that_allows_fewer_files_is_told_of(
 
 
 GZIPPED = (
-    b"PUT /api/config/eta HTTP/1.1\r\nHost: e\r\nContent-Encoding: gzip\r\n"
+    b"PUT /api/config/eta HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\n"
     b"Content-Length: 5\r\n\r\nhello"
 )
 BAD_REQUESTS = [
     b"GET /health HTTP/9.9\r\nHost: e\r\n\r\n",
     b"GET /health HTTP/1.1 x\r\nHost: e\r\n\r\n",
-    b"PUT /api/config/eta HTTP/1.1\r\nHost: e\r\nContent-Length: -1\r\n\r\n",
+    b"PUT /api/config/eta HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
 ]
 
 
@@ -185,3 +186,9 @@ async def test_strangers_cannot_fill_the_log(
     async with live_edge() as edge:
         assert b" 4" in (await said(edge.edge.address, request_bytes))[:12]
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("head", [b"PRI /x HTTP/1.1\r\n\r\n", b"\r\nPRI * HTTP/2.0\r\n\r\n"])
+async def test_preface_of_http_2_is_cut(head: bytes) -> None:
+    async with live_edge() as edge:
+        assert await said(edge.edge.address, head) == b""

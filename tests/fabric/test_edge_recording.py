@@ -10,7 +10,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
+import pybase64
 import pytest
 import soundfile
 from edge_transcripts import pcm
@@ -136,6 +138,27 @@ async def test_what_cannot_be_read_is_recorded_as_it_came(tmp_path: Path) -> Non
     assert not meta.is_incomplete
     frames = [event["frame"] for event in events if event["dir"] == "up"][1:]
     assert [(directory / frame[1:]).read_bytes() for frame in frames] == [nested, b"{nonsense"]
+
+
+async def test_only_what_a_session_took_is_heard(tmp_path: Path) -> None:
+    adpcm = io.BytesIO()
+    soundfile.write(adpcm, np.zeros(16_000), 16_000, format="WAV", subtype="IMA_ADPCM")
+    file = pybase64.b64encode(adpcm.getvalue()).decode()
+    append = {"type": "input_audio_buffer.append"}
+    async with (
+        live_edge(recording=RecordingSettings(tmp_path)) as edge,
+        edge.connect() as client,
+    ):
+        await begin(client)
+        await exchange(client)
+        for refused in ({"audio": file}, {"audio": AUDIO, "force_listen": "x"}):
+            await send(client, {**append, **refused})
+            assert (await receive(client))["type"] == "error"
+        await send(client, {**append, "audio": AUDIO, "data": file, "more": {"audio": AUDIO}})
+        assert (await receive(client))["type"] == "response.listen"
+        await end(client)
+    directory, _, _ = only(tmp_path)
+    assert soundfile.info(directory / "user.wav").frames == 32_000
 
 
 async def test_nothing_is_recorded_unless_it_is_switched_on() -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
+import sys
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
@@ -59,6 +60,13 @@ async def ended(conversation: ScriptedConversation) -> None:
     """Wait until a session has let go of its slot."""
     async with asyncio.timeout(WITHIN_S):
         await conversation.is_over.wait()
+
+
+def transports_of(edge: LiveEdge) -> list[asyncio.Transport]:
+    """Return those of the sessions that run."""
+    connections = edge.edge._sessions._connections  # pyright: ignore[reportPrivateUsage]
+    sockets = [connection._socket for connection in connections]  # pyright: ignore[reportPrivateUsage]
+    return [socket.transport for socket in sockets if isinstance(socket, EdgeSocket)]
 
 
 async def drip(client: RawClient, step: int) -> None:
@@ -159,10 +167,7 @@ async def test_pongs_that_nobody_reads_are_bounded_and_then_cut() -> None:
         RawClient(edge.edge.address) as slow,
     ):
         conversation = await begin_raw(edge, slow)
-        transports = [
-            cast(EdgeSocket, connection._socket).transport
-            for connection in edge.edge._sessions._connections
-        ]  # pyright: ignore[reportPrivateUsage]
+        transports = transports_of(edge)
         flooding = asyncio.ensure_future(slow.send(frame(PING, b"x" * 125) * 400_000))
         waiting_bytes: set[int] = set()
         async with asyncio.timeout(WITHIN_S):
@@ -358,6 +363,23 @@ async def test_http_client_that_does_not_read_its_answer_is_cut(
         reading.cancel()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells by a file")
+async def test_voice_that_many_ask_for_and_nobody_reads_is_held_once(long_voice: Path) -> None:
+    def rss_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    async with (
+        live_edge(QUICK, default_voice=long_voice) as edge,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        before_bytes = rss_bytes()
+        for _ in range(40):  # of five megabytes
+            client = await stack.enter_async_context(RawClient(edge.edge.address))
+            await client.send(b"GET /api/default_ref_audio HTTP/1.1\r\nHost: e\r\n\r\n")
+            assert await client.read(1)
+        assert rss_bytes() - before_bytes < 100e6
+
+
 async def test_refused_upgrade_does_not_keep_its_connection() -> None:
     async with live_edge(QUICK) as edge, RawClient(edge.edge.address) as client:
         await client.send(b"GET /nowhere HTTP/1.1\r\nHost: e\r\nUpgrade: websocket\r\n\r\n")
@@ -373,8 +395,8 @@ async def test_silence_of_a_peer_that_is_gone_is_bounded_by_the_kernel() -> None
         pytest.skip("this system does not have it")
     async with live_edge(replace(Limits(), ping_s=7.0)) as edge, edge.connect() as client:
         await begin(client)
-        (connection,) = edge.edge._sessions._connections  # pyright: ignore[reportPrivateUsage]
-        accepted = cast(EdgeSocket, connection._socket).transport.get_extra_info("socket")  # pyright: ignore[reportPrivateUsage]
+        (transport,) = transports_of(edge)
+        accepted = transport.get_extra_info("socket")
         assert accepted.getsockopt(socket.IPPROTO_TCP, option) == 7000
         await end(client)
 

@@ -95,6 +95,12 @@ async def test_a_chat_is_prefilled_answered_and_done() -> None:
         assert [delta.sequence for delta in deltas] == [0, 1, 2]
         assert [list(delta.token_ids) for delta in deltas] == [[0], [1], [2]]
         assert deltas[0].stage_times.decode.nanos == 2_000_000
+        assert deltas[0].stage_times.prefill.nanos == 2_000_000  # of the steps before it
+        assert not deltas[1].stage_times.HasField("prefill")
+        assert all(delta.stage_times.total.ToNanoseconds() > 0 for delta in deltas)
+        assert [delta.context_token_count for delta in deltas] == [
+            PROMPT_TOKENS + count for count in (1, 2, 3)
+        ]
         done = told[-1].done
         assert done.reason == session_pb2.FINISH_REASON_STOP
         assert done.token_counts.output_text_token_count == 3
@@ -175,6 +181,10 @@ async def test_the_model_gets_what_the_client_asked_for() -> None:
             session_pb2.ChatRequest(messages=[says(session_pb2.ChatPart(image=b"x" * 101))]),
             "messages[0].parts[0].image",
         ),
+        (
+            session_pb2.ChatRequest(messages=[says(session_pb2.ChatPart(audio=bytes(4)))] * 3),
+            "messages[2].parts[0].audio",
+        ),
         (session_pb2.ChatRequest(messages=[says("a")] * 5), "messages"),
         (session_pb2.ChatRequest(messages=[says(*"abcdef")]), "messages[0].parts"),
     ],
@@ -184,7 +194,11 @@ async def test_a_bad_request_is_refused_by_its_path_and_the_slot_is_free_again(
     request_: session_pb2.ChatRequest, field: str
 ) -> None:
     limits = SessionLimits(
-        max_chat_messages=4, max_chat_parts=5, max_chat_text_bytes=100, max_chat_media_bytes=100
+        max_chat_messages=4,
+        max_chat_parts=5,
+        max_chat_clips=2,
+        max_chat_text_bytes=100,
+        max_chat_media_bytes=100,
     )
     async with running_worker(limits=limits) as rig:
         error = await refusal(rig, request_)

@@ -131,8 +131,9 @@ async def test_a_client_that_leaves_while_its_picture_is_decoded_leaves_nothing(
         async with rig.opened(omni(rig)) as client:
             await client.send(unit(0, video_frames=[b"x"]))
             await asyncio.to_thread(is_decoding.wait, 10)
-        await rig.all_free()
+        await rig.scheduler.until_slot(0, registry_pb2.SLOT_STATE_CLEANING)
         may_go_on.set()
+        await rig.all_free()
         async with rig.opened(omni(rig)) as client:
             await client.send(unit(0))
             assert (await client.delta()).sequence == 0

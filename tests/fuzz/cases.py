@@ -14,6 +14,8 @@ import orjson
 from edge_transcripts import Step, Transcript, all_transcripts
 from fuzz.messages import Message, mutate
 
+from duplane.edge.entry import read_entry
+from duplane.edge.places import PLACES
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import Reason
 
@@ -82,6 +84,9 @@ def corpus() -> Corpus:
     said: dict[str, list[Any]] = {dialect: [] for dialect in DIALECTS}
     told: dict[bool, list[Line]] = {True: [], False: []}
     for transcript in all_transcripts():
+        entry = read_entry(transcript.path, {})
+        if (entry.route, entry.mode) not in PLACES:
+            continue
         name = transcript.name
         dialect = "b_chat" if name.startswith("b_chat") else name[0]
         lines = [_line(step) for step in transcript.steps if step.who not in _ANSWERS]
@@ -100,7 +105,7 @@ _ANSWERS = ("server", "edge", "ends")
 
 
 def _line(step: Step) -> Line:
-    if step.who == "client":
+    if step.who in ("client", "late"):
         return Line("client", message=Message(_light(orjson.loads(step.rest or "{}"))))
     if step.who == "frame":
         return Line("client", message=Message(raw=step.rest.encode()))
@@ -167,7 +172,7 @@ def _mutate_order(rng: Random, lines: list[Line], dialect: str, all_of_it: Corpu
             lines.insert(rng.randint(0, len(lines)), moved)
         case 4:
             other = rng.choice(all_of_it.transcripts[rng.choice(DIALECTS)]).lines
-            start = rng.randrange(len(other))
+            start = rng.randrange(len(other) or 1)
             lines[at:at] = [
                 line for line in other[start : start + 3] if line.who in ("client", "clock")
             ]

@@ -85,7 +85,7 @@ def _shortened(case: Case, kind: str) -> Case:
 def _shorter(case: Case) -> Iterator[Case]:
     """Yield cases with fewer lines, then with shorter lines."""
     count = len(case.lines)
-    size = count // 2
+    size = (count + 1) // 2
     while size:
         for start in range(0, count, size):
             yield replace(case, lines=case.lines[:start] + case.lines[start + size :])

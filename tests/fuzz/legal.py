@@ -56,7 +56,7 @@ def sound(value: Any) -> bool:
 
 
 def names(value: Any) -> bool:
-    return isinstance(value, list) and 0 < len(value) <= 100 and all(map(said, value))
+    return isinstance(value, list) and 0 < len(value) <= 100 and all(map(text, value))
 
 
 def matching(pattern: str) -> Check:
@@ -173,8 +173,8 @@ _B_CHAT = {
         {
             **_NAMED,
             "audio": sound,
-            "finish_reason": one_of(*b_chat.FINISH_REASONS.values()),
             "ignored_fields": names,
+            "finish_reason": one_of(*b_chat.FINISH_REASONS.values()),
         },
     ),
 }

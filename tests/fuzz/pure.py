@@ -6,12 +6,13 @@ only when they can, takes what the session has for the worker, and lets time pas
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
 from typing import Any
 
 import numpy as np
 import orjson
-from edge_transcripts import Step, chat_response_of, message_of, response_of
+from edge_transcripts import Step, chat_response_of, error_of, message_of, response_of
 from fuzz.cases import Case, Line
 from fuzz.legal import CLOSINGS, IllegalError, check_event
 from fuzz.messages import Message
@@ -19,6 +20,7 @@ from google.protobuf import json_format
 
 from duplane.edge.chat_session import ChatSession
 from duplane.edge.dialects.dialect import Identity, Moment, Phase
+from duplane.edge.dialects.unwrap import unwrap
 from duplane.edge.ends import CLOSE_CODES, REFUSALS, End, Ending
 from duplane.edge.entry import close_reason, read_entry
 from duplane.edge.faults import ErrorCode
@@ -32,6 +34,8 @@ IDENTITY = Identity("sess_0123456789ab", "rt_1714200000000")
 BEGIN = Moment(1000.0, 1_714_200_000_000_000_000)
 _AFTER_THE_END = 4  # lines that are tried on a session that is over
 _ANSWER_BYTES = 64 * 1024  # to one message of a client; what it echoes is bounded
+_NAMED = re.compile(r"[\w.\[\]]+(: .| base64 decode failed$)")
+_UNTOLD = (End.GONE, End.UNREADABLE, End.TOO_BIG, End.TOO_SLOW)  # but, in D, the second
 CLIENT_CODES = frozenset(code for code in ErrorCode if code.fault == "client_error")
 
 
@@ -46,6 +50,8 @@ class PureRun:
             IDENTITY, case.limits, self.now
         )
         self.chat = self.session if isinstance(self.session, ChatSession) else None
+        limits = case.limits
+        self.message_bytes = limits.chat_message_bytes if self.chat else limits.message_bytes
         self.log: list[tuple[str, Any]] = []  # what was done and said, in order
         self.over_at: int | None = None  # where in it the session was over
         self.answers: Counter[str] = Counter()
@@ -96,17 +102,24 @@ class PureRun:
                 self.end(End.UNREADABLE, line)
             case "leaves":
                 self.end(End.GONE, line)
-            case _:
+            case "drain":
                 self.end(End.SHUTDOWN, line)
+            case _:
+                raise ValueError(f"no such line: {line.who}")
 
     def client(self, message: Message) -> list[Any]:
         session, was_over = self.session, self.is_over
         self.message_count += 1
         self.mutated_count += message.is_mutated and not was_over
         self.log.append(("client", message))
-        before = (session.dialect.phase, session.has_slot, session.deadline)
         frame = message.render()
-        told = session.receive(frame, self.now)
+        if len(frame) > self.message_bytes:  # which the shell sees
+            return self.tell(session.end(Ending(End.TOO_BIG), self.now), was_over)
+        before = (session.dialect.phase, session.has_slot, session.deadline)
+        # The shell does so with long ones; it must make no difference.
+        is_unwrapped = b'"UklGR' in frame and len(frame) % 2 == 0
+        event = unwrap(frame, self.case.limits) if is_unwrapped else frame
+        told = session.receive(event, self.now)
         events = self.tell(told, was_over)
         if sum(map(len, told)) > _ANSWER_BYTES:
             raise IllegalError(f"{sum(map(len, told))} bytes are said to one message")
@@ -114,13 +127,21 @@ class PureRun:
             self._check_answer(frame, events, before)
         return events
 
+    def _is_too_much(self, frame: bytes) -> bool:
+        """Tell whether a frame may be refused before it is known to be JSON."""
+        limits = self.case.limits
+        opening_count = frame.count(b"[") + frame.count(b"{")
+        is_many = opening_count + frame.count(b",") > limits.json_value_count
+        return is_many or opening_count > limits.json_depth
+
     def _check_answer(
         self, frame: bytes, events: list[Any], before: tuple[Phase, bool, float]
     ) -> None:
         try:
             event = orjson.loads(frame)
         except orjson.JSONDecodeError:
-            if not self.session.farewell or self.session.farewell.end is not End.UNREADABLE:
+            has_ended = self.session.farewell and self.session.farewell.end is End.UNREADABLE
+            if not has_ended and not self._is_too_much(frame):
                 raise IllegalError("what is no JSON was taken") from None
             return
         errors = [told for told in events if told["type"] == "error"]
@@ -156,7 +177,7 @@ class PureRun:
             return
         if fault["code"] not in CLIENT_CODES:
             raise IllegalError(f"a client's message is answered by {fault['code']}")
-        is_named = fault["code"] == "not_ready" or ": " in fault["message"]
+        is_named = fault["code"] == "not_ready" or _NAMED.match(fault["message"])
         if not is_named or len(fault["message"]) > 1024:
             raise IllegalError(f"names no field, or too long: {fault['message'][:200]}")
 
@@ -192,8 +213,7 @@ class PureRun:
             is_there = self.chat.is_running if self.chat else self.session.has_slot
             if is_there or self.is_over:
                 self._fabric(line)
-                reason, _, field = line.rest.partition(" ")
-                error = FabricError(Reason(reason), "scripted", field=field)
+                error = error_of(Step(0, line.who, line.what, line.rest))
                 self._count_answer_to_turn(
                     self.tell(self.session.lost(error, self.now), was_over=self._was_over)
                 )
@@ -330,7 +350,7 @@ class PureRun:
         if len(close_reason(farewell.reason).encode()) > 123:
             raise IllegalError("a reason that no closing frame holds")
         last: dict[str, Any] = events[-1] if events else {"type": None, "error": None}
-        if farewell.end in (End.GONE, End.UNREADABLE, End.TOO_SLOW):
+        if farewell.end in _UNTOLD:
             is_told = not events
             if self.dialect == "D" and farewell.end is End.UNREADABLE:
                 is_told = last["type"] == "error"

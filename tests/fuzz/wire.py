@@ -171,7 +171,7 @@ def head(method: str, path: str, version: str, lines: list[str], end: str = "\r\
 def upgrade(rng: Random, path: str, *, is_right: bool) -> bytes:
     """Return a handshake; one that is not right has lines changed, left out or added."""
     lines = [
-        "Host: edge",
+        "Host: localhost",
         "Connection: Upgrade",
         "Upgrade: websocket",
         "Sec-WebSocket-Version: 13",
@@ -207,7 +207,7 @@ _EXTENSIONS = (
 def request(rng: Random) -> Pieces:
     """Return an HTTP request, whole or not, well formed or not."""
     method, path = rng.choice(_METHODS), rng.choice(PATHS)
-    lines = ["Host: edge"] if rng.random() < 0.8 else []
+    lines = ["Host: localhost"] if rng.random() < 0.8 else []
     lines += rng.choices(_HEADERS, k=rng.choice((0, 0, 1, 2)))
     body = b""
     if method in ("PUT", "POST", "PATCH") or rng.random() < 0.2:

@@ -1,13 +1,15 @@
 """Chats and duplex conversations at once, joining and leaving: each is what it would be alone."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from speech import assert_sounds_equal
 
 from duplane.tools.replay.audio import read_audio, read_clip
 from duplane.worker.model.chat_types import (
@@ -128,7 +130,7 @@ def assert_same(got: Answer, want: Answer) -> None:
     assert got.text == want.text
     assert got.finish is want.finish
     assert got.speech_tokens == want.speech_tokens
-    np.testing.assert_allclose(got.samples, want.samples, atol=1e-3)
+    assert_sounds_equal(got.samples, want.samples)
 
 
 def test_chats_beside_each_other_and_a_duplex_session_are_as_alone(model: DuplexModel) -> None:
@@ -161,7 +163,7 @@ def test_chats_beside_each_other_and_a_duplex_session_are_as_alone(model: Duplex
     players.finish()
     assert [output.token_ids for output in seen] == [output.token_ids for output in units]
     for output, unit in zip(seen, units, strict=True):
-        np.testing.assert_allclose(output.audio, unit.audio, atol=1e-3)
+        assert_sounds_equal(output.audio, unit.audio)
     assert first.ids
     assert first.ids == sampled.ids[: len(first.ids)]
     for answer, want in ((speaking, spoken), (seeing, described), (again, sung)):
@@ -239,6 +241,48 @@ def test_logits_that_are_not_finite_end_a_chat_and_no_other(
     assert_same(whole, want)
 
 
+Place = Callable[[DuplexModel], tuple[object, str, Callable[..., bool]]]
+FAULTS: dict[str, tuple[ChatRequest, Place]] = {
+    "audio": (HEARD, lambda m: (m.parts.audio, "encode_pieces", lambda *_: True)),
+    "vision": (SEEN, lambda m: (m.parts.vision, "encode", lambda *_: True)),
+    "prefill": (GREEDY, lambda m: (m.llm, "feed", lambda c, _: c[0][0] == 0 and c[0][1] > 1)),
+    "decode": (GREEDY, lambda m: (m.llm, "feed", lambda c, _: c[0] == (0, 1))),
+    "condition": (HEARD, lambda m: (m.parts.talker, "condition", lambda *_: True)),
+    "vocoder": (HEARD, lambda m: (m.parts.vocoder, "decode", lambda *_: True)),
+}
+
+
+@pytest.mark.parametrize("stage", FAULTS)
+def test_what_fails_for_one_chat_ends_that_one(
+    model: DuplexModel, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    guilty, place = FAULTS[stage]
+    want = alone(model, SAMPLED)
+    players = Players(model)
+    players.join(0, guilty)
+    whole = players.join(1, SAMPLED)
+    owner, name, is_guilty = place(model)
+    call = getattr(owner, name)
+
+    def fail(*told: Any, **more: Any) -> Any:
+        if is_guilty(*told):
+            raise RuntimeError("a fault of the test")
+        return call(*told, **more)
+
+    monkeypatch.setattr(owner, name, fail)
+    failures: list[UnitFailure] = []
+    while whole.finish is None:
+        for output in model.chat_step([1] if failures else [0, 1]):
+            if isinstance(output, UnitFailure):
+                failures.append(output)
+            else:
+                players.answers[output.slot].add(output)
+    assert [(failure.slot, failure.is_fatal) for failure in failures] == [(0, True)]
+    assert_same(whole, want)
+    for slot in (0, 1):
+        players.leave(slot)
+
+
 def test_long_prompts_are_fed_in_pieces_while_others_answer(model: DuplexModel) -> None:
     """No step feeds more than its bound, and a prompt in pieces is the same prompt."""
     request = ask(PICTURE, VOICE, PICTURE, "Compare.", decode_mode=DecodeMode.GREEDY)
@@ -251,6 +295,35 @@ def test_long_prompts_are_fed_in_pieces_while_others_answer(model: DuplexModel) 
         assert model.context_length(0) == 37
         players.finish()
     assert_same(answer, want)
+
+
+@pytest.mark.parametrize(
+    "seconds", [(29.9, *[0.11] * 12), (40.0,)], ids=["one long, many short", "one very long"]
+)
+def test_no_step_encodes_more_sounds_than_thirty_seconds(
+    model: DuplexModel, monkeypatch: pytest.MonkeyPatch, seconds: Sequence[float]
+) -> None:
+    encoder, frames = model.parts.audio.apm, list[int]()
+    convolve = encoder.convolve
+
+    def counted(features: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        frames.append(features.shape[0] * features.shape[1])
+        return convolve(features, *more)
+
+    monkeypatch.setattr(encoder, "convolve", counted)
+    long = np.tile(TALK, 8)
+    clips = [ChatAudio(long[: int(UNIT * length)]) for length in seconds]
+    messages = tuple(ChatMessage(ChatRole.USER, (clip,)) for clip in clips)
+    players = Players(model)
+    answer = players.join(0, ChatRequest(messages, replace(GREEDY.options, max_new_tokens=2)))
+    assert not frames
+    steps: list[int] = []
+    while answer.finish is None:
+        frames.clear()
+        players.round()
+        steps.append(sum(frames))
+    assert max(steps) <= 3000
+    assert sum(step > 0 for step in steps) > 1
 
 
 @pytest.mark.parametrize(
@@ -273,6 +346,19 @@ def test_a_chat_that_cannot_be_is_refused_before_anything_is_fed(
     with pytest.raises(OptionError) as caught:
         model.prepare_chat(request_)
     assert caught.value.field == name
+
+
+def test_laying_out_a_chat_stops_between_its_pictures_when_told(model: DuplexModel) -> None:
+    calls: list[int] = []
+
+    def stop_at_second() -> None:
+        calls.append(len(calls))
+        if len(calls) == 2:
+            raise InterruptedError
+
+    broken = ChatImage(b"no picture")  # never looked at
+    with pytest.raises(InterruptedError):
+        model.prepare_chat(ask("Hi", PICTURE, broken), stop_at_second)
 
 
 def test_text_that_looks_like_the_place_of_a_picture_stays_text(model: DuplexModel) -> None:

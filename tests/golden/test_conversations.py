@@ -13,6 +13,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
+from speech import assert_sounds_equal
 
 from duplane.tools.replay.audio import read_audio, read_clip
 from duplane.worker.model.checkpoint import CheckpointError
@@ -133,7 +134,7 @@ def assert_same(got: list[UnitOutput], want: list[UnitOutput]) -> None:
         assert (ours.is_listen, ours.end_of_turn) == (theirs.is_listen, theirs.end_of_turn)
         assert ours.context_length == theirs.context_length
         assert ours.audio_token_count == theirs.audio_token_count
-        np.testing.assert_allclose(ours.audio, theirs.audio, atol=2e-3)
+        assert_sounds_equal(ours.audio, theirs.audio)
 
 
 @pytest.mark.parametrize("slots", [(0, 1), (2, 0), (0, 1, 2, 3), (3, 1, 0, 2)])

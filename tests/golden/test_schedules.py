@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from speech import assert_sounds_equal
 
 from duplane.tools.replay.audio import read_audio, read_clip
 from duplane.worker.model.model import DuplexModel
@@ -159,7 +160,7 @@ def assert_same(ours: Heard, theirs: Heard) -> None:
         if isinstance(one, UnitOutput) and isinstance(other, UnitOutput):
             silent = {"audio": np.zeros(0, np.float32), "stage_s": {}, "slot": 0}
             assert replace(one, **silent) == replace(other, **silent)
-            np.testing.assert_allclose(one.audio, other.audio, atol=2e-3)
+            assert_sounds_equal(one.audio, other.audio)
         else:
             assert replace(one, slot=0) == replace(other, slot=0)
     assert ours.keys.shape == theirs.keys.shape

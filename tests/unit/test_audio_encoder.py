@@ -1,10 +1,14 @@
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
 
-from duplane.worker.model.audio_clip import split
+from duplane.worker.model.audio_clip import BATCH_FRAMES, Piece, batches, cut, split
 from duplane.worker.model.audio_encoder import AudioEncoder
 from duplane.worker.model.checkpoint import CheckpointError
 from duplane.worker.model.whisper import AudioConfig
@@ -139,6 +143,36 @@ def test_a_clip_of_thirty_seconds_is_one_piece_and_a_longer_one_is_split() -> No
     small = replace(CONFIG, position_count=250)
     assert [len(piece) for piece in split(small, clip[:200000])] == [80000, 80000, 40000]
     assert build(small).encode_clip(clip[:200000]).shape == (125, CONFIG.hidden)
+
+
+@pytest.mark.parametrize("is_blockwise", [True, False])
+def test_batches_of_any_make_give_what_one_batch_of_all_pieces_gives(is_blockwise: bool) -> None:
+    encoder = build()
+    seconds = (0.11, 1.5, 31.0, 0.09, 7.03, 0.11, 0.31, 2.0)
+    clips = [noise(index, int(16000 * length)) for index, length in enumerate(seconds)]
+    groups = cut(CONFIG, clips, is_blockwise=is_blockwise)
+    pieces = [piece for group in groups for piece in group]
+    longest = max(piece.frames for piece in pieces)
+
+    def encode(*made: Sequence[Piece]) -> list[Tensor]:
+        found = (encoder.encode_pieces(batch, is_blockwise=is_blockwise) for batch in made)
+        return [rows for batch in found for rows in batch]
+
+    together = encode([replace(piece, padded_frames=longest) for piece in pieces])
+    for got in (encode(*batches(pieces)), encode(*([piece] for piece in pieces))):
+        for ours, theirs in zip(got, together, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+
+
+@given(st.lists(st.integers(1, 600_000), max_size=12))
+def test_no_batch_is_more_than_one_long_piece_and_none_is_left_out(lengths: list[int]) -> None:
+    groups = cut(CONFIG, [np.zeros(length, np.float32) for length in lengths])
+    pieces = [piece for group in groups for piece in group]
+    made = list(batches(pieces))
+    assert [piece for batch in made for piece in batch] == pieces
+    for batch in made:
+        widest = max(piece.padded_frames for piece in batch)
+        assert len(batch) * widest <= BATCH_FRAMES
 
 
 @pytest.mark.parametrize("count", [0, 1, 1280])

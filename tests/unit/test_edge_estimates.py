@@ -45,10 +45,19 @@ def test_status_has_every_key_of_the_reference() -> None:
 
 def test_any_subset_is_read() -> None:
     assert read_eta(b"{}") == admin_pb2.UpdateEstimatesRequest()
-    told = {"eta_chat_s": 2.5, "eta_half_duplex_s": 9, "ema_alpha": None, "unknown": "x"}
+    told = {"eta_chat_s": 2.5, "eta_half_duplex_s": 9, "ema_alpha": None}
     base = admin_pb2.BaseHold(kind=CHAT, base_duration=Duration(seconds=2, nanos=500_000_000))
     assert read_eta(orjson.dumps(told)) == admin_pb2.UpdateEstimatesRequest(bases=[base])
     assert read_eta(b'{"ema_alpha":0.5}').smoothing == 0.5
+
+
+def test_what_was_told_can_be_changed_and_sent_back() -> None:
+    told = eta_status(admin_pb2.Estimates(smoothing=0.25))
+    config = {"eta_chat_s": 2, "ema_alpha": 0.5}
+    base = admin_pb2.BaseHold(kind=CHAT, base_duration=Duration(seconds=2))
+    wanted = admin_pb2.UpdateEstimatesRequest(bases=[base], smoothing=0.5)
+    assert read_eta(orjson.dumps({"config": config})) == wanted
+    assert read_eta(orjson.dumps({**told, "config": config})) == wanted
 
 
 @pytest.mark.parametrize(
@@ -57,6 +66,10 @@ def test_any_subset_is_read() -> None:
         (b"", "JSON"),
         (b"[]", "object"),
         (b'{"eta_chat_s":"15"}', "eta_chat_s"),
+        (b'{"eta_chat_seconds":15}', "eta_chat_seconds is not a setting"),
+        (b'{"config":{"eta_chats_s":15}}', "config.eta_chats_s is not a setting"),
+        (b'{"config":{},"eta_chat_s":15}', "eta_chat_s is not a setting"),
+        (b'{"config":[]}', "config must be an object"),
         (b'{"eta_chat_s":true}', "eta_chat_s"),
         (b'{"eta_audio_duplex_s":0}', "eta_audio_duplex_s"),
         (b'{"eta_omni_duplex_s":1e300}', "eta_omni_duplex_s"),

@@ -1,7 +1,8 @@
 """Every bound of a session at its edge: what is just allowed passes, and one more is answered.
 
 Bounds of sockets, processes and rates are tested where there are sockets: `test_edge_slow_clients`,
-`test_edge_clients`, `test_edge_front`, `test_edge_bad_input`, `test_edge_connection`.
+`test_edge_clients`, `test_edge_front`, `test_edge_habits`, `test_edge_bad_input`,
+`test_edge_connection`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ ELSEWHERE = {
     *("units_per_s", "read_share", "handshake_s", "end_s", "outbox_bytes", "send_s", "close_s"),
     "linger_s",
     *("ping_s", "http_s", "connection_count", "client_connection_count", "session_count"),
-    *("client_session_count", "drain_s"),
+    *("client_session_count", "drain_s", "linger_s"),
     # Of uploads: `test_edge_voices`.
     *("ref_audio_bytes", "ref_audio_s", "ref_audio_count", "ref_audio_total_bytes"),
 }

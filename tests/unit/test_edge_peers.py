@@ -36,16 +36,51 @@ def test_only_trusted_proxies_are_believed(
 
 
 @pytest.mark.parametrize("loopback", ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1"])
-def test_loopback_is_local_unless_it_speaks_for_others(loopback: str) -> None:
-    assert identify(loopback, {}, ()) == Peer(identify(loopback, {}, ()).address, is_local=True)
-    for name in (FORWARDED, "x-real-ip", "forwarded"):
-        assert not identify(loopback, {name: "127.0.0.1"}, ()).is_local
+@pytest.mark.parametrize("host", ["localhost", "LocalHost:8006", "127.0.0.1:8006", "[::1]:8006"])
+def test_loopback_is_local_where_it_asks_for_this_machine(loopback: str, host: str) -> None:
+    assert identify(loopback, {"host": host}, ()).is_local
+    for origin in ("http://localhost:3000", "https://127.0.0.1", "http://[::1]:8006"):
+        assert identify(loopback, {"host": host, "origin": origin}, ()).is_local
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(FORWARDED, "x-forwarded-host", "x-forwarded-proto", "x-forwarded", "x-real-ip"),
+        *("forwarded", "via", "cf-connecting-ip", "cf-ray", "true-client-ip", "x-client-ip"),
+        *("x-original-forwarded-for", "x-envoy-external-address", "x-amzn-trace-id"),
+    ],
+)
+def test_who_forwards_for_others_is_not_local(name: str) -> None:
+    assert not identify("127.0.0.1", {"host": "localhost", name: "127.0.0.1"}, ()).is_local
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"host": ""},
+        {"host": "evil.example"},
+        {"host": "localhost.evil.example:8006"},
+        {"host": "192.0.2.1:8006"},
+        {"host": "localhost, evil.example"},
+        {"host": "localhost:8006@evil.example"},
+        {"host": "[::1"},
+        {"host": "localhost", "origin": "https://evil.example"},
+        {"host": "localhost", "origin": "null"},
+        {"host": "localhost", "origin": ""},
+    ],
+)
+def test_a_page_from_elsewhere_in_a_browser_here_is_not_local(headers: dict[str, str]) -> None:
+    assert not identify("127.0.0.1", headers, ()).is_local
 
 
 def test_nobody_behind_a_proxy_is_local() -> None:
-    assert not identify("127.0.0.1", {}, TRUSTED).is_local
-    assert not identify("127.0.0.1", {FORWARDED: "127.0.0.1"}, TRUSTED).is_local
-    assert not identify("10.0.0.1", {FORWARDED: "127.0.0.1"}, TRUSTED).is_local
+    here = {"host": "localhost"}
+    assert not identify("127.0.0.1", here, TRUSTED).is_local
+    assert not identify("127.0.0.1", {**here, FORWARDED: "127.0.0.1"}, TRUSTED).is_local
+    assert not identify("10.0.0.1", {**here, FORWARDED: "127.0.0.1"}, TRUSTED).is_local
+    assert not identify("10.0.0.1", here, ()).is_local
 
 
 @pytest.mark.parametrize("name", ["proxy.example", "10.0.0.0/33", "10.0.0.1/8"])

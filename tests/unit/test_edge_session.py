@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 import pytest
-from edge_transcripts import json_of
+from edge_transcripts import json_of, pcm
 
 from duplane.edge.dialects.dialect import Identity, Moment
 from duplane.edge.dialects.fields import parse
@@ -100,3 +100,48 @@ def test_chunks_that_wait_for_a_slot_are_owed_no_more_answers_than_the_bound() -
     told = [orjson.loads(event)["type"] for event in session.answered(OPENED, NOW)]
     assert told == ["prepared", *["result"] * 1024]
     assert say(session, short) == ["result"]
+
+
+# --- what is recorded of what the user says ---
+
+
+def recorded(route: Route, mode: str) -> Session:
+    return PLACES[route, mode].begin(Identity("sess_0", "rt_0", "sess_0"), LIMITS, NOW)
+
+
+def test_what_is_heard_of_a_chat_is_new_in_it() -> None:
+    session = recorded(Route.CHAT, "chat")
+    parts = [
+        '{"role":"system","content":[{"type":"audio","data":"@pcm:9"}]}',
+        '{"role":"user","content":[{"type":"audio","data":"@pcm:99"}]}',
+        '{"role":"assistant","content":[{"type":"audio","data":"@pcm:999"}]}',
+        '{"role":"user","content":[{"type":"audio","data":"@pcm:16000"},'
+        '{"type":"text","text":"?"},{"type":"audio","data":"@wav:8000"}]}',
+        '{"role":"user","content":[{"type":"audio","data":"@pcm:4000","sample_rate":32000}]}',
+    ]
+    assert not say(session, f'{{"messages":[{",".join(parts)}]}}')
+    heard = session.take_heard()
+    assert heard[: 24_000 * 4] == pcm(16_000) + pcm(8000)
+    assert len(heard) == (16_000 + 8000 + 2000) * 4
+    assert not session.take_heard()
+
+
+@pytest.mark.parametrize("content", ['"Hi"', '[{"type":"image","data":"AAAA"}]', "3"])
+def test_nothing_is_heard_of_a_chat_without_sound(content: str) -> None:
+    session = recorded(Route.CHAT, "chat")
+    say(session, f'{{"messages":[{{"role":"user","content":{content}}}]}}')
+    assert not session.take_heard()
+
+
+def test_nothing_is_heard_of_what_is_refused_or_not_recorded(prepared: Session) -> None:
+    assert not say(prepared, CHUNK)
+    assert not prepared.take_heard()
+    session = recorded(Route.DUPLEX, "audio")
+    assert say(session, CHUNK) == ["error"]
+    assert not session.take_heard()
+    session.granted(60.0, NOW)
+    say(session, '{"type":"prepare"}')
+    say(session, CHUNK)
+    assert session.take_heard() == pcm(16_000)
+    assert say(session, CHUNK.replace("16000", "0")) == ["error"]
+    assert not session.take_heard()

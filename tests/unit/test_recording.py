@@ -26,6 +26,7 @@ from duplane.edge.recording.retention import Kept, expired, recover, sweep
 from duplane.edge.recording.settings import Consent, RecordingSettings, recording_settings
 from duplane.edge.recording.shelf import (
     is_running,
+    lock,
     read_events,
     read_meta,
     recordings,
@@ -50,9 +51,10 @@ class Session:
             name, f"/v1/realtime?mode={mode}", mode, {"client_id": "c"}, self.clock.now()
         )
 
-    def up(self, frame: bytes, after_s: float = 1.0) -> None:
+    def up(self, frame: bytes, after_s: float = 1.0, heard: bytes = b"") -> None:
         self.clock.advance(after_s)
-        self.recording.up(frame, self.clock.now())
+        heard = pcm(16_000) if frame is APPEND else heard
+        self.recording.up(frame, heard, self.clock.now())
 
     def down(self, frame: bytes, after_s: float = 0.0) -> None:
         self.clock.advance(after_s)
@@ -204,6 +206,49 @@ def test_the_replay_has_the_user_left_and_the_model_right(tmp_path: Path) -> Non
     assert np.abs(replay[36_000:, 1] - ramp).max() < 1e-4
 
 
+@pytest.mark.parametrize(("pause_s", "has_replay"), [(8.9, True), (9.5, False)])
+def test_a_replay_is_made_within_its_bound(
+    tmp_path: Path, pause_s: float, has_replay: bool
+) -> None:
+    session = Session(RecordingSettings(tmp_path, replay_bytes=10 * 96_000))
+    session.up(APPEND)
+    session.up(APPEND, pause_s)
+    session.end()
+    replay = session.directory / "replay.wav"
+    assert replay.exists() is has_replay
+    assert not has_replay or replay.stat().st_size <= 10 * 96_000 + 44
+    assert not list(session.directory.glob("*.part"))
+    meta = read_meta(session.directory)
+    assert meta
+    assert not meta.is_incomplete
+
+
+def test_a_mix_that_died_is_removed_and_made_again(tmp_path: Path) -> None:
+    session = Session(RecordingSettings(tmp_path))
+    session.up(APPEND)
+    session.end()
+    (session.directory / "replay.wav").unlink()
+    left, running = (session.directory / f"replay.wav.{pid}.part" for pid in (1, 2))
+    left.write_bytes(bytes(1000))
+    with running.open("wb") as file:
+        lock(file.fileno())
+        assert recover(RecordingSettings(tmp_path)) == ["sess_0"]
+        assert not left.exists()
+        assert running.exists()
+    assert (session.directory / "replay.wav").exists()
+
+
+def test_a_mix_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("duplane.edge.recording.mix._write", fail)
+    session = Session(RecordingSettings(tmp_path))
+    session.up(APPEND)
+    session.end()
+    assert not list(session.directory.glob("replay*"))
+
+
 def test_jitter_makes_no_gaps(tmp_path: Path) -> None:
     session = Session(RecordingSettings(tmp_path))
     for after_s in (1.0, 1.1, 0.9, 1.2, 0.8, 0.1):
@@ -247,24 +292,12 @@ def test_what_a_reply_says_twice_is_heard_once(tmp_path: Path) -> None:
     assert model.size == 3 * 24_000  # silence, the delta, the reply that came whole
 
 
-def part(content: bytes, kind: str = "audio", **more: object) -> dict[str, object]:
-    return {"type": kind, "data": pybase64.b64encode(content).decode(), **more}
-
-
-def turn(*messages: tuple[str, object]) -> bytes:
-    told = [{"role": role, "content": content} for role, content in messages]
-    return orjson.dumps({"type": "input.append", "input": {"messages": told}})
-
-
 def test_a_chat_lies_turn_by_turn_on_one_time_line(tmp_path: Path) -> None:
     session = Session(RecordingSettings(tmp_path), mode="chat")
-    first = ("user", [part(pcm(32_000)), {"type": "text", "text": "?"}, part(JPEG, "image")])
-    session.up(turn(("system", [part(pcm(16_000))]), first), after_s=1.0)  # second 1 to 3
+    session.up(b"{}", after_s=1.0, heard=pcm(32_000))  # second 1 to 3
     session.down(SPEECH, after_s=0.5)  # second 3 to 4: after the question
     session.down(SPEECH)  # second 4 to 5
-    answer = ("assistant", [part(pcm(16_000))])
-    second = ("user", [part(wav(16_000)), part(pcm(24_000), sample_rate=48_000)])
-    session.up(turn(first, answer, second), after_s=1.0)  # second 5 to 6.5: after the answer
+    session.up(b"{}", after_s=1.0, heard=pcm(24_000))  # second 5 to 6.5: after the answer
     session.down(SPEECH, after_s=7.5)  # second 10 to 11
     session.end()
     user, _ = sound(session.directory / "user.wav")
@@ -274,40 +307,24 @@ def test_a_chat_lies_turn_by_turn_on_one_time_line(tmp_path: Path) -> None:
     assert heard == [False] * 2 + [True] * 4 + [False] * 4 + [True] * 3
     said = [bool(model[at * 24_000 : (at + 1) * 24_000].any()) for at in range(11)]
     assert said == [False] * 3 + [True] * 2 + [False] * 5 + [True]
-    assert sorted(path.suffix for path in (session.directory / "blob").iterdir()).count(".jpg") == 2
 
 
-@pytest.mark.parametrize(
-    "messages",
-    [
-        None,
-        "text",
-        [None],
-        ["text"],
-        [{"role": ["user"], "content": 3}],
-        [{"role": "user", "content": [None, {"type": "audio"}, {"type": "audio", "data": 3}]}],
-        [{"role": "user", "content": [{"type": "audio", "data": "@blob/000009.f32"}]}],
-        [{"role": "user", "content": [part(bytes(70)), part(b"RIFF" + bytes(60))]}],
-        [{"role": "user", "content": [part(b"\xff" * 64), part(pcm(80), "image")]}],
-    ],
-)
-def test_messages_without_sound_are_silent(tmp_path: Path, messages: object) -> None:
-    session = Session(RecordingSettings(tmp_path), mode="chat")
-    session.up(orjson.dumps({"messages": messages}))
-    session.up(orjson.dumps({"input": messages}))
-    session.up(orjson.dumps({"messages": [{"role": "user", "content": [part(pcm(1600))]}]}))
+@pytest.mark.parametrize("kind", ["input_audio_buffer.append", "input.append", "audio_chunk"])
+def test_only_what_the_session_heard_is_heard(tmp_path: Path, kind: str) -> None:
+    session = Session(RecordingSettings(tmp_path))
+    sounds = {name: pybase64.b64encode(wav(16_000)).decode() for name in ("audio", "audio_base64")}
+    session.up(orjson.dumps({"type": kind, **sounds, "input": sounds}), heard=pcm(1600))
+    session.up(orjson.dumps({"type": kind, **sounds, "input": sounds}))  # refused, say
     session.end()
     user, _ = sound(session.directory / "user.wav")
-    assert user.size == 3 * 16_000 + 1600
-    meta = read_meta(session.directory)
-    assert meta
-    assert not meta.is_incomplete
+    assert user.size == 16_000  # silence, then what was heard
 
 
 def test_video_files_are_named_by_what_they_are() -> None:
     contents = [b"\0\0\0\x18ftypmp42" + bytes(60), b"\x1aE\xdf\xa3" + bytes(60)]
     contents.append(b"RIFF\0\0\0\0WEBP" + bytes(60))
-    _, blobs = split(orjson.dumps([part(content, "video") for content in contents]), 0)
+    encoded = [{"data": pybase64.b64encode(content).decode()} for content in contents]
+    _, blobs = split(orjson.dumps(encoded), 0)
     assert [blob.name[-4:] for blob in blobs] == [".mp4", "webm", "webp"]
     assert not any(blob.is_audio for blob in blobs)
 
@@ -322,7 +339,7 @@ def test_only_the_owner_may_read(tmp_path: Path) -> None:
 
 
 def test_a_full_queue_costs_events_and_never_waits(tmp_path: Path) -> None:
-    session = Session(RecordingSettings(tmp_path, queue_bytes=3 * len(APPEND)))
+    session = Session(RecordingSettings(tmp_path, queue_bytes=3 * (len(APPEND) + 64_000)))
     disk = threading.Event()
     session.recorder.put(disk.wait, 0)  # the disk hangs
     for _ in range(10):

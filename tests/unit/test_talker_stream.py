@@ -134,15 +134,15 @@ def test_another_attention_is_refused_by_its_name(kind: str) -> None:
     config = dict(Checkpoint(CHECKPOINT).config)
     config["tts_config"] = {**config["tts_config"], "attention_type": kind}
     with pytest.raises(CheckpointError, match=f"attention_type is '{kind}'"):
-        TalkerConfig.from_json(config)
+        TalkerConfig.from_json(config, rows=64)
 
 
 def test_without_a_word_about_it_the_default_of_the_reference_holds() -> None:
     config = dict(Checkpoint(CHECKPOINT).config)
-    assert not TalkerConfig.from_json(config).is_recomputing
+    assert not TalkerConfig.from_json(config, rows=64).is_recomputing
     config["tts_config"] = dict(config["tts_config"])
     del config["tts_config"]["attention_type"]
-    assert TalkerConfig.from_json(config).is_recomputing
+    assert TalkerConfig.from_json(config, rows=64).is_recomputing
 
 
 def test_a_second_passage_waits_for_the_first(talker: Talker) -> None:

@@ -182,6 +182,23 @@ def test_another_voice_is_heard_and_the_same_one_sounds_the_same(model: DuplexMo
     assert np.abs(low - own).max() > 1e-3
 
 
+def test_a_chats_voice_is_read_once_however_many_come_between(
+    model: DuplexModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ChatOptions(generate_audio=True, tts_voice=clip(1.0, 330), seed=1)
+    message = ChatMessage(ChatRole.USER, ("Good morning.",))
+    prepared = model.prepare_chat(ChatRequest((message,), options))
+    model._voices._read.clear()  # as many others' do in time
+
+    def read(samples: FloatArray) -> None:
+        raise AssertionError("read on the device thread")
+
+    monkeypatch.setattr(model.parts.voice_networks, "read", read)
+    model.open_chat(0, prepared)
+    model.close(0)
+    assert model.is_clean(0)
+
+
 def test_a_chat_speaks_with_the_voice_it_brings(model: DuplexModel) -> None:
     def answer(tts_voice: FloatArray | None) -> FloatArray:
         options = ChatOptions(generate_audio=True, tts_voice=tts_voice, seed=1, max_new_tokens=12)

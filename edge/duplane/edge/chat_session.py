@@ -108,6 +108,7 @@ class ChatSession(Session):
         is_opening = self.chat.phase is Phase.OPENING and not self._turns
         told = self._configured(now) if is_opening or self.chat.asks_first else []
         self._turns.append(turn)
+        self._hear(_spoken_now(turn.request))
         self._waits.pop(Wait.AUDIO, None)
         if not self.has_slot and self._running is None and Wait.SLOT not in self._waits:
             self._await_slot(now)
@@ -236,3 +237,14 @@ class ChatSession(Session):
         if self.chat.asks_first and self._waits.get(Wait.SETTINGS, math.inf) <= now.monotonic_s:
             return self.end(Ending(End.TIMEOUT, "no request in time"), now)
         return super().expire(now)
+
+
+def _spoken_now(request: session_pb2.ChatRequest) -> bytes:
+    """Return what the user says in a turn: each brings the whole history, to its last answer."""
+    spoken: list[bytes] = []
+    for message in reversed(request.messages):
+        if message.role == session_pb2.CHAT_ROLE_ASSISTANT:
+            break
+        if message.role == session_pb2.CHAT_ROLE_USER:
+            spoken += [part.audio for part in reversed(message.parts) if part.audio]
+    return b"".join(reversed(spoken))

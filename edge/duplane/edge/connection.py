@@ -14,6 +14,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 
 from duplane.edge.clock import Alarm, Clock
+from duplane.edge.dialects.fields import Fields
 from duplane.edge.dialects.unwrap import is_worth_unwrapping, unwrap
 from duplane.edge.ends import End, Ending
 from duplane.edge.entry import close_reason
@@ -128,17 +129,21 @@ class Connection:
                     self.end(Ending(End.UNREADABLE, "binary frames are not used"))
                     continue
                 began_s = time.thread_time()
-                now = self._clock.now()
-                if self.recording and self.session.farewell is None:
-                    self.recording.up(message, now)
                 if is_worth_unwrapping(message):
-                    event = await asyncio.to_thread(unwrap, message, self._limits)
-                    self._apply(self.session.receive(event, self._clock.now()))
+                    self._take(message, await asyncio.to_thread(unwrap, message, self._limits))
                 else:
-                    self._apply(self.session.receive(message, now))
+                    self._take(message, message)
                 await self._socket.rest(time.thread_time() - began_s)
         except ConnectionClosed as closed:
             self.end(self._lost(closed))
+
+    def _take(self, message: bytes, event: bytes | Fields) -> None:
+        """Let the session take an event, and the recording what the session made of it."""
+        now, is_over = self._clock.now(), self.session.farewell is not None
+        told = self.session.receive(event, now)
+        if self.recording and not is_over:
+            self.recording.up(message, self.session.take_heard(), now)
+        self._apply(told)
 
     def _lost(self, closed: ConnectionClosed) -> Ending:
         if self._socket.is_stalled:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterable
 from typing import cast
 
 import orjson
@@ -18,6 +19,7 @@ _KINDS = {
 # Readers expect this kind too. No session is of it, so nothing follows from its numbers.
 _UNSERVED = "half_duplex"
 _UNSERVED_BASE_S = 180.0
+_CONFIG = frozenset({*(f"eta_{name}_s" for name in (*_KINDS, _UNSERVED)), "ema_alpha"})
 _MAX_S = 1e9  # what a Duration can hold; what is sensible is for the scheduler to say
 
 
@@ -40,6 +42,7 @@ def eta_status(estimates: admin_pb2.Estimates) -> dict[str, object]:
 def read_eta(body: bytes) -> admin_pb2.UpdateEstimatesRequest:
     """Read any subset of the settings; null leaves a setting, like its absence.
 
+    They may stand in `config`, beside what else is told of them: whoever asked can send it back.
     Raises ValueError naming what is wrong.
     """
     try:
@@ -48,7 +51,7 @@ def read_eta(body: bytes) -> admin_pb2.UpdateEstimatesRequest:
         raise ValueError("the body is no JSON") from None
     if not isinstance(told, dict):
         raise ValueError("the body must be an object")
-    fields = cast(dict[str, object], told)
+    fields = _settings(cast(dict[str, object], told))
     request = admin_pb2.UpdateEstimatesRequest()
     for name, kind in _KINDS.items():
         if (base_s := _number(fields, f"eta_{name}_s")) is not None:
@@ -57,6 +60,25 @@ def read_eta(body: bytes) -> admin_pb2.UpdateEstimatesRequest:
     if (smoothing := _number(fields, "ema_alpha")) is not None:
         request.smoothing = smoothing
     return request
+
+
+def _settings(told: dict[str, object]) -> dict[str, object]:
+    if "config" not in told:
+        _refuse_unknown(told, _CONFIG)
+        return told
+    _refuse_unknown(told, eta_status(admin_pb2.Estimates()).keys())
+    config = told["config"]
+    if not isinstance(config, dict):
+        raise ValueError("config must be an object")
+    settings = cast(dict[str, object], config)
+    _refuse_unknown(settings, _CONFIG, "config.")
+    return settings
+
+
+def _refuse_unknown(told: Iterable[str], known: Collection[str], prefix: str = "") -> None:
+    for name in told:
+        if name not in known:
+            raise ValueError(f"{prefix}{name[:80]} is not a setting")
 
 
 def _number(fields: dict[str, object], name: str) -> float | None:

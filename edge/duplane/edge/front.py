@@ -23,11 +23,11 @@ HttpFactory = Callable[[], asyncio.Protocol]
 MAX_HEAD_BYTES = 32 * 1024  # of the first request; a longer one is refused
 
 _END = b"\r\n\r\n"
+_HTTP_2 = b"PRI "  # HTTP's parser waits for the rest of its preface, however long
 _TOO_LONG = refused_head(
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
     f"the head of a request must be at most {MAX_HEAD_BYTES} bytes",
 )
-_BLANK = b"\r\n"  # lines before a request are passed over, RFC 9112, 2.2
 _UPGRADE = re.compile(rb"(?im)^upgrade:[ \t]*websocket[ \t]*\r$")
 
 
@@ -95,7 +95,13 @@ class Front(asyncio.Protocol):
             self._http.data_received(data)
             return
         searched = max(0, len(self._head) - len(_END) + 1)
-        self._head += data if self._head else data.lstrip(_BLANK)
+        self._head += data
+        if self._head.startswith((b"\r", b"\n")):  # lines before a request count for nothing
+            self._head = self._head.lstrip(b"\r\n")
+            searched = 0
+        if self._head.startswith(_HTTP_2):
+            self.cut()
+            return
         end = self._head.find(_END, searched)
         if end < 0:
             if len(self._head) > MAX_HEAD_BYTES:

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 Network = IPv4Network | IPv6Network
-_FORWARDING = ("x-forwarded-for", "x-real-ip", "forwarded")
+# What proxies add to what they pass on: these, and whatever begins so.
+_FORWARDING = frozenset(
+    {
+        *("via", "forwarded", "client-ip", "true-client-ip", "fastly-client-ip", "fly-client-ip"),
+        *("x-real-ip", "x-client-ip", "x-cluster-client-ip", "x-originating-ip", "x-proxyuser-ip"),
+        *("x-remote-ip", "x-remote-addr", "x-host", "x-appengine-user-ip", "x-amzn-trace-id"),
+    }
+)
+_AUTHORITY = re.compile(r"(?:\[(?P<bracketed>[^\]]+)\]|(?P<host>[^:]+))(?::\d+)?")
+_FORWARDING_PREFIXES = ("x-forwarded", "x-original-", "x-envoy-", "x-azure-", "cf-")
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A client. `is_local` only if it is certain that it runs on this machine."""
+    """A client. `is_local` if it runs on this machine, and speaks for nobody else by any sign.
+
+    A proxy on this machine that leaves no sign looks the same.
+    """
 
     address: str
     is_local: bool
@@ -56,9 +69,7 @@ def identify(connected: str, headers: Mapping[str, str], trusted: Sequence[Netwo
     if speaker is None:
         return Peer(connected, is_local=False)
     if not _is_in(speaker, trusted):
-        # Whoever forwards for others speaks for somebody who may be anywhere.
-        is_direct = not any(name in headers for name in _FORWARDING)
-        return Peer(str(speaker), is_local=speaker.is_loopback and is_direct)
+        return Peer(str(speaker), is_local=speaker.is_loopback and _speaks_for_itself(headers))
     forwarded = headers.get("x-forwarded-for") or headers.get("x-real-ip", "")
     for hop in reversed(forwarded.split(",")):
         before = _parse(hop.strip())
@@ -68,6 +79,27 @@ def identify(connected: str, headers: Mapping[str, str], trusted: Sequence[Netwo
         if not _is_in(speaker, trusted):
             break
     return Peer(str(speaker), is_local=False)
+
+
+def _speaks_for_itself(headers: Mapping[str, str]) -> bool:
+    """Tell whether a request shows no sign of coming from elsewhere.
+
+    Whoever forwards for others speaks for somebody who may be anywhere. A web page may, too: it
+    can make a browser on this machine ask, under the page's own name for us, or with its `Origin`.
+    """
+    if any(name in _FORWARDING or name.startswith(_FORWARDING_PREFIXES) for name in headers):
+        return False
+    origin = headers.get("origin")
+    is_foreign = origin is not None and not _is_this_machine(origin.partition("://")[2])
+    return _is_this_machine(headers.get("host", "")) and not is_foreign
+
+
+def _is_this_machine(authority: str) -> bool:
+    """Tell whether `host[:port]` can mean nobody but this machine, whatever a name server says."""
+    match = _AUTHORITY.fullmatch(authority.strip())
+    host = (match["bracketed"] or match["host"]) if match else ""
+    address = _parse(host)
+    return host.lower() == "localhost" or (address is not None and address.is_loopback)
 
 
 def _parse(text: str) -> IPv4Address | IPv6Address | None:

@@ -98,6 +98,7 @@ class Session:
         self._settings: session_pb2.Open | None = None
         self._uplink = Uplink(limits.early_unit_count, limits.frame_count)
         self._owed = Owed()  # answers to appends, where the dialect counts them
+        self._heard = b""
         self._requests: deque[tuple[int, session_pb2.ConverseRequest]] = deque()
         self._waits: dict[Wait, float] = {}
         self._wait(Wait.SCHEDULER, limits.scheduler_s, now)
@@ -172,6 +173,7 @@ class Session:
             # Nothing can be answered yet, so that nothing more can be owed.
             message = "more audio than can be answered waits already"
             return [self.dialect.error(ErrorCode.NOT_READY, message, now, append.tag.input_id)]
+        self._hear(append.audio)
         gathered_count = self._uplink.gathered_count
         self._uplink.add(append, now.wall_ns)
         if Wait.AUDIO in self._waits:
@@ -182,6 +184,15 @@ class Session:
         if self._uplink.gathered_count == gathered_count:
             return self.dialect.gathered(append.tag, now)
         return []
+
+    def _hear(self, audio: bytes) -> None:
+        if self.identity.recording_id:
+            self._heard = audio
+
+    def take_heard(self) -> bytes:
+        """Return what the last event let the user say, PCM at 16 kHz, if that is recorded."""
+        heard, self._heard = self._heard, b""
+        return heard
 
     def _take_turn(self, turn: Turn, now: Moment) -> list[bytes]:
         """Take a turn of chat: where units flow there are none."""

@@ -50,7 +50,7 @@ class Limits:
     pending_turn_count: int = 4  # of chat, while one runs; above it: not_ready
 
     # Of one core, for what one client sends, lasting; above it is read more slowly.
-    read_share: float = 0.05
+    read_share: float = 0.02
 
     # Waits.
     handshake_s: float = 10.0  # for TLS, then for a request's head: cut; for its body: 408

@@ -20,7 +20,10 @@ from duplane.edge.pace import Share
 from duplane.edge.patience import Patience
 from duplane.edge.settings import Limits
 
-_SLICE_BYTES = 16 * 1024  # read at once; of the smallest frames that is 10 ms of work
+# What is read at once, while it is as cheap as audio is; and of the smallest frames, that are not.
+_SLICE_BYTES = 16 * 1024
+_SMALL_SLICE_BYTES = 1024
+_TURN_S = 0.002  # of work; then the others have their turn
 
 
 class _Hold(Enum):
@@ -47,6 +50,7 @@ class EdgeSocket(ServerConnection):
         self._share = Share(limits.read_share)
         self._holds: set[_Hold] = set()
         self._unfed = memoryview(b"")  # received, and not given to the protocol yet
+        self._slice_bytes = _SLICE_BYTES
         self._patience: Patience | None = None
         self._work_alarm: asyncio.TimerHandle | None = None
         self._close_alarm: asyncio.TimerHandle | None = None
@@ -113,20 +117,26 @@ class EdgeSocket(ServerConnection):
 
     def _feed(self) -> None:
         """Give what was received to the protocol, piece by piece, until there is a hold."""
+        turn_s = 0.0
         while self._unfed and not self._holds:
-            piece, self._unfed = self._unfed[:_SLICE_BYTES], self._unfed[_SLICE_BYTES:]
+            piece = bytes(self._unfed[: self._slice_bytes])
+            self._unfed = self._unfed[self._slice_bytes :]
             began_s = time.thread_time()
-            super().data_received(bytes(piece))
-            self._limit_work(time.thread_time() - began_s)
+            super().data_received(piece)
+            work_s = time.thread_time() - began_s
+            turn_s += work_s
+            is_costly = work_s * _SLICE_BYTES > _TURN_S * len(piece)
+            self._slice_bytes = _SMALL_SLICE_BYTES if is_costly else _SLICE_BYTES
+            self._limit_work(work_s, is_turn_over=turn_s > _TURN_S)
             if self.paused and self.transport.get_write_buffer_size() > self._limits.outbox_bytes:
                 self._hold(_Hold.UNREAD)
         if self.close_deadline is not None and self._close_alarm is None:
             # The library waits for a client to finish a close only where somebody awaits it.
             self._close_alarm = self.loop.call_at(self.close_deadline, self.transport.abort)
 
-    def _limit_work(self, work_s: float) -> None:
+    def _limit_work(self, work_s: float, *, is_turn_over: bool) -> None:
         wait_s = self._share.spend(self.loop.time(), work_s)
-        if wait_s:
+        if wait_s or is_turn_over:
             self._hold(_Hold.WORK)
             self._work_alarm = self.loop.call_later(wait_s, self._let_go, _Hold.WORK)
 

@@ -23,7 +23,8 @@ SETTINGS: Mapping[str, str] = {
     "trusted_proxies": "Proxies whose X-Forwarded-For and X-Real-IP are believed:"
     " addresses and networks, separated by commas.",
     "admin_token": "What changes things or reads recordings by HTTP must send as"
-    " Authorization: Bearer. Default: only this machine may, and not through a proxy.",
+    " Authorization: Bearer. Default: only who asks localhost from this machine. Set it where a"
+    " proxy runs on this machine: its clients can look the same.",
     "default_voice": "A sound file, offered to clients at /api/default_ref_audio.",
     "presets": "A directory of MODE/*.json, offered to clients at /api/presets.",
     "ref_audio": "A directory that operators upload reference voices to, by /api/assets/ref_audio."

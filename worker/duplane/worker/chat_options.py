@@ -70,10 +70,11 @@ def invalid_chat(error: OptionError) -> FabricError:
 
 def _check_sizes(wish: session_pb2.ChatRequest, limits: SessionLimits) -> None:
     """Bound what all messages hold together."""
-    part_count = text_bytes = media_bytes = 0
+    part_count = clip_count = text_bytes = media_bytes = 0
     for index, message in enumerate(wish.messages):
         part_count += len(message.parts)
         for number, part in enumerate(message.parts):
+            clip_count += part.WhichOneof("content") == "audio"
             text_bytes += len(part.text.encode())
             media_bytes += len(part.image) + len(part.audio) + len(part.video)
             path = f"messages[{index}].parts[{number}]"
@@ -83,6 +84,9 @@ def _check_sizes(wish: session_pb2.ChatRequest, limits: SessionLimits) -> None:
             if media_bytes > limits.max_chat_media_bytes:
                 fault = f"brings the media to more than {limits.max_chat_media_bytes} bytes"
                 raise invalid(f"{path}.{part.WhichOneof('content')}", fault)
+            if clip_count > limits.max_chat_clips:
+                fault = f"brings the sounds to more than {limits.max_chat_clips}"
+                raise invalid(f"{path}.audio", fault)
         if part_count > limits.max_chat_parts:
             fault = f"bring the parts of all messages to more than {limits.max_chat_parts}"
             raise invalid(f"messages[{index}].parts", fault)

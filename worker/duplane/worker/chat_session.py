@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -24,6 +26,7 @@ from duplane.worker.deltas import MODEL_STAGES, duration
 from duplane.worker.engine import Engine
 from duplane.worker.model.chat_types import ChatOutput, Finish
 from duplane.worker.model.types import OptionError
+from duplane.worker.preparation import AbandonedError
 from duplane.worker.rounds import ChatStep, Event, Lost, PreparedChat
 from duplane.worker.settings import SessionLimits
 from duplane.worker.videos import Videos
@@ -59,6 +62,8 @@ class ChatSession:
         self._limits = limits
         self._spans = spans
         self._counts = session_pb2.TokenCounts()
+        self._untold_s: dict[str, float] = {}  # of steps since the last delta
+        self._told_at_s = time.monotonic()
         self._sequence = 0
         self._end: asyncio.Future[FabricError | None] = asyncio.get_running_loop().create_future()
         self._events = asyncio.Queue[ChatStep | Lost]()  # the engine's credit bounds it
@@ -108,14 +113,16 @@ class ChatSession:
         except grpc.aio.BaseError as error:
             _log.debug("the client is gone: %s", error)
             self._finish(None)
+        except AbandonedError:
+            pass  # the end is known already
 
     async def _prepare(self, request: session_pb2.ChatRequest) -> PreparedChat:
         """Check the request and lay out its prompt, beside what the device runs."""
         try:
-            model = self._engine.model
             wanted = chat_request(request, self._limits)
-            wanted = await self._videos.fill(wanted, request, model.prepare_picture)
-            return await asyncio.to_thread(model.prepare_chat, wanted)
+            cut = partial(self._engine.prepare_picture, self.conversation)
+            wanted = await self._videos.fill(wanted, request, cut)
+            return await self._engine.prepare_chat(self.conversation, wanted)
         except OptionError as error:
             raise invalid_chat(error) from None
 
@@ -156,6 +163,9 @@ class ChatSession:
             await self._stream.write(response)
 
     def _delta(self, output: ChatOutput) -> session_pb2.ChatDelta:
+        now_s = time.monotonic()
+        stages_s = {**self._untold_s, "total": now_s - self._told_at_s}
+        self._untold_s, self._told_at_s = {}, now_s
         delta = session_pb2.ChatDelta(
             sequence=self._sequence,
             text=output.text,
@@ -163,11 +173,12 @@ class ChatSession:
             token_ids=output.token_ids,
             stage_times=session_pb2.StageTimes(
                 **{
-                    stage: duration(output.stage_s[stage])
-                    for stage in MODEL_STAGES
-                    if output.stage_s.get(stage)
+                    stage: duration(stages_s[stage])
+                    for stage in (*MODEL_STAGES, "total")
+                    if stages_s.get(stage)
                 }
             ),
+            context_token_count=output.context_length,
         )
         self._sequence += 1
         return delta
@@ -183,6 +194,8 @@ class ChatSession:
         self._counts.output_audio_token_count += output.audio_token_count
         self._spans.took(output.stage_s)
         self._spans.note(telemetry.CONTEXT_TOKEN_COUNT, output.context_length)
+        for stage, seconds in output.stage_s.items():
+            self._untold_s[stage] = self._untold_s.get(stage, 0.0) + seconds
 
 
 def _described(step: ChatStep) -> dict[str, AttributeValue]:

@@ -13,9 +13,16 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
-from duplane.worker.inbox import Entry, Inbox, Refusal
+from PIL.Image import Image
+
+from duplane.worker.inbox import Entry, Inbox, Refusal, Unit
+from duplane.worker.model.chat_types import ChatRequest
+from duplane.worker.model.images import PreparedImage
 from duplane.worker.model.types import ConversationOptions, OptionError
+from duplane.worker.options import prepare_frames
+from duplane.worker.preparation import AbandonedError, Preparation, Threads
 from duplane.worker.rounds import ChatStep, Device, Event, Model, PreparedChat, Rounds, Taken
 
 _log = logging.getLogger(__name__)
@@ -36,6 +43,7 @@ class Conversation:
         self.is_ready = False  # units may be taken; under the engine's lock
         self.credit = 0  # chat outputs that its owner can take now; under the engine's lock
         self.is_closed = False  # nothing more is told; event loop only
+        self.preparation = Preparation()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,6 +82,7 @@ class Engine:
         self._is_stopping = False
         self._busy_since_s: float | None = None
         self._rounds: Rounds | None = None
+        self._threads = Threads()
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
 
     async def start(self) -> None:
@@ -86,6 +95,7 @@ class Engine:
 
     async def stop(self) -> None:
         """End the thread after the call into the model that it is in."""
+        self._threads.stop()
         with self._lock:
             self._is_stopping = True
             self._lock.notify()
@@ -138,18 +148,42 @@ class Engine:
             self._conversations[slot] = conversation
         return conversation
 
-    async def prepare(self, options: ConversationOptions) -> None:
+    async def prepare(self, conversation: Conversation, options: ConversationOptions) -> None:
         """Do what a conversation's options need of the CPU alone, before it is opened.
 
         So reading a voice keeps neither the device nor the event loop. A failure is told by
         `open`, which meets it again.
         """
         try:
-            await asyncio.to_thread(self.model.prepare_voice, options)
+            read = partial(self.model.prepare_voice, options)
+            await conversation.preparation.run(self._threads.voices, read)
         except OptionError:
             pass
+        except AbandonedError:
+            raise
         except Exception:  # noqa: BLE001 - the model's faults stop here, logged whole
             _log.exception("options could not be prepared")
+
+    async def prepare_unit(self, conversation: Conversation, unit: Unit) -> Unit | Refusal:
+        """Decode a unit's frames beside the device; or the answer that says why not."""
+        decode = partial(prepare_frames, self.model, unit)
+        return await conversation.preparation.run(self._threads.frames, decode)
+
+    def prepare_picture(
+        self, conversation: Conversation, picture: Image, max_slices: int | None
+    ) -> PreparedImage:
+        """Cut a picture of a chat's video, in any thread. Raises ImageError, AbandonedError."""
+        conversation.preparation.check()
+        return self.model.prepare_picture(picture, max_slices)
+
+    async def prepare_chat(self, conversation: Conversation, wanted: ChatRequest) -> PreparedChat:
+        """Check a chat and lay out its prompt beside the device. Raises OptionError.
+
+        It stops between two of its pictures or sounds when the conversation is closed.
+        """
+        preparation = conversation.preparation
+        lay_out = partial(self.model.prepare_chat, wanted, preparation.check)
+        return await preparation.run(self._threads.chats, lay_out)
 
     def open(self, conversation: Conversation, options: ConversationOptions) -> None:
         """Open the conversation; Opened, OpenRefused or Lost follows."""
@@ -189,8 +223,12 @@ class Engine:
             return conversation.inbox.dropped_count
 
     async def close(self, conversation: Conversation) -> bool:
-        """Free and verify the slot, between rounds; tell whether it may be leased again."""
+        """Free and verify the slot, between rounds; tell whether it may be leased again.
+
+        What is prepared for the conversation ends first.
+        """
         self.silence(conversation)
+        await conversation.preparation.end()
         is_clean: asyncio.Future[bool] = self._loop.create_future()
         with self._lock:
             self._commands.append(_Close(conversation, is_clean))

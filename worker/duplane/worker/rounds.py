@@ -19,6 +19,7 @@ from PIL.Image import Image
 from duplane.fabric.audio import INPUT_RATE_HERTZ, Samples
 from duplane.fabric.v1 import registry_pb2
 from duplane.worker.inbox import Refusal, Unit
+from duplane.worker.model.chat_prompt import go_on
 from duplane.worker.model.chat_types import (
     ChatAudio,
     ChatImage,
@@ -86,7 +87,7 @@ class Model(Protocol):
     @property
     def has_chat(self) -> bool: ...
     def prepare_picture(self, picture: Image, max_slices: int | None) -> PreparedImage: ...
-    def prepare_chat(self, request: ChatRequest) -> PreparedChat: ...
+    def prepare_chat(self, request: ChatRequest, check: Callable[[], None]) -> PreparedChat: ...
     def open_chat(self, slot: int, prepared: Any) -> None: ...
     def chat_step(self, slots: Sequence[int]) -> Iterator[ChatOutput | UnitFailure]: ...
     def close(self, slot: int) -> None: ...
@@ -191,9 +192,9 @@ class Rounds:
         )
         spoken = replace(options, generate_audio=True)
         try:
-            prepared = self.model.prepare_chat(ChatRequest((message,), spoken))
+            prepared = self.model.prepare_chat(ChatRequest((message,), spoken), go_on)
         except OptionError:  # a model without a voice
-            prepared = self.model.prepare_chat(ChatRequest((message,), options))
+            prepared = self.model.prepare_chat(ChatRequest((message,), options), go_on)
         self.model.open_chat(0, prepared)
         for _ in range(_WARM_UP_CHAT_STEPS):
             for result in self.model.chat_step([0]):

@@ -24,11 +24,11 @@ from duplane.worker.options import (
     conversation_options,
     field_path,
     invalid_option,
-    prepare_frames,
     sent_paths,
     token_limit,
 )
 from duplane.worker.phases import Phase, Phases
+from duplane.worker.preparation import AbandonedError
 from duplane.worker.rounds import ChatStep, Done, Event, Lost, OpenRefused
 from duplane.worker.settings import SessionLimits
 
@@ -126,6 +126,8 @@ class Session:
             self.end(error)
         except grpc.aio.BaseError as error:
             self._on_gone(error)
+        except AbandonedError:
+            pass  # the end is known already
 
     async def _receive(self, request: session_pb2.ConverseRequest) -> None:
         match request.WhichOneof("message"):
@@ -135,7 +137,7 @@ class Session:
                 options = conversation_options(request.open, self._limits)
                 self._token_limit = token_limit(request.open, self._token_limit)
                 self._sent_paths = sent_paths(request.open)
-                await self._engine.prepare(options)
+                await self._engine.prepare(self.conversation, options)
                 self._engine.open(self.conversation, options)
             case "close":
                 self.end(session_pb2.Closed(reason=session_pb2.CLOSE_REASON_CLIENT))
@@ -155,7 +157,7 @@ class Session:
         self._last_sequence = max(self._last_sequence, unit.sequence)
         if isinstance(entry, Unit) and entry.frames:
             # Nothing else is read meanwhile, so order is kept and no more than one unit waits.
-            entry = await asyncio.to_thread(prepare_frames, self._engine.model, entry)
+            entry = await self._engine.prepare_unit(self.conversation, entry)
         self._engine.put(self.conversation, entry)
 
     # What the engine tells.

@@ -29,6 +29,7 @@ class SessionLimits:
     outbox_message_count: int = 16  # deltas that wait for a slow client: SLOW_CLIENT
     max_chat_messages: int = 512  # more in one request: INVALID_FIELD
     max_chat_parts: int = 1024  # of all messages together; more: INVALID_FIELD
+    max_chat_clips: int = 256  # sounds of all messages together; more: INVALID_FIELD
     max_chat_text_bytes: int = 512 * 1024  # of all messages together; more: INVALID_FIELD
     max_chat_media_bytes: int = 24 * 1024 * 1024  # of all messages together; more: INVALID_FIELD
     max_video_s: float = 600.0  # a longer video in a chat: INVALID_FIELD

@@ -80,7 +80,10 @@ class DialectBChat(ChatDialect, DialectB):
 
     def _piece_events(self, delta: session_pb2.ChatDelta, now: Moment) -> list[bytes]:
         event = self._reply("response.output.delta", now)
-        event["metrics"] = {"backend": BACKEND, **stage_metrics(delta.stage_times)}
+        metrics: dict[str, object] = {"backend": BACKEND, **stage_metrics(delta.stage_times)}
+        if delta.context_token_count:
+            metrics["kv_cache_length"] = delta.context_token_count
+        event["metrics"] = metrics
         events: list[bytes] = []
         if delta.text:
             events.append(orjson.dumps({**event, "kind": "text", "text": delta.text}))

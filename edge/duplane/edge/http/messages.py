@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import TypeVar, cast
 
@@ -12,11 +13,23 @@ from aiohttp import web
 _Answer = TypeVar("_Answer", bound=web.StreamResponse)
 Json = dict[str, object]
 
+_JSON = "application/json"
+_PIECE_BYTES = 64 * 1024
+
 
 def json_answer(body: object, status: int = HTTPStatus.OK) -> web.Response:
     """Answer with JSON; bytes are JSON already."""
     content = body if isinstance(body, bytes) else orjson.dumps(body)
-    return closing(web.Response(body=content, status=status, content_type="application/json"))
+    # Written in pieces, a long one is not copied for a client that does not read it.
+    told = _pieces(content) if len(content) > _PIECE_BYTES else content
+    length = {"Content-Length": str(len(content))}
+    answer = web.Response(body=told, status=status, headers=length, content_type=_JSON)
+    return closing(answer)
+
+
+async def _pieces(content: bytes) -> AsyncIterator[bytes]:
+    for at in range(0, len(content), _PIECE_BYTES):
+        yield content[at : at + _PIECE_BYTES]
 
 
 def closing(answer: _Answer) -> _Answer:

@@ -45,8 +45,8 @@ class Blob:
 
     @property
     def is_audio(self) -> bool:
-        """True for what is heard, be it raw float32 or a WAV file; a voice to imitate is not."""
-        return self.name.endswith((".f32", ".wav")) and "ref" not in self.key
+        """True for raw float32 that is heard; a voice to imitate is not."""
+        return self.name.endswith(".f32") and "ref" not in self.key
 
 
 def split(frame: bytes, first_number: int) -> tuple[object, list[Blob]]:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from pathlib import Path
 
@@ -12,35 +13,56 @@ import numpy as np
 import soundfile
 import soxr
 
-from duplane.edge.recording.shelf import MODEL, REPLAY, USER
+from duplane.edge.recording.shelf import MODEL, REPLAY, USER, is_locked, lock
 from duplane.fabric.audio import INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ, Samples
 
+_FRAME_BYTES = 4  # two channels of PCM16
 
-def mix(directory: Path) -> bool:
+
+def mix(directory: Path, max_bytes: int) -> bool:
     """Write the replay of a recording that has ended, a second at a time.
 
-    Returns whether there was anything to hear. Raises OSError.
+    Returns whether it was made: not where there is nothing to hear, or where it, with the silence
+    between, would be larger than `max_bytes`. Raises OSError.
     """
     # Named by process: another that starts now may take this recording for a lost one.
     part = directory / f"{REPLAY}.{os.getpid()}.part"
     try:
-        if not _mix_into(part, directory):
-            return False
+        with contextlib.ExitStack() as files:
+            user = _open(directory / USER, files)
+            model = _open(directory / MODEL, files)
+            if not 0 < _size_bytes(user, model) <= max_bytes:
+                return False
+            file = files.enter_context(part.open("wb"))
+            lock(file.fileno())
+            _mix_into(file.fileno(), user, model)
+            part.replace(directory / REPLAY)
     except soundfile.LibsndfileError as error:
         raise OSError(error.error_string) from None
-    part.replace(directory / REPLAY)
+    finally:
+        part.unlink(missing_ok=True)
     return True
 
 
-def _mix_into(part: Path, directory: Path) -> bool:
-    with contextlib.ExitStack() as files:
-        user = _open(directory / USER, files)
-        model = _open(directory / MODEL, files)
-        if user is None and model is None:
-            return False
-        stereo = files.enter_context(
-            soundfile.SoundFile(part, "w", OUTPUT_RATE_HERTZ, 2, "PCM_16", format="WAV")
-        )
+def remove_unfinished(directory: Path) -> None:
+    """Delete what a process that has died while it mixed has left. Raises OSError."""
+    for part in directory.glob(f"{REPLAY}.*.part"):
+        if not is_locked(part):
+            part.unlink(missing_ok=True)
+
+
+def _size_bytes(user: soundfile.SoundFile | None, model: soundfile.SoundFile | None) -> int:
+    """Return what the replay will take, 0 when there is nothing to hear."""
+    lengths_s = [track.frames / track.samplerate for track in (user, model) if track]
+    return math.ceil(max(lengths_s, default=0.0) * OUTPUT_RATE_HERTZ) * _FRAME_BYTES
+
+
+def _mix_into(
+    file: int, user: soundfile.SoundFile | None, model: soundfile.SoundFile | None
+) -> None:
+    with soundfile.SoundFile(
+        file, "w", OUTPUT_RATE_HERTZ, 2, "PCM_16", format="WAV", closefd=False
+    ) as stereo:
         resampler = soxr.ResampleStream(INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ, 1, dtype="float32")
         is_over = user is None
         while not is_over:
@@ -50,7 +72,6 @@ def _mix_into(part: Path, directory: Path) -> bool:
             _write(stereo, left, _read(model, left.size))
         while (right := _read(model, OUTPUT_RATE_HERTZ)).size:
             _write(stereo, right[:0], right)
-    return True
 
 
 def _open(path: Path, files: contextlib.ExitStack) -> soundfile.SoundFile | None:

@@ -32,9 +32,9 @@ class Recording:
         self._begun = begun
         self._lost_event_count = 0
 
-    def up(self, frame: bytes, now: Moment) -> None:
-        """Take what the client sent."""
-        self._write(Direction.UP, frame, now)
+    def up(self, frame: bytes, heard: bytes, now: Moment) -> None:
+        """Take what the client sent, and what the session heard in it: PCM at 16 kHz."""
+        self._write(Direction.UP, frame, now, heard)
 
     def down(self, events: Iterable[bytes], now: Moment) -> None:
         """Take what the client is told."""
@@ -55,9 +55,9 @@ class Recording:
 
         self._recorder.finish(self._tape, functools.partial(self._tape.end, changes))
 
-    def _write(self, direction: Direction, frame: bytes, now: Moment) -> None:
-        job = functools.partial(self._tape.write, direction, frame, self._offset_s(now))
-        if not self._recorder.put(job, len(frame) + _EVENT_BYTES):
+    def _write(self, direction: Direction, frame: bytes, now: Moment, heard: bytes = b"") -> None:
+        job = functools.partial(self._tape.write, direction, frame, self._offset_s(now), heard)
+        if not self._recorder.put(job, len(frame) + len(heard) + _EVENT_BYTES):
             self._lost_event_count += 1
 
     def _offset_s(self, now: Moment) -> float:
@@ -104,7 +104,7 @@ class Recorder:
     def finish(self, tape: Tape, end: Job) -> None:
         """Queue the end of a recording, and its mix after it."""
         self.put(end, 0)
-        self.put(lambda: self._upkeep.put(functools.partial(_mix, tape.directory)), 0)
+        self.put(lambda: self._upkeep.put(functools.partial(self._mix, tape.directory)), 0)
 
     def put(self, job: Job, byte_count: int) -> bool:
         """Queue a job that holds so many bytes; False, and not queued, when there is no room.
@@ -124,15 +124,14 @@ class Recorder:
         finally:
             self._written_bytes += byte_count
 
+    def _mix(self, directory: Path) -> None:
+        try:
+            mix(directory, self._settings.replay_bytes)
+        except OSError as error:
+            _log.warning("recording %s cannot be mixed: %s", directory.name, error)
+
     def _sweep(self) -> None:
         now = self._clock.now()
         self._upkeep.put(functools.partial(sweep, self._settings, now.wall_s))
         due_s = now.monotonic_s + self._settings.sweep_interval_s
         self._alarm = self._clock.call_at(due_s, self._sweep)
-
-
-def _mix(directory: Path) -> None:
-    try:
-        mix(directory)
-    except OSError as error:
-        _log.warning("recording %s cannot be mixed: %s", directory.name, error)

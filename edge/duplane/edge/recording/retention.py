@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from duplane.edge.recording.mix import mix
+from duplane.edge.recording.mix import mix, remove_unfinished
 from duplane.edge.recording.settings import RecordingSettings
 from duplane.edge.recording.shelf import (
     REPLAY,
@@ -91,7 +91,9 @@ def recover(settings: RecordingSettings) -> list[str]:
             continue
         try:
             was_lost = _end_lost(directory)
-            was_mixed = not (directory / REPLAY).exists() and mix(directory)
+            remove_unfinished(directory)
+            is_mixed = (directory / REPLAY).exists()
+            was_mixed = not is_mixed and mix(directory, settings.replay_bytes)
         except OSError as error:
             _log.warning("recording %s cannot be recovered: %s", directory.name, error)
             continue

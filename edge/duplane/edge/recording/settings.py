@@ -27,6 +27,7 @@ class RecordingSettings:
     # which says so; the sessions do not notice.
     queue_bytes: int = 64 * 1024 * 1024
     session_bytes: int = 1024 * 1024 * 1024  # of one recording; it ends there, the session not
+    replay_bytes: int = 512 * 1024 * 1024  # of its mix, 93 minutes; what is longer has none
 
     # What a page has recorded itself, sent afterwards.
     upload_bytes: int = 200 * 1024 * 1024

@@ -100,26 +100,31 @@ def is_recording(directory: Path) -> bool:
     return not directory.is_symlink() and (directory / STREAM).is_file()
 
 
-def lock(stream: int) -> None:
-    """Mark the recording whose stream this is as running, as long as the file stays open.
+def lock(file: int) -> None:
+    """Mark a file as being written, as long as it stays open; a recording by its stream.
 
     The mark goes with the process, however it ends.
     """
-    fcntl.flock(stream, fcntl.LOCK_EX)
+    fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def is_running(directory: Path) -> bool:
     """Tell whether any process on this host is still recording here."""
+    return is_locked(directory / STREAM)
+
+
+def is_locked(path: Path) -> bool:
+    """Tell whether any process on this host is still writing a file; not one that is gone."""
     try:
-        stream = os.open(directory / STREAM, os.O_RDONLY)
+        file = os.open(path, os.O_RDONLY)
     except OSError:
         return False
     try:
-        fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
     finally:
-        os.close(stream)
+        os.close(file)
     return False
 
 

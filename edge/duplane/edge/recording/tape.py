@@ -14,7 +14,6 @@ import numpy as np
 import orjson
 
 from duplane.edge.recording.events import Blob, split
-from duplane.edge.recording.messages import spoken_now
 from duplane.edge.recording.shelf import BLOBS, MODEL, STREAM, USER, Meta, lock, write_meta
 from duplane.edge.recording.track import Track
 from duplane.fabric.audio import (
@@ -22,15 +21,11 @@ from duplane.fabric.audio import (
     OUTPUT_RATE_HERTZ,
     AudioError,
     Samples,
-    read_audio_file,
-    resample,
     samples_from_pcm,
 )
 
 _log = logging.getLogger(__name__)
 
-# Events whose audio is the user's voice, in every dialect.
-_APPENDS = ("input_audio_buffer.append", "input.append", "audio_chunk")
 # Events that hold once more what deltas have said before them.
 _WHOLE_REPLIES = ("response.done", "done")
 
@@ -61,16 +56,19 @@ class Tape:
         self._event_count = 0
         self._blob_count = 0
         self._is_chat = meta.mode == "chat"
-        self._has_spoken = False  # since the user's last audio
+        self._has_spoken = False  # the model, since the user did
 
     def open(self) -> None:
         """Make the directory and say what is known."""
         self._guarded(self._open)
 
-    def write(self, direction: Direction, frame: bytes, at_s: float) -> None:
-        """Add one event, `at_s` after the recording began."""
+    def write(self, direction: Direction, frame: bytes, at_s: float, heard: bytes = b"") -> None:
+        """Add one event, `at_s` after the recording began.
+
+        Of the client's events nothing is decoded here: `heard` is what the session took of them.
+        """
         if self._meta.error is None:
-            self._guarded(lambda: self._write(direction, frame, at_s))
+            self._guarded(lambda: self._write(direction, frame, at_s, heard))
 
     def end(self, changes: Callable[[Meta], None]) -> None:
         """Say how it ended, and let go of all files."""
@@ -104,7 +102,7 @@ class Tape:
         write_meta(self.directory, self._meta)
         part.rename(self.directory / STREAM)  # seen from now on, and seen to run
 
-    def _write(self, direction: Direction, frame: bytes, at_s: float) -> None:
+    def _write(self, direction: Direction, frame: bytes, at_s: float, heard: bytes) -> None:
         event, blobs = split(frame, self._blob_count)
         for blob in blobs:
             self._take(len(blob.content))
@@ -122,46 +120,39 @@ class Tape:
         self._take(len(line))
         os.write(self._stream, line)
         self._event_count += 1
-        self._sound(direction, event, blobs, at_s)
+        if direction is Direction.UP:
+            self._sound(direction, samples_from_pcm(heard), at_s)
+            return
+        for samples in self._said(event, blobs):
+            self._sound(direction, samples, at_s)
 
     def _take(self, byte_count: int) -> None:
         self._room_bytes -= byte_count
         if self._room_bytes < 0:
             raise TapeFullError("the recording is as large as one may be")
 
-    def _sound(self, direction: Direction, event: object, blobs: list[Blob], at_s: float) -> None:
+    def _sound(self, direction: Direction, samples: Samples, at_s: float) -> None:
         """Put what can be heard on the time line: the user's audio ends when it arrives, the
         model's begins when it leaves. Where people take turns, nobody speaks into another's."""
-        for samples in self._heard(direction, event, blobs):
-            if not samples.size:
-                continue
-            if self._is_chat:
-                other = self._tracks.get(_OTHERS[direction])
-                begin_s = max(at_s, other.end_s if other else 0.0)
-            elif direction is Direction.UP:
-                begin_s = max(0.0, at_s - samples.size / INPUT_RATE_HERTZ)
-            else:
-                begin_s = at_s
-            self._has_spoken = direction is Direction.DOWN
-            self._take(self._track(direction).append(samples, begin_s))
-
-    def _heard(self, direction: Direction, event: object, blobs: list[Blob]) -> Iterator[Samples]:
-        """Yield what an event says aloud, and says for the first time."""
-        if direction is Direction.DOWN:
-            if not (self._has_spoken and _kind(event) in _WHOLE_REPLIES):
-                yield from (_samples(blob, OUTPUT_RATE_HERTZ) for blob in blobs if blob.is_audio)
+        is_user = direction is Direction.UP
+        if is_user and (self._is_chat or samples.size):
+            self._has_spoken = False
+        if not samples.size:
             return
         if self._is_chat:
-            self._has_spoken = False
-            rates = spoken_now(event)
-            yield from (
-                _samples(blob, INPUT_RATE_HERTZ, rates[blob.name])
-                for blob in blobs
-                if blob.name in rates
-            )
-        elif _kind(event) in _APPENDS:
-            self._has_spoken = False
-            yield from (_samples(blob, INPUT_RATE_HERTZ) for blob in blobs if blob.is_audio)
+            other = self._tracks.get(_OTHERS[direction])
+            begin_s = max(at_s, other.end_s if other else 0.0)
+        elif is_user:
+            begin_s = max(0.0, at_s - samples.size / INPUT_RATE_HERTZ)
+        else:
+            begin_s = at_s
+        self._has_spoken = not is_user
+        self._take(self._track(direction).append(samples, begin_s))
+
+    def _said(self, event: object, blobs: list[Blob]) -> Iterator[Samples]:
+        """Yield what the model says in an event, and says for the first time."""
+        if not (self._has_spoken and _kind(event) in _WHOLE_REPLIES):
+            yield from (_samples(blob) for blob in blobs if blob.is_audio)
 
     def _track(self, direction: Direction) -> Track:
         track = self._tracks.get(direction)
@@ -179,14 +170,8 @@ def _kind(event: object) -> str:
     return str(cast("dict[str, object]", event).get("type", ""))
 
 
-def _samples(blob: Blob, rate_hertz: int, sent_hertz: int | None = None) -> Samples:
-    """Return what a payload sounds like at a rate; what is no sound is silent.
-
-    Raw samples have the rate they were sent with, if that is not the same.
-    """
+def _samples(blob: Blob) -> Samples:
     try:
-        if blob.name.endswith(".wav"):
-            return read_audio_file(blob.content, rate_hertz=rate_hertz, is_trusted=False)
-        return resample(samples_from_pcm(blob.content), sent_hertz or rate_hertz, rate_hertz)
+        return samples_from_pcm(blob.content)
     except AudioError:
-        return np.zeros(0, np.float32)  # the client is told; the timeline has the bytes
+        return np.zeros(0, np.float32)  # the timeline has the bytes

@@ -403,18 +403,20 @@ class Prefilled(_message.Message):
     def __init__(self, prompt_token_count: _Optional[int] = ...) -> None: ...
 
 class ChatDelta(_message.Message):
-    __slots__ = ("sequence", "text", "audio", "token_ids", "stage_times")
+    __slots__ = ("sequence", "text", "audio", "token_ids", "stage_times", "context_token_count")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     AUDIO_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     STAGE_TIMES_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     text: str
     audio: bytes
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     stage_times: StageTimes
-    def __init__(self, sequence: _Optional[int] = ..., text: _Optional[str] = ..., audio: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., stage_times: _Optional[_Union[StageTimes, _Mapping]] = ...) -> None: ...
+    context_token_count: int
+    def __init__(self, sequence: _Optional[int] = ..., text: _Optional[str] = ..., audio: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., stage_times: _Optional[_Union[StageTimes, _Mapping]] = ..., context_token_count: _Optional[int] = ...) -> None: ...
 
 class Done(_message.Message):
     __slots__ = ("reason", "token_counts")

@@ -160,7 +160,7 @@ KINDS: Mapping[str, Kind] = {
     "half-request": Kind(
         "stops in the middle of an HTTP body",
         lambda c: _send(
-            c, b"PUT /api/config/eta HTTP/1.1\r\nHost: e\r\nContent-Length: 9\r\n\r\n{"
+            c, b"PUT /api/config/eta HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
         ),
         takes_slots=False,
     ),

@@ -73,8 +73,8 @@ async def _witness(paths: list[WebSocketPath], seconds: float) -> list[float]:
 
 
 async def _lease_count(client: FabricClient) -> int:
-    every = admin_pb2.ListLeasesRequest()
-    return len((await client.administer(lambda admin: admin.ListLeases(every))).leases)
+    wish = admin_pb2.ListLeasesRequest()
+    return len((await client.administer(lambda admin: admin.ListLeases(wish))).leases)
 
 
 async def _look(watch: _Watch, client: FabricClient) -> None:
@@ -129,7 +129,8 @@ class _Bench:
                 looking = asyncio.ensure_future(_look(watch, self._client))
                 beside = await _witness(paths, self._seconds)
                 looking.cancel()
-                await asyncio.wait({looking})
+                with contextlib.suppress(asyncio.CancelledError):
+                    await looking
             await self._until_free()
         memory = (before_bytes, max(watch.rss_bytes), watch.look())
         return (

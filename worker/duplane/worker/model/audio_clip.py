@@ -6,8 +6,8 @@ attention goes by one-second blocks, each seeing itself and all before it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,45 +17,85 @@ from torch.nn.utils.rnn import pad_sequence
 from duplane.worker.model.mel import HISTORY_SAMPLES, HOP, LogMel
 from duplane.worker.model.whisper import AudioConfig, AudioProjector, WhisperEncoder
 
+BATCH_FRAMES = HISTORY_SAMPLES // HOP
+"""Mel frames that are encoded at once, padding counted: those of the longest piece."""
 
-def encode_clips(
-    apm: WhisperEncoder,
-    projector: AudioProjector,
-    log_mel: LogMel,
-    clips: Sequence[np.ndarray],
-    *,
-    is_blockwise: bool = True,
-) -> list[Tensor]:
-    """Embeddings [rows, hidden] of each of several 16 kHz clips [n].
 
-    They are encoded in one batch, which a shorter clip can tell by what pads it; see
-    `block_mask`. Not `is_blockwise`, all of a piece sees all of it. Raises ValueError for
-    samples that are not one finite row.
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A part of a clip that is encoded apart from all others, in `rows` embeddings.
+
+    It has `frames` mel frames and is padded to at least `padded_frames`, as far as it can tell.
+    """
+
+    samples: np.ndarray
+    frames: int
+    padded_frames: int
+    rows: int
+
+
+def cut(
+    config: AudioConfig, clips: Sequence[np.ndarray], *, is_blockwise: bool = True
+) -> list[list[Piece]]:
+    """The pieces of each of several 16 kHz clips [n].
+
+    Pieces are heard as if all of them were padded to the longest and encoded in one batch, which
+    a shorter one can tell by what pads it; see `block_mask`. How far it can tell is as far as it
+    is padded, so that batches of any make give the same. Not `is_blockwise`, all of a piece sees
+    all of it. Raises ValueError for samples that are not one finite row.
     """
     for samples in clips:
         if samples.ndim != 1 or not np.isfinite(samples).all():
             raise ValueError("audio: expected one row of finite samples")
-    cut = [split(apm.config, samples) for samples in clips]
-    pieces = [log_mel.clip(piece) for group in cut for piece in group]
-    counts = [rows_of(len(piece), apm.config.pool) for piece in pieces]
-    if sum(counts) == 0:
-        parameter = apm.conv1.weight
-        shape = (0, apm.config.hidden)
-        return [torch.zeros(shape, device=parameter.device, dtype=parameter.dtype) for _ in clips]
-    hidden = apm.convolve(pad_sequence(pieces, batch_first=True))
+    parts = [split(config, samples) for samples in clips]
+    longest = max((frames_of(len(part)) for group in parts for part in group), default=0)
+    block = config.chunk_positions if is_blockwise else 0
+    return [[_piece(config, part, block, longest) for part in group] for group in parts]
+
+
+def _piece(config: AudioConfig, samples: np.ndarray, block: int, longest: int) -> Piece:
+    frames = frames_of(len(samples))
+    seen = frames if block == 0 else -(-((frames + 1) // 2) // block) * block
+    return Piece(samples, frames, min(2 * seen, longest), rows_of(frames, config.pool))
+
+
+def batches(pieces: Sequence[Piece]) -> Iterator[Sequence[Piece]]:
+    """Pieces to encode together, in their order: few, so that each batch is a short step."""
+    start, widest = 0, 0
+    for index, piece in enumerate(pieces):
+        widest = max(widest, piece.padded_frames)
+        if start < index and (index + 1 - start) * widest > BATCH_FRAMES:
+            yield pieces[start:index]
+            start, widest = index, piece.padded_frames
+    if start < len(pieces):
+        yield pieces[start:]
+
+
+def encode_batch(
+    apm: WhisperEncoder,
+    projector: AudioProjector,
+    log_mel: LogMel,
+    pieces: Sequence[Piece],
+    *,
+    is_blockwise: bool = True,
+) -> list[Tensor]:
+    """Embeddings [rows, hidden] of each piece of one batch; `is_blockwise` as they were cut."""
+    parameter = apm.conv1.weight
+    if not any(piece.rows for piece in pieces):
+        none = torch.zeros((0, apm.config.hidden), device=parameter.device, dtype=parameter.dtype)
+        return [none for _ in pieces]
+    width = max(piece.padded_frames for piece in pieces)
+    features = pad_sequence([log_mel.clip(piece.samples) for piece in pieces], batch_first=True)
+    features = torch.nn.functional.pad(features, (0, 0, 0, width - features.shape[1]))
+    hidden = apm.convolve(features)
     positions = hidden.shape[1]
     hidden = hidden + apm.embed_positions.weight[:positions]
     block = apm.config.chunk_positions if is_blockwise else 0
-    mask = block_mask([len(piece) for piece in pieces], positions, block).to(hidden.device)
+    mask = block_mask([piece.frames for piece in pieces], positions, block).to(hidden.device)
     for layer in apm.layers:
         hidden = layer(hidden, mask)
     embeds = projector(apm.layer_norm(hidden))
-    found = [rows[:count] for rows, count in zip(embeds, counts, strict=True)]
-    ends = list(accumulate(len(group) for group in cut))
-    return [
-        torch.cat([*found[end - len(group) : end], embeds[0, :0]])
-        for group, end in zip(cut, ends, strict=True)
-    ]
+    return [rows[: piece.rows] for rows, piece in zip(embeds, pieces, strict=True)]
 
 
 def split(config: AudioConfig, samples: np.ndarray) -> list[np.ndarray]:
@@ -68,11 +108,17 @@ def clip_rows(config: AudioConfig, sample_count: int) -> int:
     """How many embeddings a clip of so many samples gives."""
     length = _piece_samples(config)
     whole, rest = divmod(sample_count, length)
-    return whole * rows_of(-(-length // HOP), config.pool) + rows_of(-(-rest // HOP), config.pool)
+    rows = [rows_of(frames_of(count), config.pool) for count in (length, rest)]
+    return whole * rows[0] + rows[1]
 
 
 def _piece_samples(config: AudioConfig) -> int:
     return min(HISTORY_SAMPLES, config.position_count * 2 * HOP)
+
+
+def frames_of(sample_count: int) -> int:
+    """How many mel frames a piece of so many samples has."""
+    return -(-sample_count // HOP)
 
 
 def rows_of(frames: int, pool: int) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from duplane.worker.model.audio_clip import encode_clips
+from duplane.worker.model.audio_clip import Piece, batches, cut, encode_batch
 from duplane.worker.model.mel import CONTEXT_FRAMES, UNIT_FRAMES, MelStream
 from duplane.worker.model.transfer import upload
 from duplane.worker.model.whisper import (
@@ -118,18 +118,20 @@ class AudioEncoder(nn.Module):
 
     def encode_clip(self, samples: np.ndarray) -> Tensor:
         """Embeddings [rows, hidden] of a whole 16 kHz clip [n]; touches no slot."""
-        return self.encode_clips([samples])[0]
+        (pieces,) = cut(self.config, [samples])
+        weight = self.apm.conv1.weight
+        none = torch.zeros((0, self.config.hidden), device=weight.device, dtype=weight.dtype)
+        found = (rows for batch in batches(pieces) for rows in self.encode_pieces(batch))
+        return torch.cat([none, *found])
 
     @torch.inference_mode()
-    def encode_clips(
-        self, clips: Sequence[np.ndarray], *, is_blockwise: bool = True
-    ) -> list[Tensor]:
-        """Embeddings [rows, hidden] of each whole clip, as `audio_clip.encode_clips` does."""
-        return encode_clips(
+    def encode_pieces(self, pieces: Sequence[Piece], *, is_blockwise: bool = True) -> list[Tensor]:
+        """Embeddings [rows, hidden] of pieces of clips in one batch, as `encode_batch` does."""
+        return encode_batch(
             self.apm,
             self.audio_projection_layer,
             self.mel.log_mel,
-            clips,
+            pieces,
             is_blockwise=is_blockwise,
         )
 

@@ -16,16 +16,19 @@ The prompt has `<|im_end|>` twice before the answer, as the reference has it: th
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+import logging
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
 from duplane.worker.model.chat_answer import Chat, Stage, Voice
-from duplane.worker.model.chat_prompt import Bound, ChatPrompt, PromptBuilder
+from duplane.worker.model.chat_prompt import Bound, ChatPrompt, Check, PromptBuilder, go_on
 from duplane.worker.model.chat_sampling import NOT_FINITE, ChatSampling
 from duplane.worker.model.chat_types import ChatOptions, ChatOutput, ChatRequest, Finish
+from duplane.worker.model.faults import alone, attempt, lost
 from duplane.worker.model.parts import ModelParts, SpeechVocoder
 from duplane.worker.model.probe import Probe
 from duplane.worker.model.sampling import SeededUniforms, Uniforms
@@ -35,6 +38,8 @@ from duplane.worker.model.talker_stream import SpeechStream, advance
 from duplane.worker.model.types import FloatArray, OptionError, UnitFailure
 from duplane.worker.model.vocoder import VocoderChunk, VocoderVoice
 from duplane.worker.model.voices import Voices
+
+_log = logging.getLogger(__name__)
 
 CHUNK_IDS = 10
 """Ids of the answer that are fed in one step."""
@@ -51,7 +56,8 @@ _NO_AUDIO = np.zeros(0, np.float32)
 class PreparedChat:
     """A request that was found good: its prompt, which has `prompt_rows` before the answer mark.
 
-    `image_rows` and `audio_rows` of them are embeddings of pictures and of sounds.
+    `image_rows` and `audio_rows` of them are embeddings of pictures and of sounds. `voice` is what
+    the answer is spoken with.
     """
 
     options: ChatOptions
@@ -59,6 +65,7 @@ class PreparedChat:
     prompt_rows: int
     image_rows: int
     audio_rows: int
+    voice: VocoderVoice | None
 
 
 class Chats:
@@ -91,54 +98,66 @@ class Chats:
             raise ValueError(f"slot {slot} has no chat")
         return self._chats[slot]
 
-    def prepare(self, request: ChatRequest) -> PreparedChat:
+    def prepare(self, request: ChatRequest, check: Check = go_on) -> PreparedChat:
         """Check a request whole and lay out its prompt. May run in any thread, for many at once.
 
-        Raises `OptionError` that names what is at fault.
+        Raises `OptionError` that names what is at fault, and what `check` raises, which is called
+        before every picture, sound and voice: so it can be stopped.
         """
-        builder = PromptBuilder(self._parts, request.options, self.prompt_room(request.options))
+        options = request.options
+        builder = PromptBuilder(self._parts, options, self.prompt_room(options), check=check)
         prompt = builder.chat(request.messages)
-        if request.options.generate_audio:
-            self._choose_voice(request.options)  # read here once, found again by `begin`
+        check()
+        voice = self._choose_voice(options) if options.generate_audio else None
         return PreparedChat(
             options=request.options,
             prompt=prompt,
             prompt_rows=len(prompt.ids),
             image_rows=_rows(prompt.image_bounds),
             audio_rows=_rows(prompt.audio_bounds),
+            voice=voice,
         )
 
     def open(self, slot: int, prepared: PreparedChat, *, uniforms: Uniforms | None = None) -> None:
         """Begin a chat in a clean slot; nothing is fed yet. A prepared chat can be opened once."""
-        self.begin(slot, prepared.options, uniforms=uniforms)
+        self.begin(slot, prepared.options, voice=prepared.voice, uniforms=uniforms)
         self.answer(slot, prepared.prompt)
 
     def prompt_room(self, options: ChatOptions) -> int:
         """Rows that a prompt may have, so that at least one id fits behind it."""
         return self._capacity - len(self._answer_mark(options)) - 1
 
-    def begin(self, slot: int, options: ChatOptions, *, uniforms: Uniforms | None = None) -> None:
-        """Take a clean slot for a chat."""
+    def begin(
+        self,
+        slot: int,
+        options: ChatOptions,
+        *,
+        voice: VocoderVoice | None = None,
+        uniforms: Uniforms | None = None,
+    ) -> None:
+        """Take a clean slot for a chat, whose `voice` is read from the options unless given."""
         if slot in self._chats:
             raise ValueError(f"slot {slot} has a chat")
         uniforms = uniforms or SeededUniforms(options.seed)
-        chosen = self._choose_voice(options) if options.generate_audio else None
-        voice = self._voice(slot, options, uniforms, chosen[0]) if chosen else None
-        self._chats[slot] = Chat(slot, options, uniforms, voice, ChatPrompt())
+        vocoder, speaker = self._parts.vocoder, None
+        if options.generate_audio:
+            voice = voice or self._choose_voice(options)
+            assert vocoder, "it has the voice"
+            speaker = self._voice(slot, options, uniforms, vocoder)
+        self._chats[slot] = Chat(slot, options, uniforms, speaker, ChatPrompt())
         try:
             self._sampling.open(slot, options)
-            if chosen is not None:
-                vocoder, clip = chosen
-                vocoder.prime(slot, clip, seed=options.seed)
+            if vocoder is not None and voice is not None:
+                vocoder.prime(slot, voice, seed=options.seed)
         except BaseException:
             self.close(slot)
             raise
 
-    def _choose_voice(self, options: ChatOptions) -> tuple[SpeechVocoder, VocoderVoice]:
+    def _choose_voice(self, options: ChatOptions) -> VocoderVoice:
         parts, voice = self._parts, self._voices.choose(options.tts_voice)
         if parts.talker is None or parts.vocoder is None or voice is None:
             raise OptionError("generate_audio", "is not possible: this checkpoint has no voice")
-        return parts.vocoder, voice
+        return voice
 
     def _voice(
         self, slot: int, options: ChatOptions, uniforms: Uniforms, vocoder: SpeechVocoder
@@ -177,7 +196,8 @@ class Chats:
 
         The stages take turns. At most one output per slot; chats that are elsewhere, and prompts
         that wait for others to be fed, have none. After an output with `finish`, or a failure, a
-        chat has no more steps.
+        chat has no more steps. Where what is done raises, the chats that make it raise are lost,
+        as `faults` has it, or where that cannot be known, those at the stage that have no output.
         """
         chats = [self.chat(slot) for slot in sorted(set(slots))]
         waiting = {chat.stage for chat in chats} & set(_TURNS)
@@ -187,44 +207,82 @@ class Chats:
         stage = next(turn for turn in (*_TURNS[after:], *_TURNS) if turn in waiting)
         self._latest = stage
         run = {Stage.PREFILL: self._prefill, Stage.TEXT: self._write, Stage.SPEECH: self._speak}
-        yield from run[stage]([chat for chat in chats if chat.stage is stage])
+        going = [chat for chat in chats if chat.stage is stage]
+        try:
+            for result in run[stage](going):
+                going = [chat for chat in going if chat.slot != result.slot]
+                yield result
+        except Exception:  # noqa: BLE001 - a stage's faults stop here, logged whole
+            _log.exception("%s failed for slots %s", stage.value, [chat.slot for chat in going])
+            for chat in going:
+                yield self._failure(chat, lost(chat.slot, stage.value))
 
     def _prefill(self, chats: Sequence[Chat]) -> Iterator[ChatOutput | UnitFailure]:
-        """Feed what fits into a step of the prompts; choose the first id of those now complete."""
+        """Feed what fits into a step of the prompts; choose the first id of those now complete.
+
+        Where the oldest has sounds to be encoded first, a batch of them is the step.
+        """
         watch = Stopwatch(self._device)
-        room, embeds = PREFILL_ROWS, dict[int, torch.Tensor]()
-        for chat in sorted(chats, key=lambda chat: self._order(chat)):
-            if room:
-                embeds[chat.slot] = chat.prompt.take(self._parts, room)
-                room -= len(embeds[chat.slot])
+        waiting = sorted(chats, key=lambda chat: self._order(chat))
+        if unheard := waiting[0].prompt.unheard(PREFILL_ROWS):
+            failure = alone("audio", waiting[0].slot, unheard.hear)
+            watch.lap("audio")
+            yield self._failure(waiting[0], failure) if failure else self._output(waiting[0], watch)
+            return
+        embeds = self._take(waiting)
         taken = [chat for chat in chats if chat.slot in embeds]
-        counts = [(chat.slot, len(embeds[chat.slot])) for chat in taken]
-        rows = torch.cat([embeds[chat.slot] for chat in taken])
-        _, logits = self._parts.llm.feed(counts, rows)
-        ready = [index for index, chat in enumerate(taken) if chat.prompt.is_fed]
-        if ready:
-            self._choose([taken[index] for index in ready], logits[ready])
+        feed, cache = partial(self._feed, embeds), self._parts.llm.cache
+        for fed, logits in attempt("prefill", taken, feed, cache=cache):
+            ready = [index for index, chat in enumerate(fed) if chat.prompt.is_fed]
+            if ready:
+                self._choose([fed[index] for index in ready], logits[ready])
         watch.lap("prefill")
-        for chat in taken:
-            if chat.prompt.is_fed:
-                chat.stage = Stage.TEXT
-                if chat.finish is not None:
-                    yield self._finished_text(chat, watch, ())
-                    continue
-            yield self._failure(chat) or self._output(chat, watch)
+        for chat in chats:
+            if chat.failure is not None:
+                yield self._failure(chat, chat.failure)
+            elif chat.slot in embeds:
+                chat.stage = Stage.TEXT if chat.prompt.is_fed else Stage.PREFILL
+                is_over = chat.finish is not None
+                yield self._finished_text(chat, watch, ()) if is_over else self._output(chat, watch)
+
+    def _take(self, waiting: Sequence[Chat]) -> dict[int, torch.Tensor]:
+        """The rows of prompts that go into a step, by slot; those waiting longest go first."""
+        room, embeds = PREFILL_ROWS, dict[int, torch.Tensor]()
+        for chat in waiting:
+            if not room or chat.prompt.unheard(room):
+                break
+            rows = alone("prompt", chat.slot, partial(chat.prompt.take, self._parts, room))
+            if isinstance(rows, UnitFailure):
+                chat.failure = rows
+                continue
+            embeds[chat.slot] = rows
+            room -= len(rows)
+        return embeds
+
+    def _feed(self, embeds: Mapping[int, torch.Tensor], chats: Sequence[Chat]) -> torch.Tensor:
+        counts = [(chat.slot, len(embeds[chat.slot])) for chat in chats]
+        _, logits = self._parts.llm.feed(counts, torch.cat([embeds[chat.slot] for chat in chats]))
+        return logits
 
     def _order(self, chat: Chat) -> int:
         return list(self._chats).index(chat.slot)
 
     def _choose(self, chats: Sequence[Chat], logits: torch.Tensor) -> None:
-        chosen = self._sampling.choose(
-            [chat.slot for chat in chats], logits, [chat.uniforms for chat in chats]
-        )
+        slots = [chat.slot for chat in chats]
+        try:
+            chosen = self._sampling.choose(slots, logits, [chat.uniforms for chat in chats])
+        except Exception:  # noqa: BLE001 - a stage's faults stop here, logged whole
+            _log.exception("choosing ids failed for slots %s", slots)
+            for chat in chats:
+                chat.failure = lost(chat.slot, "choice")
+            return
         for row, (chat, token) in enumerate(zip(chats, chosen, strict=True)):
             if self._probe is not None:
                 self._probe.decided(chat.slot, logits[row], token)
-            chat.is_broken = token == NOT_FINITE
-            if not chat.is_broken:
+            if token == NOT_FINITE:
+                message = "the logits are not finite"
+                chat.failure = UnitFailure(chat.slot, "NOT_FINITE", message, is_fatal=True)
+            else:
                 chat.choose(token, self._sampling.terminators)
 
     def _write(self, chats: Sequence[Chat]) -> Iterator[ChatOutput | UnitFailure]:
@@ -235,13 +293,12 @@ class Chats:
                 self._sampling.begin_chunk(chat.slot, chat.answer)
         going = list(chats)
         for _ in range(CHUNK_IDS):
-            embeds = llm.embed([chat.answer[-1] for chat in going])
-            hidden, logits = llm.feed([(chat.slot, 1) for chat in going], embeds)
-            for chat, state in zip(going, hidden.unbind(), strict=True):
-                chat.feed(state)
-                if self._probe is not None:
-                    self._probe.fed(chat.slot, chat.answer[-1], state)
-            self._choose(going, logits)
+            for fed, (hidden, logits) in attempt("decode", going, self._feed_id, cache=llm.cache):
+                for chat, state in zip(fed, hidden.unbind(), strict=True):
+                    chat.feed(state)
+                    if self._probe is not None:
+                        self._probe.fed(chat.slot, chat.answer[-1], state)
+                self._choose(fed, logits)
             going = [chat for chat in going if chat.is_answering]
             if not going:
                 break
@@ -249,12 +306,18 @@ class Chats:
         for chat in chats:
             ids, chat_hidden = tuple(chat.fresh), chat.hidden
             chat.fresh, chat.hidden = [], []
-            failure = self._failure(chat)
+            failure = chat.failure or alone(
+                "talker", chat.slot, partial(self._say, chat, ids, chat_hidden)
+            )
             if failure is not None:
-                yield failure
+                yield self._failure(chat, failure)
                 continue
-            self._say(chat, ids, chat_hidden)
             yield self._finished_text(chat, watch, ids)
+
+    def _feed_id(self, chats: Sequence[Chat]) -> tuple[torch.Tensor, torch.Tensor]:
+        llm = self._parts.llm
+        embeds = llm.embed([chat.answer[-1] for chat in chats])
+        return llm.feed([(chat.slot, 1) for chat in chats], embeds)
 
     def _finished_text(
         self, chat: Chat, watch: Stopwatch, ids: tuple[int, ...]
@@ -299,11 +362,10 @@ class Chats:
             audio = np.concatenate(heard) if heard else _NO_AUDIO
             yield self._output(chat, watch, audio=audio, audio_token_count=len(tokens))
 
-    def _failure(self, chat: Chat) -> UnitFailure | None:
-        if not chat.is_broken:
-            return None
-        chat.stage = Stage.DONE
-        return UnitFailure(chat.slot, "NOT_FINITE", "the logits are not finite", is_fatal=True)
+    def _failure(self, chat: Chat, failure: UnitFailure) -> UnitFailure:
+        """End a chat that can only be closed."""
+        chat.failure, chat.stage = failure, Stage.DONE
+        return failure
 
     def _output(
         self,

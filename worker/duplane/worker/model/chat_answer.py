@@ -14,6 +14,7 @@ from duplane.worker.model.sampling import Uniforms
 from duplane.worker.model.speech_tokens import SpeechTokens
 from duplane.worker.model.talker_stream import SpeechStream
 from duplane.worker.model.tokens import Tokens
+from duplane.worker.model.types import UnitFailure
 
 _INCOMPLETE = "\ufffd"
 
@@ -41,7 +42,8 @@ class Chat:
 
     `answer` are all ids chosen, without the terminator; `fed_count` of them are in the context.
     `fresh` are the ids fed since the last chunk of text was told, `hidden` the states behind
-    them. `room` is how many ids may be fed; at it, `full` says why the answer ends.
+    them. `room` is how many ids may be fed; at it, `full` says why the answer ends. With a
+    `failure` the chat can only be closed.
     """
 
     slot: int
@@ -57,7 +59,7 @@ class Chat:
     fresh: list[int] = field(default_factory=list[int])
     hidden: list[Tensor] = field(default_factory=list[Tensor])
     finish: Finish | None = None
-    is_broken: bool = False
+    failure: UnitFailure | None = None
     told_characters: int = 0
 
     def begin(self, prompt: ChatPrompt, room: int, full: Finish) -> None:
@@ -69,7 +71,7 @@ class Chat:
     @property
     def is_answering(self) -> bool:
         """Whether there is an id to be fed."""
-        return self.finish is None and not self.is_broken
+        return self.finish is None and self.failure is None
 
     def choose(self, token: int, terminators: Sequence[int]) -> None:
         """Take the model's choice of the next id."""

@@ -8,7 +8,7 @@ model has been used; what only looks like the place of a picture stays text.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from duplane.worker.model.audio_clip import clip_rows
+from duplane.worker.model.audio_clip import batches, clip_rows, cut
 from duplane.worker.model.chat_types import (
     ChatAudio,
     ChatImage,
@@ -37,14 +37,21 @@ IMAGE_PLACE, AUDIO_PLACE = "<image>./</image>", "<audio>./</audio>"
 _PRIVATE_USE = range(0xE000, 0xF900)
 
 Bound = tuple[int, int]
+Check = Callable[[], None]
+"""Raises what is to stop the work that calls it between its steps."""
+
+
+def go_on() -> None:
+    """Stop nothing."""
 
 
 @dataclass
 class Medium:
-    """A picture, or the sounds of one message: `encode` gives the rows of all its `bounds`."""
+    """A picture, or the `sounds` of one message: `encode` gives the rows of all its `bounds`."""
 
     encode: Callable[[], Tensor]
     bounds: list[Bound]
+    sounds: MessageSounds | None = None
     embeds: Tensor | None = None
 
     def lay_over(self, rows: Tensor, start: int) -> None:
@@ -79,6 +86,14 @@ class ChatPrompt:
         """Whether all rows were taken."""
         return self.fed == len(self.ids)
 
+    def unheard(self, count: int) -> MessageSounds | None:
+        """Sounds among the next `count` rows that are to be encoded first, a batch at a time."""
+        for medium in self.media:
+            sounds, start = medium.sounds, medium.bounds[0][0]
+            if sounds is not None and start < self.fed + count and not sounds.is_heard:
+                return sounds
+        return None
+
     def take(self, parts: ModelParts, count: int) -> Tensor:
         """The next embeddings [rows, hidden], at most `count`; encodes the media among them."""
         start, stop = self.fed, min(self.fed + count, len(self.ids))
@@ -95,11 +110,20 @@ class PromptBuilder:
     """Puts a prompt together, piece by piece. Raises `OptionError` that names what is at fault."""
 
     def __init__(
-        self, parts: ModelParts, options: ChatOptions, room: int, *, is_blockwise: bool = True
+        self,
+        parts: ModelParts,
+        options: ChatOptions,
+        room: int,
+        *,
+        is_blockwise: bool = True,
+        check: Check = go_on,
     ) -> None:
-        """Bound the prompt to `room` rows. `is_blockwise` is how sounds are heard; see `Sounds`."""
+        """Bound the prompt to `room` rows. `is_blockwise` is how sounds are heard; see `Sounds`.
+
+        `check` is called before every picture and sound.
+        """
         self._parts, self._options, self._room = parts, options, room
-        self._is_blockwise = is_blockwise
+        self._is_blockwise, self._check = is_blockwise, check
         self._image_count = 0
         self.prompt = ChatPrompt()
 
@@ -163,6 +187,7 @@ class PromptBuilder:
         return "" if self._options.is_omni else "\n"
 
     def _show(self, part: ChatPart, name: str, sounds: MessageSounds) -> None:
+        self._check()
         match part:
             case str():
                 self.say(part)
@@ -234,42 +259,45 @@ class PromptBuilder:
 
 
 class Sounds:
-    """The sounds of several messages, encoded together. Those of one message are heard as one.
+    """The sounds of several messages, encoded batch by batch; those of one are heard as one.
 
     Not `is_blockwise`, what is earlier in them is heard in the light of what is later.
     """
 
     def __init__(self, parts: ModelParts, *, is_blockwise: bool) -> None:
-        self._parts, self._is_blockwise = parts, is_blockwise
+        self._audio, self._is_blockwise = parts.audio, is_blockwise
         self._messages: list[MessageSounds] = []
-        self._encoded: list[Tensor] = []
+        self._batches = self._encode()
 
     def message(self) -> MessageSounds:
         """Begin a message."""
-        self._messages.append(MessageSounds(partial(self._embeds, len(self._messages))))
+        self._messages.append(MessageSounds(self._batches))
         return self._messages[-1]
 
-    def _embeds(self, index: int) -> Tensor:
-        """The embeddings of one message's sounds, in order."""
-        if not self._encoded:
-            config = self._parts.audio.config
-            heard = [message.heard(config) for message in self._messages]
-            clips = [clip for group in heard for clip in group]
-            encoded = self._parts.audio.encode_clips(clips, is_blockwise=self._is_blockwise)
-            found = iter(encoded)
-            self._encoded = [
-                torch.cat([encoded[0][:0], *(next(found) for _ in group)]) for group in heard
-            ]
-        return self._encoded[index]
+    def _encode(self) -> Iterator[None]:
+        """Encode a batch for every `next`. Their make depends on these messages alone."""
+        config = self._audio.config
+        heard = [(message, clip) for message in self._messages for clip in message.clips(config)]
+        groups = cut(config, [clip for _, clip in heard], is_blockwise=self._is_blockwise)
+        pieces = [piece for group in groups for piece in group]
+        owners = iter(
+            [message for (message, _), group in zip(heard, groups, strict=True) for _ in group]
+        )
+        for batch in batches(pieces):
+            for rows in self._audio.encode_pieces(batch, is_blockwise=self._is_blockwise):
+                next(owners).embeds.append(rows)
+            yield
 
 
 class MessageSounds:
-    """The sounds of one message."""
+    """The sounds of one message; `embeds` are those of its pieces that are encoded, in order."""
 
-    def __init__(self, encode: Callable[[], Tensor]) -> None:
+    def __init__(self, batches: Iterator[None]) -> None:
         self._clips: list[FloatArray] = []
         self._bounds: list[Bound] = []
-        self.medium = Medium(encode, self._bounds)
+        self._batches = batches
+        self.embeds: list[Tensor] = []
+        self.medium = Medium(self._encode, self._bounds, self)
 
     def add(self, samples: FloatArray, bound: Bound) -> bool:
         """Add a clip, whose embeddings go to `bound`; whether it is the first."""
@@ -277,13 +305,30 @@ class MessageSounds:
         self._bounds.append(bound)
         return len(self._bounds) == 1
 
-    def heard(self, config: AudioConfig) -> list[FloatArray]:
+    def clips(self, config: AudioConfig) -> list[FloatArray]:
         """One clip of them all, or each by itself where one would give too few embeddings."""
         if not self._clips:
             return []
         joined = np.concatenate(self._clips)
-        count = sum(stop - start for start, stop in self._bounds)
-        return [joined] if clip_rows(config, len(joined)) >= count else self._clips
+        return [joined] if clip_rows(config, len(joined)) >= self._count else self._clips
+
+    @property
+    def _count(self) -> int:
+        return sum(stop - start for start, stop in self._bounds)
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether all of them are encoded."""
+        return sum(map(len, self.embeds)) >= self._count
+
+    def hear(self) -> None:
+        """Encode the next batch of the sounds of the whole prompt."""
+        next(self._batches)
+
+    def _encode(self) -> Tensor:
+        while not self.is_heard:
+            self.hear()
+        return torch.cat(self.embeds)
 
 
 def _encode_image(parts: ModelParts, image: PreparedImage) -> Tensor:

@@ -15,6 +15,7 @@ from PIL.Image import Image
 from torch import nn
 
 from duplane.worker.model.chat import Chats, PreparedChat
+from duplane.worker.model.chat_prompt import Check, go_on
 from duplane.worker.model.chat_types import ChatOutput, ChatRequest
 from duplane.worker.model.conversation import Conversation
 from duplane.worker.model.images import ImageError, PreparedImage
@@ -164,9 +165,9 @@ class DuplexModel:
         if self._conversations[slot] is not None or self.chats.has(slot):
             raise ValueError(f"slot {slot} has a conversation")
 
-    def prepare_chat(self, request: ChatRequest) -> PreparedChat:
+    def prepare_chat(self, request: ChatRequest, check: Check = go_on) -> PreparedChat:
         """Check a request and lay out its prompt, in any thread, as `Chats.prepare` does."""
-        return self.chats.prepare(request)
+        return self.chats.prepare(request, check)
 
     def prepare_picture(self, picture: Image, max_slices: int | None) -> PreparedImage:
         """Cut an RGB picture of a video for a chat, in any thread; raises `ImageError`."""

@@ -87,7 +87,8 @@ def penalise(scores: Tensor, tokens: Tensor, counts: Tensor) -> Tensor:
     Positive scores are divided by the penalty, negative ones multiplied, once per occurrence;
     `counts` [tokens] says which of the tokens count.
     """
-    weights = counts.to(scores.dtype).expand_as(tokens)
-    times = torch.zeros_like(scores).scatter_add_(1, tokens, weights)
-    factors = REPETITION_PENALTY**times
-    return torch.where(scores < 0, scores * factors, scores / factors)
+    # An id has one value wherever it occurs, so it does not matter which of them is written last.
+    times = ((tokens[:, :, None] == tokens[:, None]) & counts).sum(-1)
+    factors = REPETITION_PENALTY ** times.to(scores.dtype)
+    chosen = scores.gather(1, tokens)
+    return scores.scatter(1, tokens, torch.where(chosen < 0, chosen * factors, chosen / factors))
