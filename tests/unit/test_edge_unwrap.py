@@ -10,10 +10,12 @@ import pybase64
 import pytest
 from edge_transcripts import pcm, wav
 
+from duplane.edge.dialects import media
 from duplane.edge.dialects.fields import Fields
 from duplane.edge.dialects.media import decode_audio
 from duplane.edge.dialects.unwrap import is_worth_unwrapping, unwrap
 from duplane.edge.settings import Limits
+from duplane.fabric.audio import Samples, pcm_from_samples
 
 FILE = pybase64.b64encode(wav(200_000)).decode()
 RAW = pybase64.b64encode(pcm(200_000)).decode()
@@ -93,7 +95,15 @@ def test_sounds_of_another_rate_are_brought_to_ours() -> None:
     assert decode_audio(file["data"], "x", 60.0) == pcm(200_000)
 
 
-def test_no_more_is_decoded_than_all_media_may_be() -> None:
+def test_no_more_is_decoded_than_all_media_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+
+    def count(samples: Samples) -> bytes:
+        decoded.append(samples.size)
+        return pcm_from_samples(samples)
+
+    monkeypatch.setattr(media, "pcm_from_samples", count)
     part = {"type": "audio", "data": FILE}
     told = unwrapped({"content": [part] * 5}, Limits(chat_media_bytes=2_000_000, voice_s=0.0))
     assert [item == part for item in told["content"]] == [False, False, True, True, True]
+    assert decoded == [200_000] * 2
