@@ -116,6 +116,9 @@ def _video_of(container: av.container.InputContainer, bounds: VideoBounds) -> Vi
     if not container.streams.video:
         raise VideoError("has no pictures")
     stream = container.streams.video[0]
+    # The library's stubs say that it is always there.
+    if getattr(stream, "codec_context", None) is None:
+        raise VideoError("is of a coding that is not read here")
     _check_pixels(stream.width, stream.height, bounds)
     context = stream.codec_context
     context.options = {"max_pixels": str(bounds.frame_pixels), "threads": str(_THREADS)}
