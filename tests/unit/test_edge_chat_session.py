@@ -11,6 +11,7 @@ from duplane.edge.chat_session import ChatSession
 from duplane.edge.dialects.b_chat import DialectBChat
 from duplane.edge.dialects.d import DialectD
 from duplane.edge.dialects.dialect import Identity, Moment
+from duplane.edge.ends import End
 from duplane.edge.modes import CHAT_MODE
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import from_rpc
