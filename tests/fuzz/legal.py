@@ -154,11 +154,8 @@ _B = {
 }
 
 _REPLY: dict[str, Check | Shape] = {**_SESSION, "response_id": matching(r"resp_[0-9a-f]{12}")}
-_PIECE: dict[str, Check | Shape] = {
-    **_REPLY,
-    "kind": text,
-    "metrics": Shape(_BACKEND, _TIMES | _whole("kv_cache_length")),
-}
+_PIECE_METRICS = Shape(_BACKEND, _TIMES | _whole("kv_cache_length"))
+_PIECE: dict[str, Check | Shape] = {**_REPLY, "kind": text, "metrics": _PIECE_METRICS}
 _NAMED: dict[str, Check | Shape] = {"input_id": text}
 _CHAT_KINDS: Mapping[str, Shape] = {
     "text": Shape({**_PIECE, "text": said}, _NAMED),
