@@ -32,6 +32,7 @@ from duplane.worker.model.sampling import SeededUniforms, Uniforms
 from duplane.worker.model.speech_tokens import WINDOW_TOKENS, SpeechTokens
 from duplane.worker.model.stopwatch import Stopwatch
 from duplane.worker.model.talker_stream import SpeechStream, advance
+from duplane.worker.model.transfer import upload
 from duplane.worker.model.types import FloatArray, OptionError, UnitFailure
 from duplane.worker.model.vocoder import VocoderChunk, VocoderVoice
 from duplane.worker.model.voices import Voices
@@ -203,7 +204,8 @@ class Chats:
         _, logits = self._parts.llm.feed(counts, rows)
         ready = [index for index, chat in enumerate(taken) if chat.prompt.is_fed]
         if ready:
-            self._choose([taken[index] for index in ready], logits[ready])
+            last = upload(ready, logits.device)
+            self._choose([taken[index] for index in ready], logits[last])
         watch.lap("prefill")
         for chat in taken:
             if chat.prompt.is_fed:
