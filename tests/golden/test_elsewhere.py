@@ -79,7 +79,7 @@ def unit(slot: int, number: int) -> UnitInput:
     return UnitInput(slot, audio, number == 4 and slot == 1, shown, 2)
 
 
-def converse(model: DuplexModel, seconds: int = 6) -> list[Any]:
+def converse(model: DuplexModel, seconds: int = 7) -> list[Any]:
     """Four conversations, of every kind of window, of which some do not take part now and then."""
     said: list[Any] = []
     options = (GREEDY, SAMPLED, BASIC, CONTEXT)
@@ -166,7 +166,7 @@ def load(checkpoint: Path, device: str = DEVICE, dtype: str = "float32") -> Dupl
     return DuplexModel.load(
         checkpoint,
         slot_count=SLOTS,
-        context_capacity=512,
+        context_capacity=768,
         device=device,
         dtype=dtype,
         cuda_graphs=dtype == "float32",
