@@ -16,11 +16,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
 import torch
-from pytest import MonkeyPatch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_map_only
 
 from duplane.worker.model import graphs
 
@@ -35,6 +35,7 @@ INDEXED = {"aten::index", "aten::index_put_", "aten::index_put", "aten::_index_p
 # The host waits for what it reads, or for how much there is.
 READS = {
     "aten::_local_scalar_dense",
+    "aten::item",
     "aten::equal",
     "aten::nonzero",
     "aten::masked_select",
@@ -77,7 +78,7 @@ class DeviceError(RuntimeError):
 class Elsewhere(Tensor):
     """A tensor on the played device."""
 
-    inner: Tensor
+    _inside: Tensor
     _seems_here = False
 
     @staticmethod
@@ -91,11 +92,11 @@ class Elsewhere(Tensor):
             device=torch.device("cpu"),
             dispatch_device=True,
         )
-        made.inner = inner
+        made._inside = inner
         return cast("Elsewhere", made)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
-        return f"Elsewhere({self.inner!r})"
+        return f"Elsewhere({self._inside!r})"
 
     @classmethod
     def __torch_function__(
@@ -104,8 +105,12 @@ class Elsewhere(Tensor):
         """Let what looks for a driver find a tensor of the CPU; its operations come here anyway."""
         if func is Tensor.tolist:  # refused to subclasses
             return args[0].cpu().tolist()
-        with _placed(seems_here=func not in PLACED), torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+        before, Elsewhere._seems_here = Elsewhere._seems_here, func not in PLACED
+        try:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        finally:
+            Elsewhere._seems_here = before
 
     @classmethod
     def __torch_dispatch__(
@@ -117,15 +122,48 @@ class Elsewhere(Tensor):
 
 
 @contextmanager
-def _placed(*, seems_here: bool) -> Iterator[None]:
-    before, Elsewhere._seems_here = Elsewhere._seems_here, seems_here
+def _truly_placed() -> Iterator[None]:
+    before, Elsewhere._seems_here = Elsewhere._seems_here, False
     try:
         yield
     finally:
         Elsewhere._seems_here = before
 
 
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for one in cast("list[Any]", value):
+            yield from _tensors(one)
+
+
+def _inside(value: Any) -> Any:
+    """The same with the tensors that wrappers hold."""
+    if isinstance(value, Elsewhere):
+        return value._inside
+    if isinstance(value, list | tuple):
+        return type(value)(_inside(one) for one in cast("list[Any]", value))
+    return value
+
+
+def _outside(value: Any, known: dict[int, Elsewhere]) -> Any:
+    """The same with wrappers around tensors, those of `known` where they hold one already."""
+    if isinstance(value, Tensor):
+        if value.device.type == "meta":
+            return value
+        return known[id(value)] if id(value) in known else Elsewhere(value)
+    if isinstance(value, list | tuple):
+        return tuple(_outside(one, known) for one in cast("list[Any]", value))
+    return value
+
+
 _generators: set[int] = set()
+
+
+def _address(generator: torch.Generator) -> int:
+    """What stays the same when PyTorch hands it on as another object."""
+    return cast("Any", generator)._cdata
 
 
 class _Generator(torch.Generator):
@@ -136,8 +174,8 @@ class _Generator(torch.Generator):
 
     def __init__(self, device: str | torch.device = "cpu") -> None:
         if torch.device(device).type == "cuda":
-            _generators.add(self._cdata)
-            weakref.finalize(self, _generators.discard, self._cdata)
+            _generators.add(_address(self))
+            weakref.finalize(self, _generators.discard, _address(self))
 
 
 class Border(TorchDispatchMode):
@@ -153,43 +191,35 @@ class Border(TorchDispatchMode):
     ) -> Any:
         if func is torch.ops.prim.device.default:
             return args[0].__torch_dispatch__(func, types, args)
-        args, kwargs = tree_map_only(torch.device, _with_index, (args, kwargs or {}))
+        given: dict[str, Any] = kwargs or {}
         name: str = func._schema.name
         if name == "aten::to":  # spelled in many ways, done in one
-            with self, _placed(seems_here=False):
-                return func.decompose(*args, **kwargs)
-        tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+            args, given = tree_map_only(torch.device, _with_index, (args, given))
+            with self, _truly_placed():
+                return func.decompose(*args, **given)
+        tensors = list(_tensors((args, *given.values())))
         is_there = any(isinstance(tensor, Elsewhere) for tensor in tensors)
-        place = kwargs.get("device")
+        place = given.get("device")
         goes_there = is_there if place is None else torch.device(place).type == "cuda"
         if not is_there and not goes_there:
-            return func(*args, **kwargs)
-        self._check(func, name, args, kwargs, tensors, is_there=is_there, goes_there=goes_there)
+            return func(*args, **given)
+        self._check(func, name, args, given, tensors, is_there=is_there, goes_there=goes_there)
         # A view that is made in inference mode, of a tensor that was not, must be an ordinary one.
         with torch.inference_mode(False), torch.no_grad():
-            return self._carry_out(func, args, kwargs, goes_there=goes_there)
+            return self._carry_out(func, args, given, tensors, goes_there=goes_there)
 
-    def _carry_out(self, func: Any, args: Any, kwargs: Any, *, goes_there: bool) -> Any:
+    def _carry_out(
+        self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], *, goes_there: bool
+    ) -> Any:
         if kwargs.get("device") is not None and goes_there:
             kwargs = {**kwargs, "device": torch.device("cpu")}
-        kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
-        leaves, shape = tree_flatten((args, kwargs))
-        known = {id(leaf.inner): leaf for leaf in leaves if isinstance(leaf, Elsewhere)}
-        inner_args, inner_kwargs = tree_unflatten(
-            [leaf.inner if isinstance(leaf, Elsewhere) else leaf for leaf in leaves], shape
-        )
-
-        def wrap(tensor: Tensor) -> Tensor:
-            if id(tensor) in known:
-                return known[id(tensor)]
-            is_host = not goes_there or tensor.device.type == "meta"
-            return tensor if is_host else Elsewhere(tensor)
-
-        result = tree_map_only(Tensor, wrap, func(*inner_args, **inner_kwargs))
+        inside = {name: _inside(value) for name, value in kwargs.items() if name != "pin_memory"}
+        result = func(*_inside(args), **inside)
+        known = {id(one._inside): one for one in tensors if isinstance(one, Elsewhere)}
         for wrapper in known.values():
-            if wrapper.shape != wrapper.inner.shape:
+            if wrapper.shape != wrapper._inside.shape:
                 raise NotImplementedError(f"{func} changes a shape in place")
-        return result
+        return _outside(result, known) if goes_there else result
 
     def _check(
         self,
@@ -225,7 +255,7 @@ class Border(TorchDispatchMode):
         if name.removeprefix("aten::") in PRODUCTS and not tensors[0].is_floating_point():
             raise DeviceError(f"{name} is not implemented for {tensors[0].dtype} on CUDA")
         generator = kwargs.get("generator")
-        if goes_there and generator is not None and generator._cdata not in _generators:
+        if goes_there and generator is not None and _address(generator) not in _generators:
             raise DeviceError(f"{name}: Expected a 'cuda' device type for generator, found 'cpu'")
 
     def _check_indices(self, name: str, args: Any) -> None:
@@ -303,7 +333,7 @@ def _played_names(border: Border) -> Iterable[tuple[Any, str, Any]]:
 def elsewhere() -> Iterator[Border]:
     """Play one CUDA device, `cuda:0`, for what this thread does."""
     border = Border()
-    with MonkeyPatch.context() as patch, border:
+    with pytest.MonkeyPatch.context() as patch, border:
         for owner, name, played in _played_names(border):
             patch.setattr(owner, name, played)
         torch._C._set_only_lift_cpu_tensors(True)  # what `torch.tensor` is given comes by the CPU

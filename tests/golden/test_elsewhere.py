@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from elsewhere import elsewhere
+import torch
+from elsewhere import DEVICE, Border, DeviceError, Way, elsewhere
+from torch import Tensor
+from torch.nn import functional
+from voice_files import write_voice_networks
 
 from duplane.tools.replay.audio import read_audio, read_clip
+from duplane.tools.tiny import build_tiny
+from duplane.worker.device import TorchDevice
+from duplane.worker.model import graphs
 from duplane.worker.model.chat_types import (
     ChatAudio,
     ChatImage,
@@ -31,6 +38,7 @@ from duplane.worker.model.types import (
     UnitOutput,
     WindowMode,
 )
+from duplane.worker.settings import WorkerSettings
 
 PUBLIC = Path(__file__).parent / "public"
 UNIT = 16_000
@@ -68,16 +76,16 @@ def unit(slot: int, number: int) -> UnitInput:
     shown = frames.get(number, ()) if slot != 1 else ()
     if not len(audio):
         shown = (picture("small.png"),)
-    return UnitInput(slot, audio, number == 4 and slot == 1, shown, 4)
+    return UnitInput(slot, audio, number == 4 and slot == 1, shown, 2)
 
 
-def converse(model: DuplexModel) -> list[Any]:
+def converse(model: DuplexModel, seconds: int = 7) -> list[Any]:
     """Four conversations, of every kind of window, of which some do not take part now and then."""
     said: list[Any] = []
     options = (GREEDY, SAMPLED, BASIC, CONTEXT)
     for slot in range(SLOTS):
         said.append(model.open(slot, options[slot]))
-    for number in range(8):
+    for number in range(seconds):
         slots = [slot for slot in range(SLOTS) if (number + slot) % 4 or number < 2]
         said += run(model, [unit(slot, number) for slot in slots])
     return said + leave(model)
@@ -154,25 +162,138 @@ def take_turns(model: DuplexModel) -> list[Any]:
 PLAYS = {"duplex": converse, "chats": chat, "half duplex": take_turns}
 
 
-def load(checkpoint: Path, device: str, dtype: str = "float32") -> DuplexModel:
+def load(checkpoint: Path, device: str = DEVICE, dtype: str = "float32") -> DuplexModel:
     return DuplexModel.load(
-        checkpoint, slot_count=SLOTS, context_capacity=1024, device=device, dtype=dtype
+        checkpoint,
+        slot_count=SLOTS,
+        context_capacity=768,
+        device=device,
+        dtype=dtype,
+        cuda_graphs=dtype == "float32",
     )
 
 
-@pytest.mark.parametrize("play", PLAYS.values(), ids=PLAYS)
-def test_it(speaking_checkpoint: Path, play: Callable[[DuplexModel], list[Any]]) -> None:
-    want = play(load(speaking_checkpoint, "cpu"))
-    with elsewhere() as border:
-        model = load(speaking_checkpoint, "cuda:0")
-        border.crossings.clear()
-        got = play(model)
-        from collections import Counter
+@pytest.fixture(scope="module", autouse=True)
+def _always_replayed() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphs, "WASTE", float("inf"))
+        yield
 
-        for c, n in sorted(
-            Counter(
-                (c.way.value, c.operation, c.where, c.callers) for c in border.crossings
-            ).items()
-        ):
-            print(n, *c)
-    assert got == want
+
+@pytest.fixture(scope="module")
+def pair(speaking_checkpoint: Path) -> tuple[DuplexModel, DuplexModel]:
+    """The same model here and on the device."""
+    here = load(speaking_checkpoint, "cpu")
+    here.capture(is_replayed=False)
+    with elsewhere():
+        return here, load(speaking_checkpoint)
+
+
+def check_crossings(border: Border) -> None:
+    """Only `transfer` may send and fetch while conversations run; opening and closing may too."""
+    strays = {
+        f"{crossing.way.value} {crossing.operation}: {crossing.where} < {crossing.callers}"
+        for crossing in border.crossings
+        if crossing.where not in ("transfer.py upload", "transfer.py download")
+        and not {"is_clean", "prime"} & set(f"{crossing.where} {crossing.callers}".split())
+    }
+    assert strays == set()
+    ways = {(crossing.where, crossing.way) for crossing in border.crossings}
+    assert {("transfer.py upload", Way.UP), ("transfer.py download", Way.DOWN)} <= ways
+    assert ("transfer.py upload", Way.DOWN) not in ways
+    assert ("transfer.py download", Way.UP) not in ways
+
+
+@pytest.mark.parametrize("play", PLAYS.values(), ids=PLAYS)
+def test_all_that_is_said_on_a_device_is_what_is_said_here(
+    pair: tuple[DuplexModel, DuplexModel], play: Callable[[DuplexModel], list[Any]]
+) -> None:
+    here, there = pair
+    leave(here)
+    with elsewhere() as border:
+        leave(there)
+        got = play(there)
+    check_crossings(border)
+    assert got == play(here)
+
+
+def test_half_precision_mixes_nothing_and_stays_finite(speaking_checkpoint: Path) -> None:
+    here = load(speaking_checkpoint, "cpu", "bfloat16")
+    with elsewhere():
+        there = load(speaking_checkpoint, dtype="bfloat16")
+        got = converse(there, 3)
+    assert got == converse(here, 3)
+
+
+def test_a_voice_that_is_brought_is_heard_on_a_device(tmp_path: Path) -> None:
+    build_tiny(tmp_path)
+    write_voice_networks(tmp_path / "assets" / "token2wav")
+    options = replace(GREEDY, tts_voice=REF[: 2 * UNIT])
+    said: list[list[Any]] = []
+    for device in (DEVICE, "cpu"):
+        with elsewhere():
+            model = load(tmp_path, device)
+            model.prepare_voice(options)
+            model.open(0, options)
+            units = [UnitInput(0, TALK[number * UNIT :][:UNIT]) for number in range(5)]
+            said.append([run(model, [one]) for one in units] + leave(model))
+    assert said[0] == said[1]
+    assert any(counts[3] for (counts,) in said[0][:5]), "nothing was spoken"
+
+
+def test_the_worker_says_what_its_device_is(speaking_checkpoint: Path) -> None:
+    settings = WorkerSettings(
+        checkpoint=speaking_checkpoint, schedulers=("127.0.0.1:1",), device=DEVICE
+    )
+    with elsewhere():
+        device = TorchDevice(settings)
+        model = device.load()
+        assert isinstance(model, DuplexModel)
+        assert model.parameter_count
+        assert device.memory_used_bytes(model) == 0, "as the played allocator says"
+        assert device.description().name == DEVICE
+
+
+REFUSED: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "a sum": lambda here, there: there + here,
+    "a sum in place": lambda here, there: there.add_(here),
+    "a product": lambda here, there: there @ here,
+    "a choice": lambda here, there: torch.where(there > 0, there, here),
+    "a row": lambda here, there: torch.cat([there, here]),
+    "an embedding": lambda here, there: functional.embedding(torch.tensor([1]), there),
+    "an index here": lambda here, there: here[torch.tensor([1], device=DEVICE)],
+    "values there": lambda here, there: there.__setitem__([0, 1], here[:2]),
+    "an array": lambda here, there: np.asarray(there),
+    "draws": lambda here, there: torch.randn(3, device=DEVICE, generator=torch.Generator()),
+    "a product of numbers": lambda here, there: there.long() @ there.long(),
+    "two dtypes": lambda here, there: there @ there.bfloat16(),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED)
+@torch.inference_mode()
+def test_the_played_device_refuses_what_cuda_would(call: Callable[[Tensor, Tensor], Any]) -> None:
+    with elsewhere():
+        here, there = torch.ones(4, 4), torch.ones(4, 4, device=DEVICE)
+        with pytest.raises(RuntimeError):
+            call(here, there)
+
+
+@torch.inference_mode()
+def test_the_played_device_takes_what_cuda_does_and_tells_of_it() -> None:
+    with elsewhere() as border:
+        there = torch.zeros(4, device=DEVICE)
+        there[1:3] = torch.ones(2)
+        there[torch.tensor([3])] = 2
+        there += torch.tensor(1.0)
+        assert there.device == torch.device(DEVICE)
+        assert there.to(DEVICE) is there
+        assert there.cpu().numpy().tolist() == there.tolist() == [1, 2, 2, 3]
+        assert float(there.sum()) == 8
+        drawn = torch.rand(1, device=DEVICE, generator=torch.Generator(DEVICE))
+        assert drawn.device == there.device
+    ways = [(crossing.way, crossing.operation) for crossing in border.crossings]
+    assert ways[:2] == [(Way.UP, "aten::copy_"), (Way.UP, "aten::index_put_")]
+    assert [way for way, _ in ways].count(Way.DOWN) == 3
+    with pytest.raises(DeviceError, match="outside"):
+        there.add_(1)

@@ -90,3 +90,13 @@ def test_a_devices_peaks_are_measured() -> None:
     peaks = measure_peaks(torch.device("cpu"), {torch.float32})
     assert peaks.bytes_per_s > 1e8
     assert peaks.flops_per_s[torch.float32] > 1e8
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize(("device", "why"), [("cuda:0", "is not there"), ("gpu", "must be cpu or")])
+def test_a_device_that_is_not_there_is_told_in_a_line(device: str, why: str) -> None:
+    result = CliRunner().invoke(app, ["bench", "model", "--device", device])
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert f"device {device}" in result.stderr or repr(device) in result.stderr
+    assert why in result.stderr

@@ -117,7 +117,7 @@ def bench_model(
                 threads=threads,
             )
         )
-    except (CheckpointError, ValueError) as error:
+    except (CheckpointError, ValueError, process.StartError) as error:
         fail(str(error))
 
 

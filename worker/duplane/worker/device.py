@@ -17,7 +17,7 @@ class TorchDevice:
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
-        self._device = _open_device(settings.device)
+        self._device = open_device(settings.device)
 
     def description(self) -> registry_pb2.Device:
         """Say what it is, for operators."""
@@ -59,7 +59,7 @@ class TorchDevice:
         return model.memory_bytes
 
 
-def _open_device(name: str) -> torch.device:
+def open_device(name: str) -> torch.device:
     """Return the device of that name. Raises StartError where there is none."""
     try:
         device = torch.device(name)

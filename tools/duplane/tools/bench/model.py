@@ -21,6 +21,7 @@ from duplane.tools.bench.stages import Stage, StageWatch, moved_bytes
 from duplane.tools.bench.syncs import SyncCount
 from duplane.tools.bench.table import percentile, show
 from duplane.tools.checkpoints.random_weights import write_random
+from duplane.worker.device import open_device
 from duplane.worker.model.model import DuplexModel
 from duplane.worker.model.parts import torch_dtype
 from duplane.worker.model.types import ConversationOptions, UnitInput, UnitOutput
@@ -69,9 +70,11 @@ class Figures:
 
 
 def bench_model(bench: ModelBench) -> None:
-    """Load, measure and print. Raises `CheckpointError` or ValueError for what cannot be."""
+    """Load, measure and print. Raises what says why it cannot be: `CheckpointError`,
+    `StartError` for the device, ValueError.
+    """
     torch.set_num_threads(bench.threads)
-    device, dtype = torch.device(bench.device), torch_dtype(bench.dtype)
+    device, dtype = open_device(bench.device), torch_dtype(bench.dtype)
     peaks = measure_peaks(device, {dtype, torch.float32})
     with _directory(bench) as directory:
         empty, rows = held_bytes(device), UNIT_ROWS + bench.frames * FRAME_ROWS

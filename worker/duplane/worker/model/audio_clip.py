@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from duplane.worker.model.mel import HISTORY_SAMPLES, HOP, LogMel
+from duplane.worker.model.transfer import upload
 from duplane.worker.model.whisper import AudioConfig, AudioProjector, WhisperEncoder
 
 BATCH_FRAMES = HISTORY_SAMPLES // HOP
@@ -91,7 +92,8 @@ def encode_batch(
     positions = hidden.shape[1]
     hidden = hidden + apm.embed_positions.weight[:positions]
     block = apm.config.chunk_positions if is_blockwise else 0
-    mask = block_mask([piece.frames for piece in pieces], positions, block).to(hidden.device)
+    frames = [piece.frames for piece in pieces]
+    mask = upload(block_mask(frames, positions, block), hidden.device)
     for layer in apm.layers:
         hidden = layer(hidden, mask)
     embeds = projector(apm.layer_norm(hidden))

@@ -35,6 +35,7 @@ from duplane.worker.model.sampling import SeededUniforms, Uniforms
 from duplane.worker.model.speech_tokens import WINDOW_TOKENS, SpeechTokens
 from duplane.worker.model.stopwatch import Stopwatch
 from duplane.worker.model.talker_stream import SpeechStream, advance
+from duplane.worker.model.transfer import upload
 from duplane.worker.model.types import FloatArray, OptionError, UnitFailure
 from duplane.worker.model.vocoder import VocoderChunk, VocoderVoice
 from duplane.worker.model.voices import Voices
@@ -235,7 +236,8 @@ class Chats:
         for fed, logits in attempt("prefill", taken, feed, cache=cache):
             ready = [index for index, chat in enumerate(fed) if chat.prompt.is_fed]
             if ready:
-                self._choose([fed[index] for index in ready], logits[ready])
+                last = upload(ready, logits.device)
+                self._choose([fed[index] for index in ready], logits[last])
         watch.lap("prefill")
         for chat in chats:
             if chat.failure is not None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from duplane.worker.model.chat_types import ChatOptions
 from duplane.worker.model.sampling import Uniforms, draw, filter_scores
 from duplane.worker.model.tokens import Tokens
+from duplane.worker.model.transfer import download, upload
 
 PENALTY_WINDOW = 128
 TERMINATORS = ("<|tts_eos|>", "<|im_end|>", "</s>")
@@ -32,6 +33,7 @@ class ChatSampling:
         self.terminators = tuple(dict.fromkeys(map(tokens.id_or_unknown, TERMINATORS)))
         unspeakable = {*map(tokens.id_or_unknown, UNSPEAKABLE), *tokens.bad_ids}
         self._unspeakable = torch.tensor(sorted(unspeakable), device=device)
+        self._ends = torch.tensor(self.terminators, device=device)
         self._device, self._vocabulary = device, vocabulary
         self._numbers = torch.zeros(slot_count, len(fields(_Row)), device=device)
         self._seen = torch.zeros(slot_count, vocabulary, dtype=torch.bool, device=device)
@@ -46,7 +48,7 @@ class ChatSampling:
     def open(self, slot: int, options: ChatOptions) -> None:
         """Take the settings of a chat."""
         numbers = _numbers(options, self._vocabulary)
-        self._numbers[slot] = torch.tensor(numbers, device=self._device)
+        self._numbers[slot] = upload(numbers, self._device)
         self._options[slot] = options
 
     def reset(self, slot: int) -> None:
@@ -66,8 +68,8 @@ class ChatSampling:
     def begin_chunk(self, slot: int, answer: Sequence[int]) -> None:
         """Let the repetition penalty see the last ids of the answer so far, and all that follow."""
         recent = set(answer[-PENALTY_WINDOW:])
-        gone = torch.tensor(sorted(self._recent[slot] - recent), dtype=torch.long)
-        self._seen[slot, gone.to(self._device)] = False
+        gone = upload(sorted(self._recent[slot] - recent), self._device, torch.long)
+        self._seen[slot, gone] = False
         self._recent[slot] = recent
 
     def choose(
@@ -78,7 +80,7 @@ class ChatSampling:
         `NOT_FINITE` where the logits are not. One transfer to the host for the whole batch.
         """
         options = [self._of(slot) for slot in slots]
-        index = torch.tensor(slots, device=self._device)
+        index = upload(slots, self._device)
         row = _Row(*self._numbers[index].unsqueeze(-1).unbind(1))
         scores = self._penalised(logits, self._seen[index], row)
         chosen = scores.argmax(-1)
@@ -93,12 +95,12 @@ class ChatSampling:
                 for o, drawn in zip(options, is_drawn, strict=True)
                 if drawn
             )
-            numbers = torch.tensor(ahead, dtype=torch.float64).to(self._device)
+            numbers = upload(ahead, self._device, torch.float64)
             filtered = filter_scores(scores, row.temperature, row.top_k, row.top_p, widest)
             drawn_ids = draw(filtered.softmax(-1), numbers)
-            chosen = torch.where(torch.tensor(is_drawn).to(self._device), drawn_ids, chosen)
+            chosen = torch.where(upload(is_drawn, self._device), drawn_ids, chosen)
         chosen = torch.where(logits.isfinite().all(-1), chosen, NOT_FINITE)
-        ids: list[int] = chosen.cpu().numpy().tolist()
+        ids: list[int] = download(chosen).tolist()
         for drawn, source in zip(is_drawn, uniforms, strict=True):
             source.advance(int(drawn))
         self._remember(slots, ids)
@@ -117,8 +119,7 @@ class ChatSampling:
         silent = torch.full_like(forbidden, float("-inf"))
         scores[:, self._unspeakable] = torch.where(row.is_spoken > 0, silent, forbidden)
         scores = torch.where(seen, _scaled(scores, row.repetition_penalty), scores)
-        ends = list(self.terminators)
-        scores[:, ends] = _scaled(scores[:, ends], row.length_penalty)
+        scores[:, self._ends] = _scaled(scores[:, self._ends], row.length_penalty)
         return scores
 
     def _remember(self, slots: Sequence[int], ids: Sequence[int]) -> None:
@@ -130,7 +131,7 @@ class ChatSampling:
         for slot, token in new:
             self._recent[slot].add(token)
         if new:
-            where = torch.tensor(new).to(self._device)
+            where = upload(new, self._device)
             self._seen[where[:, 0], where[:, 1]] = True
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -198,9 +199,9 @@ class Flow(nn.Module):
 
     def retain(self, chunks: Sequence[FlowChunk], caches: FlowCaches) -> None:
         """Keep what the next chunk of each slot will see, and count it in `chunk.frames`."""
-        token_places: list[Tensor] = []
-        frame_places: list[Tensor] = []
-        estimator_places: list[Tensor] = []
+        token_places: list[NDArray[np.int64]] = []
+        frame_places: list[NDArray[np.int64]] = []
+        estimator_places: list[NDArray[np.int64]] = []
         listed: list[list[int]] = []
         for chunk in chunks:
             frames, stride = chunk.frames, self.stride
@@ -221,7 +222,7 @@ class Flow(nn.Module):
             (caches.estimator_attention, estimator_places),
         )
         move_columns(
-            [(cache, torch.cat(places, 1).to(device, non_blocking=True)) for cache, places in moves]
+            [(cache, upload(np.concatenate(places, 1), device)) for cache, places in moves]
         )
         caches.keep_tails(slot_index([chunk.slot for chunk in chunks], device))
         for chunk, columns in zip(chunks, listed, strict=True):
@@ -233,6 +234,6 @@ def prompt_frames(prompt: int, capacity: int) -> TurnFrames:
     return TurnFrames(prompt, list(range(capacity - prompt, capacity)))
 
 
-def _places(slot: int, moves: Moves) -> Tensor:
+def _places(slot: int, moves: Moves) -> NDArray[np.int64]:
     slots = np.full_like(moves.source, slot)
-    return torch.as_tensor(np.stack((slots, moves.source, moves.target)))
+    return np.stack((slots, moves.source, moves.target))

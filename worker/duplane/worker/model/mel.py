@@ -88,7 +88,7 @@ class LogMel(nn.Module):
         """
         device = self.window.device
         padded = torch.zeros(1, HISTORY_SAMPLES, device=device)
-        padded[0, : len(samples)] = torch.tensor(samples, dtype=torch.float32)
+        padded[0, : len(samples)] = upload(samples, device, torch.float32)
         padded = nn.functional.pad(padded, (_HALF, _HALF), mode="reflect")
         power = self.power(padded)[0, :-1]  # Whisper drops the last frame
         frames = -(-len(samples) // HOP)

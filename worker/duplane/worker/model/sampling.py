@@ -105,7 +105,7 @@ class TextSampling:
     def open(self, slot: int, options: ConversationOptions) -> None:
         """Take the parameters of a new conversation."""
         numbers = _numbers(options, self._vocabulary)
-        self._numbers[slot] = torch.tensor(numbers, device=self._device)
+        self._numbers[slot] = upload(numbers, self._device)
         self._windows[slot] = _Window(options.text_repetition_window_size)
         self._greedy[slot] = options.decode_mode is DecodeMode.GREEDY
         self._widest[slot] = int(numbers[1])

@@ -20,6 +20,7 @@ from duplane.worker.model.talker import (
     TOKENS_PER_UNIT,
     Talker,
 )
+from duplane.worker.model.transfer import download, upload
 
 PASSAGE_STEPS = 500
 TOP_P = 0.85
@@ -133,9 +134,9 @@ def _unfed_rows(talker: Talker, stream: SpeechStream) -> Tensor:
         talker.cache.truncate(stream.slot, 0)
         if stream.earlier is None:
             return stream.condition
-        tokens = torch.tensor(stream.earlier.tokens, dtype=torch.long).to(device)
+        tokens = upload(stream.earlier.tokens, device, torch.long)
         return torch.cat((stream.earlier.condition, table(tokens), stream.condition))
-    rows = [] if stream.unfed is None else [table(torch.tensor([stream.unfed]).to(device))]
+    rows = [] if stream.unfed is None else [table(upload([stream.unfed], device))]
     if stream.condition is not None:
         rows.append(stream.condition)
     return torch.cat(rows)
@@ -165,9 +166,9 @@ def _draw(
         drawn[:, step] = plan.choose(scores, step, talker.end)
         recent = torch.cat((recent[:, 1:], drawn[:, step, None]), dim=-1)
         has_ended |= (drawn[:, step] == talker.end) | (step + 1 >= plan.budgets)
-        if bool(has_ended.all()):
+        if bool(download(has_ended.all())):
             break
-    return drawn[:, : step + 1].cpu().numpy().tolist()
+    return download(drawn[:, : step + 1]).tolist()
 
 
 @dataclass(frozen=True)
@@ -196,13 +197,13 @@ class _Plan:
         recent = [[-1] * (REPETITION_WINDOW - len(s.said)) + s.said for s in streams]
         shortest = [stream.shortest - stream.steps for stream in streams]
         return _Plan(
-            temperature=torch.tensor([s.temperature or 1.0 for s in streams]).to(device)[:, None],
-            shortest=torch.tensor(shortest).to(device),
-            budgets=torch.tensor(budgets).to(device),
-            recent=torch.tensor(recent).to(device),
-            uniforms=torch.tensor(ahead, dtype=torch.float64).to(device),
-            is_drawn=torch.tensor(is_drawn).to(device),
-            is_filtered=torch.tensor([bool(stream.said) for stream in streams]).to(device),
+            temperature=upload([[s.temperature or 1.0] for s in streams], device),
+            shortest=upload(shortest, device),
+            budgets=upload(budgets, device),
+            recent=upload(recent, device),
+            uniforms=upload(ahead, device, torch.float64),
+            is_drawn=upload(is_drawn, device),
+            is_filtered=upload([bool(stream.said) for stream in streams], device),
             has_draws=any(is_drawn),
         )
 

@@ -15,11 +15,13 @@ from torch import Tensor
 
 
 def upload(
-    values: Sequence[Any] | NDArray[Any], device: torch.device, dtype: torch.dtype | None = None
+    values: Sequence[Any] | NDArray[Any] | Tensor,
+    device: torch.device,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Put numbers onto the device, behind the work that it has; the host goes on at once.
 
-    On a CPU an array is not copied.
+    On a CPU an array or a tensor is not copied.
     """
     return torch.as_tensor(values, dtype=dtype).to(device, non_blocking=True)
 

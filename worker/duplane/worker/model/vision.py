@@ -149,7 +149,7 @@ class Vision(nn.Module):
         if min(lengths) < longest:
             mask = (order < upload(lengths, device)[:, None])[:, None, None]
         patches = self.normalize(upload(pixels, device)).to(weight.dtype)
-        states = self.vpm(patches, positions.to(device, non_blocking=True), mask)
+        states = self.vpm(patches, upload(positions, device), mask)
 
         widths = upload([piece.columns for piece in pieces], device)[:, None]
         side = max(max(piece.rows, piece.columns) for piece in pieces)
