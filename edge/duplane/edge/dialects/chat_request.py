@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-import pybase64
-
 from duplane.edge.dialects.dialect import Turn
-from duplane.edge.dialects.fields import Fields, ignored, invalid, missing, undecodable
+from duplane.edge.dialects.fields import Fields, ignored, invalid, missing
 from duplane.edge.dialects.frames import decode_picture, read_slice_count
-from duplane.edge.dialects.media import decode_audio, read_voice
+from duplane.edge.dialects.media import WAV_IN_BASE64, decode_audio, decode_file, read_voice
 from duplane.edge.settings import Limits
 from duplane.fabric.audio import (
     INPUT_RATE_HERTZ,
@@ -190,7 +187,7 @@ def read_sound(part: Fields, limits: Limits, room: MediaRoom) -> bytes:
     """
     rate = part.integer("sample_rate", _LOWEST_RATE_HERTZ, _HIGHEST_RATE_HERTZ)
     encoded, path = part.required_text("data"), part.path("data")
-    is_file = encoded.startswith(_WAV_IN_BASE64)
+    is_file = encoded.startswith(WAV_IN_BASE64)
     given_rate = INPUT_RATE_HERTZ if rate is None or is_file else rate
     is_crowded = room.sound_s < limits.chat_audio_s
     max_s = room.sound_s if is_crowded else limits.chat_audio_s
@@ -204,22 +201,12 @@ def read_sound(part: Fields, limits: Limits, room: MediaRoom) -> bytes:
     return pcm_from_samples(resampled)
 
 
-_WAV_IN_BASE64 = "UklGR"  # RIFF
-
-
 def _read_video(part: Fields, limits: Limits) -> bytes:
     """Return a video file, unread: which ones can be is the worker's affair."""
     encoded, path = part.required_text("data"), part.path("data")
-    if len(encoded) * 3 > (limits.chat_video_bytes + 3) * 4:
-        raise invalid(path, f"must be at most {limits.chat_video_bytes} bytes")
-    try:
-        video = pybase64.b64decode(encoded, validate=True)
-    except (binascii.Error, ValueError):
-        raise undecodable(path) from None
+    video = decode_file(encoded, path, limits.chat_video_bytes)
     if not video:
         raise invalid(path, "is empty")
-    if len(video) > limits.chat_video_bytes:
-        raise invalid(path, f"must be at most {limits.chat_video_bytes} bytes")
     return video
 
 

@@ -74,11 +74,6 @@ def invalid(path: str, fault: str) -> ClientError:
     return ClientError(ErrorCode.INVALID_PAYLOAD, f"{path}: {fault}")
 
 
-def undecodable(path: str) -> ClientError:
-    """Return the fault of text that is not base64, in the words of the specification of A."""
-    return ClientError(ErrorCode.INVALID_PAYLOAD, f"{path} base64 decode failed")
-
-
 def missing(path: str) -> ClientError:
     """Return the fault of a required field that is absent."""
     return ClientError(ErrorCode.MISSING_FIELD, f"{path}: required")

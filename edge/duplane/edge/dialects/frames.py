@@ -5,12 +5,10 @@ Nothing is decoded here; a picture that would be too large once decoded is refus
 
 from __future__ import annotations
 
-import binascii
 from typing import cast
 
-import pybase64
-
-from duplane.edge.dialects.fields import Fields, invalid, missing, undecodable
+from duplane.edge.dialects.fields import Fields, invalid, missing
+from duplane.edge.dialects.media import decode_file
 from duplane.edge.settings import Limits
 
 MAX_SLICE_COUNT = 9
@@ -67,14 +65,7 @@ def decode_picture(encoded: object, path: str, limits: Limits) -> bytes:
     """Return the bytes of one JPEG or PNG file. Raises ClientError."""
     if not isinstance(encoded, str):
         raise invalid(path, "must be base64 text")
-    if len(encoded) * 3 > (limits.picture_bytes + 3) * 4:
-        raise invalid(path, f"must be at most {limits.picture_bytes} bytes")
-    try:
-        picture = pybase64.b64decode(encoded, validate=True)
-    except (binascii.Error, ValueError):
-        raise undecodable(path) from None
-    if len(picture) > limits.picture_bytes:
-        raise invalid(path, f"must be at most {limits.picture_bytes} bytes")
+    picture = decode_file(encoded, path, limits.picture_bytes)
     size = picture_size(picture)
     if size is None:
         raise invalid(path, "is not a JPEG or PNG picture")

@@ -1,4 +1,4 @@
-"""Base64 to PCM: decoded straight to bytes, checked once, WAV files told from raw samples."""
+"""Base64 to bytes and to PCM: decoded once, checked once, WAV files told from raw samples."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import binascii
 
 import pybase64
 
-from duplane.edge.dialects.fields import Fields, invalid, undecodable
+from duplane.edge.dialects.fields import Fields, invalid
+from duplane.edge.faults import ClientError, ErrorCode
 from duplane.fabric.audio import (
     INPUT_RATE_HERTZ,
     AudioError,
@@ -17,7 +18,28 @@ from duplane.fabric.audio import (
     samples_from_pcm,
 )
 
+WAV_IN_BASE64 = "UklGR"  # RIFF
 _SECOND_BYTES = INPUT_RATE_HERTZ * 4
+
+
+def decode_base64(encoded: str, path: str) -> bytes:
+    """Return what base64 text holds. Raises ClientError, in the words of the specification of A."""
+    try:
+        # Validating is also the fast way.
+        return pybase64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        fault = f"{path} base64 decode failed"
+        raise ClientError(ErrorCode.INVALID_PAYLOAD, fault) from None
+
+
+def decode_file(encoded: str, path: str, max_bytes: int) -> bytes:
+    """Return a file of at most `max_bytes`, refused undecoded if longer. Raises ClientError."""
+    if len(encoded) * 3 > (max_bytes + 3) * 4:
+        raise invalid(path, f"must be at most {max_bytes} bytes")
+    file = decode_base64(encoded, path)
+    if len(file) > max_bytes:
+        raise invalid(path, f"must be at most {max_bytes} bytes")
+    return file
 
 
 def decode_audio(encoded: str, path: str, max_s: float, too_long: str = "") -> bytes:
@@ -27,11 +49,7 @@ def decode_audio(encoded: str, path: str, max_s: float, too_long: str = "") -> b
 
     Clients in the wild send either where the other is documented, so the bytes decide.
     """
-    try:
-        # Validating is also the fast way.
-        audio = pybase64.b64decode(encoded, validate=True)
-    except (binascii.Error, ValueError):
-        raise undecodable(path) from None
+    audio = decode_base64(encoded, path)
     if not audio:
         raise invalid(path, "is empty")
     try:

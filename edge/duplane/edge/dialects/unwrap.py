@@ -10,14 +10,13 @@ import pybase64
 
 from duplane.edge.dialects.chat_request import MediaRoom, read_sound
 from duplane.edge.dialects.fields import Fields, parse
-from duplane.edge.dialects.media import decode_audio
+from duplane.edge.dialects.media import WAV_IN_BASE64, decode_audio
 from duplane.edge.faults import ClientError, UnreadableError
 from duplane.edge.settings import Limits
 from duplane.fabric.audio import INPUT_RATE_HERTZ
 
 _MIN_BYTES = 256 * 1024  # of a message; what is shorter is decoded in a few milliseconds
-_WAV = "UklGR"  # RIFF in base64
-_WAV_VALUE = f'"{_WAV}'.encode()
+_WAV_VALUE = f'"{WAV_IN_BASE64}'.encode()
 _RATE = b'"sample_rate"'
 _MAX_DEPTH = 8
 _SOUNDS = frozenset(
@@ -84,7 +83,7 @@ class _Unwrapping:
         return {**fields, "data": encoded, "sample_rate": INPUT_RATE_HERTZ}
 
     def _unwrapped(self, text: str) -> str:
-        if not text.startswith(_WAV):
+        if not text.startswith(WAV_IN_BASE64):
             return text
         max_s = min(self._max_s, self._room.sound_s)
         try:
