@@ -13,7 +13,8 @@ import pytest
 from duplane.tools.bench.syncs import SyncCount
 from duplane.tools.replay.audio import read_audio
 from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.talker import LOOK_STEPS, STEPS
+from duplane.worker.model.speech_steps import STEPS
+from duplane.worker.model.talker import LOOK_STEPS
 from duplane.worker.model.types import ConversationOptions, UnitInput, UnitOutput, WindowMode
 
 PUBLIC = Path(__file__).parent / "public"

@@ -9,7 +9,8 @@ import torch
 
 from duplane.worker.model.checkpoint import Checkpoint, CheckpointError
 from duplane.worker.model.sampling import SeededUniforms
-from duplane.worker.model.talker import REPETITION_WINDOW, Talker, TalkerConfig
+from duplane.worker.model.speech_steps import REPETITION_WINDOW
+from duplane.worker.model.talker import Talker, TalkerConfig
 from duplane.worker.model.talker_stream import SpeechStream, advance
 
 CHECKPOINT = Path(__file__).parents[1] / "golden" / "public" / "checkpoint"

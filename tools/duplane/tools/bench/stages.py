@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from duplane.tools.bench.peaks import synchronize
 from duplane.tools.bench.syncs import SyncCount
 from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.talker import STEPS
+from duplane.worker.model.speech_steps import STEPS
 from duplane.worker.model.vocoder import Vocoder
 
 

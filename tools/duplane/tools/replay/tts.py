@@ -14,7 +14,8 @@ from torch import Tensor
 from duplane.tools.replay.check import Check, compare, same, worst
 from duplane.worker.model.checkpoint import Checkpoint
 from duplane.worker.model.sampling import SeededUniforms
-from duplane.worker.model.talker import TOKENS_PER_UNIT, Speech, Talker
+from duplane.worker.model.speech_steps import TOKENS_PER_UNIT
+from duplane.worker.model.talker import Speech, Talker
 from duplane.worker.model.talker_stream import SpeechStream, advance
 
 TOLERANCE = 1e-4

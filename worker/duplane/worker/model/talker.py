@@ -18,23 +18,10 @@ from duplane.worker.model.decoder import Decoder, DecoderConfig, embedding, line
 from duplane.worker.model.graphs import StepGraphs
 from duplane.worker.model.sampling import Uniforms
 from duplane.worker.model.speech_steps import (
-    REPETITION_PENALTY,
-    REPETITION_WINDOW,
     STEPS,
-    TOKENS_PER_UNIT,
     SpeechSteps,
 )
 from duplane.worker.model.transfer import download, upload
-
-__all__ = [
-    "REPETITION_PENALTY",
-    "REPETITION_WINDOW",
-    "STEPS",
-    "TOKENS_PER_UNIT",
-    "Speech",
-    "Talker",
-    "TalkerConfig",
-]
 
 PREFIX = "tts."
 FULL_ATTENTION, RECOMPUTING = "full_attention", "sliding_recompute"

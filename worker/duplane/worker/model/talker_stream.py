@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from duplane.worker.model.sampling import Uniforms, draw
-from duplane.worker.model.talker import (
+from duplane.worker.model.speech_steps import (
     REPETITION_PENALTY,
     REPETITION_WINDOW,
     TOKENS_PER_UNIT,
-    Talker,
 )
+from duplane.worker.model.talker import Talker
 from duplane.worker.model.transfer import download, upload
 
 PASSAGE_STEPS = 500
