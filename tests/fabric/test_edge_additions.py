@@ -122,7 +122,7 @@ async def test_an_upload_may_be_as_large_as_its_bound(tmp_path: Path) -> None:
             code, told = await http.ask("POST", url, data=form(bytes(size)))
             assert (code, told["detail"]) == (413, "file: must be at most 300000 bytes")
             whole = aiohttp.MultipartWriter("form-data")
-            part = whole.append(pieces(bytes(size)), {"Content-Type": "video/webm"})  # type: ignore
+            part = whole.append(pieces(bytes(size)), {"Content-Type": "video/webm"})
             part.set_content_disposition("form-data", name="file", filename="x")
             assert (await http.ask("POST", url, data=whole))[0] == 413
         assert (directory / "frontend_replay.webm").stat().st_size == 300_000
