@@ -1,32 +1,56 @@
-# `make run` and `make test` need python3 (3.11 or newer), make and a package registry, nothing else.
+# Needs python3 (3.11 or newer), make and a package registry, nothing else. Start with `make help`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PROTOS := $(wildcard proto/duplane/fabric/v1/*.proto)
-# The contract that others rely on. After a break that is meant, and told in the CHANGELOG:
+# Messages without services, private to the scheduler.
+SCHEDULER_PROTOS := $(shell find scheduler -name '*.proto')
+# The contract that clients rely on. After an intended break, which the CHANGELOG must name:
 # buf build --exclude-source-info -o proto/contract.binpb
 CONTRACT := proto/contract.binpb
 GOLDEN ?= tests/golden/public
 ARGS ?=
 MINUTES ?= 1
+SEEDS ?= 1000
+# Build of torch: cpu, cuda or auto (see tools/install.py).
+TORCH ?= auto
 
-.PHONY: run test check fmt lint types proto protocols golden fuzz bench clean
+.DEFAULT_GOAL := help
+.PHONY: help run setup unit test cluster-test check coverage fmt lint types proto contract-docs protocols \
+	settings metrics golden fuzz simulate bench clean
 
-run: $(INSTALLED) ## set up and start everything on one machine
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: $(INSTALLED) ## set up and start everything on one machine: ARGS="--port 8080" TORCH=cpu
 	@exec $(BIN)/duplane up $(ARGS)
 
-test: $(INSTALLED) ## set up and run the tests
-	$(BIN)/pytest -q $(ARGS)
+setup: $(INSTALLED) ## set up only: TORCH=cpu or cuda chooses the build of torch
 
-check: lint types test ## what CI runs
+unit: $(INSTALLED) ## run the fast tests: no processes, no recorded traces
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto -m "not slow" tests/unit tests/contract $(ARGS)
+
+test: $(INSTALLED) ## run all tests
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadfile --ignore tests/cluster $(ARGS)
+
+cluster-test: $(INSTALLED) ## run a fabric on several hosts (network namespaces, as root) and break it
+	$(BIN)/pytest -q tests/cluster $(ARGS)
+
+check: lint types test cluster-test ## run everything that CI runs
+
+coverage: $(INSTALLED) ## run all tests and print the share of lines that they run
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -q --ignore tests/cluster $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --skip-covered --skip-empty | tail -40
 
 fmt: $(INSTALLED) ## format the code and the protos
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 	$(BIN)/buf format -w
 
-lint: $(INSTALLED) ## check style and the contract
+lint: $(INSTALLED) ## check style, and the contract against its last release
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/buf lint
@@ -39,29 +63,37 @@ types: $(INSTALLED) ## check types
 proto: $(INSTALLED) ## generate the stubs from the protos
 	PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto \
 		--grpc_python_out=proto --mypy_grpc_out=quiet:proto $(PROTOS)
+	$(BIN)/python -m grpc_tools.protoc -Iproto -Ischeduler --python_out=scheduler \
+		--pyi_out=scheduler $(SCHEDULER_PROTOS)
 
-protocols: $(INSTALLED) ## write down what the edge speaks
+contract-docs: $(INSTALLED) ## write the reference of the gRPC contract to proto/CONTRACT.md
+	$(BIN)/python -m duplane.tools.contract_page > proto/CONTRACT.md
+
+protocols: $(INSTALLED) ## write the client protocols to edge/PROTOCOLS.md
 	$(BIN)/duplane protocols > edge/PROTOCOLS.md
 
-golden: $(INSTALLED) ## replay the recorded traces through the model
+settings: $(INSTALLED) ## write the settings of all processes to docs/settings.md
+	$(BIN)/duplane settings > docs/settings.md
+
+metrics: $(INSTALLED) ## write the list of all metrics to docs/metrics.md
+	$(BIN)/duplane metrics > docs/metrics.md
+
+golden: $(INSTALLED) ## replay the recorded traces through the model: GOLDEN=DIRECTORY
 	$(BIN)/duplane checkpoint replay $(GOLDEN)
 
-fuzz: $(INSTALLED) ## mutated messages against the edge: MINUTES=5 SEED=...
+fuzz: $(INSTALLED) ## send mutated messages to the edge: MINUTES=5 SEED=1
 	PYTHONPATH=tests $(BIN)/python -m fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+simulate: $(INSTALLED) ## simulate scheduler, workers and callers with faults: SEEDS=1000, or SEED=7
+	PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 bench: $(INSTALLED) ## measure the hot paths
 	$(BIN)/duplane bench codec
 	$(BIN)/duplane bench fabric $(ARGS)
 
-clean: ## forget the virtual environment
+clean: ## delete the virtual environment
 	rm -rf $(VENV)
 
-# PIP_CONSTRAINT rather than -c: it holds for the build back end too.
-$(INSTALLED): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "python3 is older than 3.11; set PYTHON=..." >&2; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) (a few minutes the first time)"
-	@PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
-		$(BIN)/python -m pip install --quiet -e '.[worker,dev]'
+$(INSTALLED): pyproject.toml constraints.txt tools/install.py
+	@TORCH=$(TORCH) $(PYTHON) tools/install.py $(VENV)
 	@touch $@

@@ -1,17 +1,23 @@
-"""Imports go one way: the rule table of the folders, checked on every source file."""
+"""The rules of the source tree, checked on every source file: imports go one way and without
+cycles, and folders and files are of bounded size.
+"""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("proto", "edge", "scheduler", "worker", "tools")
 
-# What files below a package must not import.
+_IO = ("asyncio", "websockets", "aiohttp", "grpc", "uvloop")
+
+# Modules that files below a package must not import.
 FORBIDDEN = {
     "duplane.fabric": (
         "duplane.edge",
@@ -21,11 +27,41 @@ FORBIDDEN = {
         "torch",
     ),
     "duplane.edge": ("duplane.scheduler", "duplane.worker", "duplane.tools", "torch"),
-    "duplane.edge.dialects": ("asyncio", "websockets", "grpc", "uvloop"),
+    "duplane.edge.payload": (*_IO, "duplane.edge.dialects", "duplane.edge.session"),
+    "duplane.edge.dialects": (*_IO, "duplane.edge.session", "duplane.edge.transport"),
     "duplane.scheduler": ("duplane.edge", "duplane.worker", "duplane.tools", "torch"),
+    "duplane.scheduler.policy": (*_IO, "duplane.scheduler.rpc", "duplane.scheduler.state"),
     "duplane.worker": ("duplane.edge", "duplane.scheduler", "duplane.tools"),
     "duplane.worker.model": ("duplane.fabric", "grpc", "asyncio", "websockets", "uvloop"),
 }
+
+MODULES_PER_FOLDER = 15
+LINES_PER_FILE = 400
+
+# Folder of the model -> the folders that it may import in addition to BASE: the modules at the
+# root of the model, except the three that put the model together.
+MODEL = "duplane.worker.model"
+MODEL_FOLDERS = {
+    "audio": (),
+    "vision": (),
+    "llm": (),
+    "tts": ("llm",),
+    "vocoder": ("audio",),
+    "loader": ("audio", "vision", "llm", "tts", "vocoder"),
+    "duplex": ("audio", "vision", "llm", "tts", "vocoder", "loader"),
+    "chat": ("audio", "vision", "llm", "tts", "vocoder", "loader"),
+    "model": ("audio", "vision", "llm", "tts", "vocoder", "loader", "duplex", "chat"),
+}
+BASE = (
+    "batch_isolation",
+    "checkpoint",
+    "layers",
+    "precision",
+    "probe",
+    "stopwatch",
+    "transfer",
+    "types",
+)
 
 
 def imports_of(source: Path) -> Iterator[str]:
@@ -73,17 +109,18 @@ def test_no_folder_owns_the_namespace() -> None:
 
 
 def test_base_install_needs_no_torch() -> None:
-    """Only the model, its device, and what builds, checks and measures checkpoints import torch."""
+    """Only the model, its device, and tools for checkpoints and benchmarks import torch."""
     allowed = (
         "duplane.worker.model",
-        "duplane.worker.device",
-        "duplane.tools.tiny",
+        "duplane.worker.engine.torch_device",
+        "duplane.tools.test_checkpoint",
         "duplane.tools.replay",
-        "duplane.tools.checkpoints",
+        "duplane.tools.checkpoint",
+        "duplane.tools.train",
         "duplane.tools.bench.model",
         "duplane.tools.bench.peaks",
         "duplane.tools.bench.stages",
-        "duplane.tools.bench.syncs",
+        "duplane.tools.bench.host_waits",
     )
     broken = [
         name
@@ -93,3 +130,60 @@ def test_base_install_needs_no_torch() -> None:
         if is_below(imported, "torch")
     ]
     assert not broken
+
+
+def part_of_model(name: str) -> str | None:
+    """Return the folder of the model, or the module at its root, that contains a module."""
+    if not is_below(name, MODEL) or name == MODEL:
+        return None
+    return name.removeprefix(f"{MODEL}.").split(".")[0]
+
+
+def test_folders_of_the_model_import_one_way() -> None:
+    broken: list[str] = []
+    for name, source in SOURCES:
+        part = part_of_model(name)
+        if part is None or part == "__init__":
+            continue
+        allowed = {part, *BASE, *MODEL_FOLDERS.get(part, ())}
+        assert part in MODEL_FOLDERS or part in BASE, f"{name} is in no folder of the table"
+        broken += [
+            f"{name} imports {imported}"
+            for imported in imports_of(source)
+            if part_of_model(imported) not in (None, *allowed)
+        ]
+    assert not broken, "\n".join(broken)
+
+
+def test_there_is_no_import_cycle() -> None:
+    modules = {name.removesuffix(".__init__") for name, _ in SOURCES}
+    graph = {
+        name.removesuffix(".__init__"): {
+            imported for imported in imports_of(source) if imported in modules
+        }
+        for name, source in SOURCES
+    }
+    try:
+        order = list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+    assert set(order) == modules
+
+
+def test_no_folder_has_too_many_modules() -> None:
+    counts = Counter(source.parent for _, source in SOURCES if source.name != "__init__.py")
+    crowded = {
+        str(folder.relative_to(ROOT)): count
+        for folder, count in counts.items()
+        if count > MODULES_PER_FOLDER and "_pb2" not in "".join(map(str, folder.iterdir()))
+    }
+    assert not crowded
+
+
+def test_no_file_is_too_long() -> None:
+    sizes = {
+        name: len(source.read_text().splitlines())
+        for name, source in SOURCES
+        if "_pb2" not in source.name
+    }
+    assert {name: size for name, size in sizes.items() if size > LINES_PER_FILE} == {}

@@ -1,4 +1,4 @@
-"""`make fuzz`: mutated messages against the edge, for as long as you like."""
+"""`make fuzz`: sends mutated messages to the edge for a given time."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from fuzz.case_runs import Tally, run_cases
 from fuzz.cases import DIALECTS
-from fuzz.rounds import Tally, run_cases
-from fuzz.storm import Storm, rage
+from fuzz.socket_run import SocketRun, rage
 
-_ROUND_S = 20.0  # half for the pure sessions, half for sockets
+_ROUND_S = 20.0  # half of it for the pure sessions, half for sockets
 _SHOWN_ANSWERS = 6
 
 
 def main() -> int:
-    """Fuzz, print a table, return how the process exits."""
+    """Fuzz, print a table, and return the exit code."""
     told = _arguments()
     logging.basicConfig(level=logging.CRITICAL)
     tallies = {dialect: Tally() for dialect in DIALECTS}
-    sockets: list[Storm] = []
+    sockets: list[SocketRun] = []
     print(f"seed {told.seed}, {told.minutes:g} minutes", flush=True)
     for seed, for_s in _rounds(told.seed, told.minutes * 60):
         for dialect, tally in tallies.items():
@@ -49,7 +49,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _rounds(seed: str, seconds: float) -> Iterator[tuple[str, float]]:
-    """Yield rounds until the time is over, each with its seed and how long it lasts."""
+    """Yield the seed and the duration of each round until the time is over."""
     end = time.monotonic() + seconds
     number = 0
     while (left := end - time.monotonic()) > 0:
@@ -65,12 +65,12 @@ def _print_pure(tallies: dict[str, Tally]) -> None:
         print(f"{dialect:8}{counts}  {_shown(tally.answers)}")
 
 
-def _print_sockets(storms: list[Storm]) -> None:
+def _print_sockets(storms: list[SocketRun]) -> None:
     answers: dict[str, Counter[str]] = {}
-    attacks, witnessed = Counter[str](), Counter[str]()
+    attacks, well_behaved_answers = Counter[str](), Counter[str]()
     for storm in storms:
         attacks += storm.attacks
-        witnessed += storm.witnessed
+        well_behaved_answers += storm.well_behaved_answers
         for dialect, told in storm.answers.items():
             answers.setdefault(dialect, Counter()).update(told)
     sessions = sum(storm.session_count for storm in storms)
@@ -79,15 +79,15 @@ def _print_sockets(storms: list[Storm]) -> None:
     print(f"\nsockets: {sessions} sessions, {sent} messages, {rate:.0f} per s; {_shown(attacks)}")
     for dialect, told in sorted(answers.items()):
         print(f"{dialect:8}{_shown(told)}")
-    print(f"witnesses had all their answers: {_shown(witnessed)}")
+    print(f"witnesses had all their answers: {_shown(well_behaved_answers)}")
 
 
 def _shown(counts: Counter[str]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.most_common(_SHOWN_ANSWERS))
 
 
-def _report(folder: Path, tallies: dict[str, Tally], storms: list[Storm]) -> int:
-    """Write each fault into a file of its own, the pure ones as transcripts."""
+def _report(folder: Path, tallies: dict[str, Tally], storms: list[SocketRun]) -> int:
+    """Write each fault into a file, those of pure sessions as transcripts; return the exit code."""
     written: list[tuple[str, str]] = []
     for dialect, tally in tallies.items():
         written += [(f"{dialect}_{fault.case.name}", fault.transcript) for fault in tally.faults]

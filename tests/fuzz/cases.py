@@ -1,6 +1,6 @@
-"""A case: the lines of a transcript, mutated: what is said, in which order, by whom.
+"""A case: the lines of a transcript after mutation of their content and their order.
 
-What a transcript says of answers is left out: how they must be is said by `legal` and `pure`.
+A case leaves out the server's replies; `event_rules` and `session_run` check the actual replies.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from random import Random
 from typing import Any
 
 import orjson
-from edge_transcripts import Step, Transcript, all_transcripts
 from fuzz.messages import Message, mutate
+from support.transcripts import Step, Transcript, all_transcripts
 
-from duplane.edge.entry import read_entry
-from duplane.edge.places import PLACES
+from duplane.edge.routing import ENDPOINTS, parse_target
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import Reason
 
-# Where `Limits` allow much, little will do, and a case stays light.
+# Lower bounds than the default `Limits`, so that a case stays small.
 SMALL = Limits(
     append_s=3.0,
     voice_s=2.0,
@@ -41,7 +40,7 @@ _LONGEST = {"@pcm:480001": "@pcm:48001", "@nan:16000": "@nan:160"}
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a case; `message` is what a client says."""
+    """One line of a case; `message` is set if a client sends it."""
 
     who: str
     what: str = ""
@@ -51,14 +50,14 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`name` is enough to make it again."""
+    """One case; `make_case` makes the same case again from `name` and `dialect`."""
 
     name: str
     dialect: str
     path: str
     limits: Limits
     lines: tuple[Line, ...]
-    is_hoarding: bool = False  # the worker's host takes nothing
+    is_hoarding: bool = False  # take no requests once the session is open
 
     @property
     def mutated_count(self) -> int:
@@ -67,14 +66,14 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Every transcript, and what is said in any of them."""
+    """Every transcript, and every message that occurs in one."""
 
     transcripts: dict[str, list[Case]]
-    said: dict[str, list[Any]]  # by clients of a dialect
-    told: dict[bool, list[Line]]  # by workers; of chats, and of the rest
+    said: dict[str, list[Any]]  # client messages, by dialect
+    told: dict[bool, list[Line]]  # worker lines; True: of chats, False: of other sessions
 
     def others(self, dialect: str, rng: Random) -> list[Any]:
-        """Return what clients say, mostly those of this dialect."""
+        """Return the client messages of a dialect: mostly this one, sometimes a random one."""
         return self.said[dialect if rng.random() < 0.7 else rng.choice(DIALECTS)]
 
 
@@ -84,8 +83,8 @@ def corpus() -> Corpus:
     said: dict[str, list[Any]] = {dialect: [] for dialect in DIALECTS}
     told: dict[bool, list[Line]] = {True: [], False: []}
     for transcript in all_transcripts():
-        entry = read_entry(transcript.path, {})
-        if (entry.route, entry.mode) not in PLACES:
+        entry = parse_target(transcript.path, {})
+        if (entry.route, entry.mode) not in ENDPOINTS:
             continue
         name = transcript.name
         dialect = "b_chat" if name.startswith("b_chat") else name[0]
@@ -130,7 +129,7 @@ def _limits(transcript: Transcript) -> Limits:
 
 
 def make_case(seed: str, dialect: str) -> Case:
-    """Return the case that this seed stands for."""
+    """Return the case that this seed determines."""
     rng = Random(seed)
     all_of_it = corpus()
     base = rng.choice(all_of_it.transcripts[dialect])
@@ -145,7 +144,7 @@ def make_case(seed: str, dialect: str) -> Case:
 
 
 def _path(rng: Random, path: str) -> str:
-    """Return a path of the same dialect in another mode."""
+    """Return a random path of the same dialect, perhaps in another mode."""
     if path.startswith("/ws/duplex/"):
         return rng.choice(["/ws/duplex/adx_1", "/ws/duplex/omni_1", "/ws/duplex/%00é"])
     if path.startswith("/v1/realtime") and "chat" not in path:
@@ -153,7 +152,7 @@ def _path(rng: Random, path: str) -> str:
     return path
 
 
-# --- who says what when ---
+# --- the order of the lines ---
 
 
 def _mutate_order(rng: Random, lines: list[Line], dialect: str, all_of_it: Corpus) -> None:
@@ -214,7 +213,7 @@ def _fabric_fault(rng: Random) -> Line:
 
 
 def _mutate_line(rng: Random, line: Line, dialect: str, all_of_it: Corpus) -> list[Line]:
-    """Return the line, most likely with some mutations of it before; or one in its place."""
+    """Return the lines that replace `line`: often mutations of it, then mostly the line itself."""
     if line.who == "worker" and rng.random() < 0.15:
         return [*_mutated_response(rng, line), *([line] if rng.random() < 0.5 else [])]
     if line.message is None or line.message.raw is not None:

@@ -1,4 +1,4 @@
-"""A fault that was found: the shortest case that still shows it, as a transcript."""
+"""Finds faults, and writes the shortest case that still shows a fault as a transcript."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any
 
 import orjson
 import pybase64
-from edge_transcripts import pcm
 from fuzz import values
-from fuzz.carrying_on import carry_on
 from fuzz.cases import Case, Line
+from fuzz.continuation import check_continuation
 from fuzz.messages import Message
-from fuzz.pure import PureRun
+from fuzz.session_run import SessionRun
 from google.protobuf import json_format
 from google.protobuf.message import Message as Protobuf
+from support.transcripts import pcm
 
 from duplane.edge.settings import Limits
 from duplane.fabric.v1 import session_pb2
 
 _TRIES = 600
 _VOLATILE = ("session_id", "response_id", "server_send_ts")
-_LONG_AUDIO = 200  # characters of base64 that a reader learns nothing from
+_LONG_AUDIO = 200  # longer text counts as audio and is abbreviated
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong, in which case, and how to see it again."""
+    """A failed case, its error, and the transcript of its shortest form."""
 
     case: Case
     what: str
@@ -39,19 +39,19 @@ class Fault:
         return f"{self.what}\nseed {self.case.name}\n\n{self.transcript}"
 
 
-def try_case(case: Case) -> tuple[PureRun, str]:
-    """Run a case; return the run and what was wrong, empty when nothing was."""
-    run = PureRun(case)
+def try_case(case: Case) -> tuple[SessionRun, str]:
+    """Run a case; return the run and the error, which is empty on success."""
+    run = SessionRun(case)
     try:
         run.run()
-        carry_on(run)
-    except Exception as error:  # noqa: BLE001 - any exception at all is a find
+        check_continuation(run)
+    except Exception as error:  # noqa: BLE001 - every exception is a fault
         return run, f"{type(error).__name__}: {error}"
     return run, ""
 
 
 def find_fault(case: Case) -> Fault | None:
-    """Run a case; of one that fails return the shortest that fails alike."""
+    """Run a case; if it fails, return the fault with the shortest case that fails alike."""
     what = try_case(case)[1]
     return explain(case, what) if what else None
 
@@ -63,7 +63,7 @@ def explain(case: Case, what: str) -> Fault:
 
 
 def _kind(what: str) -> str:
-    """Return what stays the same of a fault when its case is shortened."""
+    """Return the part of an error that stays the same when its case is shortened."""
     return re.sub(r"[^A-Za-z ]+", "#", what)[:60]
 
 
@@ -120,21 +120,21 @@ def _is_list(value: Any) -> bool:
 # --- the transcript ---
 
 
-def transcript_of(run: PureRun, what: str = "") -> str:
-    """Write down what was said, as `edge_transcripts` reads it."""
+def transcript_of(run: SessionRun, what: str = "") -> str:
+    """Return the log of the run in the format of transcripts (see `support.transcripts`)."""
     lines = [f"# {line}" for line in f"make fuzz, seed {run.case.name}: {what}".splitlines()]
     if run.case.is_hoarding:
         lines.append("# the worker's host took nothing")
     lines += [f"path {run.case.path}", f"limits {_bounds(run.case.limits)}"]
     told = run.log if what else run.log[: run.over_at]
     lines += [_written(kind, entry) for kind, entry in told]
-    if run.session.farewell:
-        lines.append(f"ends {run.session.farewell.code}")
+    if run.session.closed:
+        lines.append(f"ends {run.session.close_code}")
     return "\n".join(lines) + "\n"
 
 
 def lines_of(case: Case) -> str:
-    """Write down what is said in a case, without the answers."""
+    """Return the lines of a case as text, without the edge's answers."""
     lines = [f"path {case.path}", f"limits {_bounds(case.limits)}"]
     for line in case.lines:
         is_said = line.message is not None
@@ -167,7 +167,7 @@ def _written(kind: str, entry: Any) -> str:
 
 
 def written_message(message: Message) -> str:
-    """Return the line for what a client says: as JSON, else as text, else as bytes."""
+    """Return the transcript line of a client message: as JSON, else as text, else as bytes."""
     frame = message.render()
     if message.raw is None:
         words = orjson.dumps(message.value)
@@ -184,7 +184,7 @@ def written_message(message: Message) -> str:
 
 
 def _stable(value: Any) -> Any:
-    """Leave out what is another each time, and audio."""
+    """Replace audio, and fields that differ in each run, by `@any`."""
     if isinstance(value, dict):
         return {key: "@any" if key in _VOLATILE else _stable(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -210,7 +210,7 @@ def _timeless(part: Protobuf) -> Protobuf:
 
 
 def _in_words(value: Any) -> Any:
-    """Say audio that is a transcript's own by its word."""
+    """Replace audio from `pcm` by its `@pcm:` word."""
     if isinstance(value, dict):
         return {key: _in_words(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""One message, mutated: its JSON where it hurts, or its bytes."""
+"""Mutations of one message: of its JSON, or of its bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import orjson
 from fuzz import values
 from fuzz.values import Raw, clone
 
-_JSON_TO_BYTES = 50  # so many messages have their JSON mutated for one whose bytes are
+_JSON_TO_BYTES = 50  # one message in so many has its bytes mutated
 _KEYS = ("", "type", "data", "extra", "audio", "input", "payload", "\x00", "Type", "x" * 300)
 _AUDIO_KEYS = ("audio", "ref_audio", "voice", "base64")
 _PICTURE_KEYS = ("frame", "image", "picture")
@@ -19,7 +19,7 @@ _PICTURE_KEYS = ("frame", "image", "picture")
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What one text frame holds: a value that stands for JSON, or bytes of no such kind."""
+    """The content of one text frame: a value that is rendered as JSON, or raw bytes."""
 
     value: Any = None
     raw: bytes | None = None
@@ -30,7 +30,7 @@ class Message:
 
 
 def mutate(rng: Random, value: Any, others: list[Any]) -> Message:
-    """Return a message that is not quite `value`; `others` are what else clients say."""
+    """Return a mutation of `value`, perhaps with parts of `others`, other client messages."""
     if rng.randrange(_JSON_TO_BYTES) == 0:
         return Message(raw=_damage(rng, values.render(value)), is_mutated=True)
     mutated = clone(value)
@@ -51,7 +51,7 @@ def _mutate_json(rng: Random, value: Any, others: list[Any]) -> Any:
 
 
 def _a_place(rng: Random, value: Any) -> tuple[Any, Any]:
-    """Return some container in `value`, and a key or an index in it."""
+    """Return a random container in `value`, and one of its keys or indices."""
     place = value
     while True:
         key = rng.choice(list(place)) if isinstance(place, dict) else rng.randrange(len(place))
@@ -70,7 +70,7 @@ def _replace(rng: Random, place: Any, key: Any, others: list[Any]) -> None:
 
 
 def _replace_alike(rng: Random, place: Any, key: Any, others: list[Any]) -> None:
-    """Replace a value by one of its kind."""
+    """Replace a value by another of the same kind."""
     old, name = place[key], str(key)
     if any(part in name for part in _AUDIO_KEYS):
         place[key] = values.audio(rng)
@@ -95,7 +95,7 @@ def _rename(rng: Random, place: Any, key: Any, others: list[Any]) -> None:
 
 
 def _add(rng: Random, place: Any, key: Any, others: list[Any]) -> None:
-    """Add something that is said elsewhere, or nowhere."""
+    """Add a list item, or a field from another message or with any value."""
     added = values.anything(rng)
     if isinstance(place, list):
         place.insert(rng.randint(0, len(place)), clone(rng.choice([place[key], added])))
@@ -109,7 +109,7 @@ def _add(rng: Random, place: Any, key: Any, others: list[Any]) -> None:
 
 
 def _repeat(rng: Random, place: Any, key: Any, others: list[Any]) -> None:
-    """Say a key twice, with another value the second time; or an item very often."""
+    """Repeat a key of an object, perhaps with another value; or repeat an item of a list."""
     if isinstance(place, list):
         is_short = len(values.render(place[key])) < 500
         count = rng.choice((1, 5, 70, 1100)) if is_short else 1

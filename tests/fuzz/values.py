@@ -1,7 +1,7 @@
-"""What mutated messages are made of: values that are nearly right, and values that are not.
+"""Values for mutated messages: some are nearly valid, others are not.
 
-A value is JSON as a transcript writes it: "@pcm:16000" stands for audio (see
-`edge_transcripts`), and what no JSON library would write is a fragment of raw text.
+A value is JSON in the notation of transcripts: "@pcm:16000" stands for audio (see
+`support.transcripts`). A `Raw` fragment holds text that no JSON library would write.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import numpy as np
 import orjson
 import pybase64
 import soundfile
-from edge_transcripts import jpeg, media_of, pcm, png, wav
+from support.transcripts import jpeg, media_of, pcm, png, wav
 
 Raw = orjson.Fragment
 
 
 @functools.cache
 def in_base64(word: str) -> Raw | None:
-    """Return the JSON text of what an @-word stands for, None when it stands for itself."""
+    """Return the base64 text that an @-word stands for, or None if it is no known word."""
     try:
         media = media_of(word)
-    except ValueError:  # a word that is mutated itself
+    except ValueError:  # a mutated word
         return None
     return None if media is None else Raw(b'"' + pybase64.b64encode(media) + b'"')
 
 
 def render(value: Any) -> bytes:
-    """Return the message that a value stands for."""
+    """Return the JSON text of a value, with its @-words replaced."""
     return orjson.dumps(expanded(value))
 
 
@@ -48,7 +48,7 @@ def expanded(value: Any) -> Any:
 
 
 def clone(value: Any) -> Any:
-    """Return a copy of containers; what is in them is never changed in place."""
+    """Return a copy with new containers and the same leaves, which are immutable."""
     if isinstance(value, dict):
         return {key: clone(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -85,7 +85,7 @@ DEPTHS = (5, 120, 250, 1000, 1020, 1030, 3000)
 
 
 def deep(rng: Random) -> Raw:
-    """Return something nested as deep as parsers dislike, or nearly."""
+    """Return JSON nested to a depth near or above the limits of parsers."""
     depth = rng.choice(DEPTHS)
     if rng.random() < 0.5:
         return Raw(b"[" * depth + b"]" * depth)
@@ -114,7 +114,7 @@ _NUMBERS_IN_FILES = [b"\0\0\0\0", b"\xff\xff\xff\xff", b"\0\0\0\x80", b"\xff\xff
 
 
 def audio(rng: Random) -> Any:
-    """Return audio that may be good."""
+    """Return audio, valid or invalid."""
     return rng.choice(_AUDIO_KINDS)(rng)
 
 
@@ -149,7 +149,7 @@ def damaged_file(rng: Random, media: bytes) -> bytes:
 
 
 def damaged_base64(rng: Random, text: str) -> str:
-    """Return base64 of a length or with characters that it cannot have."""
+    """Return base64 with an invalid length or invalid characters."""
     at = rng.randrange(len(text))
     return rng.choice(
         [
@@ -167,7 +167,7 @@ def damaged_base64(rng: Random, text: str) -> str:
 
 
 def picture(rng: Random) -> Any:
-    """Return a picture that may be good. Those of huge size are small files."""
+    """Return a picture, valid or invalid. Pictures with huge dimensions are small files."""
     kind = rng.randrange(6)
     if kind == 0:
         return rng.choice(["@jpeg:2x2", "@png:2x2", "@png:640x480"])
@@ -184,7 +184,7 @@ def picture(rng: Random) -> Any:
 
 
 def anything(rng: Random) -> Any:
-    """Return any value at all; one in a hundred is not JSON."""
+    """Return a value of any kind; one in a hundred is not JSON."""
     chance = rng.random()
     if chance < 0.01:
         return rng.choice(NOT_JSON)

@@ -1,4 +1,4 @@
-"""Bytes that no client of ours would send: bad frames, bad handshakes, bad HTTP."""
+"""Invalid bytes for sockets: bad frames, bad handshakes, bad HTTP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 import orjson
 from fuzz import values
 
-Pieces = list[bytes]  # what is written, with a pause between
+Pieces = list[bytes]  # byte strings to write one by one, with a pause between them
 
 
 def frame(
@@ -20,7 +20,7 @@ def frame(
     is_masked: bool = True,
     told_length: int | None = None,
 ) -> bytes:
-    """Return one WebSocket frame, wrong wherever it is told to be (RFC 6455, 5.2)."""
+    """Return one WebSocket frame (RFC 6455, 5.2), invalid if the arguments make it so."""
     length = len(payload) if told_length is None else told_length
     first = (fin << 7) | (rsv << 4) | opcode
     mask_bit = is_masked << 7
@@ -68,7 +68,7 @@ def _text_in_text(rng: Random) -> Pieces:
 
 
 def _continuation_flood(rng: Random) -> Pieces:
-    """A legal message in very many pieces, most of them empty."""
+    """Return a legal message in up to thousands of fragments, most of them empty."""
     middle = [frame(CONTINUATION, fin=False)] * rng.choice([10, 3000])
     last = frame(CONTINUATION, _UNKNOWN[5:])
     return [b"".join([frame(TEXT, _UNKNOWN[:5], fin=False), *middle, last])]
@@ -169,7 +169,7 @@ def head(method: str, path: str, version: str, lines: list[str], end: str = "\r\
 
 
 def upgrade(rng: Random, path: str, *, is_right: bool) -> bytes:
-    """Return a handshake; one that is not right has lines changed, left out or added."""
+    """Return a handshake; unless `is_right`, lines are changed, left out or added."""
     lines = [
         "Host: localhost",
         "Connection: Upgrade",
@@ -205,7 +205,7 @@ _EXTENSIONS = (
 
 
 def request(rng: Random) -> Pieces:
-    """Return an HTTP request, whole or not, well formed or not."""
+    """Return an HTTP request that may be incomplete or malformed."""
     method, path = rng.choice(_METHODS), rng.choice(PATHS)
     lines = ["Host: localhost"] if rng.random() < 0.8 else []
     lines += rng.choices(_HEADERS, k=rng.choice((0, 0, 1, 2)))

@@ -1,35 +1,21 @@
-"""A checkpoint that can speak, put together from the public traces, and a model that runs it."""
+"""A checkpoint that can speak, and a model that runs it."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save_file
+from support.checkpoints import write_speaking_checkpoint
 
 from duplane.worker.model.model import DuplexModel
 
-PUBLIC = Path(__file__).parent / "public"
 SLOTS = 4
 
 
 @pytest.fixture(scope="session")
 def speaking_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("speaking") / "checkpoint"
-    shutil.copytree(PUBLIC / "checkpoint", directory)
-    vocoder = directory / "assets" / "token2wav"
-    vocoder.mkdir(parents=True)
-    for name in ("flow.yaml", "flow.pt", "hift.pt", "hift_dims.json"):
-        shutil.copy(PUBLIC / "token2wav" / name, vocoder)
-    recorded = np.load(PUBLIC / "token2wav" / "golden.npz")
-    voice = {
-        "prompt_tokens": recorded["prompt_tokens"][0].astype(np.int64),
-        "prompt_mel": recorded["prompt_mel"][0],
-        "speaker_embedding": recorded["speaker_embedding"][0],
-    }
-    save_file(voice, vocoder / "voice.safetensors")
+    write_speaking_checkpoint(directory)
     return directory
 
 

@@ -1,73 +1,79 @@
-"""Captured steps on a device: they choose what eager ones choose, and nothing waits in between."""
+"""CUDA graphs of decode step and talker: their results, and the memory they hold."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from support.paths import GOLDEN
 
 from duplane.tools.replay.audio import read_audio
-from duplane.worker.model import graphs
+from duplane.worker.model.llm import cuda_graphs as graphs
 from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.types import ConversationOptions, DecodeMode, UnitInput, UnitOutput
+from duplane.worker.model.types import ConversationOptions, DecodeMode, Unit, UnitOutput
 
-PUBLIC = Path(__file__).parents[1] / "golden" / "public"
 UNIT = 16_000
-TALK = read_audio(PUBLIC / "audio" / "talk.wav", 12 * UNIT)
+TALK = read_audio(GOLDEN / "audio" / "talk.wav", 12 * UNIT)
 SLOTS = 4
 SAMPLED = ConversationOptions(force_listen_count=0, temperature=0.9)
 GREEDY = replace(SAMPLED, decode_mode=DecodeMode.GREEDY)
 ROUNDS = ((0, 1, 2), (0,), (0, 1), (1, 3), (3,), (0, 1, 2, 3))
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]  # captures take long without a device
 
 
 @pytest.fixture(autouse=True)
 def _always_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "WASTE", float("inf"))
+    monkeypatch.setattr(graphs, "LAUNCH_S", float("inf"))
 
 
-def load(*, cuda_graphs: bool) -> DuplexModel:
+def load(checkpoint: Path, *, cuda_graphs: bool) -> DuplexModel:
     return DuplexModel.load(
-        PUBLIC / "checkpoint",
+        checkpoint,
         slot_count=SLOTS,
-        context_capacity=1024,
-        device="cuda",
+        context_capacity=512,
+        device="cuda:0",
         cuda_graphs=cuda_graphs,
     )
 
 
-def play(model: DuplexModel) -> dict[int, list[tuple[Any, ...]]]:
+def play(model: DuplexModel) -> dict[int, list[UnitOutput]]:
+    """Run conversations in all slots; return the outputs of each slot."""
     for slot in range(SLOTS):
         model.open(slot, replace(GREEDY if slot == 1 else SAMPLED, seed=slot))
-    said: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
+    found: dict[int, list[UnitOutput]] = defaultdict(list)
     for second, slots in enumerate(ROUNDS):
         audio = TALK[second * UNIT :][:UNIT]
-        for output in model.step([UnitInput(slot, audio) for slot in slots]):
+        for output in model.step([Unit(slot, audio) for slot in slots]):
             assert isinstance(output, UnitOutput), output
-            said[output.slot].append((output.token_ids, output.audio_token_count))
-        model.settle(slots)
+            found[output.slot].append(output)
+        assert model.settle(slots) == []
     for slot in range(SLOTS):
         model.close(slot)
         assert model.is_clean(slot)
-    return said
+    return found
 
 
-def test_replayed_steps_choose_what_eager_ones_choose() -> None:
-    assert play(load(cuda_graphs=True)) == play(load(cuda_graphs=False))
+def test_replayed_steps_lead_to_what_eager_ones_lead_to(speaking_checkpoint: Path) -> None:
+    replayed, eager = (
+        play(load(speaking_checkpoint, cuda_graphs=cuda_graphs)) for cuda_graphs in (True, False)
+    )
+    outputs = [output for slot in range(SLOTS) for output in replayed[slot]]
+    others = [output for slot in range(SLOTS) for output in eager[slot]]
+    assert any(len(output.audio) for output in outputs), "nothing was spoken"
+    for output, other in zip(outputs, others, strict=True):
+        assert output.token_ids == other.token_ids
+        assert output.audio_token_count == other.audio_token_count
+        np.testing.assert_allclose(output.audio, other.audio, atol=1e-3)
 
 
-def test_replays_leave_the_device_memory_as_it_was() -> None:
-    model = load(cuda_graphs=True)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_replays_leave_the_device_memory_as_it_was(speaking_checkpoint: Path) -> None:
+    model = load(speaking_checkpoint, cuda_graphs=True)
     for _ in range(3):
         play(model)
     torch.cuda.synchronize()
@@ -76,38 +82,3 @@ def test_replays_leave_the_device_memory_as_it_was() -> None:
         play(model)
     torch.cuda.synchronize()
     assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == before
-
-
-@contextmanager
-def no_waits() -> Iterator[None]:
-    """Raise where the host would wait for the device."""
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.parametrize("cuda_graphs", [False, True])
-@torch.inference_mode()
-def test_passes_of_the_decoders_do_not_wait(cuda_graphs: bool) -> None:
-    model = load(cuda_graphs=cuda_graphs)
-    embeds = torch.randn(SLOTS, model.llm.hidden_size, device="cuda")
-    with no_waits():
-        for _ in range(3):
-            model.llm.feed([(slot, 1) for slot in range(SLOTS)], embeds)
-        model.llm.feed_units([0, 2], [embeds, embeds[:2]])
-    for slot in range(SLOTS):
-        model.close(slot)
-
-
-@torch.inference_mode()
-def test_encoding_audio_does_not_wait() -> None:
-    model = load(cuda_graphs=False)
-    for slot in range(SLOTS):
-        model.parts.audio.push(slot, TALK[: 2 * UNIT])
-        model.parts.audio.take(slot)
-    with no_waits():
-        model.parts.audio.encode(range(SLOTS))
-    for slot in range(SLOTS):
-        model.close(slot)

@@ -1,7 +1,6 @@
 """Talks to a worker with the generated stubs alone: python converse.py SCHEDULER FILE.f32
 
-FILE holds raw float32 samples, 16 kHz mono. Prints what the model does with each second.
-"""
+FILE contains raw float32 samples, 16 kHz mono. Prints the output of each second of input."""
 
 import queue
 import sys
@@ -11,29 +10,30 @@ from pathlib import Path
 import grpc
 
 from duplane.fabric.v1 import lease_pb2, lease_pb2_grpc, session_pb2, session_pb2_grpc
-
-Request = session_pb2.ConverseRequest
+from duplane.fabric.v1.lease_pb2 import SESSION_KIND_AUDIO_DUPLEX as AUDIO
+from duplane.fabric.v1.session_pb2 import ConverseRequest as Request
 
 
 def main(scheduler: str, file: str) -> None:
     audio = Path(file).read_bytes()
     seconds = [audio[start : start + 64_000] for start in range(0, len(audio), 64_000)]
-    units = [session_pb2.Unit(sequence=n, audio=second) for n, second in enumerate(seconds)]
-    pending = iter([*(Request(unit=u) for u in units), Request(close=session_pb2.Close())])
-    kind = lease_pb2.SESSION_KIND_AUDIO_DUPLEX
-    wish = lease_pb2.AcquireLeaseRequest(request_id=str(uuid.uuid4()), kind=kind)
+    units = [Request(unit=session_pb2.Unit(sequence=n, audio=s)) for n, s in enumerate(seconds)]
+    opening = Request(open=session_pb2.Open(system_prompt="You are helpful."))
+    later = [opening, *units, Request(close=session_pb2.Close())]
+    wanted = lease_pb2.AcquireLeaseRequest(request_id=str(uuid.uuid4()), kind=AUDIO)
     leases = lease_pb2_grpc.LeaseServiceStub(grpc.insecure_channel(scheduler))
-    granted = next(r.granted for r in leases.AcquireLease(wish) if r.HasField("granted"))
+    granted = next(r.granted for r in leases.AcquireLease(wanted) if r.HasField("granted"))
     worker = session_pb2_grpc.SessionServiceStub(grpc.insecure_channel(granted.worker_address))
-    requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+    requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
     requests.put(Request(claim=session_pb2.Claim(lease=granted.lease)))
-    requests.put(Request(open=session_pb2.Open(system_prompt="You are helpful.")))
     for response in worker.Converse(iter(requests.get, None)):
         if response.HasField("delta"):
-            speech, sequence = response.delta.speech, response.delta.sequence
-            print(sequence, repr(speech.text) if speech.text else "(listens)", len(speech.audio))
-        if response.HasField("opened") or response.HasField("delta"):
-            requests.put(next(pending))  # the next second once the last is answered
+            delta, text = response.delta, response.delta.speech.text
+            print(delta.sequence, repr(text) if text else "(listens)", len(delta.speech.audio))
+        if response.HasField("failed"):
+            print(response.failed.sequence, response.failed.reason, response.failed.message)
+        if later:
+            requests.put(later.pop(0))  # each once the one before it is answered
 
 
 if __name__ == "__main__":

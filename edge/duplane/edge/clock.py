@@ -1,42 +1,52 @@
-"""Where the edge's time comes from."""
+"""The edge's clock: monotonic time for durations and timers, wall time for timestamps."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol
-
-from duplane.edge.dialects.dialect import Moment
+from typing import NamedTuple, Protocol
 
 
-class Alarm(Protocol):
-    """A call that is due later."""
+class Moment(NamedTuple):
+    """One instant on both clocks. The pure parts of the edge receive it as an argument."""
+
+    monotonic_s: float
+    wall_ns: int
+
+    @property
+    def wall_s(self) -> float:
+        """Unix time in seconds."""
+        return self.wall_ns / 1e9
+
+
+class Timer(Protocol):
+    """A scheduled call that can be cancelled."""
 
     def cancel(self) -> None:
-        """Forget it."""
+        """Cancel the call."""
         ...
 
 
 class Clock(Protocol):
-    """Tells the time, and calls when it has come."""
+    """Returns the time and schedules calls. Tests replace it by one that they advance."""
 
     def now(self) -> Moment:
-        """Read it."""
+        """Return the current time."""
         ...
 
-    def call_at(self, monotonic_s: float, callback: Callable[[], None]) -> Alarm:
-        """Call `callback` when `Moment.monotonic_s` has come to this."""
+    def call_at(self, monotonic_s: float, callback: Callable[[], None]) -> Timer:
+        """Schedule `callback` for when `Moment.monotonic_s` reaches this value."""
         ...
 
 
 class LoopClock:
-    """The running loop's time for durations, the wall's for people."""
+    """The running event loop's monotonic time and the system's wall time."""
 
     def now(self) -> Moment:
-        """Read both."""
+        """Return the current time."""
         return Moment(asyncio.get_running_loop().time(), time.time_ns())
 
-    def call_at(self, monotonic_s: float, callback: Callable[[], None]) -> Alarm:
-        """Call `callback` when the loop's time has come to this."""
+    def call_at(self, monotonic_s: float, callback: Callable[[], None]) -> Timer:
+        """Schedule `callback` on the running event loop."""
         return asyncio.get_running_loop().call_at(monotonic_s, callback)

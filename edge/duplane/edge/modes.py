@@ -1,4 +1,4 @@
-"""What a client asks for by URL: one row per mode that is served."""
+"""The modes that a client can ask for by URL, one row for each."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Mode:
     """One mode: the kind of session it takes, and its time limit from queue_done."""
 
     kind: lease_pb2.SessionKind
-    request_type: str  # as operators of the public protocol know the kind
+    request_type: str  # the kind's name in the public protocol
     session_s: float
-    takes_frames: bool = False  # where it does not, frames are passed over
+    takes_frames: bool = False  # otherwise frames are ignored
 
 
 MODES: Mapping[str, Mode] = {

@@ -1,51 +1,41 @@
-"""The edge process: listens, gives each WebSocket its session, drains."""
+"""The edge process: starts its parts, listens, and drains."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import resource
 import signal
 import socket
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import nullcontext
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from websockets.asyncio.server import Server, ServerConnection
-from websockets.asyncio.server import serve as serve_websockets
-from websockets.exceptions import ConnectionClosed
 
 from duplane.edge.clock import Clock, LoopClock
-from duplane.edge.dialects.dialect import Identity
-from duplane.edge.ends import CLOSE_CODES, End, Ending
-from duplane.edge.entry import Route, close_reason
-from duplane.edge.front import Door, Front
-from duplane.edge.http.application import application, refuse_upgrade
-from duplane.edge.http.protocol import http_protocols
+from duplane.edge.http.application import application
 from duplane.edge.http.routes import edge_routes
-from duplane.edge.modes import DEFAULT_MODE, MODES
-from duplane.edge.peers import join_headers, parse_networks
-from duplane.edge.places import PLACES, REFUSING, no_such_mode
+from duplane.edge.metrics import EdgeMetrics
 from duplane.edge.recording.recorder import Recorder
-from duplane.edge.sessions import Arrival, Sessions
+from duplane.edge.recording.storage import prepare
+from duplane.edge.session_registry import SessionRegistry
 from duplane.edge.settings import EdgeSettings
-from duplane.edge.tls import Certificate
-from duplane.edge.websocket import EdgeSocket
+from duplane.edge.transport.client_address import parse_networks
+from duplane.edge.transport.client_protocol import ConnectionLimiter, client_protocols
+from duplane.edge.transport.tls import Certificate
+from duplane.fabric.addresses import Address, parse_address
 from duplane.fabric.client import FabricClient
+from duplane.fabric.monitoring.publication import published
 from duplane.fabric.process import Shutdown, StartError, announce
 from duplane.fabric.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
-_OTHER_FILES = 512  # of the fabric, of recordings, of the process itself
-_QUEUED_FRAMES = 4  # per connection; above it the client is slowed down
+_OTHER_FILES = 512  # open files beside the connections of clients
 
-# What the libraries say of handshakes, closings and bad requests is each client's own affair.
-_websockets_log = logging.getLogger(f"{__name__}.websockets")
-_websockets_log.setLevel(logging.CRITICAL)
+# Requests that cannot be parsed are the clients' fault and not logged.
 _http_log = logging.getLogger(f"{__name__}.http")
 _http_log.addFilter(lambda record: not _is_client_fault(record))
 
@@ -55,13 +45,14 @@ def _is_client_fault(record: logging.LogRecord) -> bool:
 
 
 async def serve(settings: EdgeSettings, shutdown: Shutdown) -> None:
-    """Run one edge until `shutdown` and the end of its drain."""
+    """Run one edge until `shutdown` is requested and the drain is over."""
     make_room(settings.limits.connection_count)
     telemetry = Telemetry("edge")
     try:
         async with (
             FabricClient(settings.schedulers) as fabric,
             Edge.listening(settings, fabric, telemetry) as edge,
+            published("edge", edge.metrics.registry, settings.metrics_listen),
         ):
             if edge.certificate:
                 loop = asyncio.get_running_loop()
@@ -74,7 +65,7 @@ async def serve(settings: EdgeSettings, shutdown: Shutdown) -> None:
 
 
 class Edge:
-    """One process that listens, and the sessions that come of it."""
+    """One process: its listening socket and its sessions."""
 
     def __init__(
         self, settings: EdgeSettings, fabric: FabricClient, telemetry: Telemetry, clock: Clock
@@ -85,7 +76,9 @@ class Edge:
         self.certificate: Certificate | None = None
         if settings.tls_cert and settings.tls_key:
             self.certificate = Certificate(settings.tls_cert, settings.tls_key)
-        self._sessions = Sessions(settings, fabric, telemetry, clock)
+        if settings.recording:
+            prepare(settings.recording.directory)
+        self._sessions = SessionRegistry(settings, fabric, telemetry, clock)
         self._application = application(edge_routes(settings, fabric, self._sessions, clock))
 
     @classmethod
@@ -97,7 +90,7 @@ class Edge:
         telemetry: Telemetry,
         clock: Clock | None = None,
     ) -> AsyncGenerator[Edge]:
-        """Serve at `settings.listen` for the body of the `with`; what still runs then is told so.
+        """Serve at `settings.listen` for the body of the `with`; then end the running sessions.
 
         Raises StartError.
         """
@@ -107,59 +100,54 @@ class Edge:
             raise StartError(str(error)) from None
         http = web.AppRunner(
             edge._application,
-            handler_cancellation=True,  # a client that vanishes stops what it has asked for
+            handler_cancellation=True,  # a lost connection cancels its request
             shutdown_timeout=settings.limits.close_s,
         )
         await http.setup()
-        door = Door(settings.limits, parse_networks(settings.trusted_proxies))
         try:
-            server = await edge._listen(http, door)
+            server = await edge._listen(http)
         except OSError as error:
             await http.cleanup()
             raise StartError(f"cannot listen on {settings.listen}: {error}") from None
-        host = settings.listen.rpartition(":")[0]
-        edge.address = f"{host}:{_bound_port(server)}"
+        host = parse_address(settings.listen, "listen", min_port=0).host
+        edge.address = str(Address(host, _bound_port(server)))
         recorder = Recorder(settings.recording, edge._clock) if settings.recording else None
         edge._sessions.recorder = recorder
         try:
-            async with edge.certificate.kept_fresh() if edge.certificate else nullcontext():
+            async with edge.certificate.watching() if edge.certificate else nullcontext():
                 yield edge
         finally:
             await edge._sessions.end_all(settings.limits.close_s)
             server.close()
-            for front in set(door.undecided):
-                front.cut()
             await http.cleanup()
             await server.wait_closed()
-            await edge.idle()  # whoever was cut has ended, too: until then recordings grow
+            await edge.idle()  # recordings grow until the last session has ended
             if recorder:
                 await asyncio.to_thread(recorder.close)
 
-    async def _listen(self, http: web.AppRunner, door: Door) -> Server:
-        limits = self._settings.limits
-        host, _, port = self._settings.listen.rpartition(":")
-        server = await serve_websockets(
-            self._serve_socket,
-            host.strip("[]"),
-            int(port),
-            process_request=functools.partial(
-                refuse_upgrade, chat_message_bytes=limits.chat_message_bytes
-            ),
-            create_connection=_fronted(door, http),
-            open_timeout=limits.handshake_s,
-            compression=None,  # deflating an answer costs more than everything else together
-            server_header=None,
-            max_size=limits.message_bytes,
-            max_queue=_QUEUED_FRAMES,
-            ping_interval=limits.ping_s,
-            ping_timeout=limits.ping_s,
-            close_timeout=limits.close_s,
-            logger=_websockets_log,
-            reuse_port=self._settings.reuse_port or None,
+    async def _listen(self, http: web.AppRunner) -> asyncio.Server:
+        settings, limits = self._settings, self._settings.limits
+        address = parse_address(settings.listen, "listen", min_port=0)
+        assert http.server
+        limiter = ConnectionLimiter(limits, parse_networks(settings.trusted_proxies))
+        self.metrics.observe_connections(lambda: limiter.counts)
+        protocols = client_protocols(
+            http.server,
+            limits,
+            limiter,
+            access_log=None,
+            logger=_http_log,
+            auto_decompress=False,  # no request of ours is compressed
+        )
+        server = await asyncio.get_running_loop().create_server(
+            protocols,
+            address.host,
+            address.port,
+            reuse_port=settings.reuse_port or None,
             **self._tls(),
         )
         for listening in server.sockets:
-            _bound_silence(listening, limits.ping_s)
+            _set_user_timeout(listening, limits.ping_s)
         return server
 
     def _tls(self) -> dict[str, Any]:
@@ -172,79 +160,22 @@ class Edge:
             "ssl_shutdown_timeout": limits.close_s,
         }
 
+    @property
+    def metrics(self) -> EdgeMetrics:
+        """The metrics of this edge."""
+        return self._sessions.metrics
+
     async def drain(self) -> None:
-        """Take no new sessions, end those in the queue, give the rest their time, end them too."""
+        """Take no new session and end those in the queue; end the others after `drain_s`."""
         await self._sessions.drain()
 
     async def idle(self) -> None:
         """Wait until no session is left."""
         await self._sessions.idle()
 
-    async def _serve_socket(self, socket: ServerConnection) -> None:
-        """Run one WebSocket to its end. The root of its task: our own faults stop here."""
-        assert isinstance(socket, EdgeSocket)
-        arrival = _arrival(socket)
-        identity = self._sessions.new_identity(arrival)
-        try:
-            await self._admit(socket, arrival, identity)
-        except Exception:  # noqa: BLE001 - the root of a task
-            _log.exception("session %s failed", identity.session_id)
-            await socket.close(CLOSE_CODES[End.FAILED], "internal error")
-
-    async def _admit(self, socket: EdgeSocket, arrival: Arrival, identity: Identity) -> None:
-        entry = arrival.entry
-        place = PLACES.get((entry.route, entry.mode))
-        if place is None:
-            await self._refuse(socket, identity, entry.route, no_such_mode(entry.mode))
-            return
-        with self._sessions.admitted(place.mode, arrival) as refusal:
-            if refusal:
-                await self._refuse(socket, identity, entry.route, refusal)
-            else:
-                session = place.begin(identity, self._settings.limits, self._clock.now())
-                await self._sessions.run(socket, session, place.mode, arrival)
-
-    async def _refuse(
-        self, socket: EdgeSocket, identity: Identity, route: Route, ending: Ending
-    ) -> None:
-        """Close after accepting: a refused upgrade would hide code and reason from browsers."""
-        dialect = REFUSING[route](identity, self._settings.limits, MODES[DEFAULT_MODE])
-        told = dialect.ended(ending, self._clock.now())
-        with contextlib.suppress(ConnectionClosed):
-            for event in told:
-                await socket.send(event, text=True)
-        await socket.close(dialect.close_code(ending), close_reason(ending.message))
-
-
-def _arrival(socket: EdgeSocket) -> Arrival:
-    assert socket.request
-    connected: tuple[str, ...] | None = socket.remote_address
-    headers = join_headers(socket.request.headers.raw_items())
-    return Arrival(socket.request.path, headers, connected[0] if connected else "")
-
-
-def _fronted(door: Door, http: web.AppRunner) -> Any:
-    """Return what makes each connection's first protocol, in place of a WebSocket's own."""
-    assert http.server
-    speak_http = http_protocols(
-        http.server,
-        access_log=None,
-        logger=_http_log,
-        auto_decompress=False,  # nobody compresses what is taken here
-        lingering_time=door.limits.close_s,
-    )
-
-    def front(*arguments: Any, **settings: Any) -> Front:
-        def speak_websocket(on_lost: Callable[[], None]) -> EdgeSocket:
-            return EdgeSocket(*arguments, limits=door.limits, on_lost=on_lost, **settings)
-
-        return Front(door, speak_websocket, speak_http)
-
-    return front
-
 
 def make_room(connection_count: int) -> None:
-    """Let this process have a file for every connection, as far as the system allows."""
+    """Raise the limit of open files to one per connection, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connection_count + _OTHER_FILES
     if resource.RLIM_INFINITY != soft < wanted:
@@ -257,14 +188,14 @@ def make_room(connection_count: int) -> None:
             )
 
 
-def _bound_silence(listening: socket.socket, within_s: float) -> None:
-    """Let the kernel end connections whose peer acknowledges nothing: it may be gone for ever.
+def _set_user_timeout(listening: socket.socket, timeout_s: float) -> None:
+    """Let the kernel close connections whose peer acknowledges nothing for `timeout_s`.
 
-    What is accepted inherits it. Only Linux has it; elsewhere our own alarms are all there is.
+    Accepted sockets inherit the option. Only Linux has it; elsewhere the edge's own timeouts apply.
     """
     if option := getattr(socket, "TCP_USER_TIMEOUT", None):
-        listening.setsockopt(socket.IPPROTO_TCP, option, max(1, round(within_s * 1e3)))
+        listening.setsockopt(socket.IPPROTO_TCP, option, max(1, round(timeout_s * 1e3)))
 
 
-def _bound_port(server: Server) -> int:
+def _bound_port(server: asyncio.Server) -> int:
     return int(next(iter(server.sockets)).getsockname()[1])

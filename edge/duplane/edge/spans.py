@@ -1,8 +1,8 @@
-"""The edge's spans of one session: one for the session, and a trace of its own for every unit."""
+"""The edge's spans: one for the session, and one trace of its own for every unit."""
 
 from __future__ import annotations
 
-from opentelemetry.trace import Span
+from opentelemetry.trace import Span, StatusCode
 
 from duplane.fabric import telemetry
 from duplane.fabric.telemetry import Telemetry
@@ -10,23 +10,31 @@ from duplane.fabric.v1 import session_pb2, trace_pb2
 
 
 class SessionSpans:
-    """Costs nothing but a comparison per unit when nothing is exported."""
+    """The spans of one session. Those of units are needed only if `are_exported`."""
 
     def __init__(self, tracer: Telemetry, session_id: str) -> None:
         self._telemetry = tracer
         self._attributes = {telemetry.SESSION_ID: session_id}
         self._session = tracer.start(telemetry.EDGE_SESSION, attributes=self._attributes)
-        self._units: dict[int, Span] = {}  # sent and not answered
+        self._units: dict[int, Span] = {}  # by sequence: sent and not answered yet
+        self._queue: Span | None = None
         self.context: trace_pb2.TraceContext | None = telemetry.inject(self._session)
+        self.are_exported = self.context is not None
+
+    def queued(self) -> None:
+        """Start the span of a wait for a slot, at its first queue message."""
+        if self._queue is None and self.context is not None:
+            self._queue = self._telemetry.start(
+                telemetry.EDGE_QUEUE, parent=self.context, attributes=self._attributes
+            )
 
     def granted(self, lease_id: str) -> None:
-        """Name the lease the session runs on."""
+        """Add the lease id to the session's span, and end the span of the wait."""
+        self._end_queue()
         self._session.set_attribute(telemetry.LEASE_ID, lease_id)
 
     def sent(self, unit: session_pb2.Unit) -> None:
-        """Start the span of a unit, from when it was received, and put its context inside."""
-        if self.context is None:
-            return  # nothing is exported
+        """Start the span of a unit at its receive time, and add the span's context to the unit."""
         received = unit.receive_time
         span = self._telemetry.start(
             telemetry.EDGE_UNIT,
@@ -39,27 +47,32 @@ class SessionSpans:
             unit.trace.CopyFrom(context)
 
     def answered(self, response: session_pb2.ConverseResponse) -> None:
-        """End the span of the unit that `response` answers; those before it were dropped."""
+        """End the span of the unit that `response` answers; older units were dropped."""
         match response.WhichOneof("message"):
             case "delta":
-                outcome = response.delta.WhichOneof("outcome") or ""
-                self._end(response.delta.sequence, outcome, response.delta.dropped_unit_count)
+                answer = response.delta
+                outcome = answer.WhichOneof("outcome") or ""
             case "failed":
-                self._end(response.failed.sequence, "failed", 0)
+                answer, outcome = response.failed, "failed"
             case _:
                 return
-
-    def _end(self, sequence: int, outcome: str, dropped_count: int) -> None:
-        while self._units and (oldest := next(iter(self._units))) <= sequence:
+        while self._units and (oldest := next(iter(self._units))) <= answer.sequence:
             span = self._units.pop(oldest)
-            is_this = oldest == sequence
+            is_this = oldest == answer.sequence
             span.set_attribute(telemetry.UNIT_OUTCOME, outcome if is_this else "dropped")
             if is_this:
+                dropped_count = response.delta.dropped_unit_count  # 0 of a failed unit
                 span.set_attribute(telemetry.UNIT_DROPPED_COUNT, dropped_count)
             span.end()
 
+    def _end_queue(self) -> None:
+        if self._queue is not None:
+            self._queue.end()
+            self._queue = None
+
     def end(self, dialect: str, outcome: str, *, is_failure: bool) -> None:
-        """End the session's span, and those of units that nobody will answer any more."""
+        """End the session's span and the spans that are still open below it."""
+        self._end_queue()
         for span in self._units.values():
             span.set_attribute(telemetry.UNIT_OUTCOME, "unanswered")
             span.end()
@@ -67,4 +80,5 @@ class SessionSpans:
         self._session.set_attribute(telemetry.DIALECT, dialect)
         if is_failure:
             self._session.set_attribute(telemetry.ERROR_TYPE, outcome)
+            self._session.set_status(StatusCode.ERROR, outcome)
         self._session.end()

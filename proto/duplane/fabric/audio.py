@@ -1,4 +1,4 @@
-"""PCM as it crosses the fabric (mono float32 little endian), and files made into it."""
+"""PCM as the contract carries it (mono float32, little endian), and its decoding from files."""
 
 # pyright: reportMissingTypeStubs=false
 
@@ -15,26 +15,28 @@ from numpy.typing import NDArray
 INPUT_RATE_HERTZ = 16_000
 OUTPUT_RATE_HERTZ = 24_000
 _SAMPLE_BYTES = 4
-# Full scale is 1.0; integer-scaled audio is tolerated, numbers that would overflow are not.
+# Full scale is 1.0. Samples scaled as integers are accepted; values that could overflow are not.
 _MAX_AMPLITUDE = 1e6
 
 Samples = NDArray[np.float32]
 
 
 class AudioError(ValueError):
-    """Bytes that are not the audio they should be; the message says why."""
+    """Bytes that are not valid audio. The message gives the reason."""
 
 
 class AudioTooLongError(AudioError):
-    """It can be decoded, and lasts longer than it may."""
+    """Audio that can be decoded but is too long."""
 
 
 def samples_from_pcm(pcm: bytes) -> Samples:
-    """View float32 bytes as samples, without a copy. Raises AudioError."""
+    """View float32 bytes as samples, without a copy. Raises AudioError, also for a WAV file."""
+    if pcm.startswith(b"RIFF") and is_wav(pcm):
+        raise AudioError("is a WAV file, must be bare float32 samples")
     if len(pcm) % _SAMPLE_BYTES:
         raise AudioError(f"{len(pcm)} bytes is not a whole number of float32 samples")
     samples = np.frombuffer(pcm, dtype="<f4")
-    # One pass finds NaN, infinities and overflow alike: comparisons with NaN are false.
+    # This comparison is also false for NaN, so one pass finds NaN, infinities and large values.
     if samples.size and not float(np.abs(samples).max()) <= _MAX_AMPLITUDE:
         raise AudioError("samples must be finite")
     return samples
@@ -46,11 +48,11 @@ def pcm_from_samples(samples: Samples) -> bytes:
 
 
 def is_wav(audio: bytes) -> bool:
-    """Tell a RIFF/WAVE file from raw PCM."""
+    """True if the bytes are a RIFF/WAVE file, false for raw PCM."""
     return len(audio) >= 12 and audio[:4] == b"RIFF" and audio[8:12] == b"WAVE"
 
 
-# What a stranger's file may make us decode: plain PCM at rates that microphones have.
+# Formats accepted from files that are not trusted: plain PCM at the rates of microphones.
 _PLAIN_SUBTYPES = {"PCM_U8", "PCM_S8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE"}
 _PLAIN_RATES_HERTZ = range(8_000, 48_001)
 _PLAIN_CHANNELS = 2
@@ -63,21 +65,20 @@ def read_audio_file(
     max_s: float = 3600.0,
     is_trusted: bool = True,
 ) -> Samples:
-    """Decode any file soundfile knows, mix it down, resample it to `rate_hertz`.
+    """Decode a file in any format of soundfile to mono samples at `rate_hertz`.
 
-    Of files that are not trusted only plain ones are decoded: PCM or float, 8 to 48 kHz, one or
-    two channels; so their cost is bounded by `max_s`. Raises AudioError when a file cannot be
-    decoded, is refused or lasts longer than `max_s`.
+    Files that are not trusted must be plain: PCM or float, 8 to 48 kHz, one or two channels. So
+    `max_s` bounds the cost of decoding. Raises AudioError if a file cannot be decoded, is refused
+    or is longer than `max_s`.
     """
     try:
-        # A file's own name can stay out of the message: whoever gave it knows it.
         stream = io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
         with stream, soundfile.SoundFile(stream) as sound:
             if not is_trusted:
                 _check_plain(sound)
             if sound.frames > max_s * sound.samplerate:
                 raise AudioTooLongError(f"lasts more than {max_s:g} s")
-            # The count is given because some codecs cannot seek to find it.
+            # With a frame count, because some codecs cannot seek to determine it.
             decoded = sound.read(frames=sound.frames, dtype="float32", always_2d=True)
             rate = int(sound.samplerate)
     except OSError as error:
@@ -91,7 +92,7 @@ def read_audio_file(
 
 
 def resample(samples: Samples, from_hertz: int, to_hertz: int) -> Samples:
-    """Return the same sound at another rate."""
+    """Convert samples to another rate."""
     if from_hertz == to_hertz:
         return samples
     return np.asarray(soxr.resample(samples, from_hertz, to_hertz), dtype=np.float32)

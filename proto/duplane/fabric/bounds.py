@@ -1,4 +1,4 @@
-"""What the settings of a conversation may be, in one place for all that check them."""
+"""Bounds of the settings of conversations, used by edge and worker."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ CHAT_CONFIG: Mapping[str, tuple[float, float]] = {
     "max_slice_count": (1, 9),
 }
 
-# The most pictures of each second of a video.
+# Most pictures used of each second of a video.
 MAX_STACK_FRAME_COUNT = 10

@@ -1,4 +1,4 @@
-"""gRPC channels and servers as every process of ours opens them."""
+"""gRPC channels and servers, with the options that all processes of a fabric use."""
 
 from __future__ import annotations
 
@@ -13,29 +13,42 @@ from grpc_reflection.v1alpha import reflection
 
 from duplane.fabric.process import StartError
 
-# The published stubs of the health package know only its threaded half.
+# The published stubs know only the synchronous half of the package.
 health: Any = _typed_health
 health_grpc: Any = _typed_health_grpc
 
 # One unit with several frames, or a long voice, in one message.
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
-_KEEPALIVE_MS = 10_000  # a silent host is noticed after two of these
+_KEEPALIVE_MS = 10_000
+# A peer that hangs or vanished is noticed after this while data flows, after both without data.
+_PING_TIMEOUT_S = 5.0
 _OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", _KEEPALIVE_MS // 2),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )
 _SERVER_OPTIONS: Sequence[tuple[str, Any]] = (
     *_OPTIONS,
-    ("grpc.so_reuseport", 0),  # two processes on one port are a mistake, not a feature
+    ("grpc.so_reuseport", 0),  # refuse a port that another process uses
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 )
+
+
+def _ping_timeout(timeout_s: float) -> Sequence[tuple[str, Any]]:
+    """Return both options of the time limit; gRPC waits for the longer of both."""
+    timeout_ms = int(timeout_s * 1000)
+    return (
+        ("grpc.keepalive_timeout_ms", timeout_ms),
+        ("grpc.http2.ping_timeout_ms", timeout_ms),
+    )
+
+
 _CLIENT_OPTIONS: Sequence[tuple[str, Any]] = (
     *_OPTIONS,
-    ("grpc.enable_http_proxy", 0),  # a proxy in the environment must not capture loopback
+    *_ping_timeout(_PING_TIMEOUT_S),
+    ("grpc.enable_http_proxy", 0),  # calls never go through a proxy of the environment
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -43,19 +56,20 @@ _CLIENT_OPTIONS: Sequence[tuple[str, Any]] = (
 
 
 def open_channel(address: str) -> grpc.aio.Channel:
-    """Open a channel to host:port; nothing is dialled before the first call."""
+    """Open a channel to host:port. It connects at the first call."""
     return grpc.aio.insecure_channel(address, options=_CLIENT_OPTIONS)
 
 
 class FabricServer:
     """A gRPC server with the official health and reflection services.
 
-    Register servicers on `grpc`, then `start`. Every service named at construction is reported
-    SERVING by health from `start` to `stop`, unless `set_serving` says otherwise.
+    Register servicers on `grpc`, then call `start`. From then to `stop` the health service reports
+    every service named at construction as SERVING, unless `set_serving` changes it. A client that
+    does not answer a ping within `ping_timeout_s` loses its connection.
     """
 
-    def __init__(self, *services: str) -> None:
-        self.grpc = grpc.aio.server(options=_SERVER_OPTIONS)
+    def __init__(self, *services: str, ping_timeout_s: float = _PING_TIMEOUT_S) -> None:
+        self.grpc = grpc.aio.server(options=(*_SERVER_OPTIONS, *_ping_timeout(ping_timeout_s)))
         self._services = ("", *services)
         self._health = health.aio.HealthServicer()
         health_grpc.add_HealthServicer_to_server(self._health, self.grpc)
@@ -76,12 +90,12 @@ class FabricServer:
         return f"{listen.rpartition(':')[0]}:{port}"
 
     async def set_serving(self, is_serving: bool) -> None:
-        """Say by health whether new calls are welcome; those that run are untouched."""
+        """Set what the health service reports. Calls are not affected."""
         status = health_pb2.HealthCheckResponse
         for service in self._services:
             await self._health.set(service, status.SERVING if is_serving else status.NOT_SERVING)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls, give those that run `grace_s`, then cancel them."""
+        """Refuse new calls, wait up to `grace_s` for running ones, then cancel them."""
         await self._health.enter_graceful_shutdown()
         await self.grpc.stop(grace_s)

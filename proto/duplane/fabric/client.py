@@ -1,7 +1,7 @@
-"""The fabric as a client sees it: acquire a lease, converse, chat, release.
+"""The client of a fabric: acquires leases, opens sessions and chats on workers, releases leases.
 
-The edge uses it, and so can any internal client; it hides which scheduler answered and which
-worker was granted, and nothing else.
+Used by the edge and by internal clients. It tries several schedulers, and returns to its place in
+the queue when a granted worker cannot be reached.
 """
 
 from __future__ import annotations
@@ -10,13 +10,18 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Sequence
 from typing import TypeVar
 
 import grpc.aio
+from cachetools import TTLCache
 
+from duplane.fabric.addresses import parse_address, resolve
 from duplane.fabric.channel import open_channel
+from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError, Reason, from_rpc
+from duplane.fabric.repeated_log import RepeatedLog
 from duplane.fabric.v1 import (
     admin_pb2_grpc,
     lease_pb2,
@@ -25,18 +30,22 @@ from duplane.fabric.v1 import (
     session_pb2_grpc,
     trace_pb2,
 )
+from duplane.fabric.worker_channels import WorkerChannels
 
 _log = logging.getLogger(__name__)
 
 _Answer = TypeVar("_Answer")
 OnQueued = Callable[[lease_pb2.Queued], Awaitable[None]]
-_SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-_RETRY_S = 0.5  # between schedulers that do not answer
-_LOG_EVERY = 20  # tries; the log must not grow with the number of waiting sessions
+_UNREACHABLE_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+_SCHEDULER_RETRY_S = 0.5  # between rounds of calls to schedulers that do not answer
+_FIRST_ANSWER_S = 3.0  # from a scheduler to a request for a slot, if there is another scheduler
 _RELEASE_TIMEOUT_S = 2.0
 _CLOSE_TIMEOUT_S = 1.0
-_CLAIM_ATTEMPTS = 5  # grants whose worker could not be claimed, before giving up
-_WORKER_CHANNELS = 256  # channels kept open to workers; the least recently used is closed
+_CLAIM_ATTEMPTS = 6  # grants that could not be claimed, before a session is given up
+_FIRST_CLAIM_BACKOFF_S = 0.2  # doubled after each grant that could not be claimed
+_AVOID_S = 15.0  # how long a worker that could not be reached is avoided
+_MAX_UNREPORTED = 1024  # leases of such workers that are not given back yet
+_MAX_AVOIDED = 64  # as AcquireLeaseRequest.avoided_worker_ids allows
 
 
 class ConverseStream:
@@ -49,7 +58,17 @@ class ConverseStream:
     ) -> None:
         self._call = call
         self.granted = granted
-        self.claimed = session_pb2.Claimed()  # set once the worker has said so
+        self.claimed = session_pb2.Claimed()  # set once the worker has sent it
+
+    async def claim_slot(self, trace: trace_pb2.TraceContext | None) -> None:
+        """Claim the granted slot, within the time that the grant allows. Raises FabricError."""
+        claim = session_pb2.Claim(lease=self.granted.lease, trace=trace)
+        try:
+            async with asyncio.timeout(to_seconds(self.granted.claim_timeout)):
+                await self.write(session_pb2.ConverseRequest(claim=claim))
+                self.claimed.CopyFrom((await self.read()).claimed)
+        except TimeoutError:
+            raise FabricError(Reason.UNAVAILABLE, "the worker did not answer") from None
 
     async def open(self, settings: session_pb2.Open) -> session_pb2.Opened:
         """Configure the conversation. Raises FabricError."""
@@ -60,11 +79,11 @@ class ConverseStream:
         return response.opened
 
     async def send(self, unit: session_pb2.Unit) -> None:
-        """Send one unit; waits while the worker's host is slower than the client."""
+        """Send one unit; waits while the connection to the worker is full."""
         await self.write(session_pb2.ConverseRequest(unit=unit))
 
     async def close(self, reason: str = "") -> None:
-        """Ask for an orderly end; `closed` follows among the responses."""
+        """Ask the worker to end the session; `closed` is then the last response."""
         await self.write(session_pb2.ConverseRequest(close=session_pb2.Close(reason=reason)))
 
     async def write(self, request: session_pb2.ConverseRequest) -> None:
@@ -73,8 +92,7 @@ class ConverseStream:
             await self._call.write(request)
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error) from None
-        except asyncio.InvalidStateError:
-            # grpc.aio says so, and no more, of a call that has ended.
+        except asyncio.InvalidStateError:  # raised by grpc.aio when the call has ended
             raise await self._failure() from None
 
     async def read(self) -> session_pb2.ConverseResponse:
@@ -88,7 +106,7 @@ class ConverseStream:
         raise await self._failure()
 
     async def responses(self) -> AsyncIterator[session_pb2.ConverseResponse]:
-        """Yield what the worker says, up to and with `closed`."""
+        """Yield the responses, up to and including `closed`."""
         while True:
             response = await self.read()
             yield response
@@ -109,12 +127,14 @@ class ConverseStream:
         )
 
     async def end_input(self) -> None:
-        """Half-close: an orderly end whose last responses can still be read."""
+        """Half-close the call: the session ends, and its last responses can still be read."""
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self._call.done_writing()
 
     async def finish(self) -> None:
-        """Half-close, give the worker a moment to end the call, then cancel it."""
+        """Half-close, give the worker a short time to end the call, then cancel it."""
+        if self._call.done():  # grpc.aio raises CancelledError from a read of a cancelled call
+            return
         try:
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
                 async with asyncio.timeout(_CLOSE_TIMEOUT_S):
@@ -126,32 +146,49 @@ class ConverseStream:
 
 
 class FabricClient:
-    """Talks to one of several schedulers, and to the workers they name.
+    """Calls one of several schedulers, and the workers that are granted.
 
-    Use as an async context manager. Every method may be called for many sessions at once.
+    Use as an async context manager. Every method may run for many sessions at once. Raises
+    ValueError for scheduler addresses that are not host:port.
     """
 
     def __init__(self, schedulers: Sequence[str]) -> None:
         if not schedulers:
             raise ValueError("at least one scheduler address is needed")
-        self._schedulers = [open_channel(address) for address in schedulers]
+        self._addresses = [str(parse_address(address, "scheduler")) for address in schedulers]
+        self._channels: dict[str, grpc.aio.Channel] = {}  # by address, each record of a name
+        self._schedulers: Sequence[grpc.aio.Channel] = ()
         self._preferred = 0
-        self._workers: dict[str, grpc.aio.Channel] = {}
-        self._worker_users: dict[str, int] = {}
+        self._workers = WorkerChannels()
+        self._silence = RepeatedLog(_log)
+        # Workers that could not be reached lately, by id; and the leases of calls that failed.
+        self._avoided = TTLCache[str, bool, float](_MAX_AVOIDED, _AVOID_S)
+        self._unreachable = TTLCache[str, str, float](_MAX_UNREPORTED, _AVOID_S)
 
     async def __aenter__(self) -> FabricClient:
+        await self._find_schedulers()
         return self
 
+    async def _find_schedulers(self) -> None:
+        """Resolve names anew. Channels to former records stay, for the calls that use them."""
+        found = await resolve(self._addresses)
+        for address in found:
+            if address not in self._channels:
+                self._channels[address] = open_channel(address)
+        self._schedulers = [self._channels[address] for address in found]
+        self._preferred %= len(self._schedulers)
+
     async def __aexit__(self, *_: object) -> None:
-        for channel in (*self._schedulers, *self._workers.values()):
+        for channel in self._channels.values():
             await channel.close()
+        await self._workers.close()
 
     async def administer(
         self, call: Callable[[admin_pb2_grpc.AdminServiceAsyncStub], Awaitable[_Answer]]
     ) -> _Answer:
-        """Make a call to AdminService, at the next scheduler where one does not answer.
+        """Make a call to AdminService, at the next scheduler if one does not answer.
 
-        Every call of that service can be made twice. It should have a timeout, which holds for
+        Every call of that service can be repeated. It should have a timeout, which applies to
         each scheduler. Raises FabricError.
         """
         failure = FabricError(Reason.UNAVAILABLE, "no scheduler answers")
@@ -161,56 +198,72 @@ class FabricClient:
                 return await call(admin_pb2_grpc.AdminServiceStub(self._schedulers[at]))
             except grpc.aio.AioRpcError as error:
                 failure = from_rpc(error)
-                if error.code() not in _SILENT:
+                if error.code() not in _UNREACHABLE_CODES:
                     break
         raise failure
 
     async def acquire(
         self, request: lease_pb2.AcquireLeaseRequest, on_queued: OnQueued | None = None
     ) -> lease_pb2.Granted:
-        """Wait for a slot, however long; cancel to leave the queue at once.
+        """Wait for a slot without time limit; cancel to leave the queue at once.
 
-        A scheduler that dies or cannot be reached is replaced by the next, the place kept; with
-        none left to try the wait goes on until one answers. Raises FabricError for refusals.
+        If a scheduler dies or cannot be reached, the next one is called, with the same ticket.
+        If none answers, the wait continues until one does. Raises FabricError for refusals.
         """
-        wish = lease_pb2.AcquireLeaseRequest()
-        wish.CopyFrom(request)
+        current = lease_pb2.AcquireLeaseRequest()
+        current.CopyFrom(request)
         for attempt in itertools.count(1):
+            current.ClearField("avoided_worker_ids")
+            current.avoided_worker_ids.extend(self._avoided)
+            used = self._preferred
             try:
-                return await self._acquire_once(wish, on_queued)
+                granted = await self._acquire_once(self._schedulers[used], current, on_queued)
             except FabricError as error:
                 if error.reason is not Reason.UNAVAILABLE:
                     raise
-                if attempt % _LOG_EVERY == 1:
-                    _log.warning("no scheduler answers (try %d): %s", attempt, error.message)
-            self._preferred = (self._preferred + 1) % len(self._schedulers)
+                self._silence.report(f"no scheduler answers: {error.message}")
+            else:
+                self._silence.resolve("a scheduler answers again")
+                return granted
+            if self._preferred == used:  # no other request has left it meanwhile
+                self._preferred = (used + 1) % len(self._schedulers)
             if attempt % len(self._schedulers) == 0:
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(_SCHEDULER_RETRY_S)
+                await self._find_schedulers()
         raise AssertionError("itertools.count does not end")
 
     async def _acquire_once(
-        self, wish: lease_pb2.AcquireLeaseRequest, on_queued: OnQueued | None
+        self,
+        scheduler: grpc.aio.Channel,
+        request: lease_pb2.AcquireLeaseRequest,
+        on_queued: OnQueued | None,
     ) -> lease_pb2.Granted:
-        stub = lease_pb2_grpc.LeaseServiceStub(self._schedulers[self._preferred])
-        call = stub.AcquireLease(wish)
+        """Call one scheduler. `request.ticket_id` is set to the ticket that it assigns."""
+        call = lease_pb2_grpc.LeaseServiceStub(scheduler).AcquireLease(request)
+        first_answer_s = _FIRST_ANSWER_S if len(self._schedulers) > 1 else None
         granted: lease_pb2.Granted | None = None
         try:
-            # Read to the end: a call cancelled in mid-grant leaves the scheduler in doubt.
-            async for response in call:
-                if response.WhichOneof("event") == "granted":
-                    granted = response.granted
-                    continue
-                wish.ticket_id = response.queued.ticket_id
-                if on_queued:
-                    await on_queued(response.queued)
+            # Read to the end: after a cancellation the scheduler cannot know whether the grant
+            # has arrived.
+            async with asyncio.timeout(first_answer_s) as limit:
+                async for response in call:
+                    limit.reschedule(None)
+                    if response.WhichOneof("event") == "granted":
+                        granted = response.granted
+                        continue
+                    request.ticket_id = response.queued.ticket_id
+                    if on_queued:
+                        await on_queued(response.queued)
+        except TimeoutError:
+            raise FabricError(Reason.UNAVAILABLE, "the scheduler does not answer") from None
         except grpc.aio.AioRpcError as error:
             if granted is None:
                 raise from_rpc(error) from None
         except asyncio.CancelledError:
-            # A grant may be on its way, or read and not yet used.
+            # A grant may be in transit, or was read and is not used.
             call.cancel()
-            given_up = lease_pb2.ReleaseLeaseRequest(request_id=wish.request_id)
-            await asyncio.shield(self._release(given_up))
+            cancelled = lease_pb2.ReleaseLeaseRequest(request_id=request.request_id)
+            await asyncio.shield(self._release(cancelled))
             raise
         finally:
             call.cancel()
@@ -219,32 +272,31 @@ class FabricClient:
         return granted
 
     async def release(self, lease_id: str) -> None:
-        """Give a lease back; one that cannot be delivered expires by itself."""
-        await self._release(lease_pb2.ReleaseLeaseRequest(lease_id=lease_id))
+        """Give a lease back. If no scheduler can be reached, the lease expires."""
+        await self._release(
+            lease_pb2.ReleaseLeaseRequest(
+                lease_id=lease_id, unreachable_worker_id=self._unreachable.pop(lease_id, "")
+            )
+        )
 
     async def _release(self, request: lease_pb2.ReleaseLeaseRequest) -> None:
         stub = lease_pb2_grpc.LeaseServiceStub(self._schedulers[self._preferred])
         try:
             await stub.ReleaseLease(request, timeout=_RELEASE_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            _log.warning("a lease was not released: %s", from_rpc(error))
+            self._silence.report(f"a lease was not released: {from_rpc(error)}")
 
     @contextlib.asynccontextmanager
     async def converse(
         self, granted: lease_pb2.Granted, trace: trace_pb2.TraceContext | None = None
     ) -> AsyncGenerator[ConverseStream]:
         """Claim the granted slot and hold it for the body of the `with`. Raises FabricError."""
-        async with self._worker(granted.worker_address) as channel:
+        async with self._workers.use(granted.worker_address) as channel:
             call = session_pb2_grpc.SessionServiceStub(channel).Converse()
             stream = ConverseStream(call, granted)
             try:
-                claim = session_pb2.Claim(lease=granted.lease, trace=trace)
-                try:
-                    async with asyncio.timeout(granted.claim_timeout.ToTimedelta().total_seconds()):
-                        await stream.write(session_pb2.ConverseRequest(claim=claim))
-                        stream.claimed.CopyFrom((await stream.read()).claimed)
-                except TimeoutError:
-                    raise FabricError(Reason.UNAVAILABLE, "the worker did not answer") from None
+                with self._note_unreachable(granted):
+                    await stream.claim_slot(trace)
                 yield stream
             finally:
                 await stream.finish()
@@ -256,73 +308,69 @@ class FabricClient:
         on_queued: OnQueued | None = None,
         trace: trace_pb2.TraceContext | None = None,
     ) -> AsyncGenerator[ConverseStream]:
-        """Acquire and claim: the body runs with a slot that is really held.
+        """Acquire a lease and claim its slot; the slot is held during the body of the `with`.
 
-        A grant whose worker has died meanwhile goes back and the next is waited for, from the
-        old place. Raises FabricError.
+        If a granted slot cannot be claimed, the lease is given back and the request returns to
+        its place in the queue, after a pause that doubles each time. Raises FabricError.
         """
-        wish = lease_pb2.AcquireLeaseRequest()
-        wish.CopyFrom(request)
+        current = lease_pb2.AcquireLeaseRequest()
+        current.CopyFrom(request)
 
-        async def remember(queued: lease_pb2.Queued) -> None:
-            wish.ticket_id = queued.ticket_id
+        async def keep_ticket(queued: lease_pb2.Queued) -> None:
+            current.ticket_id = queued.ticket_id
             if on_queued:
                 await on_queued(queued)
 
         for attempt in range(_CLAIM_ATTEMPTS):
-            wish.request_id = f"{request.request_id}/{attempt}"
-            granted = await self.acquire(wish, remember)
-            wish.ticket_id = granted.ticket_id
+            current.request_id = f"{request.request_id}/{attempt}"
+            granted = await self.acquire(current, keep_ticket)
+            current.ticket_id = granted.ticket_id
             async with contextlib.AsyncExitStack() as stack:
                 stack.push_async_callback(self.release, granted.lease_id)
                 try:
                     stream = await stack.enter_async_context(self.converse(granted, trace))
                 except FabricError as error:
-                    _log.warning("grant %s could not be claimed: %s", granted.lease_id, error)
-                    continue
-                yield stream
-                return
+                    _log.warning("worker %s: claim failed: %s", granted.worker_address, error)
+                else:
+                    yield stream
+                    return
+            await asyncio.sleep(_FIRST_CLAIM_BACKOFF_S * 2**attempt * random.uniform(0.5, 1.0))
         raise FabricError(Reason.UNAVAILABLE, "no granted worker could be reached")
 
     @contextlib.asynccontextmanager
     async def chat(
         self, granted: lease_pb2.Granted, request: session_pb2.ChatRequest
     ) -> AsyncGenerator[AsyncIterator[session_pb2.ChatResponse]]:
-        """Run one turn of chat on the granted slot; leaving the body stops it."""
-        async with self._worker(granted.worker_address) as channel:
+        """Run one turn of chat on the granted slot; leaving the body of the `with` stops it."""
+        async with self._workers.use(granted.worker_address) as channel:
             turn = session_pb2.ChatRequest()
             turn.CopyFrom(request)
             turn.lease.CopyFrom(granted.lease)
             call = session_pb2_grpc.SessionServiceStub(channel).Chat(turn)
             try:
-                yield _chat_responses(call)
+                yield self._chat_responses(call, granted)
             finally:
                 call.cancel()
 
-    @contextlib.asynccontextmanager
-    async def _worker(self, address: str) -> AsyncGenerator[grpc.aio.Channel]:
-        """Lend the one channel to a worker; idle ones beyond the bound are closed, oldest first."""
-        channel = self._workers.pop(address, None) or open_channel(address)
-        self._workers[address] = channel
-        self._worker_users[address] = self._worker_users.get(address, 0) + 1
+    async def _chat_responses(
+        self,
+        call: grpc.aio.UnaryStreamCall[session_pb2.ChatRequest, session_pb2.ChatResponse],
+        granted: lease_pb2.Granted,
+    ) -> AsyncIterator[session_pb2.ChatResponse]:
+        with self._note_unreachable(granted):
+            try:
+                async for response in call:
+                    yield response
+            except grpc.aio.AioRpcError as error:
+                raise from_rpc(error) from None
+
+    @contextlib.contextmanager
+    def _note_unreachable(self, granted: lease_pb2.Granted) -> Generator[None]:
+        """Remember a worker that did not answer: `acquire` avoids it, `release` reports it."""
         try:
-            yield channel
-        finally:
-            self._worker_users[address] -= 1
-            await self._close_idle()
-
-    async def _close_idle(self) -> None:
-        for address in list(self._workers)[: max(0, len(self._workers) - _WORKER_CHANNELS)]:
-            if self._worker_users[address] == 0:
-                del self._worker_users[address]
-                await self._workers.pop(address).close()
-
-
-async def _chat_responses(
-    call: grpc.aio.UnaryStreamCall[session_pb2.ChatRequest, session_pb2.ChatResponse],
-) -> AsyncIterator[session_pb2.ChatResponse]:
-    try:
-        async for response in call:
-            yield response
-    except grpc.aio.AioRpcError as error:
-        raise from_rpc(error) from None
+            yield
+        except FabricError as error:
+            if error.reason is Reason.UNAVAILABLE and granted.worker_id:
+                self._avoided[granted.worker_id] = True
+                self._unreachable[granted.lease_id] = granted.worker_id
+            raise

@@ -1,7 +1,7 @@
-"""What can go wrong between processes: one reason each, one gRPC status code per reason.
+"""Errors between processes: a reason for each, and the gRPC status code of each reason.
 
-A failure crosses the border as a status with exactly one `google.rpc.ErrorInfo` (AIP-193); on
-either side it is a `FabricError`.
+A call fails with a gRPC status that has exactly one `google.rpc.ErrorInfo` (AIP-193). In Python
+it is a `FabricError`, in the server and in the client.
 """
 
 # pyright: reportMissingTypeStubs=false
@@ -78,9 +78,10 @@ CODES: dict[Reason, grpc.StatusCode] = {
 
 
 class FabricError(Exception):
-    """A failure with a reason; `field` names the message field at fault, if one is.
+    """A failure with a reason. `field` is the path of the invalid message field, if any.
 
-    The message of a foreign one is the transport's own, and for nobody outside.
+    `is_foreign` means that gRPC made the message, not one of our processes; it may contain
+    internal addresses and must not be shown to clients.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class FabricError(Exception):
 
 
 def from_rpc(error: grpc.aio.AioRpcError) -> FabricError:
-    """Translate a failed call. One that never reached a peer of ours is UNAVAILABLE."""
+    """Translate the error of a failed call. Without an answer of the peer it is UNAVAILABLE."""
     status = rpc_status.from_call(error)
     for detail in status.details if status else ():
         info = error_details_pb2.ErrorInfo()
@@ -107,7 +108,7 @@ def from_rpc(error: grpc.aio.AioRpcError) -> FabricError:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: FabricError) -> NoReturn:
-    """End a served call with `error`."""
+    """End a call with `error`, in the server."""
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
     if error.field:
         info.metadata["field"] = error.field

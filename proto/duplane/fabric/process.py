@@ -1,4 +1,4 @@
-"""How a process of ours lives: uvloop, signals, logs, the ready line, and the tie to its parent."""
+"""Shared by all processes: event loop, signals, ready line, end with the parent."""
 
 from __future__ import annotations
 
@@ -11,22 +11,27 @@ from collections.abc import Callable, Coroutine
 
 import uvloop
 
-READY = "duplane-ready"  # first word of the line that tells a supervisor where we listen
-SUPERVISED = "DUPLANE_SUPERVISED"  # set by a parent that holds our stdin: we end when it does
+READY = "duplane-ready"  # first word of the line with the address that a process serves at
+SUPERVISED = "DUPLANE_SUPERVISED"  # set by a parent process: end when stdin ends
 EXIT_CANNOT_START = 1
+EXIT_FATAL = 70
 EXIT_INTERRUPTED = 130
 
 _log = logging.getLogger(__name__)
 
 
 class StartError(Exception):
-    """A process cannot start as it was told to; the message says why, for people."""
+    """A process cannot start with its settings. The message is for people."""
+
+
+class FatalError(Exception):
+    """A running process cannot continue; the message has the cause."""
 
 
 class Shutdown:
-    """What the outside wants of this process: nothing yet, to drain, or to stop.
+    """The request to end this process.
 
-    The first SIGINT or SIGTERM asks to drain; the second cancels the main task.
+    The first SIGINT or SIGTERM requests a drain; the second cancels the main task.
     """
 
     def __init__(self) -> None:
@@ -38,7 +43,7 @@ class Shutdown:
         return self._drain.is_set()
 
     def drain(self) -> None:
-        """Ask to drain."""
+        """Request a drain."""
         self._drain.set()
 
     async def wait(self) -> None:
@@ -55,6 +60,10 @@ def run(main: Callable[[Shutdown], Coroutine[None, None, None]]) -> int:
     except StartError as error:
         _log.critical("%s", error)
         return EXIT_CANNOT_START
+    except FatalError as error:
+        _log.critical("%s", error)
+        logging.shutdown()
+        os._exit(EXIT_FATAL)  # a stuck driver must not keep the interpreter from ending
     return 0
 
 
@@ -77,7 +86,7 @@ async def _supervise(main: Callable[[Shutdown], Coroutine[None, None, None]]) ->
 
 
 async def _watch_parent(task: asyncio.Future[None]) -> None:
-    """Cancel `task` when stdin ends: the parent that held its other side has died."""
+    """Cancel `task` when stdin ends, because then the parent has died."""
 
     class _Tie(asyncio.Protocol):
         def connection_lost(self, exc: Exception | None) -> None:
@@ -90,17 +99,6 @@ async def _watch_parent(task: asyncio.Future[None]) -> None:
 
 
 def announce(role: str, address: str) -> None:
-    """Tell a supervisor, and whoever reads the terminal, that `role` serves at `address`."""
+    """Print the ready line: `role` serves at `address`."""
     sys.stdout.write(f"{READY} {role} {address}\n")
     sys.stdout.flush()
-
-
-def configure_logging(role: str, level: str = "INFO") -> None:
-    """Log to stderr, one line per record, named by role."""
-    logging.basicConfig(
-        level=level,
-        stream=sys.stderr,
-        format=f"%(asctime)s %(levelname).1s {role} %(message)s",
-        datefmt="%H:%M:%S",
-        force=True,
-    )

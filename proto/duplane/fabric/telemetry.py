@@ -1,39 +1,40 @@
-"""Spans: their names, their attributes, and how context travels inside messages.
+"""Spans: their names and attributes, and their context inside messages.
 
-Each unit is a trace of its own, linked to its session's span; what a turn of chat goes through are
-spans below the turn's. Exported by the standard `OTEL_*` settings, as OTLP over gRPC, and not at
-all when those are unset. No audio, text or keys in attributes, ever.
+Each unit is a trace of its own, linked to its session's span. The stages of a chat turn are child
+spans of the turn. Spans are exported as OTLP over gRPC if the standard `OTEL_*` settings ask for
+it, else not at all. Attributes never contain audio, text or keys.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Link, Span, SpanContext
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from duplane.fabric.process import StartError
+from duplane.fabric.monitoring.otlp import check_exporter, is_export_configured, resource
 from duplane.fabric.v1.trace_pb2 import TraceContext
 
 EDGE_SESSION = "edge.session"
+EDGE_QUEUE = "edge.queue"  # the wait for a slot, from the first `queued` to the grant
 EDGE_UNIT = "edge.unit"
+SCHEDULER_QUEUE = "scheduler.queue"  # from the request for a slot to its grant
 WORKER_SESSION = "worker.session"
 WORKER_UNIT = "worker.unit"
 WORKER_CHAT = "worker.chat"
-WORKER_CHAT_PREPARE = "worker.chat.prepare"  # checks, videos, layout: before the device
+WORKER_CHAT_PREPARE = "worker.chat.prepare"  # checks, videos, layout; not on the device
 WORKER_CHAT_PREFILL = "worker.chat.prefill"
 WORKER_CHAT_PIECE = "worker.chat.piece"
 
 SESSION_ID = "session.id"
 LEASE_ID = "duplane.lease.id"
 DIALECT = "duplane.dialect"
+SESSION_KIND = "duplane.session.kind"
 SLOT = "duplane.slot"
 UNIT_SEQUENCE = "duplane.unit.sequence"
 UNIT_OUTCOME = "duplane.unit.outcome"
@@ -46,43 +47,21 @@ PROMPT_TOKEN_COUNT = "duplane.prompt.token_count"  # a name, not a secret
 CONTEXT_TOKEN_COUNT = "duplane.context.token_count"  # a name, not a secret
 ERROR_TYPE = "error.type"
 
-_EXPORT_SETTINGS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _propagator = TraceContextTextMapPropagator()
 
 
-def _check_exporter(environ: Mapping[str, str]) -> None:
-    """Refuse what we do not bring: the only exporter here is OTLP over gRPC."""
-    for name, allowed in (
-        ("OTEL_TRACES_EXPORTER", ("", "otlp")),
-        ("OTEL_EXPORTER_OTLP_PROTOCOL", ("", "grpc")),
-        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", ("", "grpc")),
-    ):
-        value = environ.get(name, "")
-        if value not in allowed:
-            raise StartError(f"{name} is {value!r}, must be {allowed[-1]!r}")
-
-
-def is_export_configured(environ: Mapping[str, str] = os.environ) -> bool:
-    """Tell whether the standard settings ask for spans to be exported."""
-    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return False
-    exporter = environ.get("OTEL_TRACES_EXPORTER", "")
-    if exporter:
-        return exporter != "none"
-    return any(environ.get(name) for name in _EXPORT_SETTINGS)
-
-
 class Telemetry:
-    """One process's tracer. Free of cost when nothing is exported.
+    """The tracer of one process. It does nothing when spans are not exported.
 
-    Raises StartError when the settings ask for an exporter that is not there.
+    Raises StartError when the settings ask for an exporter that is not installed.
     """
 
     def __init__(self, role: str, provider: TracerProvider | None = None) -> None:
-        if provider is None and is_export_configured():
-            _check_exporter(os.environ)
-            provider = TracerProvider(resource=_resource(role))
+        if provider is None and is_export_configured("TRACES"):
+            check_exporter("TRACES")
+            provider = TracerProvider(resource=resource(role))
             provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        self.is_exported = provider is not None
         self._provider = provider
         self._tracer = provider.get_tracer("duplane") if provider else trace.NoOpTracer()
 
@@ -95,7 +74,7 @@ class Telemetry:
         start_time_ns: int | None = None,
         attributes: Mapping[str, AttributeValue] | None = None,
     ) -> Span:
-        """Start a span: a child of `parent` if it is given, else the root of a new trace."""
+        """Start a span: a child of `parent`, or without one the root of a new trace."""
         linked = extract(link)
         return self._tracer.start_span(
             name,
@@ -106,18 +85,13 @@ class Telemetry:
         )
 
     def shutdown(self) -> None:
-        """Export what is left, within the exporter's own time limit."""
+        """Export the remaining spans, within the exporter's time limit."""
         if self._provider:
             self._provider.shutdown()
 
 
-def _resource(role: str) -> Resource:
-    named = os.environ.get("OTEL_SERVICE_NAME")
-    return Resource.create({} if named else {SERVICE_NAME: f"duplane-{role}"})
-
-
 def inject(span: Span) -> TraceContext | None:
-    """Return a span's context for a message, or None when it is not traced."""
+    """Return a span's context for a message; None if the span is not recorded."""
     if not span.get_span_context().is_valid:
         return None
     carrier: dict[str, str] = {}
@@ -126,7 +100,7 @@ def inject(span: Span) -> TraceContext | None:
 
 
 def extract(context: TraceContext | None) -> SpanContext:
-    """Return the span context a message carries; the invalid one when it carries none."""
+    """Return the span context of a message; the invalid one if there is none."""
     if context is None or not context.traceparent:
         return trace.INVALID_SPAN_CONTEXT
     carrier = {"traceparent": context.traceparent, "tracestate": context.tracestate}

@@ -1,118 +1,104 @@
-"""Facts as messages of the contract. Decides nothing."""
+"""Builds the contract's messages from the scheduler's state. Contains no decisions."""
 
 from __future__ import annotations
 
-from datetime import timedelta
-
-from google.protobuf import duration_pb2
-
-from duplane.fabric.lease import LeaseSigner
+from duplane.fabric.durations import to_duration
+from duplane.fabric.lease_signing import LeaseSigner
 from duplane.fabric.v1 import admin_pb2, lease_pb2, registry_pb2
-from duplane.scheduler.estimate import SAMPLES_NEEDED, HoldTimes
-from duplane.scheduler.policy import Place
+from duplane.scheduler.policy.fifo import QueueEntry
+from duplane.scheduler.policy.hold_times import MIN_SAMPLE_COUNT, HoldTimes
+from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import Grant, Worker
-from duplane.scheduler.view import View
 
 
-def duration(seconds: float) -> duration_pb2.Duration:
-    """Return seconds as the contract writes them."""
-    message = duration_pb2.Duration()
-    message.FromTimedelta(timedelta(seconds=seconds))
-    return message
-
-
-def queued(place: Place, view: View) -> lease_pb2.Queued:
-    """What a waiting caller is told."""
-    wait_s = view.wait_s(place.ticket)
+def queued(entry: QueueEntry, state: SchedulerState) -> lease_pb2.Queued:
+    """Describe a queue entry to its caller."""
+    wait_s = state.wait_s(entry.ticket)
     return lease_pb2.Queued(
-        ticket_id=place.ticket.ticket_id,
-        position=place.position,
-        queue_length=view.queue_length(place.ticket.wish.pool),
-        estimated_wait=None if wait_s is None else duration(wait_s),
+        ticket_id=entry.ticket.ticket_id,
+        position=entry.position,
+        queue_length=state.queue_length(entry.ticket),
+        estimated_wait=None if wait_s is None else to_duration(wait_s),
     )
-
-
-def claims(grant: Grant) -> lease_pb2.LeaseClaims:
-    """What the lease of a grant says: always the same bytes for the same grant."""
-    message = lease_pb2.LeaseClaims(
-        lease_id=grant.lease_id,
-        worker_id=grant.worker_id,
-        worker_epoch=grant.worker_epoch,
-        slot=grant.slot,
-        fencing_number=grant.token,
-        kind=grant.kind,
-        session_id=grant.session_id,
-    )
-    if grant.expire_time:
-        message.expire_time.FromDatetime(grant.expire_time)
-    return message
 
 
 def granted(
     grant: Grant, worker: Worker, signer: LeaseSigner, claim_timeout_s: float
 ) -> lease_pb2.Granted:
-    """What a caller is told that has got a slot."""
+    """Describe a grant to its caller, with the signed lease."""
     return lease_pb2.Granted(
-        lease=signer.sign(claims(grant)),
-        lease_id=grant.lease_id,
+        lease=signer.sign(grant.claims),
+        lease_id=grant.claims.lease_id,
         worker_address=worker.register.address,
-        claim_timeout=duration(claim_timeout_s),
+        claim_timeout=to_duration(claim_timeout_s),
         ticket_id=grant.ticket.ticket_id if grant.ticket else "",
+        worker_id=grant.claims.worker_id,
     )
 
 
 def revoke(grant: Grant) -> registry_pb2.Revoke:
-    """What a worker is told of a lease that is void."""
-    return registry_pb2.Revoke(slot=grant.slot, fencing_number=grant.token, lease_id=grant.lease_id)
+    """Tell a worker that a lease is void."""
+    claims = grant.claims
+    return registry_pb2.Revoke(
+        slot=claims.slot, fencing_number=claims.fencing_number, lease_id=claims.lease_id
+    )
 
 
 def worker_status(
-    worker: Worker, report: registry_pb2.Report | None, view: View
+    worker: Worker,
+    report: registry_pb2.Report | None,
+    report_age_s: float,
+    state: SchedulerState,
 ) -> admin_pb2.WorkerStatus:
-    """What operators are told of a worker."""
+    """Describe a worker to operators."""
     return admin_pb2.WorkerStatus(
         worker=worker.register,
         worker_epoch=worker.epoch,
-        is_draining=worker.is_draining or worker.is_drain_wanted,
+        is_draining=worker.is_draining or worker.is_drain_requested,
         report=report,
-        attached_duration=duration(view.attached_s(worker.worker_id)),
+        attached_duration=to_duration(state.attached_s(worker.worker_id)),
+        report_age=to_duration(report_age_s),
+        is_silent=worker.is_silent,
+        is_unreachable=worker.is_unreachable,
     )
 
 
-def lease_status(grant: Grant, view: View) -> admin_pb2.LeaseStatus:
-    """What operators are told of a lease."""
-    held_s = view.held_s(grant.lease_id)
+def lease_status(grant: Grant, state: SchedulerState) -> admin_pb2.LeaseStatus:
+    """Describe a lease to operators."""
+    held_s = state.held_s(grant.claims.lease_id)
+    remaining_s = state.hold_times.remaining_s(grant.claims.kind, held_s)
     return admin_pb2.LeaseStatus(
-        claims=claims(grant),
+        claims=grant.claims,
         is_claimed=grant.is_claimed,
-        held_duration=duration(held_s),
-        estimated_remaining=duration(view.hold_times.remaining_s(grant.kind, held_s)),
+        held_duration=to_duration(held_s),
+        estimated_remaining=to_duration(remaining_s),
     )
 
 
-def ticket_status(place: Place, view: View) -> admin_pb2.TicketStatus:
-    """What operators are told of a ticket."""
-    wish, wait_s = place.ticket.wish, view.wait_s(place.ticket)
+def ticket_status(entry: QueueEntry, state: SchedulerState) -> admin_pb2.TicketStatus:
+    """Describe a ticket to operators."""
+    request, wait_s = entry.ticket.request, state.wait_s(entry.ticket)
     return admin_pb2.TicketStatus(
-        ticket_id=place.ticket.ticket_id,
-        kind=wish.kind,
-        pool=wish.pool,
-        session_id=wish.session_id,
-        position=place.position,
-        estimated_wait=None if wait_s is None else duration(wait_s),
-        waited_duration=duration(view.clock() - place.since),
+        ticket_id=entry.ticket.ticket_id,
+        kind=request.kind,
+        pool=request.pool,
+        session_id=request.session_id,
+        position=entry.position,
+        estimated_wait=None if wait_s is None else to_duration(wait_s),
+        waited_duration=to_duration(state.clock() - entry.since),
+        needs=request.needs,
     )
 
 
 def estimates(times: HoldTimes) -> admin_pb2.Estimates:
-    """What operators are told of how waits are estimated."""
-    told = admin_pb2.Estimates(smoothing=times.smoothing, needed_sample_count=SAMPLES_NEEDED)
+    """Describe to operators how waits are estimated."""
+    message = admin_pb2.Estimates(smoothing=times.smoothing, needed_sample_count=MIN_SAMPLE_COUNT)
     for kind, base_s in times.base_s.items():
         mean_s = times.mean_s(kind)
-        told.holds.add(
+        message.holds.add(
             kind=kind,
-            base_duration=duration(base_s),
-            mean_duration=None if mean_s is None else duration(mean_s),
+            base_duration=to_duration(base_s),
+            mean_duration=None if mean_s is None else to_duration(mean_s),
             sample_count=times.sample_count(kind),
         )
-    return told
+    return message

@@ -1,4 +1,4 @@
-"""One scheduler process: how its parts are put together, and how it starts and stops."""
+"""One scheduler process: builds the parts, starts and stops them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 
 from duplane.fabric import process
 from duplane.fabric.channel import FabricServer
+from duplane.fabric.monitoring.publication import published
+from duplane.fabric.telemetry import Telemetry
 from duplane.fabric.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -17,18 +19,24 @@ from duplane.fabric.v1 import (
     registry_pb2,
     registry_pb2_grpc,
 )
-from duplane.scheduler.admin import AdminServicer
-from duplane.scheduler.feed import Feed
-from duplane.scheduler.leases import LeaseServicer
-from duplane.scheduler.line import Line
-from duplane.scheduler.placement import Placement
-from duplane.scheduler.registry import RegistryServicer
+from duplane.scheduler.granting import GrantLoop
+from duplane.scheduler.metrics import SchedulerMetrics
+from duplane.scheduler.position_updates import PositionUpdates
+from duplane.scheduler.reachability import ReachabilityChecks
+from duplane.scheduler.rpc.admin import AdminServicer
+from duplane.scheduler.rpc.leases import LeaseServicer
+from duplane.scheduler.rpc.registry import RegistryServicer
 from duplane.scheduler.settings import SchedulerSettings
+from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store import open_store
-from duplane.scheduler.view import View
+from duplane.scheduler.store.measured import measured
+from duplane.scheduler.waiters import Waiters
+from duplane.scheduler.watch import Watch
 
 _log = logging.getLogger(__name__)
 
+# Reports show much earlier that a worker hangs. It stays listed for operators, as silent.
+_PING_TIMEOUT_S = 30.0
 _SERVICES = tuple(
     file.DESCRIPTOR.services_by_name[name].full_name
     for file, name in (
@@ -40,65 +48,83 @@ _SERVICES = tuple(
 
 
 class Scheduler:
-    """The parts of one scheduler, and the server that they are served from."""
+    """The parts of one scheduler and its gRPC server."""
 
-    def __init__(self, settings: SchedulerSettings) -> None:
+    def __init__(self, settings: SchedulerSettings, telemetry: Telemetry | None = None) -> None:
         self._settings = settings
-        self._store = open_store(settings.store, boot_ms=_wall_ms())
         signer = settings.open_signer()
-        view = View(time.monotonic)
-        self._line = Line(self._store, view, settings.ticket_limit)
-        self._feed = Feed(view, settings.ticket_limit)
-        self._hold_times = view.hold_times
-        self._placement = Placement(
-            self._store, view, settings.claim_timeout_s, settings.resume_grace_s
+        state = SchedulerState(time.monotonic)
+        self.metrics = SchedulerMetrics(state)
+        store = open_store(settings.store, _wall_ms(), settings.open_credentials())
+        self._store = measured(store, self.metrics.registry)
+        self._waiters = Waiters(self._store, state, settings.ticket_limit)
+        self._watch = Watch(state, settings.ticket_limit)
+        self._grant_loop = GrantLoop(
+            self._store, state, settings.claim_timeout_s, settings.resume_grace_s
         )
+        self._position_updates = PositionUpdates(state)
+        self._reachability = ReachabilityChecks(self._store, state)
         self._leases = LeaseServicer(
-            settings, self._store, view, self._line, self._placement, signer
+            settings,
+            self._store,
+            state,
+            self._waiters,
+            self._grant_loop,
+            signer,
+            telemetry or Telemetry("scheduler"),
+            self.metrics,
         )
-        self._registry = RegistryServicer(
-            settings, self._store, view, self._placement, self._feed, signer
-        )
-        self._store.subscribe(view.apply)
+        self._registry = RegistryServicer(settings, self._store, state, self._watch, signer)
+        self._admin = AdminServicer(self._store, self._watch, state.hold_times)
+        self._store.subscribe(state.apply)
 
     async def start(self, tasks: asyncio.TaskGroup) -> str:
-        """Serve, with the loops in `tasks`, and return the host:port that was bound."""
-        self._server = FabricServer(*_SERVICES)
+        """Serve, run the loops in `tasks`, and return the bound host:port."""
+        self._server = FabricServer(*_SERVICES, ping_timeout_s=_PING_TIMEOUT_S)
         lease_pb2_grpc.add_LeaseServiceServicer_to_server(self._leases, self._server.grpc)
         registry_pb2_grpc.add_RegistryServiceServicer_to_server(self._registry, self._server.grpc)
-        admin = AdminServicer(self._store, self._feed, self._hold_times)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._server.grpc)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, self._server.grpc)
         address = await self._server.start(self._settings.listen)
         self._loops = [
             tasks.create_task(self._store.run()),
-            tasks.create_task(self._placement.run()),
+            tasks.create_task(self._grant_loop.run()),
+            tasks.create_task(self._position_updates.run()),
+            tasks.create_task(self._reachability.run()),
         ]
         return address
 
     async def stop(self) -> None:
-        """End every call, those that do not within the time limit by force, and the loops.
+        """End every call and the loops. Calls that outlast the time limit are cancelled.
 
-        Callers that wait and workers are told UNAVAILABLE, which sends them to another scheduler.
-        Leases given out stay good.
+        Waiting callers and workers get UNAVAILABLE, so they go to another scheduler. Leases stay
+        valid.
         """
-        self._line.close()
+        self._waiters.close()
         self._registry.close()
-        self._feed.close()
+        self._watch.close()
         await self._server.stop(self._settings.stop_timeout_s)
         for loop in self._loops:
             loop.cancel()
 
 
 async def serve(settings: SchedulerSettings, shutdown: process.Shutdown) -> None:
-    """Run one scheduler until `shutdown`: it has nothing to drain, sessions go on without it."""
-    scheduler = Scheduler(settings)
-    async with asyncio.TaskGroup() as tasks:
-        address = await scheduler.start(tasks)
-        process.announce("scheduler", address)
-        try:
-            await shutdown.wait()
-        finally:
-            await scheduler.stop()
+    """Run one scheduler until `shutdown`. There is nothing to drain: sessions run without it."""
+    telemetry = Telemetry("scheduler")
+    scheduler = Scheduler(settings, telemetry)
+    registry = scheduler.metrics.registry
+    try:
+        async with (
+            published("scheduler", registry, settings.metrics_listen),
+            asyncio.TaskGroup() as tasks,
+        ):
+            address = await scheduler.start(tasks)
+            process.announce("scheduler", address)
+            try:
+                await shutdown.wait()
+            finally:
+                await scheduler.stop()
+    finally:
+        await asyncio.to_thread(telemetry.shutdown)
     _log.info("stopped")
 
 

@@ -1,44 +1,84 @@
-"""What one scheduler process is told at its start; every bound of it in one place."""
+"""Settings of one scheduler process."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 
+import grpc
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cyclopts import Parameter
+from cyclopts.types import ExistingFile
 
-from duplane.fabric.lease import LeaseSigner
+from duplane.fabric.addresses import parse_address
+from duplane.fabric.lease_signing import LeaseSigner
+from duplane.fabric.settings import LogFormat, LogLevel, PositiveFloat, PositiveInt, check_bounds
+from duplane.scheduler.etcd.access import Credentials
 from duplane.scheduler.store import check_url
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SchedulerSettings:
-    """One scheduler process. Raises ValueError naming a setting that cannot be."""
+    """Settings of one scheduler process. Raises ValueError naming the setting that cannot be
+    used."""
 
     listen: str = "127.0.0.1:8010"
+    """Address to serve at, as HOST:PORT; port 0 picks a free one."""
     store: str = "memory:"
-    signing_key: Path | None = None  # Ed25519, PEM, no password; None draws one per process
-    ticket_limit: int = 1000  # more: QUEUE_FULL
-    claim_timeout_s: float = 5.0  # an unclaimed grant goes to the next in line
-    report_interval_s: float = 2.0  # asked of workers; one silent for three is not granted from
-    queued_interval_s: float = 3.0  # between updates of a place that does not change
-    resume_grace_s: float = 3.0  # after a restart, for the queue to come back before any grant
-    register_timeout_s: float = 10.0  # a stream whose worker does not say who it is
-    stop_timeout_s: float = 2.0  # for calls to end at shutdown; then they are cut
+    """Where leases are kept: `memory:` for one scheduler, or `etcd://HOST:PORT[,HOST:PORT]` for any
+    number of schedulers, with `?prefix=/duplane/` to choose the part of the key space."""
+    store_ca: ExistingFile | None = None
+    """Certificates to verify etcd with (PEM). Without one, connections are not encrypted."""
+    store_cert: ExistingFile | None = None
+    """Certificate that this scheduler shows to etcd (PEM); needs --store-key and --store-ca."""
+    store_key: ExistingFile | None = None
+    """Private key of --store-cert (PEM, no password)."""
+    store_user: str = ""
+    """User in etcd; needs --store-password."""
+    store_password: ExistingFile | None = None
+    """File with the password of --store-user."""
+    signing_key: ExistingFile | None = None
+    """Key that signs leases (Ed25519, PEM, no password). Default: a new one for each process."""
+    ticket_limit: PositiveInt = 1000
+    """Sessions that wait in one queue; more are refused with QUEUE_FULL."""
+    claim_timeout_s: PositiveFloat = 5.0
+    """Seconds for a granted slot to be claimed; then the next session in the queue gets it."""
+    report_interval_s: PositiveFloat = 2.0
+    """Seconds between two reports of a worker. A worker that misses three gets no new sessions."""
+    queued_interval_s: PositiveFloat = 3.0
+    """Seconds between two updates of an unchanged place in the queue."""
+    resume_grace_s: PositiveFloat = 3.0
+    """Seconds after a restart in which nothing is granted, so that waiting sessions can return to
+    their places."""
+    register_timeout_s: PositiveFloat = 10.0
+    """Seconds for a worker that connects to register; then its stream ends."""
+    stop_timeout_s: PositiveFloat = 2.0
+    """Seconds for calls to end at shutdown; then they are cut."""
+    metrics_listen: str = ""
+    """Address at which Prometheus reads the metrics of this process, at /metrics, as HOST:PORT;
+    port 0 picks a free one. It has no TLS and no authentication. Default: nowhere."""
+    log_level: LogLevel = "INFO"
+    """Least severe level to log. SIGUSR1 changes it to DEBUG while the process runs, SIGUSR2
+    changes it back."""
+    log_format: LogFormat = "text"
+    """Format of log lines: text, or JSON with one object a line."""
 
     def __post_init__(self) -> None:
-        for setting in fields(self):
-            value = getattr(self, setting.name)
-            if isinstance(value, int | float) and not value > 0:
-                raise ValueError(f"{setting.name} is {value}, must be above 0")
-        host, _, port = self.listen.rpartition(":")
-        if not (host and port.isdecimal() and int(port) < 65536):
-            raise ValueError(f"listen is {self.listen!r}, must be host:port")
+        check_bounds(self)
+        parse_address(self.listen, "listen", min_port=0)
+        if self.metrics_listen:
+            parse_address(self.metrics_listen, "metrics_listen", min_port=0)
         check_url(self.store)
+        if (self.store_cert is None) != (self.store_key is None):
+            raise ValueError("store_cert and store_key must be given together")
+        if self.store_cert and self.store_ca is None:
+            raise ValueError("store_cert needs store_ca")
+        if bool(self.store_user) != (self.store_password is not None):
+            raise ValueError("store_user and store_password must be given together")
 
     def open_signer(self) -> LeaseSigner:
-        """Return what signs leases. Raises ValueError if the key cannot be used."""
+        """Return the signer of leases. Raises ValueError if the key cannot be used."""
         if self.signing_key is None:
             return LeaseSigner()
         try:
@@ -46,5 +86,24 @@ class SchedulerSettings:
         except (OSError, ValueError, TypeError) as error:
             raise ValueError(f"signing_key: {self.signing_key}: {error}") from None
         if not isinstance(key, Ed25519PrivateKey):
-            raise ValueError(f"signing_key: {self.signing_key} is no Ed25519 key")
+            raise ValueError(f"signing_key: {self.signing_key} is not an Ed25519 key")
         return LeaseSigner(key)
+
+    def open_credentials(self) -> Credentials:
+        """Return the credentials for the store. Raises ValueError if a file cannot be read."""
+        ca, certificate = _read("store_ca", self.store_ca), _read("store_cert", self.store_cert)
+        key, password = (
+            _read("store_key", self.store_key),
+            _read("store_password", self.store_password),
+        )
+        tls = grpc.ssl_channel_credentials(ca, key, certificate) if ca else None
+        return Credentials(
+            tls=tls, user=self.store_user, password=(password or b"").decode().strip()
+        )
+
+
+def _read(name: str, path: ExistingFile | None) -> bytes | None:
+    try:
+        return path.read_bytes() if path else None
+    except OSError as error:
+        raise ValueError(f"{name}: {path}: {error}") from None

@@ -1,6 +1,7 @@
-"""Which claim gets a slot, and what each slot is doing: the worker is the last word on both.
+"""Admits claims to slots by their leases, and holds the state of each slot.
 
-Decides offline, from the lease, the clock and what was seen before. Knows no socket and no device.
+The worker decides alone, from the lease, the clock and the fencing numbers it has seen, so no
+fault of a scheduler can put two sessions on one slot. Pure state, without sockets or the device.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 
 from duplane.fabric.errors import FabricError, Reason
-from duplane.fabric.lease import LeaseVerifier
+from duplane.fabric.lease_signing import LeaseVerifier
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 
 CLOCK_SKEW = timedelta(seconds=30)  # as LeaseClaims.expire_time allows
@@ -20,7 +21,7 @@ _EPOCHS_KEPT = 64  # registrations remembered, over all schedulers; leases expir
 
 
 class SlotState(Enum):
-    """What a slot is doing, named as in the contract."""
+    """State of a slot; the values are the names in the contract."""
 
     FREE = "SLOT_STATE_FREE"
     OCCUPIED = "SLOT_STATE_OCCUPIED"
@@ -30,7 +31,10 @@ class SlotState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One slot. `fencing_number` is the highest it has seen; kind and ids are unset when unheld."""
+    """One slot and the highest fencing number that it has seen.
+
+    Ids, kind and pause are unset while no session holds the slot.
+    """
 
     index: int
     state: SlotState = SlotState.FREE
@@ -38,10 +42,13 @@ class Slot:
     lease_id: str = ""
     session_id: str = ""
     kind: lease_pb2.SessionKind = lease_pb2.SESSION_KIND_UNSPECIFIED
+    is_paused: bool = False
 
 
 class Admission:
-    """The slots of one worker: FREE -> OCCUPIED -> CLEANING -> FREE, or BROKEN for ever.
+    """The slots of one worker: FREE -> OCCUPIED -> CLEANING -> FREE.
+
+    A slot that is not clean after CLEANING is BROKEN until a later cleanup succeeds.
 
     `on_change` is called after every change of a slot and of `is_draining`.
     """
@@ -70,12 +77,12 @@ class Admission:
 
     @property
     def is_draining(self) -> bool:
-        """True once no more sessions are taken."""
+        """Whether new sessions are refused."""
         return self._is_drained or self._is_stuck
 
     @property
     def is_idle(self) -> bool:
-        """True while no slot is held or being cleaned."""
+        """Whether no slot is held or being cleaned."""
         held = (SlotState.OCCUPIED, SlotState.CLEANING)
         return not any(slot.state in held for slot in self._slots)
 
@@ -92,22 +99,22 @@ class Admission:
     def register(
         self, scheduler: str, worker_epoch: int, keys: Sequence[registry_pb2.VerificationKey]
     ) -> None:
-        """Take over what a scheduler told: its keys replace its own former ones.
+        """Accept a scheduler's registration. Its keys replace the keys it has sent before.
 
-        Leases of former registrations of this process stay good. The epoch keeps grants to an
-        earlier process of this name away, and that one never had ours; within one process the
-        fencing number decides, so a registration renewed after a broken stream voids no grant
-        that is on its way. Raises ValueError for bytes that are no key.
+        Leases of earlier registrations of this process stay valid: the epoch only excludes leases
+        granted to an earlier process of this name. Within one process the fencing number decides,
+        so a re-attach does not invalidate grants that are on their way. Raises ValueError for
+        malformed keys.
         """
-        told = {**self._keys, scheduler: tuple(keys)}
-        self._verifier.trust([key for keys in told.values() for key in keys])
-        self._keys = told
+        all_keys = {**self._keys, scheduler: tuple(keys)}
+        self._verifier.trust([key for keys in all_keys.values() for key in keys])
+        self._keys = all_keys
         self._epochs.append(worker_epoch)
 
     def claim(
         self, lease: lease_pb2.Lease, now: datetime, *, is_chat: bool = False
     ) -> lease_pb2.LeaseClaims:
-        """Give the slot that `lease` names, or raise FabricError and change nothing."""
+        """Occupy the slot that `lease` names, or raise FabricError and change nothing."""
         claims = self._verifier.verify(lease)
         self._check_addressee(claims)
         if is_chat != (claims.kind == lease_pb2.SESSION_KIND_CHAT):
@@ -157,7 +164,7 @@ class Admission:
             raise FabricError(Reason.KIND_NOT_SERVED, "this worker does not serve that kind")
 
     def revoke(self, index: int, fencing_number: int, lease_id: str) -> bool:
-        """Refuse this number and all below; tell whether the lease's session runs and must end."""
+        """Refuse this number and all lower ones; return whether the lease's session runs."""
         if not 0 <= index < len(self._slots):
             return False
         slot = self._slots[index]
@@ -166,16 +173,28 @@ class Admission:
             self._set(slot)
         return slot.state is SlotState.OCCUPIED and slot.lease_id == lease_id
 
+    def set_paused(self, index: int, lease_id: str, is_paused: bool) -> None:
+        """Mark a session as paused or not. A session that has ended is not marked."""
+        slot = self._slots[index]
+        is_held = slot.state is SlotState.OCCUPIED and slot.lease_id == lease_id
+        if is_held and slot.is_paused != is_paused:
+            self._set(replace(slot, is_paused=is_paused))
+
     def begin_cleanup(self, index: int) -> None:
-        """The session of an occupied slot has ended."""
+        """Mark the slot of a session that has ended."""
         slot = self._expect(index, SlotState.OCCUPIED)
-        self._set(replace(slot, state=SlotState.CLEANING))
+        self._set(replace(slot, state=SlotState.CLEANING, is_paused=False))
 
     def finish_cleanup(self, index: int, *, is_clean: bool) -> None:
-        """Make the slot leasable again, or break it for good."""
+        """Free the slot, or mark it as broken."""
         slot = self._expect(index, SlotState.CLEANING)
         state = SlotState.FREE if is_clean else SlotState.BROKEN
         self._set(Slot(index, state, slot.fencing_number))
+
+    def repair(self, index: int) -> None:
+        """Free a broken slot that has been cleaned."""
+        slot = self._expect(index, SlotState.BROKEN)
+        self._set(Slot(index, SlotState.FREE, slot.fencing_number))
 
     def _expect(self, index: int, state: SlotState) -> Slot:
         slot = self._slots[index]
@@ -186,3 +205,19 @@ class Admission:
     def _set(self, slot: Slot) -> None:
         self._slots[slot.index] = slot
         self.on_change()
+
+
+def slot_reports(admission: Admission) -> list[registry_pb2.SlotReport]:
+    """Return the state of every slot, in order."""
+    return [
+        registry_pb2.SlotReport(
+            slot=slot.index,
+            state=slot.state.value,
+            fencing_number=slot.fencing_number,
+            lease_id=slot.lease_id,
+            session_id=slot.session_id,
+            kind=slot.kind,
+            is_paused=slot.is_paused,
+        )
+        for slot in admission.slots
+    ]

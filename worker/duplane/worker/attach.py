@@ -1,6 +1,8 @@
-"""The worker's presence at one scheduler: attach, report, obey, and come back for ever.
+"""Keeps the worker attached to one of its schedulers: registers, reports, executes requests.
 
-Fails static: with no scheduler to reach, running sessions go on and leases already told stay good.
+Schedulers with one store are equal, so the worker uses one at a time. If that one ends the stream
+or does not answer, the worker attaches at the next.
+While no scheduler can be reached, running sessions go on and granted leases stay valid.
 """
 
 from __future__ import annotations
@@ -9,14 +11,17 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
 import grpc.aio
 
+from duplane.fabric.addresses import resolve
 from duplane.fabric.channel import open_channel
+from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError, Reason, from_rpc
+from duplane.fabric.repeated_log import RepeatedLog
 from duplane.fabric.v1 import registry_pb2, registry_pb2_grpc, session_pb2
 from duplane.worker.admission import Admission
 
@@ -25,14 +30,14 @@ _log = logging.getLogger(__name__)
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 5.0
 _ANSWER_TIMEOUT_S = 10.0  # for `registered`
-_MIN_REPORT_INTERVAL_S = 0.05  # whatever the scheduler says
+_MIN_REPORT_INTERVAL_S = 0.05  # lower bound of the interval that the scheduler asks for
 
 Call = grpc.aio.StreamStreamCall[registry_pb2.AttachRequest, registry_pb2.AttachResponse]
 
 
 @dataclass(frozen=True)
-class Presence:
-    """What an attachment shows of the worker, and what it may ask of it."""
+class AttachedWorker:
+    """The worker's interface for schedulers: its admission, its messages and `end_session`."""
 
     admission: Admission
     register: Callable[[], registry_pb2.Register]
@@ -40,35 +45,42 @@ class Presence:
     end_session: Callable[[int, session_pb2.CloseReason], None]
 
 
-class Attachment:
-    """One worker at one scheduler. Call `tell` after every change; `run` never returns."""
+class AttachLoop:
+    """Attaches the worker at one scheduler after another. `run` never returns."""
 
-    def __init__(self, scheduler: str, presence: Presence) -> None:
-        self._scheduler = scheduler
-        self._presence = presence
+    def __init__(self, schedulers: Sequence[str], worker: AttachedWorker) -> None:
+        """Attach `worker` at one of `schedulers`; a name stands for all its addresses."""
+        self._schedulers = schedulers
+        self._scheduler = ""  # the one in use
+        self._worker = worker
         self._changed = asyncio.Event()
+        self._absence = RepeatedLog(_log)
 
-    def tell(self) -> None:
-        """Report soon. Several changes may share one report: it says everything."""
+    def report_soon(self) -> None:
+        """Report a change. Several changes may share one report, which has the whole state."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Attach, and attach again whenever the stream breaks."""
-        backoff_s = _FIRST_BACKOFF_S
-        channel = open_channel(self._scheduler)
-        try:
-            while True:
+        """Attach, and attach at the next scheduler whenever the stream breaks.
+
+        The pause between two attempts grows with each round in which no scheduler answers.
+        """
+        failure_count = 0
+        index = random.getrandbits(16)  # so that a fabric's workers use all schedulers
+        while True:
+            addresses = await resolve(self._schedulers)
+            self._scheduler = addresses[index % len(addresses)]
+            async with open_channel(self._scheduler) as channel:
                 was_registered, why = await self._attempt(channel)
-                if was_registered:
-                    backoff_s = _FIRST_BACKOFF_S
-                _log.warning("not attached at %s: %s", self._scheduler, why)
-                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
-                backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
-        finally:
-            await channel.close()
+            failure_count = 0 if was_registered else failure_count + 1
+            self._absence.report(f"not attached at {self._scheduler}: {why}")
+            index += 1
+            round_count = failure_count // len(addresses)
+            backoff_s = min(_FIRST_BACKOFF_S * 2 ** min(round_count, 10), _MAX_BACKOFF_S)
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
 
     async def _attempt(self, channel: grpc.aio.Channel) -> tuple[bool, str]:
-        """Attach once; return whether it worked, and why it is over."""
+        """Attach once; return whether the worker was registered, and why the stream ended."""
         call: Call = registry_pb2_grpc.RegistryServiceStub(channel).Attach()
         is_registered = False
         try:
@@ -80,74 +92,74 @@ class Attachment:
                 why = await self._obey(call)
                 reports.cancel()
         except TimeoutError:
-            why = "it does not answer"
+            why = "the scheduler does not answer"
         except grpc.aio.AioRpcError as error:
             why = str(from_rpc(error))
         except FabricError as error:
             why = str(error)
-        except Exception:  # noqa: BLE001 - a task root: our presence must outlive our mistakes
-            _log.exception("attachment at %s failed", self._scheduler)
-            why = "a fault of our own"
+        except Exception:  # noqa: BLE001 - the root of a task, which must re-attach after any error
+            _log.exception("the attach stream to %s failed", self._scheduler)
+            why = "an internal error"
         finally:
             call.cancel()
         return is_registered, why
 
     async def _register(self, call: Call) -> float:
-        """Make ourselves known; return the interval to report at, in seconds."""
-        request = registry_pb2.AttachRequest(register=self._presence.register())
-        # grpc.aio tells why only through read() or code(), once a call has ended.
+        """Register the worker; return the report interval in seconds."""
+        request = registry_pb2.AttachRequest(register=self._worker.register())
+        # After a call has ended, only read() and code() give the reason.
         with contextlib.suppress(asyncio.InvalidStateError):
             await call.write(request)
         response = await call.read()
         if not isinstance(response, registry_pb2.AttachResponse) or not response.HasField(
             "registered"
         ):
-            raise FabricError(Reason.OUT_OF_ORDER, "it does not begin with registered")
+            raise FabricError(Reason.OUT_OF_ORDER, "the scheduler does not answer with registered")
         registered = response.registered
-        self._presence.admission.register(
+        self._worker.admission.register(
             self._scheduler, registered.worker_epoch, registered.verification_keys
         )
+        self._absence.resolve(f"attached again at {self._scheduler}")
         _log.info("attached at %s, epoch %d", self._scheduler, registered.worker_epoch)
-        interval_s = registered.report_interval.ToTimedelta().total_seconds()
-        return max(interval_s, _MIN_REPORT_INTERVAL_S)
+        return max(to_seconds(registered.report_interval), _MIN_REPORT_INTERVAL_S)
 
     async def _report(self, call: Call, interval_s: float) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while True:
                 self._changed.clear()
-                await call.write(registry_pb2.AttachRequest(report=self._presence.report()))
+                await call.write(registry_pb2.AttachRequest(report=self._worker.report()))
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(interval_s):
                         await self._changed.wait()
 
     async def _obey(self, call: Call) -> str:
-        """Do what the scheduler says until its stream ends; return why it ended."""
+        """Execute the scheduler's requests until its stream ends; return why it ended."""
         try:
             while True:
                 response = await call.read()
                 if not isinstance(response, registry_pb2.AttachResponse):
-                    return "it ended the stream"
-                self._do(response)
+                    return "the scheduler ended the stream"
+                self._execute(response)
         except grpc.aio.AioRpcError as error:
             return str(from_rpc(error))
 
-    def _do(self, response: registry_pb2.AttachResponse) -> None:
+    def _execute(self, response: registry_pb2.AttachResponse) -> None:
         match response.WhichOneof("message"):
             case "drain":
-                _log.info("%s asks to drain", self._scheduler)
-                self._presence.admission.drain()
+                _log.info("drain requested by %s", self._scheduler)
+                self._worker.admission.drain()
             case "revoke":
                 revoke = response.revoke
-                if self._presence.admission.revoke(
+                if self._worker.admission.revoke(
                     revoke.slot, revoke.fencing_number, revoke.lease_id
                 ):
-                    self._presence.end_session(revoke.slot, session_pb2.CLOSE_REASON_REVOKED)
+                    self._worker.end_session(revoke.slot, session_pb2.CLOSE_REASON_REVOKED)
             case "registered":
                 registered = response.registered
-                self._presence.admission.register(
+                self._worker.admission.register(
                     self._scheduler, registered.worker_epoch, registered.verification_keys
                 )
             case None:
-                pass  # a message of a newer scheduler
+                pass  # a message of a newer scheduler, unknown here
             case unknown:
                 assert_never(unknown)

@@ -1,4 +1,4 @@
-"""One worker process from start to end: load, serve, attach, drain, stop."""
+"""One worker process from start to end: load the model, serve, attach, drain, stop."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import sys
 
 from duplane.fabric import process
 from duplane.fabric.channel import FabricServer
+from duplane.fabric.monitoring.publication import published
+from duplane.fabric.settings import parse_labels
 from duplane.fabric.telemetry import Telemetry
 from duplane.fabric.v1 import (
     lease_pb2,
@@ -17,19 +19,20 @@ from duplane.fabric.v1 import (
     session_pb2,
     session_pb2_grpc,
 )
-from duplane.worker.admission import Admission
-from duplane.worker.attach import Attachment, Presence
-from duplane.worker.device import TorchDevice
-from duplane.worker.engine import Engine
-from duplane.worker.rounds import Device, Model
-from duplane.worker.sessions import Sessions, slot_reports
+from duplane.worker.admission import Admission, slot_reports
+from duplane.worker.attach import AttachedWorker, AttachLoop
+from duplane.worker.engine.device_thread import DeviceThread
+from duplane.worker.engine.interfaces import Device, DeviceLostError, Model
+from duplane.worker.engine.scripted_model import ScriptedDevice, ScriptedModel
+from duplane.worker.metrics import WorkerMetrics
+from duplane.worker.session.servicer import SessionServicer
 from duplane.worker.settings import WorkerSettings
 
 _log = logging.getLogger(__name__)
 
 _SERVICE = session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name
-_STOP_GRACE_S = 2.0  # for `closed` to reach clients once nothing runs any more
-# The device thread is Python between its kernels; it must let the event loop in soon.
+_STOP_GRACE_S = 2.0  # for `closed` to reach clients after the last session has ended
+# The device thread runs Python between its kernels. A short interval lets the event loop run.
 _SWITCH_INTERVAL_S = 0.0005
 
 
@@ -41,26 +44,49 @@ async def serve(
 ) -> None:
     """Run one worker until `shutdown` asks to drain and its sessions have ended.
 
-    Without `device` the checkpoint is loaded with torch. Cancelling ends the sessions at once.
+    Without `device` it is the one that the settings describe. Cancelling ends the sessions at once.
+    Raises FatalError if the device is lost.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    device = device or TorchDevice(settings)
-    engine = Engine(
+    device = device or _open_device(settings)
+    engine = DeviceThread(
         device,
         memory_tolerance_bytes=settings.memory_tolerance_bytes,
         inbox_unit_count=settings.limits.inbox_unit_count,
+        rows_per_round=settings.rows_per_round,
     )
     tracer = tracer or Telemetry("worker")
     try:
         if await _load(engine, shutdown):
             await Worker(settings, device, engine, tracer).serve(shutdown)
+    except ExceptionGroup as failures:
+        if failures.subgroup(DeviceLostError):
+            raise process.FatalError("the device is lost, and with it this worker") from None
+        raise
     finally:
         await engine.stop()
         tracer.shutdown()
 
 
-async def _load(engine: Engine, shutdown: process.Shutdown) -> bool:
-    """Load the model; False when asked to stop meanwhile. Raises what loading raises."""
+def _open_device(settings: WorkerSettings) -> Device:
+    """Return the device with the checkpoint or with the scripted model."""
+    script = settings.script
+    if settings.checkpoint == "scripted":
+        return ScriptedDevice(
+            ScriptedModel(
+                settings.slot_count,
+                settings.context_token_limit,
+                seed=script.scripted_seed,
+                unit_s=script.scripted_unit_s,
+            )
+        )
+    from duplane.worker.engine.torch_device import TorchDevice  # a scripted model needs no torch
+
+    return TorchDevice(settings)
+
+
+async def _load(engine: DeviceThread, shutdown: process.Shutdown) -> bool:
+    """Load the model; return False if asked to stop meanwhile. Raises what loading raises."""
     try:
         async with asyncio.TaskGroup() as tasks:
             loading = tasks.create_task(engine.start())
@@ -69,15 +95,15 @@ async def _load(engine: Engine, shutdown: process.Shutdown) -> bool:
             loading.cancel()
             stopping.cancel()
     except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None  # only loading can fail
+        raise failures.exceptions[0] from None  # `loading` is the only task that can fail
     return not shutdown.is_draining
 
 
 class Worker:
-    """The parts of a worker, wired together. The engine is loaded."""
+    """Wires the parts of a worker together. Its engine has loaded the model."""
 
     def __init__(
-        self, settings: WorkerSettings, device: Device, engine: Engine, tracer: Telemetry
+        self, settings: WorkerSettings, device: Device, engine: DeviceThread, tracer: Telemetry
     ) -> None:
         self._settings = settings
         self._device = device
@@ -86,50 +112,69 @@ class Worker:
         self._incarnation = secrets.token_hex(16)
         self._address = ""
         self._idle = asyncio.Event()
-        self._attachments: list[Attachment] = []
+        self._attach_loop: AttachLoop | None = None
         self._server = FabricServer(_SERVICE)
         self._admission = Admission(
             settings.worker_id, engine.model.slot_count, _kinds(engine.model), self._on_change
         )
+        self._metrics = WorkerMetrics(
+            self._admission, lambda: engine.memory_used_bytes, device.description().memory_bytes
+        )
         self._idle.set()
 
     async def serve(self, shutdown: process.Shutdown) -> None:
-        """Serve until drained. Raises, grouped, what ended the device thread."""
-        async with asyncio.TaskGroup() as cleanups:
-            sessions = Sessions(
-                self._admission, self._engine, self._tracer, self._settings.limits, cleanups
+        """Serve until drained. Raises an ExceptionGroup if the device thread has failed."""
+        settings, registry = self._settings, self._metrics.registry
+        async with (
+            published("worker", registry, settings.metrics_listen),
+            asyncio.TaskGroup() as cleanups,
+        ):
+            sessions = SessionServicer(
+                self._admission, self._engine, self._tracer, settings, cleanups, self._metrics
             )
             session_pb2_grpc.add_SessionServiceServicer_to_server(sessions, self._server.grpc)
-            bound = await self._server.start(self._settings.listen)
-            self._address = self._settings.advertise or bound
+            bound = await self._server.start(settings.listen)
+            self._address = settings.advertise or bound
             grace_s = 0.0
             try:
                 process.announce("worker", bound)
                 await self._run(sessions, shutdown)
                 grace_s = _STOP_GRACE_S
+            except Exception:
+                grace_s = _STOP_GRACE_S  # the device failed: `closed` still reaches the clients
+                raise
             finally:
                 sessions.stop()
                 await self._server.stop(grace_s)
 
-    async def _run(self, sessions: Sessions, shutdown: process.Shutdown) -> None:
-        """Be present at every scheduler until asked to drain, and while draining."""
-        presence = Presence(self._admission, self._register, sessions.report, sessions.end)
-        self._attachments = [
-            Attachment(scheduler, presence) for scheduler in self._settings.schedulers
-        ]
-        watch = self._engine.watch(self._settings.stuck_after_s, self._on_stuck)
+    async def _run(self, sessions: SessionServicer, shutdown: process.Shutdown) -> None:
+        """Stay attached until asked to drain, and while draining."""
+        worker = AttachedWorker(self._admission, self._register, sessions.report, sessions.end)
+        self._attach_loop = AttachLoop(self._settings.schedulers, worker)
         async with asyncio.TaskGroup() as tasks:
-            background = [
-                tasks.create_task(coroutine)
-                for coroutine in (watch, *(attachment.run() for attachment in self._attachments))
-            ]
+            background = (
+                tasks.create_task(self._attach_loop.run()),
+                tasks.create_task(self._watch(sessions)),
+            )
             await shutdown.wait()
             await self._drain(sessions)
             for task in background:
                 task.cancel()
 
-    async def _drain(self, sessions: Sessions) -> None:
-        """Let running sessions end by themselves for a while, then close them."""
+    async def _watch(self, sessions: SessionServicer) -> None:
+        """Watch the device thread. If it fails, close the sessions; raises its exception."""
+        settings = self._settings
+        try:
+            await self._engine.watch(settings.stuck_after_s, settings.hung_after_s, self._on_stuck)
+        except Exception as error:
+            cause = str(error) if isinstance(error, DeviceLostError) else repr(error)
+            _log.critical("worker %s: the device failed: %s", settings.worker_id, cause)
+            self._admission.drain()
+            sessions.fail()
+            raise
+
+    async def _drain(self, sessions: SessionServicer) -> None:
+        """Give running sessions time to end by themselves, then close them."""
         self._admission.drain()
         await self._until_idle(self._settings.drain_timeout_s)
         sessions.stop()
@@ -141,8 +186,8 @@ class Worker:
                 await self._idle.wait()
 
     def _on_change(self) -> None:
-        for attachment in self._attachments:
-            attachment.tell()
+        if self._attach_loop:
+            self._attach_loop.report_soon()
         if self._admission.is_idle:
             self._idle.set()
         else:
@@ -163,6 +208,11 @@ class Worker:
             incarnation=self._incarnation,
             address=self._address,
             pool=self._settings.pool,
+            labels={
+                "model": model.name,
+                "device": self._settings.device.partition(":")[0],
+                **parse_labels(self._settings.labels, "labels"),
+            },
             device=self._device.description(),
             model=registry_pb2.Model(
                 name=model.name,
@@ -176,7 +226,7 @@ class Worker:
 
 
 def _kinds(model: Model) -> list[lease_pb2.SessionKind]:
-    """What the model can serve."""
+    """Return the session kinds that the model can serve."""
     kinds = [lease_pb2.SESSION_KIND_AUDIO_DUPLEX]
     if model.sees_frames:
         kinds.append(lease_pb2.SESSION_KIND_OMNI_DUPLEX)

@@ -1,95 +1,193 @@
-"""What one worker process is told at its start; every bound of it in one place."""
+"""Settings of one worker process, and the limits of each of its sessions."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import socket
-from dataclasses import dataclass, field, fields
-from pathlib import Path
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Ge
+from cyclopts import Parameter
+from cyclopts.types import ExistingDirectory
+
+from duplane.fabric.addresses import parse_address
+from duplane.fabric.settings import (
+    LogFormat,
+    LogLevel,
+    Names,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    check_bounds,
+    parse_labels,
+)
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+Checkpoint = Literal["scripted"] | ExistingDirectory
 
 
+@Parameter(name="*", group="Limits of a session")
 @dataclass(frozen=True, kw_only=True)
 class SessionLimits:
-    """Bounds of one session. Each says what happens at it."""
+    """Bounds of one session. Raises ValueError naming the bound that is out of range."""
 
-    claim_timeout_s: float = 10.0  # a call without a claim ends with OPEN_TIMEOUT
-    open_timeout_s: float = 60.0  # a claimed slot without `open`: OPEN_TIMEOUT
-    # No message at all: closed IDLE_TIMEOUT. Above what edges allow: pausing is not sending.
-    idle_timeout_s: float = 900.0
-    pause_timeout_s: float = 60.0  # a pause that names no timeout: closed PAUSE_TIMEOUT
-    max_pause_s: float = 3600.0  # a pause that asks for more gets this
-    max_unit_s: float = 2.0  # a longer unit: failed UNIT_TOO_LONG
-    max_frame_count: int = 8  # of one unit; more: failed INVALID_FIELD
-    max_frame_bytes: int = 2 * 1024 * 1024  # of each; more: failed INVALID_FIELD
-    max_slice_count: int = 9  # of each, if the unit asks for more: failed INVALID_FIELD
-    max_voice_s: float = 30.0  # a longer voice: INVALID_FIELD
-    max_prompt_bytes: int = 32 * 1024  # a longer system prompt: INVALID_FIELD
-    inbox_unit_count: int = 4  # units that wait for the device; the oldest is dropped
-    outbox_message_count: int = 16  # deltas that wait for a slow client: SLOW_CLIENT
-    max_chat_messages: int = 512  # more in one request: INVALID_FIELD
-    max_chat_parts: int = 1024  # of all messages together; more: INVALID_FIELD
-    max_chat_clips: int = 256  # sounds of all messages together; more: INVALID_FIELD
-    max_chat_text_bytes: int = 512 * 1024  # of all messages together; more: INVALID_FIELD
-    max_chat_media_bytes: int = 24 * 1024 * 1024  # of all messages together; more: INVALID_FIELD
-    max_video_s: float = 600.0  # a longer video in a chat: INVALID_FIELD
-    max_video_frame_pixels: int = 4096 * 2304  # of one picture of a video; more: INVALID_FIELD
-    # Pictures and slices of all videos of one request; each is 66 tokens. More: INVALID_FIELD.
-    max_video_pieces: int = 256
-    video_timeout_s: float = 60.0  # until all videos of a request are decoded: INVALID_FIELD
-    video_memory_bytes: int = 3 * 1024**3  # of the process that decodes one: INVALID_FIELD
-    video_decoder_count: int = 4  # of the whole worker; more videos at once wait, in that time
-    stall_timeout_s: float = 30.0  # a client that does not read one message: SLOW_CLIENT
-    flush_timeout_s: float = 2.0  # for `closed` to go out; the slot does not wait for it
+    claim_timeout_s: PositiveFloat = 10.0
+    """Seconds for a call to claim its slot; then OPEN_TIMEOUT."""
+    open_timeout_s: PositiveFloat = 60.0
+    """Seconds from the claim to `open`; then OPEN_TIMEOUT."""
+    # Above the idle time of edges, because a client pauses by not sending.
+    idle_timeout_s: PositiveFloat = 900.0
+    """Seconds without any message; then the session is closed with IDLE_TIMEOUT."""
+    pause_timeout_s: PositiveFloat = 60.0
+    """Seconds of a pause that names no duration; then PAUSE_TIMEOUT."""
+    max_pause_s: PositiveFloat = 3600.0
+    """Seconds of the longest pause; a request for more gets this."""
+    max_unit_s: PositiveFloat = 2.0
+    """Seconds of one unit; a longer one fails with UNIT_TOO_LONG."""
+    frame_count: PositiveInt = 16
+    """Pictures of one unit; more fail with INVALID_FIELD."""
+    max_frame_bytes: PositiveInt = 2 * 1024 * 1024
+    """Bytes of one picture; more fail with INVALID_FIELD."""
+    max_slice_count: PositiveInt = 9
+    """Slices of one picture; a request for more fails with INVALID_FIELD."""
+    max_voice_s: PositiveFloat = 30.0
+    """Seconds of a reference voice; a longer one fails with INVALID_FIELD."""
+    max_prompt_bytes: PositiveInt = 32 * 1024
+    """Bytes of a system prompt; a longer one fails with INVALID_FIELD."""
+    inbox_unit_count: PositiveInt = 4
+    """Units that wait for the device; then the oldest is dropped and counted."""
+    outbox_message_count: PositiveInt = 16
+    """Deltas that wait for a slow client; then SLOW_CLIENT."""
+    max_chat_messages: PositiveInt = 512
+    """Messages of one chat request; more fail with INVALID_FIELD."""
+    max_chat_parts: PositiveInt = 1024
+    """Parts of all messages of a chat request; more fail with INVALID_FIELD."""
+    max_chat_clips: PositiveInt = 256
+    """Sounds of all messages of a chat request; more fail with INVALID_FIELD."""
+    max_chat_text_bytes: PositiveInt = 512 * 1024
+    """Bytes of text of all messages of a chat request; more fail with INVALID_FIELD."""
+    max_chat_media_bytes: PositiveInt = 24 * 1024 * 1024
+    """Bytes of media of all messages of a chat request; more fail with INVALID_FIELD."""
+    max_video_s: PositiveFloat = 600.0
+    """Seconds of a video in a chat; a longer one fails with INVALID_FIELD."""
+    max_video_frame_pixels: PositiveInt = 4096 * 2304
+    """Pixels of one picture of a video; more fail with INVALID_FIELD."""
+    max_video_pieces: PositiveInt = 256
+    """Pictures and slices of all videos of one request, of 66 tokens each; more fail with
+    INVALID_FIELD."""
+    video_timeout_s: PositiveFloat = 60.0
+    """Seconds to decode all videos of one request; then INVALID_FIELD."""
+    video_memory_bytes: PositiveInt = 3 * 1024**3
+    """Bytes of memory of the process that decodes one video; above it INVALID_FIELD."""
+    video_decoder_count: PositiveInt = 4
+    """Videos that the whole worker decodes at once; others wait within their time."""
+    stall_timeout_s: PositiveFloat = 30.0
+    """Seconds for a client to read one message; then SLOW_CLIENT."""
+    flush_timeout_s: PositiveFloat = 2.0
+    """Seconds for the message `closed` to be sent; the slot does not wait for it."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
 
 
 def _default_worker_id() -> str:
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
 
 
+@Parameter(name="*", group="Scripted model")
+@dataclass(frozen=True, kw_only=True)
+class ScriptSettings:
+    """Settings that `--checkpoint scripted` has. Raises ValueError naming the setting that is out
+    of range."""
+
+    scripted_unit_s: NonNegativeFloat = 0.0
+    """Seconds that each batch of units takes."""
+    scripted_seed: NonNegativeInt = 0
+    """Number that chooses the words."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
-    """One worker process. Raises ValueError naming a setting that cannot be."""
+    """Settings of one worker process. Raises ValueError naming the setting that cannot be used."""
 
-    checkpoint: Path
-    schedulers: tuple[str, ...]  # host:port; the worker attaches to each
+    checkpoint: Checkpoint
+    """Checkpoint directory in the public format; or `scripted` for a model without weights, to
+    test and measure the other processes: it speaks to every loud unit and listens to every silent
+    one."""
+    schedulers: Annotated[Names, Parameter("--scheduler")] = ("127.0.0.1:8010",)
+    """Addresses of the schedulers, as HOST:PORT, separated by commas; the worker attaches to
+    one of them, and to the next when that one does not answer."""
     listen: str = "127.0.0.1:0"
-    advertise: str = ""  # host:port as edges reach us; empty means where we listen
-    worker_id: str = field(default_factory=_default_worker_id)
+    """Address to serve at, as HOST:PORT; port 0 picks a free one."""
+    advertise: str = ""
+    """Address at which edges reach this worker, as HOST:PORT. Default: the one it serves at."""
+    worker_id: Annotated[str, Parameter(show_default=False)] = field(
+        default_factory=_default_worker_id
+    )
+    """Name of this worker. Default: host name, process and a random number."""
     pool: str = ""
-    slot_count: int = 4
+    """Queue to serve. Default: the unnamed one."""
+    labels: Annotated[Names, Parameter("--label")] = ()
+    """Labels that sessions can need, as KEY=VALUE, separated by commas: zone=a. `model` and
+    `device` are set from the checkpoint and the device unless they are given."""
+    slot_count: Annotated[PositiveInt, Parameter("--slots")] = 4
+    """Conversations at once."""
     device: str = "cpu"
-    dtype: str = "float32"
-    threads: int = 1  # of torch, on a CPU
-    turn_row_limit: int = 2048  # of the talker; a longer turn forgets what it has spoken
-    cuda_graphs: bool = True  # short steps captured and replayed, on a CUDA device
-    context_token_limit: int = 8192
-    stuck_after_s: float = 30.0  # one call into the model; longer: NOT_SERVING, draining
-    drain_timeout_s: float = 600.0  # running sessions at shutdown; then closed SHUTDOWN
-    memory_tolerance_bytes: int = 64 * 1024 * 1024  # over what was in use before any session
+    """Device of the model: cpu or cuda:N."""
+    dtype: Dtype = "float32"
+    """Type of the model's numbers."""
+    threads: NonNegativeInt = 0
+    """CPU threads of the model. 0: chosen from the cores and the size of the model, and logged."""
+    rows_per_round: PositiveInt = 1024
+    """Rows of units with pictures that run together in one round. The oldest of these units runs
+    even if it is larger; others wait for a later round. Units without pictures never wait."""
+    turn_row_limit: Annotated[int, Ge(128), Parameter("--turn-rows")] = 2048
+    """Rows of the talker for one turn, about 35 for each second of speech. In a longer turn the
+    talker forgets what it has spoken."""
+    cuda_graphs: bool = True
+    """Capture short steps as CUDA graphs. Has an effect on cuda:N only."""
+    context_token_limit: Annotated[int, Ge(64), Parameter("--context")] = 8192
+    """Tokens that one conversation can hold."""
+    stuck_after_s: PositiveFloat = 30.0
+    """Seconds of one call into the model; a longer one makes the worker NOT_SERVING."""
+    hung_after_s: PositiveFloat = 120.0
+    """Seconds of one call into the model; a longer one ends the sessions and the worker."""
+    recheck_interval_s: PositiveFloat = 10.0
+    """Seconds until a slot whose cleanup failed is cleaned and checked again."""
+    drain_timeout_s: PositiveFloat = 600.0
+    """Seconds for running sessions to end at shutdown; then they are closed with SHUTDOWN."""
+    memory_tolerance_bytes: PositiveInt = 64 * 1024 * 1024
+    """Bytes of device memory above those in use before the first session; a slot whose cleanup
+    leaves more is not granted again."""
+    metrics_listen: str = ""
+    """Address at which Prometheus reads the metrics of this process, at /metrics, as HOST:PORT;
+    port 0 picks a free one. It has no TLS and no authentication. Default: nowhere."""
+    log_level: LogLevel = "INFO"
+    """Least severe level to log. SIGUSR1 changes it to DEBUG while the process runs, SIGUSR2
+    changes it back."""
+    log_format: LogFormat = "text"
+    """Format of log lines: text, or JSON with one object a line."""
+    script: ScriptSettings = field(default_factory=ScriptSettings)
     limits: SessionLimits = field(default_factory=SessionLimits)
 
     def __post_init__(self) -> None:
-        for group in (self, self.limits):
-            for setting in fields(group):
-                value = getattr(group, setting.name)
-                if isinstance(value, bool) or not isinstance(value, int | float):
-                    continue
-                if not value > 0:
-                    raise ValueError(f"{setting.name} is {value}, must be above 0")
+        check_bounds(self)
         if not self.schedulers:
             raise ValueError("schedulers is empty, must name at least one")
-        host = _check_address("listen", self.listen)
+        listen = parse_address(self.listen, "listen", min_port=0)
+        if self.metrics_listen:
+            parse_address(self.metrics_listen, "metrics_listen", min_port=0)
         for scheduler in self.schedulers:
-            _check_address("schedulers", scheduler)
+            parse_address(scheduler, "schedulers")
+        parse_labels(self.labels, "labels")
         if self.advertise:
-            _check_address("advertise", self.advertise)
-        elif host in ("0.0.0.0", "[::]"):
+            parse_address(self.advertise, "advertise")
+        elif listen.is_any:
             raise ValueError(f"advertise is empty, must say where edges reach {self.listen}")
-
-
-def _check_address(setting: str, address: str) -> str:
-    host, _, port = address.rpartition(":")
-    if not (host and port.isdecimal() and int(port) < 65536):
-        raise ValueError(f"{setting} is {address!r}, must be host:port")
-    return host

@@ -7,60 +7,62 @@ from typing import ClassVar
 
 import orjson
 
+from duplane.edge.client_errors import ErrorCode
+from duplane.edge.clock import Moment
+from duplane.edge.close import Close, CloseReason
+from duplane.edge.dialects.actions import (
+    NOTHING_DROPPED,
+    Append,
+    Configure,
+    Dropped,
+    Leave,
+    Tag,
+)
 from duplane.edge.dialects.dialect import (
     ALIVE,
     WAITING,
-    Action,
-    Answers,
-    Append,
-    Configure,
-    Dialect,
-    Leave,
-    Moment,
+    Decoders,
     Phase,
+    Replies,
     ServerEvents,
-    Tag,
     Transitions,
     queue_events,
     with_audio,
 )
-from duplane.edge.dialects.duplex_config import read_duplex_config
-from duplane.edge.dialects.fields import Fields, ignored, invalid
-from duplane.edge.dialects.frames import is_of_pictures_alone, read_frames, read_slice_count
-from duplane.edge.dialects.media import decode_audio, read_voice
-from duplane.edge.ends import End, Ending
-from duplane.edge.faults import ErrorCode
+from duplane.edge.dialects.duplex import DuplexDialect, drop_metrics
+from duplane.edge.payload.fields import Fields, ignored, invalid
+from duplane.edge.payload.media import decode_audio, read_voice
+from duplane.edge.payload.model_settings import read_duplex_config
+from duplane.edge.payload.pictures import read_frames, read_slice_count
 from duplane.fabric.v1 import session_pb2
 
 UPDATE = "session.update"
 APPEND = "input_audio_buffer.append"
 CLOSE = "session.close"
 
-CLOSED_REASONS: Mapping[End, str] = {
-    End.CLIENT: "stopped",
-    End.TIMEOUT: "timeout",
-    End.CONTEXT_FULL: "context_full",
-    End.SHUTDOWN: "server_shutdown",
-    End.FAILED: "error",
+CLOSED_REASONS: Mapping[CloseReason, str] = {
+    CloseReason.CLIENT: "stopped",
+    CloseReason.TIMEOUT: "timeout",
+    CloseReason.CONTEXT_FULL: "context_full",
+    CloseReason.SHUTDOWN: "server_shutdown",
+    CloseReason.FAILED: "error",
 }
 
 
-class DialectA(Dialect):
+class DialectA(DuplexDialect):
     """One client that speaks A."""
 
     name: ClassVar[str] = "A"
-    _max_slice_count: int | None = None  # of appends that name none
-    _ignored: tuple[str, ...] = ()  # paths of settings that have no effect
-    lost_while_opening: ClassVar[End] = End.WORKER_CONNECT_FAILED
+    lost_while_opening: ClassVar[CloseReason] = CloseReason.WORKER_CONNECT_FAILED
     transitions: ClassVar[Transitions] = {
         (Phase.START, UPDATE): Phase.OPENING,
         (Phase.START, CLOSE): Phase.CLOSED,
-        (Phase.OPENING, APPEND): Phase.OPENING,  # held until the conversation is ready
+        (Phase.OPENING, APPEND): Phase.OPENING,  # waits until the conversation is ready
         (Phase.OPENING, CLOSE): Phase.CLOSED,
         (Phase.ACTIVE, APPEND): Phase.ACTIVE,
         (Phase.ACTIVE, CLOSE): Phase.CLOSED,
     }
-    answers: ClassVar[Answers] = {
+    replies: ClassVar[Replies] = {
         UPDATE: ("session.created",),
         APPEND: ("response.listen", "response.output_audio.delta"),
         CLOSE: ("session.closed",),
@@ -74,31 +76,35 @@ class DialectA(Dialect):
         "error": ALIVE,
     }
 
-    def _read(self, kind: str, event: Fields) -> Action:
-        if kind == APPEND:
-            return self._read_append(event)
-        if kind == UPDATE:
-            return Configure(self._settings(event.required_fields("session")))
-        return Leave(event.text("reason", max_bytes=self.limits.text_bytes) or "")
+    def _event_decoders(self) -> Decoders:
+        return {
+            APPEND: self._decode_append,
+            UPDATE: self._decode_settings,
+            CLOSE: self._decode_close,
+        }
 
-    def _read_append(self, event: Fields) -> Append:
+    def _decode_append(self, event: Fields) -> Append:
         frames: tuple[bytes, ...] = ()
         if self.mode.takes_frames:
             frames = read_frames(event, ("video_frames",), self.limits)
         audio = b""
-        if not is_of_pictures_alone(frames, event, "audio"):
-            audio = decode_audio(event.required_text("audio"), "audio", self.limits.append_s)
+        if not frames or event.first("audio"):  # pictures may come alone
+            encoded = event.get("audio", str, required=True)
+            audio = decode_audio(encoded, "audio", self.limits.append_s)
         return Append(
             audio=audio,
-            force_listen=event.flag("force_listen") or False,
+            force_listen=event.get("force_listen", bool) or False,
             frames=frames,
             max_slice_count=(read_slice_count(event) or self._max_slice_count) if frames else None,
+            kind=APPEND,
         )
 
-    def _settings(self, session: Fields) -> session_pb2.Open:
-        instructions = session.required_text(
-            "instructions", max_bytes=self.limits.instructions_bytes
-        )
+    def _decode_close(self, event: Fields) -> Leave:
+        return Leave(event.shortened_text("reason", self.limits.text_bytes), CLOSE)
+
+    def _decode_settings(self, event: Fields) -> Configure:
+        session = event.required_fields("session")
+        instructions = session.required_text("instructions", self.limits.instructions_bytes)
         if not instructions:
             raise invalid(session.path("instructions"), "must not be empty")
         settings = session_pb2.Open(
@@ -107,13 +113,16 @@ class DialectA(Dialect):
             tts_voice=read_voice(session, "tts_ref_audio", self.limits.voice_s),
             context_token_limit=self.limits.context_token_count,
         )
-        if self.mode.takes_frames:
-            self._max_slice_count = read_slice_count(session)
-        # Documented nowhere, sent by clients in the wild.
+        max_slice_count = read_slice_count(session) if self.mode.takes_frames else None
+        # Not in the specification; existing clients send it.
+        paths = {
+            "system_prompt": session.path("instructions"),
+            "llm_voice": session.path("ref_audio"),
+            "tts_voice": session.path("tts_ref_audio"),
+        }
         if (config := session.fields("voice_config")) is not None:
-            read_duplex_config(config, settings.config)
-        self._ignored = ignored(session, config)
-        return settings
+            paths |= read_duplex_config(config, settings.config)
+        return Configure(settings, max_slice_count, ignored(session, config), paths, UPDATE)
 
     def _opened_events(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
         del now
@@ -124,12 +133,12 @@ class DialectA(Dialect):
         }
         if self.identity.recording_id:
             event["recording_session_id"] = self.identity.recording_id
-        if unheeded := [*self._ignored, *opened.ignored_fields]:
-            event["ignored_init_fields"] = unheeded
+        if without_effect := self._without_effect(opened):
+            event["ignored_init_fields"] = without_effect
         return [orjson.dumps(event)]
 
     def delta(
-        self, delta: session_pb2.Delta, tag: Tag, dropped_count: int, now: Moment
+        self, delta: session_pb2.Delta, tag: Tag, dropped: Dropped, now: Moment
     ) -> list[bytes]:
         """Render a unit as one `response.listen` or one `response.output_audio.delta`."""
         del tag, now
@@ -137,18 +146,20 @@ class DialectA(Dialect):
             "type": "response.listen",
             "kv_cache_length": delta.context_token_count,
         }
-        if dropped_count:
-            event["metrics"] = {"dropped_units": dropped_count}
+        if dropped != NOTHING_DROPPED:
+            event["metrics"] = drop_metrics(dropped)
         if delta.WhichOneof("outcome") != "speech":
+            if delta.end_of_turn:  # the unit interrupted the turn
+                event["end_of_turn"] = True
             return [orjson.dumps(event)]
         event["type"] = "response.output_audio.delta"
         event["text"] = delta.speech.text
         event["end_of_turn"] = delta.end_of_turn
         return [with_audio(event, delta.speech.audio)]
 
-    def _closed_events(self, ending: Ending, now: Moment) -> list[bytes]:
+    def _closed_events(self, close: Close, now: Moment) -> list[bytes]:
         del now
-        reason = CLOSED_REASONS.get(ending.end)
+        reason = CLOSED_REASONS.get(close.reason)
         if reason is None:
             return []
         return [orjson.dumps({"type": "session.closed", "reason": reason})]
@@ -156,7 +167,7 @@ class DialectA(Dialect):
     def error(
         self, code: ErrorCode, message: str, now: Moment, input_id: str | None = None
     ) -> bytes:
-        """Render an `error` event; inputs have no names here."""
+        """Render an `error` event; inputs have no ids in A."""
         del now, input_id
         error = {"code": code, "message": message, "type": code.fault}
         return orjson.dumps({"type": "error", "error": error})

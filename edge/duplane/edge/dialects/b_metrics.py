@@ -1,4 +1,4 @@
-"""What B tells about a unit besides its output: metrics, and tokens used."""
+"""Metrics of units, and the tokens that a session has used, as dialect B names them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from google.protobuf.duration_pb2 import Duration
 
+from duplane.edge.dialects.actions import Dropped
 from duplane.fabric.v1 import session_pb2
 
 _FRAME_SLICE_TOKENS = 64
@@ -29,21 +30,23 @@ def stage_metrics(times: session_pb2.StageTimes) -> dict[str, object]:
     }
 
 
-def metrics(delta: session_pb2.Delta, dropped_count: int) -> dict[str, object]:
+def metrics(delta: session_pb2.Delta, dropped: Dropped) -> dict[str, object]:
     """Return the `metrics` of a unit; times in milliseconds, 0 for a stage that did not run."""
     times, counts = delta.stage_times, delta.token_counts
-    told: dict[str, object] = {
+    values: dict[str, object] = {
         "backend": BACKEND,
         "kv_cache_length": delta.context_token_count,
         **stage_metrics(times),
         "n_tokens": counts.output_text_token_count,
         "n_tts_tokens": counts.output_audio_token_count,
-        "dropped_units": dropped_count,
+        "dropped_units": dropped.unit_count,
     }
+    if dropped.frame_count:
+        values["dropped_frames"] = dropped.frame_count
     if counts.input_video_token_count:
-        told["vision_tokens"] = counts.input_video_token_count
-        told["vision_slices"] = counts.input_video_token_count // _FRAME_SLICE_TOKENS
-    return told
+        values["vision_tokens"] = counts.input_video_token_count
+        values["vision_slices"] = counts.input_video_token_count // _FRAME_SLICE_TOKENS
+    return values
 
 
 @dataclass(slots=True)
@@ -76,7 +79,7 @@ class Usage:
         self.output_audio += other.output_audio
 
     def to_json(self) -> dict[str, object]:
-        """Return it as clients know it."""
+        """Return the counts under the names that clients expect."""
         used_in = self.input_text + self.input_audio + self.input_video
         used_out = self.output_text + self.output_audio
         return {

@@ -1,10 +1,10 @@
-"""The `payload` of B's `session.init`: its aliases, in order, and what of it has no effect."""
+"""The `payload` of B's `session.init`: its settings with their aliases, and unused fields."""
 
 from __future__ import annotations
 
-from duplane.edge.dialects.duplex_config import read_duplex_config
-from duplane.edge.dialects.fields import Fields, ignored
-from duplane.edge.dialects.media import read_voice
+from duplane.edge.payload.fields import Fields, ignored
+from duplane.edge.payload.media import read_voice
+from duplane.edge.payload.model_settings import read_duplex_config, read_length_penalty
 from duplane.edge.settings import Limits
 from duplane.fabric.v1 import session_pb2
 
@@ -15,44 +15,56 @@ _TTS_VOICE_ALIASES = ("tts_ref_audio_base64", "tts_ref_audio")
 _MAX_SEED = 2**63 - 1
 
 
-def read_settings(payload: Fields, limits: Limits) -> tuple[session_pb2.Open, list[str]]:
-    """Return the settings, and the paths of fields without effect. Raises ClientError.
+def read_settings(
+    payload: Fields, limits: Limits, modes: frozenset[str]
+) -> tuple[session_pb2.Open, tuple[str, ...], dict[str, str]]:
+    """Return settings, paths of fields without effect, and paths by field. Raises ClientError.
 
-    `payload.defaults` is a bag of the same fields, each used where the payload has none. No path
-    on the server is ever taken from a client.
+    `payload.defaults` may hold the same fields; each applies where the payload has none. No field
+    is ever used as a path on the server. `modes` are the values of `mode` that agree with the URL.
     """
     settings = session_pb2.Open(context_token_limit=limits.context_token_count)
-    bags = [bag for bag in (payload.fields("defaults"), payload) if bag is not None]
+    paths: dict[str, str] = {}
+    groups = [group for group in (payload.fields("defaults"), payload) if group is not None]
     nested: list[Fields] = []
-    for bag in bags:  # the later wins
-        nested += _read_bag(bag, settings, limits)
-    return settings, list(ignored(*bags, *nested))
+    for group in groups:  # the later one replaces values of the earlier
+        nested += _read_group(group, settings, limits, paths)
+        group.expect("mode", modes)
+    return settings, ignored(*groups, *nested), paths
 
 
-def _read_bag(bag: Fields, settings: session_pb2.Open, limits: Limits) -> list[Fields]:
-    """Copy one bag into `settings`; return the objects found in it."""
-    if (key := bag.first(*_PROMPT_ALIASES)) is not None:
-        settings.system_prompt = bag.required_text(key, max_bytes=limits.instructions_bytes)
-    if (seed := bag.integer("seed", -_MAX_SEED - 1, _MAX_SEED)) is not None:
+def _read_group(
+    group: Fields, settings: session_pb2.Open, limits: Limits, paths: dict[str, str]
+) -> list[Fields]:
+    """Copy one group of fields into `settings`; return the objects found in it."""
+    if (key := group.first(*_PROMPT_ALIASES)) is not None:
+        settings.system_prompt = group.required_text(key, limits.instructions_bytes)
+        paths["system_prompt"] = group.path(key)
+    if (seed := group.integer("seed", -_MAX_SEED - 1, _MAX_SEED)) is not None:
         settings.seed = seed
-    if (penalty := bag.number("length_penalty", 0.1, 5.0)) is not None:
-        settings.config.length_penalty = penalty
-    if (is_spoken := bag.flag("use_tts")) is not None:
-        settings.config.generate_audio = is_spoken
+        paths["seed"] = group.path("seed")
+    paths |= read_length_penalty(group, settings.config)
+    if (generates_audio := group.get("use_tts", bool)) is not None:
+        settings.config.generate_audio = generates_audio
+        paths["config.generate_audio"] = group.path("use_tts")
     nested: list[Fields] = []
-    if (key := bag.first(*_CONFIG_ALIASES)) is not None:
-        config = bag.required_fields(key)
-        read_duplex_config(config, settings.config)
+    if (key := group.first(*_CONFIG_ALIASES)) is not None:
+        config = group.required_fields(key)
+        paths |= read_duplex_config(config, settings.config)
         nested.append(config)
-    if (voice := bag.fields("voice")) is not None:
+    if (voice := group.fields("voice")) is not None:
         nested.append(voice)
-    for place in (bag, *([voice] if voice else [])):
-        _read_voices(place, settings, limits)
+    for fields in (group, *([voice] if voice else [])):
+        _read_voices(fields, settings, limits, paths)
     return nested
 
 
-def _read_voices(fields: Fields, settings: session_pb2.Open, limits: Limits) -> None:
+def _read_voices(
+    fields: Fields, settings: session_pb2.Open, limits: Limits, paths: dict[str, str]
+) -> None:
     if (key := fields.first(*_LLM_VOICE_ALIASES)) is not None:
         settings.llm_voice = read_voice(fields, key, limits.voice_s)
+        paths["llm_voice"] = fields.path(key)
     if (key := fields.first(*_TTS_VOICE_ALIASES)) is not None:
         settings.tts_voice = read_voice(fields, key, limits.voice_s)
+        paths["tts_voice"] = fields.path(key)

@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import orjson
 
+from duplane.edge.client_errors import ClientError, ErrorCode
+from duplane.edge.clock import Moment
+from duplane.edge.close import Close, CloseReason
+from duplane.edge.dialects.actions import (
+    NOTHING_DROPPED,
+    Action,
+    Append,
+    Configure,
+    Dropped,
+    Leave,
+    Reply,
+    Tag,
+)
 from duplane.edge.dialects.b_metrics import metrics
 from duplane.edge.dialects.dialect import (
     ALIVE,
     OPEN,
     WAITING,
-    Action,
-    Answer,
-    Answers,
-    Append,
-    Configure,
-    Dialect,
-    Leave,
-    Moment,
+    Decoders,
     Phase,
+    Replies,
     ServerEvents,
-    Tag,
     Transitions,
     queue_events,
-    with_audio,
+    with_optional_audio,
 )
-from duplane.edge.dialects.duplex_config import read_duplex_config
-from duplane.edge.dialects.fields import Fields, ignored
-from duplane.edge.dialects.frames import read_frames, read_slice_count
-from duplane.edge.dialects.media import decode_audio, read_voice
-from duplane.edge.ends import End, Ending
-from duplane.edge.faults import ClientError, ErrorCode
+from duplane.edge.dialects.duplex import DuplexDialect, drop_metrics
+from duplane.edge.payload.fields import Fields, ignored
+from duplane.edge.payload.media import decode_audio, read_voice
+from duplane.edge.payload.model_settings import read_duplex_config
+from duplane.edge.payload.pictures import read_frames, read_slice_count
+from duplane.fabric.durations import to_duration, to_seconds
 from duplane.fabric.v1 import session_pb2
 
 PREPARE = "prepare"
@@ -47,18 +54,21 @@ DEFAULT_PAUSE_S = 60.0
 _UNCOUNTED = {"vision_slices": 0, "vision_tokens": 0}
 
 
-class DialectC(Dialect):
+class DialectC(DuplexDialect):
     """One client that speaks C."""
 
     name: ClassVar[str] = "C"
     queue_prefix: ClassVar[str] = ""
-    answers_appends: ClassVar[bool] = True
-    lost_while_opening: ClassVar[End] = End.FAILED
+    replies_to_appends: ClassVar[bool] = True
+    unit_paths: ClassVar[Mapping[str, str]] = {
+        "audio": "audio_base64",
+        "video_frames": "frame_base64_list",
+    }
     transitions: ClassVar[Transitions] = {
         (Phase.START, PREPARE): Phase.OPENING,
         (Phase.START, DIAGNOSTIC): Phase.START,
         (Phase.START, STOP): Phase.CLOSED,
-        (Phase.OPENING, CHUNK): Phase.OPENING,  # held until the conversation is ready
+        (Phase.OPENING, CHUNK): Phase.OPENING,  # waits until the conversation is ready
         (Phase.OPENING, INTERRUPT): Phase.OPENING,
         (Phase.OPENING, DIAGNOSTIC): Phase.OPENING,
         (Phase.OPENING, STOP): Phase.CLOSED,
@@ -68,13 +78,13 @@ class DialectC(Dialect):
         (Phase.ACTIVE, INTERRUPT): Phase.ACTIVE,
         (Phase.ACTIVE, DIAGNOSTIC): Phase.ACTIVE,
         (Phase.ACTIVE, STOP): Phase.CLOSED,
-        (Phase.PAUSED, PAUSE): Phase.PAUSED,  # begins anew
+        (Phase.PAUSED, PAUSE): Phase.PAUSED,  # starts again
         (Phase.PAUSED, RESUME): Phase.ACTIVE,
         (Phase.PAUSED, INTERRUPT): Phase.PAUSED,
         (Phase.PAUSED, DIAGNOSTIC): Phase.PAUSED,
         (Phase.PAUSED, STOP): Phase.CLOSED,
     }
-    answers: ClassVar[Answers] = {
+    replies: ClassVar[Replies] = {
         PREPARE: ("prepared",),
         CHUNK: ("result",),
         PAUSE: ("paused",),
@@ -94,73 +104,74 @@ class DialectC(Dialect):
         "timeout": ALIVE,
         "error": ALIVE,
     }
-    _max_slice_count: int | None = None  # of chunks that name none
-    _ignored: tuple[str, ...] = ()  # paths of settings that have no effect
     _pause_s: float = DEFAULT_PAUSE_S
     _is_interrupted = False  # the next unit has to listen
     _result_count = 0
 
-    def _refusal(self, kind: str) -> ClientError:
+    # --- client events ---
+
+    def _refusal(self, kind: str, phase: Phase) -> ClientError:
         if all(kind != known for _, known in self.transitions):
             return ClientError(ErrorCode.UNKNOWN_EVENT, f"Unknown message type: {kind[:80]}")
-        if self.phase is Phase.PAUSED and kind == CHUNK:
+        if phase is Phase.PAUSED and kind == CHUNK:
             return ClientError(ErrorCode.NOT_READY, "Worker is paused")
         if kind == PREPARE:
             return ClientError(ErrorCode.UNKNOWN_EVENT, "Already prepared")
         return ClientError(ErrorCode.NOT_READY, f"Not prepared: {kind}")
 
-    def _read(self, kind: str, event: Fields) -> Action:
-        match kind:
-            case "audio_chunk":
-                return self._read_chunk(event)
-            case "prepare":
-                return Configure(self._settings(event))
-            case "stop":
-                return Leave()
-            case "pause":
-                return self._pause(event)
-            case "resume":
-                return self._resume()
-            case _:
-                return self._interrupt(kind)
+    def _event_decoders(self) -> Decoders:
+        return {
+            CHUNK: self._decode_chunk,
+            PREPARE: self._decode_settings,
+            PAUSE: self._decode_pause,
+            RESUME: self._decode_resume,
+            INTERRUPT: lambda _: Reply((_event("interrupted"),), kind=INTERRUPT),
+            DIAGNOSTIC: lambda _: Reply(kind=DIAGNOSTIC),  # accepted and not used
+            STOP: lambda _: Leave(kind=STOP),
+        }
 
-    def _pause(self, event: Fields) -> Answer:
+    def accept(self, action: Action) -> None:
+        """Apply an event that `decode` returned, before another event is decoded."""
+        super().accept(action)
+        if action.kind == INTERRUPT:
+            self._is_interrupted = True
+        elif action.kind == CHUNK:
+            self._is_interrupted = False
+        elif isinstance(action, Reply) and action.request and action.request.HasField("pause"):
+            self._pause_s = to_seconds(action.request.pause.timeout)
+
+    def _decode_pause(self, event: Fields) -> Reply:
         timeout_s = event.number("timeout", 0.0, self.limits.pause_s)
-        self._pause_s = DEFAULT_PAUSE_S if timeout_s is None else timeout_s
-        request = session_pb2.ConverseRequest()
-        request.pause.timeout.FromNanoseconds(int(self._pause_s * 1e9))
-        return Answer((_event("paused", timeout=self._pause_s),), request)
+        pause_s = DEFAULT_PAUSE_S if timeout_s is None else timeout_s
+        pause = session_pb2.Pause(timeout=to_duration(pause_s))
+        request = session_pb2.ConverseRequest(pause=pause)
+        return Reply((_event("paused", timeout=pause_s),), request, PAUSE)
 
-    def _resume(self) -> Answer:
-        """Resume what is paused; what is not is answered alike, as clients expect."""
+    def _decode_resume(self, event: Fields) -> Reply:
+        """Resume a paused session. Clients expect the same reply when it is not paused."""
+        del event
         request = session_pb2.ConverseRequest(resume=session_pb2.Resume())
-        return Answer((_event("resumed"),), request if self.phase is Phase.PAUSED else None)
+        return Reply((_event("resumed"),), request if self.phase is Phase.PAUSED else None, RESUME)
 
-    def _interrupt(self, kind: str) -> Answer:
-        """Let the next unit listen; a diagnostic is taken and forgotten."""
-        if kind != INTERRUPT:
-            return Answer()
-        self._is_interrupted = True
-        return Answer((_event("interrupted"),))
-
-    def _settings(self, event: Fields) -> session_pb2.Open:
-        prompt = event.text("system_prompt", max_bytes=self.limits.instructions_bytes)
+    def _decode_settings(self, event: Fields) -> Configure:
+        prompt = event.text("system_prompt", self.limits.instructions_bytes)
         settings = session_pb2.Open(
             system_prompt=DEFAULT_PROMPT if prompt is None else prompt,
             llm_voice=read_voice(event, "ref_audio_base64", self.limits.voice_s),
             tts_voice=read_voice(event, "tts_ref_audio_base64", self.limits.voice_s),
         )
         config = event.fields("config")
+        paths = {"llm_voice": "ref_audio_base64", "tts_voice": "tts_ref_audio_base64"}
         if config is not None:
-            read_duplex_config(config, settings.config)
+            paths |= read_duplex_config(config, settings.config)
+        max_slice_count = None
         if self.mode.takes_frames:
             configured = read_slice_count(config) if config else None
-            self._max_slice_count = read_slice_count(event) or configured
-        self._ignored = ignored(event, config)
-        return settings
+            max_slice_count = read_slice_count(event) or configured
+        return Configure(settings, max_slice_count, ignored(event, config), paths, PREPARE)
 
-    def _read_chunk(self, event: Fields) -> Append:
-        encoded = event.text("audio_base64")
+    def _decode_chunk(self, event: Fields) -> Append:
+        encoded = event.get("audio_base64", str)
         if not encoded:
             raise ClientError(ErrorCode.MISSING_FIELD, "Missing audio_base64")
         audio = decode_audio(encoded, "audio_base64", self.limits.append_s)
@@ -168,25 +179,26 @@ class DialectC(Dialect):
         if self.mode.takes_frames:
             frames = read_frames(event, ("frame_base64_list",), self.limits)
         slices = (read_slice_count(event) or self._max_slice_count) if frames else None
-        force_listen = event.flag("force_listen") or self._is_interrupted
-        self._is_interrupted = False
-        return Append(audio, force_listen, frames=frames, max_slice_count=slices)
+        force_listen = event.get("force_listen", bool) or self._is_interrupted
+        return Append(audio, force_listen, frames=frames, max_slice_count=slices, kind=CHUNK)
+
+    # --- server events ---
 
     def _opened_events(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
         del now
-        told: dict[str, object] = {"prompt_length": opened.prompt_token_count}
+        fields: dict[str, object] = {"prompt_length": opened.prompt_token_count}
         if self.identity.recording_id:
-            told["recording_session_id"] = self.identity.recording_id
-        if unheeded := [*self._ignored, *opened.ignored_fields]:
-            told["ignored_init_fields"] = unheeded
-        return [_event("prepared", **told)]
+            fields["recording_session_id"] = self.identity.recording_id
+        if without_effect := self._without_effect(opened):
+            fields["ignored_init_fields"] = without_effect
+        return [_event("prepared", **fields)]
 
     def delta(
-        self, delta: session_pb2.Delta, tag: Tag, dropped_count: int, now: Moment
+        self, delta: session_pb2.Delta, tag: Tag, dropped: Dropped, now: Moment
     ) -> list[bytes]:
-        """Render the answer to one chunk as one `result`."""
+        """Render the reply to one chunk: one `result`."""
         del tag
-        told = _UNCOUNTED | metrics(delta, dropped_count)
+        measured = _UNCOUNTED | metrics(delta, dropped)
         is_speech = delta.WhichOneof("outcome") == "speech"
         self._result_count += 1
         event: dict[str, object] = {
@@ -195,40 +207,38 @@ class DialectC(Dialect):
             "text": delta.speech.text if is_speech else "",
             "end_of_turn": delta.end_of_turn,
             "current_time": self._result_count,
-            "cost_llm_ms": told["cost_llm_ms"],
-            "cost_tts_prep_ms": told["cost_tts_prep_ms"],
-            "cost_tts_ms": told["cost_tts_ms"],
-            "cost_token2wav_ms": told["cost_token2wav_ms"],
-            "cost_all_ms": told["wall_clock_ms"],
-            "n_tokens": told["n_tokens"],
-            "n_tts_tokens": told["n_tts_tokens"],
+            "cost_llm_ms": measured["cost_llm_ms"],
+            "cost_tts_prep_ms": measured["cost_tts_prep_ms"],
+            "cost_tts_ms": measured["cost_tts_ms"],
+            "cost_token2wav_ms": measured["cost_token2wav_ms"],
+            "cost_all_ms": measured["wall_clock_ms"],
+            "n_tokens": measured["n_tokens"],
+            "n_tts_tokens": measured["n_tts_tokens"],
             "server_send_ts": now.wall_s,
-            "wall_clock_ms": told["wall_clock_ms"],
+            "wall_clock_ms": measured["wall_clock_ms"],
             "kv_cache_length": delta.context_token_count,
-            "vision_slices": told["vision_slices"],
-            "vision_tokens": told["vision_tokens"],
+            "vision_slices": measured["vision_slices"],
+            "vision_tokens": measured["vision_tokens"],
         }
-        if dropped_count:
-            event["dropped_units"] = dropped_count
-        if is_speech and delta.speech.audio:
-            return [with_audio(event, delta.speech.audio, "audio_data")]
-        return [orjson.dumps({**event, "audio_data": None})]
+        if dropped != NOTHING_DROPPED:
+            event |= drop_metrics(dropped)
+        return [with_optional_audio(event, delta.speech.audio if is_speech else b"")]
 
-    def _closed_events(self, ending: Ending, now: Moment) -> list[bytes]:
-        match ending.end:
-            case End.CLIENT:
+    def _closed_events(self, close: Close, now: Moment) -> list[bytes]:
+        match close.reason:
+            case CloseReason.CLIENT:
                 return [_event("stopped")]
-            case End.TIMEOUT:
+            case CloseReason.TIMEOUT:
                 is_pause = self.phase is Phase.PAUSED
                 pause = f"Pause timeout ({self._pause_s}s)"
-                reason = pause if is_pause else ending.message or "Session timeout"
+                reason = pause if is_pause else close.message or "Session timeout"
                 return [_event("timeout", reason=reason)]
-            case End.CONTEXT_FULL:
+            case CloseReason.CONTEXT_FULL:
                 return [self.error(ErrorCode.INFERENCE_ERROR, "Context is full", now)]
-            case End.SHUTDOWN:
+            case CloseReason.SHUTDOWN:
                 return [self.error(ErrorCode.SERVICE_UNAVAILABLE, "Server is shutting down", now)]
-            case End.FAILED:
-                message = ending.message or "the worker was lost"
+            case CloseReason.FAILED:
+                message = close.message or "the worker was lost"
                 return [self.error(ErrorCode.INFERENCE_ERROR, message, now)]
             case _:
                 return []
@@ -236,7 +246,7 @@ class DialectC(Dialect):
     def error(
         self, code: ErrorCode, message: str, now: Moment, input_id: str | None = None
     ) -> bytes:
-        """Render an `error` event; the dialect has no codes, and no names of inputs."""
+        """Render an `error` event; C has no error codes and no input ids."""
         del code, now, input_id
         return _event("error", error=message)
 

@@ -1,74 +1,85 @@
-"""What every dialect of chat is: turns in; what a worker says of a turn out, as JSON events."""
+"""The chat half of dialects: turns in; the answer to one turn at a time out, as JSON events."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from typing import ClassVar
 
-from duplane.edge.dialects.dialect import Dialect, Moment, Phase, Tag, Turn
-from duplane.edge.faults import ErrorCode
+from duplane.edge.client_errors import ErrorCode
+from duplane.edge.clock import Moment
+from duplane.edge.dialects.actions import Turn
+from duplane.edge.dialects.dialect import Dialect, Phase
 from duplane.fabric.v1 import session_pb2
 
 
 class ChatDialect(Dialect):
-    """One client that chats. One turn runs at a time; what it has said so far is kept here."""
+    """A dialect of turns. It keeps one answer's text, and its audio if not streamed."""
 
-    # Whether the client's first event comes before its place in the queue.
-    asks_first: ClassVar[bool] = False
-
-    request_path: ClassVar[str] = ""  # where a turn is in the event that brings it
+    # Whether a connection has exactly one turn, which the client sends before it gets a slot.
+    is_one_shot: ClassVar[bool] = False
+    request_path: ClassVar[str] = ""  # the path of the turn in the event that holds it
 
     _turn = Turn(session_pb2.ChatRequest())
     _prompt_token_count = 0
     _held_bytes = 0  # of an answer that is not streamed
 
-    def begin(self, turn: Turn) -> None:
-        """Begin to answer a turn, or begin again."""
+    @property
+    def takes_turns(self) -> bool:
+        """Whether a turn may begin now."""
+        return self.phase is Phase.ACTIVE
+
+    @property
+    def is_too_long(self) -> bool:
+        """Whether an answer that is not streamed exceeds the bound of what the edge holds."""
+        return self._held_bytes > self.limits.answer_bytes
+
+    def begin(self, turn: Turn, now: Moment) -> None:
+        """Begin to answer a turn, or begin again on another slot."""
+        del now
         self._turn = turn
         self._prompt_token_count = 0
+        self._context_token_count = 0
+        self._ignored_by_worker: list[str] = []
         self._text: list[str] = []
         self._audio: list[bytes] = []
         self._held_bytes = 0
 
     def prefilled(self, prefilled: session_pb2.Prefilled, now: Moment) -> list[bytes]:
-        """Render that the prompt is in the context."""
+        """Render the event for a prompt that is in the context."""
         del now
         self._prompt_token_count = prefilled.prompt_token_count
+        self._ignored_by_worker = list(prefilled.ignored_fields)
         return []
 
-    def piece(self, delta: session_pb2.ChatDelta, now: Moment) -> list[bytes]:
-        """Render a piece of the answer; of one that is not streamed it is only kept."""
+    def delta(self, delta: session_pb2.ChatDelta, now: Moment) -> list[bytes]:
+        """Render one delta of the answer; keep it where the answer is not streamed."""
         self._text.append(delta.text)
+        self._context_token_count = max(self._context_token_count, delta.context_token_count)
         if self._turn.is_streaming:
-            return self._piece_events(delta, now)
+            return self._delta_events(delta, now)
         self._audio.append(delta.audio)
         self._held_bytes += len(delta.text.encode()) + len(delta.audio)
         return []
 
-    @property
-    def is_too_long(self) -> bool:
-        """Whether an answer that is told whole has become more than is held for a client."""
-        return self._held_bytes > self.limits.answer_bytes
-
-    @abstractmethod
-    def _piece_events(self, delta: session_pb2.ChatDelta, now: Moment) -> list[bytes]: ...
+    def _delta_events(self, delta: session_pb2.ChatDelta, now: Moment) -> list[bytes]:
+        """Render one delta of a streamed answer; a dialect may not stream."""
+        del delta, now
+        return []
 
     @abstractmethod
     def done(self, done: session_pb2.Done, now: Moment) -> list[bytes]:
         """Render the end of the answer."""
 
+    def _final_token_count(self, done: session_pb2.Done) -> int:
+        """Return the tokens in the context at the end, never fewer than a delta has stated."""
+        answer_count = done.token_counts.output_text_token_count
+        return max(self._context_token_count, self._prompt_token_count + answer_count)
+
+    def _without_effect(self) -> list[str]:
+        """Return the client's paths of all fields of the turn without effect, each once."""
+        paths = (self._turn.paths.get(field, field) for field in self._ignored_by_worker)
+        return list(dict.fromkeys([*self._turn.ignored, *paths]))
+
     def refused(self, code: ErrorCode, message: str, now: Moment) -> list[bytes]:
         """Render a turn that could not be answered."""
         return [self.error(code, message, now)]
-
-    def delta(
-        self, delta: session_pb2.Delta, tag: Tag, dropped_count: int, now: Moment
-    ) -> list[bytes]:
-        """Render nothing: a chat has no units."""
-        del delta, tag, dropped_count, now
-        return []
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether a turn may begin now."""
-        return self.phase is Phase.ACTIVE

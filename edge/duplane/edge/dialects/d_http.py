@@ -1,69 +1,116 @@
-"""D's request over plain HTTP: answered whole, by one JSON object, with how long it took."""
+"""The turn of dialect D over plain HTTP: one request, answered by one JSON object."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import ClassVar
 
 import orjson
 
+from duplane.edge.client_errors import ErrorCode
+from duplane.edge.clock import Moment
+from duplane.edge.close import Close
+from duplane.edge.dialects.actions import Turn
 from duplane.edge.dialects.chat import ChatDialect
-from duplane.edge.dialects.d import DialectD
-from duplane.edge.dialects.dialect import Action, Moment, Turn, with_audio
-from duplane.edge.dialects.fields import Fields
-from duplane.edge.ends import Ending
+from duplane.edge.dialects.chat_request import read_turn
+from duplane.edge.dialects.d import DEFAULTS, REQUEST
+from duplane.edge.dialects.dialect import (
+    Decoders,
+    Lifecycle,
+    Phase,
+    Replies,
+    ServerEvents,
+    Transitions,
+    with_optional_audio,
+)
+from duplane.edge.identity import Identity
+from duplane.edge.modes import Mode
+from duplane.edge.payload.fields import Fields
+from duplane.edge.settings import Limits
 from duplane.fabric.audio import OUTPUT_RATE_HERTZ
-from duplane.fabric.v1 import session_pb2
+from duplane.fabric.durations import to_seconds
+from duplane.fabric.v1 import lease_pb2, session_pb2
 
 
-@dataclass(frozen=True, slots=True)
-class Waited:
-    """How a request came to its slot; `until` is when it began to run."""
+class DialectDHttp(ChatDialect):
+    """One HTTP request. The only event is the answer; a refusal is an HTTP status.
 
-    until: Moment
-    seconds: float
-    estimated_s: float  # as told when it was queued; 0 when it was not
+    The answer includes how long the request, received at `received`, waited for its slot.
+    """
 
+    name: ClassVar[str] = "D"
+    is_one_shot: ClassVar[bool] = True
+    only_event: ClassVar[str] = REQUEST
+    transitions: ClassVar[Transitions] = {(Phase.START, REQUEST): Phase.ACTIVE}
+    replies: ClassVar[Replies] = {REQUEST: ("answer",)}
+    server_events: ClassVar[ServerEvents] = {"answer": frozenset({Phase.ACTIVE})}
 
-class DialectDHttp(DialectD):
-    """One client that asks once. Only the answer is told here; refusals have a status code."""
+    def __init__(self, identity: Identity, limits: Limits, mode: Mode, received: Moment) -> None:
+        super().__init__(identity, limits, mode)
+        self._received = received
+        self._begun = received
+        self._estimated_wait_s: float | None = None  # as the scheduler first estimated it
 
-    waited: Waited | None = None  # set before the turn begins
+    def _event_decoders(self) -> Decoders:
+        return {REQUEST: self._decode_request}
 
-    def _read(self, kind: str, event: Fields) -> Action:
-        action = super()._read(kind, event)
-        return replace(action, is_streaming=False) if isinstance(action, Turn) else action
+    def _decode_request(self, event: Fields) -> Turn:
+        return replace(read_turn(event, DEFAULTS, self.limits, REQUEST), is_streaming=False)
 
-    def prefilled(self, prefilled: session_pb2.Prefilled, now: Moment) -> list[bytes]:
-        """Keep the count."""
-        ChatDialect.prefilled(self, prefilled, now)
+    def queued(self, queued: lease_pb2.Queued, *, is_update: bool) -> list[bytes]:
+        """Remember the first estimate; an HTTP client gets no queue events."""
+        if not is_update and self._estimated_wait_s is None:
+            self._estimated_wait_s = to_seconds(queued.estimated_wait)
         return []
 
+    def queue_done(self) -> list[bytes]:
+        """Render nothing: an HTTP client gets no queue events."""
+        return []
+
+    def begin(self, turn: Turn, now: Moment) -> None:
+        """Begin to answer the turn, or begin again on another slot."""
+        super().begin(turn, now)
+        self._begun = now
+
     def done(self, done: session_pb2.Done, now: Moment) -> list[bytes]:
-        """Render the answer. Nothing is cached: every request brings its whole history."""
-        waited = self.waited or Waited(now, 0.0, 0.0)
-        told, prompt = done.token_counts.output_text_token_count, self._prompt_token_count
+        """Render the answer. `cached_tokens` is 0: every request brings its whole history."""
+        answer_count, prompt_count = (
+            done.token_counts.output_text_token_count,
+            self._prompt_token_count,
+        )
         event: dict[str, object] = {
             "text": "".join(self._text),
             "success": True,
             "error": None,
             "audio_sample_rate": OUTPUT_RATE_HERTZ,
-            "tokens_generated": told,
+            "tokens_generated": answer_count,
             "token_stats": {
                 "cached_tokens": 0,
-                "input_tokens": prompt,
-                "generated_tokens": told,
-                "total_tokens": prompt + told,
+                "input_tokens": prompt_count,
+                "generated_tokens": answer_count,
+                "total_tokens": prompt_count + answer_count,
             },
-            "duration_ms": round((now.monotonic_s - waited.until.monotonic_s) * 1e3, 1),
-            "queue_wait_ms": round(waited.seconds * 1e3),
-            "estimated_queue_wait_s": round(waited.estimated_s, 1),
+            "duration_ms": round((now.monotonic_s - self._begun.monotonic_s) * 1e3, 1),
+            "queue_wait_ms": round((self._begun.monotonic_s - self._received.monotonic_s) * 1e3),
+            "estimated_queue_wait_s": round(self._estimated_wait_s or 0.0, 1),
             "recording_session_id": self.identity.recording_id or None,
         }
-        if audio := b"".join(self._audio):
-            return [with_audio(event, audio, "audio_data")]
-        return [orjson.dumps({**event, "audio_data": None})]
+        return [with_optional_audio(event, b"".join(self._audio))]
 
-    def ended(self, ending: Ending, now: Moment) -> list[bytes]:
-        """Tell nothing."""
-        super().ended(ending, now)
+    def ended(self, close: Close, now: Moment) -> list[bytes]:
+        """Render nothing: the HTTP status says why a request was refused."""
+        del close, now
+        self._advance(Lifecycle.CLOSED)
         return []
+
+    def error(
+        self, code: ErrorCode, message: str, now: Moment, input_id: str | None = None
+    ) -> bytes:
+        """Render the body of a refused request, with the message where clients look for it."""
+        del code, now, input_id
+        return error_body(message)
+
+
+def error_body(message: str) -> bytes:
+    """Render a refusal: clients of different generations read `detail` or `error`."""
+    return orjson.dumps({"detail": message, "error": message, "success": False})

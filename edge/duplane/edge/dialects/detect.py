@@ -1,36 +1,36 @@
-"""Which dialect a client of /v1/realtime speaks: its first event of a known type decides."""
+"""Detects which dialect a client of /v1/realtime speaks, A or B, by its first known event."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from duplane.edge.dialects import a, b
+from duplane.edge.dialects import a, b_events
 from duplane.edge.dialects.a import DialectA
 from duplane.edge.dialects.b import DialectB
-from duplane.edge.dialects.dialect import Dialect
-from duplane.edge.dialects.fields import Fields
+from duplane.edge.dialects.duplex import DuplexDialect
+from duplane.edge.payload.fields import Fields
 
-FIRST_EVENTS: Mapping[str, type[Dialect]] = {
+FIRST_EVENTS: Mapping[str, type[DuplexDialect]] = {
     a.UPDATE: DialectA,
-    b.INIT: DialectB,
-    b.APPEND: DialectB,
+    b_events.INIT: DialectB,
+    b_events.APPEND: DialectB,
 }
 
 
-def detect(kind: object) -> type[Dialect] | None:
+def detect(kind: object) -> type[DuplexDialect] | None:
     """Return the dialect whose clients begin with an event of type `kind`.
 
-    None leaves it open: such an event is answered as in A, and the next may decide. The queue
-    events that come before are equal in both.
+    None means that the event does not decide: it is answered as in A, and a later event decides.
+    The queue events before the decision are equal in both dialects.
     """
     return FIRST_EVENTS.get(kind) if isinstance(kind, str) else None
 
 
 def needs_init(kind: object) -> bool:
-    """Tell whether this first event implies settings, as B's own gateway took it."""
-    return kind == b.APPEND
+    """Return whether this first event implies empty settings, as in B's reference gateway."""
+    return kind == b_events.APPEND
 
 
 def implied_init() -> Fields:
     """Return the settings event that is implied."""
-    return Fields({"type": b.INIT, "payload": {}})
+    return Fields({"type": b_events.INIT, "payload": {}})

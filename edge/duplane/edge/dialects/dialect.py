@@ -1,274 +1,206 @@
-"""What every dialect is: client events in, wishes out; fabric messages in, JSON events out.
+"""Base class of all dialects: tables of legal events, decoding, queue events, errors, closing.
 
-Decides which client event is legal when. Knows no sockets, no clocks, no tasks.
+`decode` reads a client event and changes nothing; `accept` applies it. A dialect uses no sockets
+and no timers and does not order events: sessions do.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from enum import Enum, auto
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import orjson
 import pybase64
 
-from duplane.edge.dialects.fields import Fields
-from duplane.edge.ends import CLOSE_CODES, REFUSALS, End, Ending
-from duplane.edge.faults import ClientError, ErrorCode, name_fault
+from duplane.edge.client_errors import ClientError, ErrorCode
+from duplane.edge.clock import Moment
+from duplane.edge.close import CLOSE_CODES, REFUSALS, Close
+from duplane.edge.dialects.actions import Action, Configure
+from duplane.edge.identity import Identity
 from duplane.edge.modes import Mode
+from duplane.edge.payload.fields import Fields
 from duplane.edge.settings import Limits
+from duplane.fabric.durations import to_seconds
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
 
-class Moment(NamedTuple):
-    """Now, twice: for durations, and for what people read. Passed in by whoever owns a clock."""
-
-    monotonic_s: float
-    wall_ns: int
-
-    @property
-    def wall_s(self) -> float:
-        """Unix time in seconds."""
-        return self.wall_ns / 1e9
-
-
 class Phase(Enum):
-    """Where a session is, as far as its client's events are concerned."""
+    """The phase of a session; it decides which client events are legal."""
 
-    START = auto()  # nothing legal but settings and leaving
+    START = auto()  # only settings and closing are legal
     OPENING = auto()  # settings are accepted; the conversation is not ready yet
-    ACTIVE = auto()  # units flow
-    PAUSED = auto()  # they do not, by the client's wish
+    ACTIVE = auto()  # the session takes units or turns
+    PAUSED = auto()  # the client has paused its units
     CLOSED = auto()  # nothing is answered any more
 
 
-class Happening(Enum):
-    """What changes the phase of a session and is not its client's doing."""
+class Lifecycle(Enum):
+    """Causes of a phase change other than a client event."""
 
     OPENED = auto()  # the worker's conversation is ready
-    ENDED = auto()  # for whatever reason
+    CLOSED = auto()  # the session has ended
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What a session is called: inside (and in B), and in A, where the form is documented."""
-
-    session_id: str  # sess_ and 12 hex digits
-    realtime_id: str  # rt_ and a Unix time in milliseconds
-    recording_id: str = ""  # told to the client when the session is recorded
-
-
-@dataclass(frozen=True, slots=True)
-class Tag:
-    """What a client wants to see again on the answers to its audio. Absent in A."""
-
-    input_id: str | None = None
-    response_id: str | None = None
-
-
-NO_TAG = Tag()
-
-
-@dataclass(frozen=True, slots=True)
-class Configure:
-    """The client's settings are complete: open the conversation."""
-
-    settings: session_pb2.Open
-
-
-@dataclass(frozen=True, slots=True)
-class Append:
-    """Audio of any length, float32 PCM at 16 kHz, and pictures; checked.
-
-    Without audio it is of pictures alone. `max_slice_count` None means one slice per picture.
-    """
-
-    audio: bytes
-    force_listen: bool = False
-    tag: Tag = NO_TAG
-    frames: tuple[bytes, ...] = ()
-    max_slice_count: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """The client ends its session."""
-
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Tell the client these events at once, and the worker this, after the units before it."""
-
-    events: tuple[bytes, ...] = ()
-    request: session_pb2.ConverseRequest | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One turn of chat is asked for; its lease is not known yet."""
-
-    request: session_pb2.ChatRequest
-    is_streaming: bool = True
-    input_id: str | None = None
-    ignored_fields: tuple[str, ...] = ()  # paths of what was sent and has no effect
-
-
-Action = Configure | Append | Leave | Answer | Turn
+Decoders = Mapping[str, Callable[[Fields], Action]]
 Transitions = Mapping[tuple[Phase, str], Phase]
-Answers = Mapping[str, tuple[str, ...]]
+Replies = Mapping[str, tuple[str, ...]]
 ServerEvents = Mapping[str, frozenset[Phase]]
 
 WAITING = frozenset({Phase.START, Phase.OPENING})  # a client may wait for a slot in these
 OPEN = frozenset({Phase.ACTIVE, Phase.PAUSED})  # the conversation is ready in these
 ALIVE = WAITING | OPEN
 
-# The same in every dialect; what is not here changes nothing.
-HAPPENINGS: Mapping[tuple[Phase, Happening], Phase] = {
-    (Phase.OPENING, Happening.OPENED): Phase.ACTIVE,
-    **{(phase, Happening.ENDED): Phase.CLOSED for phase in Phase},
+# The same in every dialect. A pair that is not listed changes nothing.
+LIFECYCLE: Mapping[tuple[Phase, Lifecycle], Phase] = {
+    (Phase.OPENING, Lifecycle.OPENED): Phase.ACTIVE,
+    **{(phase, Lifecycle.CLOSED): Phase.CLOSED for phase in Phase},
 }
 
 
 class Dialect(ABC):
-    """One client's conversation in one dialect. A fault leaves the phase as it was."""
+    """One client's side of a session, in one dialect. A refused event changes nothing."""
 
     name: ClassVar[str]
-    # Which event a client may send in which phase, and the phase after it. Any other is refused.
+    # Phase and event type -> next phase. Every other pair is refused. An event that is legal in
+    # OPENING leads on in ACTIVE too, because a worker may open while an event is decoded.
     transitions: ClassVar[Transitions]
-    # What each of them is answered by, at once or later; `error` may take the place of any.
-    answers: ClassVar[Answers]
-    # What is told, and in which phases.
+    # Event type -> the types that answer it, at once or later; `error` may replace any of them.
+    replies: ClassVar[Replies]
+    # Type of a server event -> the phases in which it is sent.
     server_events: ClassVar[ServerEvents]
     queue_prefix: ClassVar[str] = "session."
-    # Whether every append has exactly one answer, rather than every unit.
-    answers_appends: ClassVar[bool] = False
-    # What it looks like when the worker is lost before the conversation is ready.
-    lost_while_opening: ClassVar[End]
+
+    # The type of the only event that clients send, where their events have no type.
+    only_event: ClassVar[str] = ""
+
+    _ignored: tuple[str, ...] = ()  # paths of settings without effect
 
     def __init__(self, identity: Identity, limits: Limits, mode: Mode) -> None:
         self.identity = identity
         self.limits = limits
         self.mode = mode
         self.phase = Phase.START
+        self._decoders = self._event_decoders()
 
-    def receive(self, event: Fields) -> Action:
-        """Take one client event. Raises ClientError."""
-        kind = self._kind(event)
-        after = self.transitions.get((self.phase, kind))
-        if after is None:
-            raise self._refusal(kind)
-        action = self._read(kind, event)
-        self.phase = after
-        return action
+    # --- client events ---
 
-    def _kind(self, event: Fields) -> str:
-        """Return what the tables know an event by. Raises ClientError."""
-        return event.required_text("type")
+    @abstractmethod
+    def _event_decoders(self) -> Decoders:
+        """Return the function that decodes each type of client event."""
 
-    def _happen(self, happening: Happening) -> bool:
-        """Change the phase; tell whether this can happen now."""
-        after = HAPPENINGS.get((self.phase, happening))
-        if after is None:
-            return False
-        self.phase = after
-        return True
+    def decode(self, event: Fields, phase: Phase | None = None) -> Action:
+        """Decode an event that is legal in `phase`, by default the current one. Raises ClientError.
 
-    def _refusal(self, kind: str) -> ClientError:
-        """Return the fault of an event that is not legal now."""
+        Changes nothing, so that long events can be decoded in a thread.
+        """
+        try:
+            kind = self.only_event or event.get("type", str, required=True)
+            if (phase or self.phase, kind) not in self.transitions:
+                raise self._refusal(kind, phase or self.phase)
+            return self._decoders[kind](event)
+        except ClientError as fault:
+            fault.input_id = self._input_id(event)
+            raise
+
+    def accept(self, action: Action) -> None:
+        """Apply an event that `decode` returned, before another event is decoded."""
+        self.phase = self.transitions[self.phase, action.kind]
+        if isinstance(action, Configure):
+            self._configure(action)
+
+    def _configure(self, settings: Configure) -> None:
+        """Keep what later events need of the session's settings."""
+        self._ignored = settings.ignored
+
+    def _input_id(self, event: Fields) -> str | None:
+        """Return the client's own id of an event, where its dialect has such ids."""
+        del event
+        return None
+
+    def _refusal(self, kind: str, phase: Phase) -> ClientError:
+        """Return the error for an event that is not legal in `phase`."""
         if all(kind != known for _, known in self.transitions):
             return ClientError(ErrorCode.UNKNOWN_EVENT, "type: unknown event type")
-        if self.phase is Phase.START:
+        if phase is Phase.START:
             message = f"type: {kind} before the session is configured"
             return ClientError(ErrorCode.NOT_READY, message)
         return ClientError(ErrorCode.UNKNOWN_EVENT, f"type: {kind} is allowed only once")
 
+    # --- server events ---
+
+    def queued(self, queued: lease_pb2.Queued, *, is_update: bool) -> list[bytes]:
+        """Render `queued`, or `queue_update` after the first. An unknown wait is rendered as 0."""
+        event = {
+            "type": f"{self.queue_prefix}{'queue_update' if is_update else 'queued'}",
+            "position": queued.position,
+            "estimated_wait_s": to_seconds(queued.estimated_wait),
+            "ticket_id": queued.ticket_id,
+            "queue_length": queued.queue_length,
+        }
+        return [orjson.dumps(event)]
+
+    def queue_done(self) -> list[bytes]:
+        """Render `queue_done`: the session has its slot."""
+        return [orjson.dumps({"type": f"{self.queue_prefix}queue_done"})]
+
     def opened(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
-        """Tell the client that the conversation is ready, if it waits for that."""
-        return self._opened_events(opened, now) if self._happen(Happening.OPENED) else []
+        """Render the event for a ready conversation, if the client waits for one."""
+        return self._opened_events(opened, now) if self._advance(Lifecycle.OPENED) else []
 
-    def ended(self, ending: Ending, now: Moment) -> list[bytes]:
-        """Tell the client why it is over, if it can be told."""
-        code = REFUSALS.get(ending.end)
-        told = (
-            self._closed_events(ending, now)
+    def ended(self, close: Close, now: Moment) -> list[bytes]:
+        """Render the reason of the session's end; nothing if the dialect has no event for it."""
+        code = REFUSALS.get(close.reason)
+        events = (
+            self._closed_events(close, now)
             if code is None
-            else [self.error(code, ending.message, now)]
+            else [self.error(code, close.message, now)]
         )
-        self._happen(Happening.ENDED)
-        return told
+        self._advance(Lifecycle.CLOSED)
+        return events
 
-    def close_code(self, ending: Ending) -> int:
-        """Return the code that the connection is closed with."""
-        return CLOSE_CODES[ending.end]
+    def close_code(self, close: Close) -> int:
+        """Return the WebSocket close code."""
+        return CLOSE_CODES[close.reason]
 
-    @abstractmethod
-    def _read(self, kind: str, event: Fields) -> Action:
-        """Turn an event that is legal now into an action. Raises ClientError."""
+    def _advance(self, cause: Lifecycle) -> bool:
+        """Change the phase; return whether `cause` is possible in the current one."""
+        after = LIFECYCLE.get((self.phase, cause))
+        if after is not None:
+            self.phase = after
+        return after is not None
 
-    @abstractmethod
-    def _opened_events(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]: ...
-
-    @abstractmethod
-    def delta(
-        self, delta: session_pb2.Delta, tag: Tag, dropped_count: int, now: Moment
-    ) -> list[bytes]:
-        """Render the output of one unit; `dropped_count` units were lost since the one before."""
-
-    def gathered(self, tag: Tag, now: Moment) -> list[bytes]:
-        """Tell of an append that was taken and completed no unit, where clients wait for that."""
-        del tag, now
+    def _opened_events(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
+        """Render the event that announces a conversation; a dialect may have none."""
+        del opened, now
         return []
 
-    @abstractmethod
-    def _closed_events(self, ending: Ending, now: Moment) -> list[bytes]: ...
+    def _closed_events(self, close: Close, now: Moment) -> list[bytes]:
+        """Render the event that ends a session other than by a refusal; a dialect may have none."""
+        del close, now
+        return []
 
     @abstractmethod
     def error(
         self, code: ErrorCode, message: str, now: Moment, input_id: str | None = None
     ) -> bytes:
-        """Render an `error` event, about an input that may have a name."""
-
-    def failed(self, failed: session_pb2.Failed, now: Moment, input_id: str | None = None) -> bytes:
-        """Render a unit that could not be used."""
-        code = FAILURES.get(failed.reason, ErrorCode.INFERENCE_ERROR)
-        message = name_fault(failed.field, failed.message or "the unit could not be used")
-        return self.error(code, message, now, input_id)
+        """Render an `error` event, with the client's id of the input that caused it, if any."""
 
 
 def queue_events(prefix: str, phases: frozenset[Phase]) -> ServerEvents:
-    """Return what a client that waits for a slot is told, in `phases`."""
+    """Return the table rows of the queue events, which are sent in `phases`."""
     return {f"{prefix}{kind}": phases for kind in ("queued", "queue_update", "queue_done")}
 
 
-# Units that failed through the client's doing; every other reason is ours.
-FAILURES: Mapping[str, ErrorCode] = {
-    "INVALID_FIELD": ErrorCode.INVALID_PAYLOAD,
-    "UNIT_TOO_LONG": ErrorCode.INVALID_PAYLOAD,
-    "PAUSED": ErrorCode.NOT_READY,
-}
-
-
-def queue_event(kind: str, queued: lease_pb2.Queued) -> bytes:
-    """Render `queued` or `queue_update`, the same in every dialect but for its prefix.
-
-    A wait that nobody can estimate yet is told as 0: clients do arithmetic on it.
-    """
-    return orjson.dumps(
-        {
-            "type": kind,
-            "position": queued.position,
-            "estimated_wait_s": queued.estimated_wait.ToMicroseconds() / 1e6,
-            "ticket_id": queued.ticket_id,
-            "queue_length": queued.queue_length,
-        }
-    )
-
-
 def with_audio(event: Mapping[str, object], pcm: bytes, key: str = "audio") -> bytes:
-    """Render `event` with one more field, the audio, which is encoded and copied once each."""
+    """Render `event` with one more field: the audio as base64, encoded once and copied once."""
     head = orjson.dumps(event)[:-1]
     return b"".join((head, b',"', key.encode(), b'":"', pybase64.b64encode(pcm), b'"}'))
+
+
+def with_optional_audio(event: Mapping[str, object], pcm: bytes) -> bytes:
+    """Render `event` with `audio_data`, which is null where there is no audio (C and D)."""
+    if pcm:
+        return with_audio(event, pcm, "audio_data")
+    return orjson.dumps({**event, "audio_data": None})

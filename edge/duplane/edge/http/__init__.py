@@ -1,4 +1,4 @@
-"""The edge's plain HTTP, on the same port as the WebSockets: one file per group of paths.
+"""The edge's HTTP routes, one file per group of paths, and the pure functions that render answers.
 
-What is told is rendered elsewhere, by pure functions; here is who may ask and what a request says.
+The WebSockets are routes, too: see `session_routes.py`.
 """

@@ -1,110 +1,104 @@
-"""POST /api/chat: one turn of chat for one request, on a slot of its own."""
+"""POST /api/chat: one turn of chat over HTTP, as a session that ends with the answer."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Literal
 
 from aiohttp import web
-from websockets.exceptions import ConnectionClosedError
 
-from duplane.edge.asked_session import AskedSession
 from duplane.edge.clock import Clock
-from duplane.edge.ends import End, Farewell
-from duplane.edge.entry import ASKED
+from duplane.edge.close import Close, CloseReason
+from duplane.edge.dialects.d_http import DialectDHttp, error_body
 from duplane.edge.http.messages import json_answer, read_body
 from duplane.edge.modes import CHAT_MODE
-from duplane.edge.peers import join_headers
-from duplane.edge.sessions import Arrival, Sessions
+from duplane.edge.routing import HTTP_CHAT_PATH
+from duplane.edge.session.chat_session import ChatSession
+from duplane.edge.session_registry import ClientRequest, SessionRegistry
 from duplane.edge.settings import Limits
+from duplane.edge.transport.client import Receiver
+from duplane.edge.transport.client_address import join_headers
 
-# How ends that are no answer are told; the rest is our own failure.
-_STATUSES: Mapping[End, HTTPStatus] = {
-    End.MODE_REFUSED: HTTPStatus.FORBIDDEN,
-    End.UNREADABLE: HTTPStatus.BAD_REQUEST,
-    End.REQUEST_REFUSED: HTTPStatus.UNPROCESSABLE_ENTITY,
-    End.SERVICE_UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
-    End.QUEUE_FULL: HTTPStatus.SERVICE_UNAVAILABLE,
-    End.WORKER_BUSY: HTTPStatus.SERVICE_UNAVAILABLE,
-    End.WORKER_CONNECT_FAILED: HTTPStatus.SERVICE_UNAVAILABLE,
-    End.SHUTDOWN: HTTPStatus.SERVICE_UNAVAILABLE,
+# The HTTP status of a request without an answer; 500 for every other reason.
+_STATUSES: Mapping[CloseReason, HTTPStatus] = {
+    CloseReason.MODE_REFUSED: HTTPStatus.FORBIDDEN,
+    CloseReason.UNREADABLE: HTTPStatus.BAD_REQUEST,
+    CloseReason.REQUEST_REFUSED: HTTPStatus.UNPROCESSABLE_ENTITY,
+    CloseReason.SERVICE_UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+    CloseReason.QUEUE_FULL: HTTPStatus.SERVICE_UNAVAILABLE,
+    CloseReason.WORKER_BUSY: HTTPStatus.SERVICE_UNAVAILABLE,
+    CloseReason.WORKER_CONNECT_FAILED: HTTPStatus.SERVICE_UNAVAILABLE,
+    CloseReason.SHUTDOWN: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 
 
-class ChatAnswers:
+class ChatRoutes:
     """Runs each request as a session: counted, recorded and drained as all are."""
 
-    def __init__(self, sessions: Sessions, limits: Limits, clock: Clock) -> None:
+    def __init__(self, sessions: SessionRegistry, limits: Limits, clock: Clock) -> None:
         self._sessions = sessions
         self._limits = limits
         self._clock = clock
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
-        return [web.post(ASKED, self._chat)]
+        return [web.post(HTTP_CHAT_PATH, self._chat)]
 
     async def _chat(self, request: web.Request) -> web.Response:
         headers = join_headers(request.headers.items())
-        arrival = Arrival(request.raw_path, headers, request.remote or "")
-        with self._sessions.admitted(CHAT_MODE, arrival) as refusal:
+        chat_request = ClientRequest(request.raw_path, headers, request.remote or "")
+        with self._sessions.admitted(CHAT_MODE, chat_request) as refusal:
             if refusal:
-                return _refused(_STATUSES[refusal.end], refusal.message)
+                return _refused(_STATUSES[refusal.reason], refusal.message)
             limits = self._limits
             body = await read_body(request, limits.chat_message_bytes, limits.init_s)
-            socket = _Asked(body)
-            identity = self._sessions.new_identity(arrival)
-            session = AskedSession(identity, limits, self._clock.now())
-            running = asyncio.ensure_future(self._sessions.run(socket, session, CHAT_MODE, arrival))
+            now, identity = self._clock.now(), self._sessions.new_identity(chat_request)
+            dialect = DialectDHttp(identity, limits, CHAT_MODE, now)
+            session, client = ChatSession(dialect, limits, now), HttpChatClient(body)
+            running = asyncio.ensure_future(
+                self._sessions.run(client, session, CHAT_MODE, chat_request)
+            )
             try:
                 await asyncio.shield(running)
-            except asyncio.CancelledError:  # the client has gone
-                socket.gone.set()
+            except asyncio.CancelledError:  # the connection is lost
+                client.is_gone.set()
                 await running
                 raise
-            return _told(socket.answer, session.farewell)
+            return _response(client.answer, session.closed)
 
 
-class _Asked:
-    """A request as a connection: it says one thing, is told one, and may vanish meanwhile."""
-
-    has_binary = False
-    is_stalled = False
+class HttpChatClient:
+    """One HTTP request as a session's client: one message, and one answer if still connected."""
 
     def __init__(self, body: bytes) -> None:
         self.answer: bytes | None = None
-        self.gone = asyncio.Event()
-        self._body: bytes | None = body
+        self.is_gone = asyncio.Event()
+        self._body = body
 
-    async def recv(self, decode: Literal[False]) -> bytes:
-        del decode
-        if self._body is not None:
-            body, self._body = self._body, None
-            return body
-        await self.gone.wait()
-        raise ConnectionClosedError(None, None)
+    async def serve(self, receiver: Receiver) -> None:
+        """Pass the body on; then wait for the connection to be lost."""
+        await receiver.receive(self._body)
+        await self.is_gone.wait()
+        receiver.end(Close(CloseReason.GONE))
 
-    async def send(self, message: bytes, *, text: bool) -> None:
-        del text
-        self.answer = message
+    def send(self, events: list[bytes]) -> None:
+        """Keep the answer."""
+        for event in events:
+            self.answer = event
 
-    async def rest(self, work_s: float) -> None:
-        """It says nothing more that could be work."""
-
-    async def close(self, code: int, reason: str) -> None:
-        """The answer says it all."""
+    async def close(self, close: Close, code: int) -> None:
+        """Do nothing: the handler responds when the session is over."""
 
 
-def _told(answer: bytes | None, farewell: Farewell | None) -> web.Response:
+def _response(answer: bytes | None, closed: Close | None) -> web.Response:
     if answer is not None:
         return json_answer(answer)
-    if farewell is None:
+    if closed is None:
         return _refused(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error")
-    status = _STATUSES.get(farewell.end, HTTPStatus.INTERNAL_SERVER_ERROR)
-    return _refused(status, farewell.reason)
+    status = _STATUSES.get(closed.reason, HTTPStatus.INTERNAL_SERVER_ERROR)
+    return _refused(status, closed.text)
 
 
 def _refused(status: int, message: str) -> web.Response:
-    """Tell a refusal where each generation of clients looks for it."""
-    return json_answer({"detail": message, "error": message, "success": False}, status)
+    return json_answer(error_body(message), status)

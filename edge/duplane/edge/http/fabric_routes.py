@@ -1,4 +1,4 @@
-"""The paths that tell of this process and of the fabric behind it."""
+"""The routes of health and status: of this process and of the fabric behind it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from http import HTTPStatus
 from aiohttp import web
 
 from duplane.edge.http.messages import json_answer
-from duplane.edge.status import (
+from duplane.edge.http.status import (
     cache_list,
     fabric_status,
     is_serving,
@@ -22,12 +22,12 @@ from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import FabricError
 from duplane.fabric.v1 import admin_pb2
 
-HEALTH_DEADLINE_S = 0.3  # for all of them; whether the process lives is told at once
-DEADLINE_S = 1.0  # for each scheduler; what takes longer counts as down
+HEALTH_DEADLINE_S = 0.3  # for all calls of /health, which must answer soon in any case
+DEADLINE_S = 1.0  # for one call to a scheduler; a slower scheduler counts as down
 
 
-class FabricAnswers:
-    """`is_draining` and `session_count` tell of this edge."""
+class FabricRoutes:
+    """Answers from the scheduler's lists; `is_draining` and `session_count` are of this edge."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class FabricAnswers:
         ]
 
     async def _health(self, _: web.Request) -> web.Response:
-        """Tell that the process lives, and beside it how a worker of the reference would be."""
+        """Answer that the process lives, with the worker status of the reference server."""
         alive = {"status": "healthy", "timestamp": now().isoformat()}
         try:
             async with asyncio.timeout(HEALTH_DEADLINE_S):
@@ -63,7 +63,7 @@ class FabricAnswers:
         return json_answer({**alive, **worker_health(workers.workers, leases.leases)})
 
     async def _ready(self, _: web.Request) -> web.Response:
-        """Tell whether a session that comes now will get a slot, be it after a wait."""
+        """Answer whether a new session would get a slot, at once or after a wait."""
         if self._is_draining():
             return _unready("draining")
         try:
@@ -75,7 +75,7 @@ class FabricAnswers:
         return json_answer({"status": "ready"})
 
     async def _status(self, _: web.Request) -> web.Response:
-        """Tell what the scheduler knows; its absence is a status too."""
+        """Answer the counts of the scheduler, or that no scheduler answers."""
         try:
             workers, leases, tickets = await asyncio.gather(
                 list_workers(self._fabric), list_leases(self._fabric), list_tickets(self._fabric)
@@ -106,12 +106,12 @@ class FabricAnswers:
         return json_answer(cache_list(workers, leases))
 
     async def _sessions(self, _: web.Request) -> web.Response:
-        """Tell which chats workers keep between requests: every chat brings its whole history."""
+        """Answer an empty list: no chat is kept between requests, each sends its whole history."""
         return json_answer({"total": 0, "sessions": []})
 
 
 def now() -> datetime:
-    """Return the time as people read it."""
+    """Return the wall time."""
     return datetime.now(UTC)
 
 
@@ -121,18 +121,18 @@ def _unready(reason: str) -> web.Response:
 
 
 async def list_workers(fabric: FabricClient) -> admin_pb2.ListWorkersResponse:
-    """Ask a scheduler. Raises FabricError."""
-    wanted = admin_pb2.ListWorkersRequest()
-    return await fabric.administer(lambda admin: admin.ListWorkers(wanted, timeout=DEADLINE_S))
+    """Return the workers that a scheduler lists. Raises FabricError."""
+    query = admin_pb2.ListWorkersRequest()
+    return await fabric.administer(lambda admin: admin.ListWorkers(query, timeout=DEADLINE_S))
 
 
 async def list_leases(fabric: FabricClient) -> admin_pb2.ListLeasesResponse:
-    """Ask a scheduler. Raises FabricError."""
-    wanted = admin_pb2.ListLeasesRequest()
-    return await fabric.administer(lambda admin: admin.ListLeases(wanted, timeout=DEADLINE_S))
+    """Return the leases that a scheduler lists. Raises FabricError."""
+    query = admin_pb2.ListLeasesRequest()
+    return await fabric.administer(lambda admin: admin.ListLeases(query, timeout=DEADLINE_S))
 
 
 async def list_tickets(fabric: FabricClient) -> admin_pb2.ListTicketsResponse:
-    """Ask a scheduler. Raises FabricError."""
-    wanted = admin_pb2.ListTicketsRequest()
-    return await fabric.administer(lambda admin: admin.ListTickets(wanted, timeout=DEADLINE_S))
+    """Return the tickets that a scheduler lists. Raises FabricError."""
+    query = admin_pb2.ListTicketsRequest()
+    return await fabric.administer(lambda admin: admin.ListTickets(query, timeout=DEADLINE_S))

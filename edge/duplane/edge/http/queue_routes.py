@@ -1,4 +1,4 @@
-"""The paths about waiting: the queue, one ticket of it, and what waits are estimated from."""
+"""The routes of the queue: its tickets, and the settings of wait estimates."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 
 from aiohttp import web
 
-from duplane.edge.estimates import eta_status, read_eta
+from duplane.edge.http.authorization import RequireOperator
+from duplane.edge.http.estimates import eta_status, read_eta
 from duplane.edge.http.fabric_routes import DEADLINE_S, list_leases, list_tickets, now
 from duplane.edge.http.messages import json_answer, read_body
-from duplane.edge.http.operators import RequireOperator
-from duplane.edge.status import queue_status, ticket_status
+from duplane.edge.http.status import queue_status, ticket_status
 from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import admin_pb2
@@ -18,8 +18,8 @@ from duplane.fabric.v1 import admin_pb2
 _MAX_BODY_BYTES = 64 * 1024
 
 
-class QueueAnswers:
-    """`body_s` is how long a request's body may take."""
+class QueueRoutes:
+    """Lists and cancels tickets. `body_s` is the time to receive a request's body."""
 
     def __init__(
         self, fabric: FabricClient, require_operator: RequireOperator, body_s: float
@@ -49,12 +49,12 @@ class QueueAnswers:
         return json_answer(ticket_status(tickets, request.match_info["ticket"], now()))
 
     async def _cancel_ticket(self, request: web.Request) -> web.Response:
-        """Take a ticket out of the queue; its client is told `worker_busy` and closed."""
+        """Cancel a ticket; its client gets the error `worker_busy` and is disconnected."""
         self._require_operator(request)
-        wanted = admin_pb2.CancelTicketRequest(ticket_id=request.match_info["ticket"])
+        query = admin_pb2.CancelTicketRequest(ticket_id=request.match_info["ticket"])
         try:
             await self._fabric.administer(
-                lambda admin: admin.CancelTicket(wanted, timeout=DEADLINE_S)
+                lambda admin: admin.CancelTicket(query, timeout=DEADLINE_S)
             )
         except FabricError as failure:
             if failure.reason not in (Reason.UNKNOWN_TICKET, Reason.INVALID_FIELD):
@@ -63,20 +63,20 @@ class QueueAnswers:
         return json_answer({"success": True})
 
     async def _eta(self, _: web.Request) -> web.Response:
-        wanted = admin_pb2.GetEstimatesRequest()
-        told = await self._fabric.administer(
-            lambda admin: admin.GetEstimates(wanted, timeout=DEADLINE_S)
+        query = admin_pb2.GetEstimatesRequest()
+        response = await self._fabric.administer(
+            lambda admin: admin.GetEstimates(query, timeout=DEADLINE_S)
         )
-        return json_answer(eta_status(told.estimates))
+        return json_answer(eta_status(response.estimates))
 
     async def _set_eta(self, request: web.Request) -> web.Response:
         self._require_operator(request)
         body = await read_body(request, _MAX_BODY_BYTES, self._body_s)
         try:
-            wanted = read_eta(body)
+            query = read_eta(body)
         except ValueError as error:
             raise web.HTTPUnprocessableEntity(text=str(error)) from None
-        told = await self._fabric.administer(
-            lambda admin: admin.UpdateEstimates(wanted, timeout=DEADLINE_S)
+        response = await self._fabric.administer(
+            lambda admin: admin.UpdateEstimates(query, timeout=DEADLINE_S)
         )
-        return json_answer(eta_status(told.estimates))
+        return json_answer(eta_status(response.estimates))

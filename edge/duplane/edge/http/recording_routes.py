@@ -1,4 +1,4 @@
-"""The paths of recorded sessions; for operators only: recordings are people's voices."""
+"""The routes of recorded sessions. For operators only: recordings are people's voices."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 import orjson
 from aiohttp import web
 
+from duplane.edge.http.authorization import RequireOperator
 from duplane.edge.http.messages import Json, closing, json_answer, read_body, read_object
-from duplane.edge.http.operators import RequireOperator
 from duplane.edge.http.uploads import receive_upload
-from duplane.edge.recording.additions import MAX_COMMENT_CHARACTERS, read_comment, write_comment
-from duplane.edge.recording.answers import (
+from duplane.edge.recording.attachments import MAX_COMMENT_CHARACTERS, read_comment, write_comment
+from duplane.edge.recording.queries import (
     find_recording,
-    read_pieces,
+    read_range,
     session_archive,
     session_asset,
     session_list,
@@ -25,11 +25,11 @@ from duplane.edge.recording.answers import (
 from duplane.edge.recording.settings import RecordingSettings
 
 _MAX_COMMENT_BODY_BYTES = 64 * 1024
-Answer = Callable[[web.Request, RecordingSettings], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.Request, RecordingSettings], Awaitable[web.StreamResponse]]
 
 
-class RecordingAnswers:
-    """Without recording there are no sessions. `body_s` is how long a short body may take."""
+class RecordingRoutes:
+    """Serves recordings; none if `settings` is None. `body_s` is the time for a short body."""
 
     def __init__(
         self, settings: RecordingSettings | None, require_operator: RequireOperator, body_s: float
@@ -58,15 +58,15 @@ class RecordingAnswers:
         return await _rendered(lambda: session_list(root) if root else {"total": 0, "sessions": []})
 
     def _for_operators(
-        self, answer: Answer
+        self, handler: Handler
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
             self._require_operator(request)
             if self._settings is None:
                 raise _not_found()
             try:
-                return await answer(request, self._settings)
-            except FileNotFoundError:  # swept away meanwhile
+                return await handler(request, self._settings)
+            except FileNotFoundError:  # deleted meanwhile
                 raise _not_found() from None
 
         return handle
@@ -102,10 +102,10 @@ async def _meta(request: web.Request, settings: RecordingSettings) -> web.Stream
 
 
 async def _recording(request: web.Request, settings: RecordingSettings) -> web.StreamResponse:
-    told = await asyncio.to_thread(session_recording, settings.directory, _name(request))
-    if told is None:
+    blocks = await asyncio.to_thread(session_recording, settings.directory, _name(request))
+    if blocks is None:
         raise _not_found()
-    return closing(web.Response(body=_in_thread(told), content_type="application/json"))
+    return closing(web.Response(body=_in_thread(blocks), content_type="application/json"))
 
 
 async def _asset(request: web.Request, settings: RecordingSettings) -> web.StreamResponse:
@@ -114,23 +114,23 @@ async def _asset(request: web.Request, settings: RecordingSettings) -> web.Strea
     if found is None:
         raise _not_found()
     size = (await asyncio.to_thread(found.path.stat)).st_size
-    wanted = _wanted(request, size)
+    span = _requested_range(request, size)
     headers = {
         "Content-Type": found.content_type,
-        "Content-Length": str(len(wanted)),
+        "Content-Length": str(len(span)),
         "Accept-Ranges": "bytes",
-        # An upload is what its sender says it is, and nothing that a browser makes of it.
+        # A browser must not guess another type for an uploaded file.
         "X-Content-Type-Options": "nosniff",
     }
     if is_part := "Range" in request.headers:
-        headers["Content-Range"] = f"bytes {wanted.start}-{wanted.stop - 1}/{size}"
-    # By no sendfile: while the kernel writes, nobody sees whether the client reads.
-    body = _in_thread(read_pieces(found.path, wanted))
+        headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{size}"
+    # Without sendfile: the write timeout detects by the transport's buffer whether a client reads.
+    body = _in_thread(read_range(found.path, span))
     return closing(web.Response(status=206 if is_part else 200, body=body, headers=headers))
 
 
-def _wanted(request: web.Request, size: int) -> range:
-    """Return which bytes of a file are asked for. Raises HTTPException: 416."""
+def _requested_range(request: web.Request, size: int) -> range:
+    """Return the requested range of a file's bytes. Raises HTTPException: 416."""
     try:
         start, stop, _ = request.http_range.indices(size)
     except ValueError:
@@ -170,11 +170,11 @@ def _not_found() -> web.HTTPNotFound:
 
 
 async def _rendered(answer: Callable[[], Json | None]) -> web.Response:
-    """Read and render in a thread: there can be many recordings."""
+    """Read and render an answer in a thread: there can be many recordings."""
 
     def render() -> bytes | None:
-        told = answer()
-        return None if told is None else orjson.dumps(told)
+        content = answer()
+        return None if content is None else orjson.dumps(content)
 
     body = await asyncio.to_thread(render)
     if body is None:
@@ -182,6 +182,6 @@ async def _rendered(answer: Callable[[], Json | None]) -> web.Response:
     return json_answer(body)
 
 
-async def _in_thread(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-        yield piece
+async def _in_thread(blocks: Iterator[bytes]) -> AsyncIterator[bytes]:
+    while (block := await asyncio.to_thread(next, blocks, None)) is not None:
+        yield block

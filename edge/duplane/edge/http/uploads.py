@@ -1,4 +1,4 @@
-"""A file of a multipart form, taken to the disk piece by piece: it is never whole in memory."""
+"""Receives a file of a multipart form block by block: it is never in memory as a whole."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from aiohttp import BodyPartReader, MultipartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from duplane.edge.http.messages import Json
-from duplane.edge.recording.additions import UPLOADS, TooLargeError, Upload
+from duplane.edge.recording.attachments import UPLOADS, TooLargeError, Upload
 from duplane.edge.recording.settings import RecordingSettings
 
-_PIECE_BYTES = 256 * 1024
+_BLOCK_BYTES = 256 * 1024
 _FORM_BYTES = 64 * 1024  # around the file
 _FIELD = "file"
 _MAX_PARTS = 8
@@ -21,7 +21,7 @@ _MAX_PARTS = 8
 async def receive_upload(
     request: web.Request, directory: Path, settings: RecordingSettings
 ) -> Json:
-    """Take the file to a recording and tell what it is called there.
+    """Store the file in a recording and return its name there.
 
     Raises HTTPException, and OSError of the disk.
     """
@@ -38,7 +38,7 @@ async def receive_upload(
             name = UPLOADS.get(_content_type(part))
             if name is None:
                 raise web.HTTPBadRequest(text=f"file: must be one of {', '.join(UPLOADS)}")
-            return await _take(reader, part, Upload(directory, name, max_bytes), name)
+            return await _store(reader, part, Upload(directory, name, max_bytes), name)
     except TooLargeError:
         raise too_large from None
     except TimeoutError:
@@ -71,14 +71,14 @@ def _content_type(part: BodyPartReader) -> str:
     return part.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
-async def _take(reader: MultipartReader, part: BodyPartReader, upload: Upload, name: str) -> Json:
+async def _store(reader: MultipartReader, part: BodyPartReader, upload: Upload, name: str) -> Json:
     try:
-        while piece := await part.read_chunk(_PIECE_BYTES):
-            await asyncio.to_thread(upload.write, piece)
-        await reader.next()  # a file that was cut off has no end that can be read
+        while block := await part.read_chunk(_BLOCK_BYTES):
+            await asyncio.to_thread(upload.write, block)
+        await reader.next()  # raises if the file is cut off
         if not upload.size_bytes:
             raise web.HTTPBadRequest(text=f"{_FIELD}: is empty")
-        await asyncio.to_thread(upload.keep)
+        await asyncio.to_thread(upload.commit)
     finally:
         await asyncio.shield(asyncio.to_thread(upload.close))
     return {"status": "ok", "path": name, "size_bytes": upload.size_bytes}

@@ -1,37 +1,37 @@
-"""The paths of uploaded reference voices. Clients fetch one and send its audio with a session."""
+"""The routes of uploaded reference voices. A client fetches one and sends it with a session."""
 
 from __future__ import annotations
 
 import asyncio
-import binascii
 import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-import pybase64
 from aiohttp import web
 
+from duplane.edge.client_errors import ClientError
+from duplane.edge.content.voices import StoredVoice, VoicesFullError, VoiceStore
+from duplane.edge.http.authorization import RequireOperator
 from duplane.edge.http.fabric_routes import now
 from duplane.edge.http.messages import Json, json_answer, read_body, read_object
-from duplane.edge.http.operators import RequireOperator
+from duplane.edge.payload.media import decode_base64
 from duplane.edge.settings import Limits
-from duplane.edge.voices import Voice, Voices, VoicesFullError
 from duplane.fabric.audio import AudioError
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
-class VoiceAnswers:
-    """Without `voices` there are none, and nobody can upload any."""
+class VoiceRoutes:
+    """Lists, stores and deletes voices; without `voices` the list is empty and uploads fail."""
 
     def __init__(
-        self, voices: Voices | None, require_operator: RequireOperator, limits: Limits
+        self, voices: VoiceStore | None, require_operator: RequireOperator, limits: Limits
     ) -> None:
         self._voices = voices
         self._require_operator = require_operator
         self._limits = limits
-        self._decoding = asyncio.Lock()  # one at a time: it takes memory
+        self._decoding = asyncio.Lock()  # one at a time, because decoding takes memory
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
@@ -48,19 +48,19 @@ class VoiceAnswers:
 
     async def _read(self, request: web.Request) -> web.Response:
         voices, voice_id = self._voices, request.match_info["voice"]
-        told = await _in_thread(lambda: voices.read(voice_id)) if voices else None
-        if told is None:
+        content = await _in_thread(lambda: voices.read(voice_id)) if voices else None
+        if content is None:
             raise _not_found(voice_id)
-        return json_answer(told)
+        return json_answer(content)
 
     async def _upload(self, request: web.Request) -> web.Response:
         self._require_operator(request)
         voices = self._require_voices()
         body = await read_body(request, self._limits.ref_audio_bytes, self._limits.init_s)
 
-        def add() -> Voice:
-            name, sound = _read_upload(read_object(body), self._limits)
-            return voices.add(name, sound, now())
+        def add() -> StoredVoice:
+            name, audio_file = _read_upload(read_object(body), self._limits)
+            return voices.add(name, audio_file, now())
 
         try:
             async with self._decoding:
@@ -72,37 +72,37 @@ class VoiceAnswers:
                 text=f"no room for reference audio: {error}"
             ) from None
         message = f"Uploaded successfully, duration={voice.duration_ms}ms"
-        return json_answer({**_told(voice), "message": message})
+        return json_answer({**_row(voice), "message": message})
 
     async def _delete(self, request: web.Request) -> web.Response:
         self._require_operator(request)
         voices, voice_id = self._require_voices(), request.match_info["voice"]
-        gone = await _in_thread(lambda: voices.remove(voice_id))
-        if gone is None:
+        removed = await _in_thread(lambda: voices.remove(voice_id))
+        if removed is None:
             raise _not_found(voice_id)
-        return json_answer({**_told(gone), "message": "Deleted"})
+        return json_answer({**_row(removed), "message": "Deleted"})
 
-    def _require_voices(self) -> Voices:
+    def _require_voices(self) -> VoiceStore:
         if self._voices is None:
             raise web.HTTPNotFound(text="no reference audio is kept here: see --ref-audio")
         return self._voices
 
 
-def _read_upload(told: Json, limits: Limits) -> tuple[str, bytes]:
-    """Return a voice's name and its sound file. Raises HTTPException."""
+def _read_upload(fields: Json, limits: Limits) -> tuple[str, bytes]:
+    """Return the name and the audio file of an upload. Raises HTTPException."""
     for field in ("name", "audio_base64"):
-        if not isinstance(told.get(field), str):
+        if not isinstance(fields.get(field), str):
             raise web.HTTPUnprocessableEntity(text=f"{field}: must be a string")
-    name = str(told["name"]).strip()
+    name = str(fields["name"]).strip()
     if not name or len(name.encode()) > limits.text_bytes:
         raise web.HTTPUnprocessableEntity(text=f"name: must be 1 to {limits.text_bytes} bytes")
     try:
-        return name, pybase64.b64decode(str(told["audio_base64"]), validate=True)
-    except (binascii.Error, ValueError):
-        raise web.HTTPBadRequest(text="audio_base64: base64 decode failed") from None
+        return name, decode_base64(str(fields["audio_base64"]), "audio_base64")
+    except ClientError as error:
+        raise web.HTTPBadRequest(text=error.message) from None
 
 
-def _told(voice: Voice) -> Json:
+def _row(voice: StoredVoice) -> Json:
     return {"success": True, "id": voice.id, "name": voice.name}
 
 
@@ -111,7 +111,7 @@ def _not_found(voice_id: str) -> web.HTTPNotFound:
 
 
 async def _in_thread(work: Callable[[], _Result]) -> _Result:
-    """Do what needs the disk. Raises HTTPException when that fails."""
+    """Use the disk in a thread. Raises HTTPException if that fails."""
     try:
         return await asyncio.to_thread(work)
     except OSError as error:

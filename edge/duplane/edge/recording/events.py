@@ -1,4 +1,4 @@
-"""Events without their media: binary payloads are taken out and referenced, and put back. Pure."""
+"""Separates events from their media: payloads are replaced by references, and put back. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import cast
 import orjson
 import pybase64
 
-_MIN_ENCODED = 64  # shorter base64 stays where it is: nobody listens to 12 samples
+_MIN_ENCODED = 64  # characters; shorter base64 (a dozen samples) stays in the event
 _REFERENCE = re.compile(r"@(blob/\d{1,9}\.[a-z0-9]{1,4})")
 _MAX_DEPTH = 64
-# What files begin with, after so many bytes.
-_MAGICS = (
+# File types by the bytes at an offset.
+_SIGNATURES = (
     (8, b"WAVE", "wav"),
     (8, b"WEBP", "webp"),
     (4, b"ftyp", "mp4"),
@@ -23,16 +23,16 @@ _MAGICS = (
     (0, b"\xff\xd8\xff", "jpg"),
     (0, b"\x89PNG\r\n\x1a\n", "png"),
 )
-_DATA_KEYS = ("data", "base64")  # hold audio unless their first bytes say otherwise
+_DATA_KEYS = ("data", "base64")  # fields with audio, unless the first bytes are of another type
 
 
 class _TooDeepError(ValueError):
-    """Deeper than any event, and than JSON can be written again."""
+    """Nested deeper than any event is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """One payload: its file below the recording, and the field it came from."""
+    """One payload: its file name within the recording, and the field that held it."""
 
     name: str
     key: str
@@ -40,50 +40,51 @@ class Blob:
 
     @property
     def is_picture(self) -> bool:
-        """True for frames."""
+        """True for video frames."""
         return self.name.endswith((".jpg", ".png", ".webp"))
 
     @property
     def is_audio(self) -> bool:
-        """True for raw float32 that is heard; a voice to imitate is not."""
+        """True for raw float32 audio of the conversation; False for a reference voice."""
         return self.name.endswith(".f32") and "ref" not in self.key
 
 
 def split(frame: bytes, first_number: int) -> tuple[object, list[Blob]]:
     """Return the event with `@blob/...` in place of each payload, and the payloads in order.
 
-    Whatever is base64 of some length counts as one, in any dialect's fields. A frame that is no
-    JSON text, or nested absurdly, is itself the payload.
+    Every long base64 string counts as a payload, in any field of any dialect. A frame that is not
+    JSON, or is nested too deep, is itself the payload. Files are numbered from `first_number`.
     """
     blobs: list[Blob] = []
 
-    def take(content: bytes, key: str) -> str:
+    def add_blob(content: bytes, key: str) -> str:
         name = f"blob/{first_number + len(blobs):06d}.{_suffix(content, key)}"
         blobs.append(Blob(name, key, content))
         return f"@{name}"
 
     try:
-        event = _map_texts(orjson.loads(frame), lambda text, key: _split_text(text, key, take))
+        event = _map_texts(orjson.loads(frame), lambda text, key: _split_text(text, key, add_blob))
     except (orjson.JSONDecodeError, _TooDeepError):
         blobs.clear()
-        return take(frame, ""), blobs
+        return add_blob(frame, ""), blobs
     return event, blobs
 
 
-def _split_text(text: str, key: str, take: Callable[[bytes, str], str]) -> str:
+def _split_text(text: str, key: str, add_blob: Callable[[bytes, str], str]) -> str:
     if len(text) < _MIN_ENCODED or len(text) % 4:
         return text
     try:
         content = pybase64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         return text
-    return take(content, key)
+    return add_blob(content, key)
 
 
 def join(event: object, read: Callable[[str], bytes]) -> object:
     """Undo `split`: `read` returns the content of a blob by its name.
 
-    What reads like a reference, and leads to nothing (LookupError, FileNotFoundError), is text.
+    A string that looks like a reference stays as it is if `read` raises LookupError or
+    FileNotFoundError.
     """
 
     def join_text(text: str, key: str) -> str:
@@ -116,8 +117,8 @@ def _map_texts(
 
 
 def _suffix(content: bytes, key: str) -> str:
-    for at, magic, suffix in _MAGICS:
-        if content.startswith(magic, at):
+    for offset, signature, suffix in _SIGNATURES:
+        if content.startswith(signature, offset):
             return suffix
     is_audio = ("audio" in key or key in _DATA_KEYS) and len(content) % 4 == 0
     return "f32" if is_audio else "bin"

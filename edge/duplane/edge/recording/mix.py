@@ -1,5 +1,6 @@
-"""Both directions of a recording as one stereo file: the user left, the model right."""
+"""Mixes both directions of a recording into one stereo file: user left, model right."""
 
+# soundfile has no type stubs.
 # pyright: reportMissingTypeStubs=false
 
 from __future__ import annotations
@@ -13,19 +14,20 @@ import numpy as np
 import soundfile
 import soxr
 
-from duplane.edge.recording.shelf import MODEL, REPLAY, USER, is_locked, lock
+from duplane.edge.recording.storage import MODEL, REPLAY, USER, is_locked, lock
 from duplane.fabric.audio import INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ, Samples
 
 _FRAME_BYTES = 4  # two channels of PCM16
 
 
 def mix(directory: Path, max_bytes: int) -> bool:
-    """Write the replay of a recording that has ended, a second at a time.
+    """Write the mix of a recording that has ended, one second at a time.
 
-    Returns whether it was made: not where there is nothing to hear, or where it, with the silence
-    between, would be larger than `max_bytes`. Raises OSError.
+    Returns False, and writes nothing, if there is no audio or the mix would exceed `max_bytes`.
+    Raises OSError.
     """
-    # Named by process: another that starts now may take this recording for a lost one.
+    # Locked and named by process: another edge that starts now must not take it for an
+    # unfinished mix of a killed process.
     part = directory / f"{REPLAY}.{os.getpid()}.part"
     try:
         with contextlib.ExitStack() as files:
@@ -44,16 +46,25 @@ def mix(directory: Path, max_bytes: int) -> bool:
     return True
 
 
+def mix_bytes(directory: Path) -> int:
+    """Return the size that the mix of a recording will have, 0 if there is no audio."""
+    try:
+        with contextlib.ExitStack() as files:
+            return _size_bytes(_open(directory / USER, files), _open(directory / MODEL, files))
+    except soundfile.LibsndfileError as error:
+        raise OSError(error.error_string) from None
+
+
 def remove_unfinished(directory: Path) -> None:
-    """Delete what a process that has died while it mixed has left. Raises OSError."""
+    """Delete the unfinished mixes of killed processes. Raises OSError."""
     for part in directory.glob(f"{REPLAY}.*.part"):
         if not is_locked(part):
             part.unlink(missing_ok=True)
 
 
 def _size_bytes(user: soundfile.SoundFile | None, model: soundfile.SoundFile | None) -> int:
-    """Return what the replay will take, 0 when there is nothing to hear."""
-    lengths_s = [track.frames / track.samplerate for track in (user, model) if track]
+    """Return the size of the mix, 0 if there is no audio."""
+    lengths_s = [wav.frames / wav.samplerate for wav in (user, model) if wav]
     return math.ceil(max(lengths_s, default=0.0) * OUTPUT_RATE_HERTZ) * _FRAME_BYTES
 
 
@@ -64,11 +75,11 @@ def _mix_into(
         file, "w", OUTPUT_RATE_HERTZ, 2, "PCM_16", format="WAV", closefd=False
     ) as stereo:
         resampler = soxr.ResampleStream(INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ, 1, dtype="float32")
-        is_over = user is None
-        while not is_over:
-            heard = _read(user, INPUT_RATE_HERTZ)
-            is_over = heard.size < INPUT_RATE_HERTZ
-            left = np.asarray(resampler.resample_chunk(heard, last=is_over), np.float32)
+        is_at_end = user is None
+        while not is_at_end:
+            second = _read(user, INPUT_RATE_HERTZ)
+            is_at_end = second.size < INPUT_RATE_HERTZ
+            left = np.asarray(resampler.resample_chunk(second, last=is_at_end), np.float32)
             _write(stereo, left, _read(model, left.size))
         while (right := _read(model, OUTPUT_RATE_HERTZ)).size:
             _write(stereo, right[:0], right)
@@ -78,10 +89,10 @@ def _open(path: Path, files: contextlib.ExitStack) -> soundfile.SoundFile | None
     return files.enter_context(soundfile.SoundFile(path)) if path.exists() else None
 
 
-def _read(track: soundfile.SoundFile | None, count: int) -> Samples:
-    if track is None or count == 0:
+def _read(wav: soundfile.SoundFile | None, count: int) -> Samples:
+    if wav is None or count == 0:
         return np.zeros(0, np.float32)
-    return np.asarray(track.read(count, dtype="float32"), np.float32)
+    return np.asarray(wav.read(count, dtype="float32"), np.float32)
 
 
 def _write(stereo: soundfile.SoundFile, left: Samples, right: Samples) -> None:

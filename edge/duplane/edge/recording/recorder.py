@@ -1,51 +1,54 @@
-"""Recording as sessions see it: they hand over events and never wait."""
+"""Records sessions: sessions hand over events without waiting, threads write them to disk."""
 
 from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
-from duplane.edge.clock import Alarm, Clock
-from duplane.edge.dialects.dialect import Moment
-from duplane.edge.recording.lane import Job, Lane
-from duplane.edge.recording.mix import mix
-from duplane.edge.recording.retention import recover, sweep
+from duplane.edge.clock import Clock, Moment, Timer
+from duplane.edge.recording.mix import mix, mix_bytes
+from duplane.edge.recording.retention import recover, sweep, total_bytes
+from duplane.edge.recording.serial_executor import Job, SerialExecutor
 from duplane.edge.recording.settings import RecordingSettings
-from duplane.edge.recording.shelf import Meta, safe_name
-from duplane.edge.recording.tape import Direction, Tape
+from duplane.edge.recording.storage import Meta, safe_name
+from duplane.edge.recording.writer import Direction, RecordingWriter
 
 _log = logging.getLogger(__name__)
-_CLOSE_S = 10.0  # for what is queued when the process ends
+_CLOSE_S = 10.0  # for queued jobs when the process ends
 _MAX_PATH = 256  # characters
-_EVENT_BYTES = 256  # what holding an event costs beside its bytes
+_EVENT_BYTES = 256  # memory that a queued event takes beside its bytes
+# Bytes on disk per byte submitted, at most: base64 of float32 becomes a blob and PCM16 in a WAV.
+_DISK_RATIO = 1.25
+_SWEEP_SHARE = 0.05  # of `max_total_bytes`: with less room left, old recordings are deleted
 
 
 class Recording:
-    """One session's recording. All methods return at once."""
+    """The recording of one session. All methods return at once."""
 
-    def __init__(self, recorder: Recorder, tape: Tape, begun: Moment) -> None:
+    def __init__(self, recorder: Recorder, writer: RecordingWriter, begun: Moment) -> None:
         self.worker: str | None = None
         self._recorder = recorder
-        self._tape = tape
+        self._writer = writer
         self._begun = begun
         self._lost_event_count = 0
 
-    def up(self, frame: bytes, heard: bytes, now: Moment) -> None:
-        """Take what the client sent, and what the session heard in it: PCM at 16 kHz."""
-        self._write(Direction.UP, frame, now, heard)
+    def up(self, frame: bytes, audio: bytes, now: Moment) -> None:
+        """Record an event of the client, with the PCM (16 kHz) that the session decoded from it."""
+        self._write(Direction.UP, frame, now, audio)
 
     def down(self, events: Iterable[bytes], now: Moment) -> None:
-        """Take what the client is told."""
+        """Record events that are sent to the client."""
         for event in events:
             self._write(Direction.DOWN, event, now)
 
     def end(self, dialect: str, reason: str, now: Moment) -> None:
-        """Take the end of the session; afterwards nothing may follow."""
+        """Record the end of the session; nothing may follow."""
         duration_s = self._offset_s(now)
 
-        def changes(meta: Meta) -> None:
+        def update(meta: Meta) -> None:
             meta.dialect = dialect
             meta.worker = self.worker
             meta.ended_at = meta.created_at + duration_s
@@ -53,11 +56,11 @@ class Recording:
             meta.close_reason = reason
             meta.lost_event_count = self._lost_event_count
 
-        self._recorder.finish(self._tape, functools.partial(self._tape.end, changes))
+        self._recorder.finish(self._writer, functools.partial(self._writer.end, update))
 
-    def _write(self, direction: Direction, frame: bytes, now: Moment, heard: bytes = b"") -> None:
-        job = functools.partial(self._tape.write, direction, frame, self._offset_s(now), heard)
-        if not self._recorder.put(job, len(frame) + len(heard) + _EVENT_BYTES):
+    def _write(self, direction: Direction, frame: bytes, now: Moment, audio: bytes = b"") -> None:
+        job = functools.partial(self._writer.write, direction, frame, self._offset_s(now), audio)
+        if not self._recorder.submit(job, len(frame) + len(audio) + _EVENT_BYTES):
             self._lost_event_count += 1
 
     def _offset_s(self, now: Moment) -> float:
@@ -67,71 +70,113 @@ class Recording:
 class Recorder:
     """All recordings of one process: one thread writes, another mixes, sweeps and recovers.
 
-    Its own methods are called on the event loop's thread only.
+    Its methods are called on the event loop's thread only.
     """
 
     def __init__(self, settings: RecordingSettings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
-        self._writer = Lane("recording-writer")
-        self._upkeep = Lane("recording-upkeep")
-        # Each side counts for itself; the difference is what is held.
-        self._put_bytes = 0
+        self._writing = SerialExecutor("recording-writer")
+        self._upkeep = SerialExecutor("recording-upkeep")
+        # Each thread writes one counter only; the difference is the size of the queue.
+        self._submitted_bytes = 0
         self._written_bytes = 0
-        self._alarm: Alarm | None = None
+        # The value of `_submitted_bytes` at which `max_total_bytes` is reached; sweeps change it.
+        self._limit_bytes = math.inf
+        self._sweep_at_bytes = -1  # value of `_submitted_bytes` when a sweep was last requested
+        if settings.max_total_bytes is not None:
+            self._limit_bytes = settings.max_total_bytes * _SWEEP_SHARE
+        self._timer: Timer | None = None
 
-        self._upkeep.put(functools.partial(recover, settings))
+        self._upkeep.submit(functools.partial(recover, settings))
         self._sweep()
 
     def close(self) -> None:
-        """Wait until all is written, not for ever. Blocks; nothing may be recorded afterwards."""
-        if self._alarm:
-            self._alarm.cancel()
-        self._writer.close(_CLOSE_S)
+        """Wait until all is written, at most some seconds; nothing may be recorded afterwards."""
+        if self._timer:
+            self._timer.cancel()
+        self._writing.close(_CLOSE_S)
         self._upkeep.close(_CLOSE_S)
 
     def begin(
         self, session_id: str, url_path: str, mode: str, identity: dict[str, str], now: Moment
     ) -> Recording:
-        """Begin to record a session. Its id, drawn by the server, names the recording."""
+        """Begin to record a session. The recording is named by its id, which the server draws."""
         name = safe_name(session_id)
         path = url_path.partition("?")[0][:_MAX_PATH]
         meta = Meta(name, path, mode, created_at=now.wall_s, identity=identity)
-        tape = Tape(self._settings.directory / name, meta, self._settings.session_bytes)
-        self.put(tape.open, 0)
-        return Recording(self, tape, now)
+        directory = self._settings.directory / name
+        writer = RecordingWriter(directory, meta, self._settings.session_bytes)
+        self.submit(writer.open, 0)
+        return Recording(self, writer, now)
 
-    def finish(self, tape: Tape, end: Job) -> None:
+    def finish(self, writer: RecordingWriter, end: Job) -> None:
         """Queue the end of a recording, and its mix after it."""
-        self.put(end, 0)
-        self.put(lambda: self._upkeep.put(functools.partial(self._mix, tape.directory)), 0)
+        self.submit(end, 0)
+        now_s = self._clock.now().wall_s
+        self.submit(
+            lambda: self._upkeep.submit(functools.partial(self._mix, writer.directory, now_s)), 0
+        )
 
-    def put(self, job: Job, byte_count: int) -> bool:
-        """Queue a job that holds so many bytes; False, and not queued, when there is no room.
+    def submit(self, job: Job, byte_count: int) -> bool:
+        """Queue a job that holds `byte_count` bytes of memory; return False if the queue is full.
 
-        What begins and ends recordings holds none and always finds room.
+        A job of 0 bytes (the begin and end of a recording) is always queued. Others are refused,
+        too, when the running recordings alone reach `max_total_bytes`.
         """
-        held = self._put_bytes - self._written_bytes
-        if byte_count and held + byte_count > self._settings.queue_bytes:
+        queued_bytes = self._submitted_bytes - self._written_bytes
+        if byte_count and queued_bytes + byte_count > self._settings.queue_bytes:
             return False
-        self._put_bytes += byte_count
-        self._writer.put(functools.partial(self._do, job, byte_count))
+        room_bytes = self._limit_bytes - self._submitted_bytes
+        if room_bytes < (self._settings.max_total_bytes or 0) * _SWEEP_SHARE:
+            self._request_sweep()
+        if byte_count > room_bytes:
+            return False
+        self._submitted_bytes += byte_count
+        self._writing.submit(functools.partial(self._write, job, byte_count))
         return True
 
-    def _do(self, job: Job, byte_count: int) -> None:
+    def _write(self, job: Job, byte_count: int) -> None:
         try:
             job()
         finally:
             self._written_bytes += byte_count
 
-    def _mix(self, directory: Path) -> None:
+    def _mix(self, directory: Path, now_s: float) -> None:
+        max_bytes = self._settings.replay_bytes
         try:
-            mix(directory, self._settings.replay_bytes)
+            size_bytes = mix_bytes(directory)
+            if size_bytes <= max_bytes and self._make_room(now_s, size_bytes, directory) >= 0:
+                mix(directory, max_bytes)
         except OSError as error:
             _log.warning("recording %s cannot be mixed: %s", directory.name, error)
 
+    def _make_room(self, now_s: float, size_bytes: int, directory: Path) -> float:
+        """Return the room left beside a mix of `size_bytes`; delete older recordings for it."""
+        if self._settings.max_total_bytes is None:
+            return math.inf
+        return self._delete_old(now_s, size_bytes, directory)
+
+    def _delete_old(self, now_s: float, reserved_bytes: int = 0, kept: Path | None = None) -> float:
+        """Delete old recordings except `kept`; return the room left beside `reserved_bytes`."""
+        written_bytes = self._written_bytes
+        max_total = self._settings.max_total_bytes
+        headroom = int((max_total or 0) * 2 * _SWEEP_SHARE)
+        sweep(self._settings, now_s, reserved_bytes + headroom, kept)
+        if max_total is None:
+            return math.inf
+        room_bytes = max_total - total_bytes(self._settings.directory) - reserved_bytes
+        self._limit_bytes = written_bytes + room_bytes / _DISK_RATIO
+        return room_bytes
+
+    def _request_sweep(self) -> None:
+        if self._submitted_bytes > self._sweep_at_bytes:  # otherwise nothing has changed
+            self._sweep_at_bytes = self._submitted_bytes
+            now_s = self._clock.now().wall_s
+            self._upkeep.submit(functools.partial(self._delete_old, now_s))
+
     def _sweep(self) -> None:
         now = self._clock.now()
-        self._upkeep.put(functools.partial(sweep, self._settings, now.wall_s))
+        self._upkeep.submit(functools.partial(self._delete_old, now.wall_s))
         due_s = now.monotonic_s + self._settings.sweep_interval_s
-        self._alarm = self._clock.call_at(due_s, self._sweep)
+        self._timer = self._clock.call_at(due_s, self._sweep)

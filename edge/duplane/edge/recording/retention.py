@@ -1,4 +1,4 @@
-"""How long recordings stay: by age and by total size, oldest first, never those that run."""
+"""Deletes old recordings by age and by total size, and completes those of a killed process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from duplane.edge.recording.mix import mix, remove_unfinished
 from duplane.edge.recording.settings import RecordingSettings
-from duplane.edge.recording.shelf import (
+from duplane.edge.recording.storage import (
     REPLAY,
     STREAM,
     is_running,
@@ -21,70 +21,94 @@ from duplane.edge.recording.shelf import (
 )
 
 _log = logging.getLogger(__name__)
-_DOOMED = ".deleted-"  # names no recording can have
+_DELETED = ".deleted-"  # a prefix that no recording's name can have
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """One recording, as far as keeping it goes; `age_from_s` is Unix time."""
+class StoredRecording:
+    """The properties of one recording that retention needs; `begun_s` is Unix time."""
 
     directory: Path
-    age_from_s: float
+    begun_s: float
     size_bytes: int
     is_running: bool
 
 
 def expired(
-    kept: Iterable[Kept], now_s: float, max_age_s: float | None, max_total_bytes: int | None
-) -> list[Kept]:
-    """Return what has to go, oldest first. Pure."""
-    oldest_first = sorted(kept, key=lambda each: each.age_from_s)
-    total = sum(each.size_bytes for each in oldest_first)
-    gone: list[Kept] = []
-    for each in oldest_first:
-        is_old = max_age_s is not None and now_s - each.age_from_s > max_age_s
+    stored: Iterable[StoredRecording],
+    now_s: float,
+    max_age_s: float | None,
+    max_total_bytes: int | None,
+) -> list[StoredRecording]:
+    """Return the recordings to delete, oldest first; never one that is running. Pure."""
+    oldest_first = sorted(stored, key=lambda recording: recording.begun_s)
+    total = sum(recording.size_bytes for recording in oldest_first)
+    deleted: list[StoredRecording] = []
+    for recording in oldest_first:
+        is_old = max_age_s is not None and now_s - recording.begun_s > max_age_s
         is_too_much = max_total_bytes is not None and total > max_total_bytes
-        if not each.is_running and (is_old or is_too_much):
-            gone.append(each)
-            total -= each.size_bytes
-    return gone
+        if not recording.is_running and (is_old or is_too_much):
+            deleted.append(recording)
+            total -= recording.size_bytes
+    return deleted
 
 
-def sweep(settings: RecordingSettings, now_s: float) -> list[str]:
-    """Delete what has to go and return its names. A fault of the disk is logged and left."""
+def total_bytes(root: Path) -> int:
+    """Return the size of all recordings."""
+    return sum(size_bytes(directory) for directory in recordings(root))
+
+
+def sweep(
+    settings: RecordingSettings,
+    now_s: float,
+    reserved_bytes: int = 0,
+    kept: Path | None = None,
+) -> list[str]:
+    """Delete the expired recordings; return their names. A disk error is logged and skipped.
+
+    `reserved_bytes` of `max_total_bytes` are kept free; the recording `kept` is not deleted.
+    """
     root = settings.directory
-    for doomed in root.glob(f"{_DOOMED}*"):
-        shutil.rmtree(doomed, ignore_errors=True)
+    for left_over in root.glob(f"{_DELETED}*"):
+        shutil.rmtree(left_over, ignore_errors=True)
     if settings.max_age_s is None and settings.max_total_bytes is None:
         return []
-    kept = [_kept(directory, now_s) for directory in recordings(root)]
-    gone = expired(kept, now_s, settings.max_age_s, settings.max_total_bytes)
-    for each in gone:
-        # Renamed first: nobody sees half a recording.
-        doomed = root / f"{_DOOMED}{each.directory.name}"
+    stored = [_stored(directory, now_s) for directory in recordings(root)]
+    max_bytes = settings.max_total_bytes
+    if max_bytes is not None:
+        max_bytes = max(0, max_bytes - reserved_bytes)
+    deleted = expired(stored, now_s, settings.max_age_s, max_bytes)
+    for recording in deleted:
+        if recording.directory == kept:
+            continue
+        # Renamed first, so that a reader never sees a part of a recording.
+        renamed = root / f"{_DELETED}{recording.directory.name}"
         try:
-            each.directory.rename(doomed)
-            shutil.rmtree(doomed)
+            recording.directory.rename(renamed)
+            shutil.rmtree(renamed)
         except OSError as error:
-            _log.warning("recording %s cannot be deleted: %s", each.directory.name, error)
-    return [each.directory.name for each in gone]
+            _log.warning("recording %s cannot be deleted: %s", recording.directory.name, error)
+    return [recording.directory.name for recording in deleted]
 
 
-def _kept(directory: Path, now_s: float) -> Kept:
+def _stored(directory: Path, now_s: float) -> StoredRecording:
     meta = read_meta(directory)
-    begun_s = meta.created_at if meta else _written_s(directory, now_s)
-    return Kept(directory, begun_s, size_bytes(directory), is_running(directory))
+    begun_s = meta.created_at if meta else _modified_s(directory, now_s)
+    return StoredRecording(directory, begun_s, size_bytes(directory), is_running(directory))
 
 
-def _written_s(directory: Path, otherwise: float) -> float:
+def _modified_s(directory: Path, default_s: float) -> float:
     try:
         return (directory / STREAM).stat().st_mtime
     except OSError:
-        return otherwise
+        return default_s
 
 
 def recover(settings: RecordingSettings) -> list[str]:
-    """End the recordings whose process has died, mix what was not mixed; return their names."""
+    """Complete the recordings of a process that was killed; return their names.
+
+    Each gets an end in its meta and, if it has none, its mix.
+    """
     recovered: list[str] = []
     for directory in recordings(settings.directory):
         if is_running(directory):
@@ -106,7 +130,7 @@ def _end_lost(directory: Path) -> bool:
     meta = read_meta(directory)
     if meta is None or meta.ended_at is not None:
         return False
-    meta.ended_at = max(meta.created_at, _written_s(directory, meta.created_at))
+    meta.ended_at = max(meta.created_at, _modified_s(directory, meta.created_at))
     meta.duration_s = meta.ended_at - meta.created_at
     meta.close_reason = "lost"
     meta.is_incomplete = True

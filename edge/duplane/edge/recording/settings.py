@@ -1,80 +1,87 @@
-"""Whether, where and how long sessions are recorded; off unless a directory is given."""
+"""Settings of recording: where sessions are recorded, which ones, and how much is kept."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 from urllib.parse import parse_qs
+
+from cyclopts import Parameter, Token
+
+from duplane.fabric.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, check_bounds
 
 _AGREED = frozenset({"on", "1", "true", "yes"})
 
 
 class Consent(StrEnum):
-    """What a client's own wish counts for: `?recording=on` or `?recording=off` in its URL."""
+    """Which sessions are recorded, given `?recording=on` or `?recording=off` in their URL."""
 
-    ALWAYS = "always"  # nothing: every session is recorded
-    UNLESS_REFUSED = "unless_refused"
-    ON_REQUEST = "on_request"
+    ALWAYS = "always"  # every session; the parameter is ignored
+    UNLESS_REFUSED = "unless_refused"  # every session whose URL does not refuse
+    ON_REQUEST = "on_request"  # only sessions whose URL agrees
 
 
+def _seconds(_: object, tokens: Sequence[Token]) -> float:
+    return float(tokens[0].value) * 86_400
+
+
+def _bytes(_: object, tokens: Sequence[Token]) -> int:
+    return int(float(tokens[0].value) * 1e9)
+
+
+@Parameter(name="*", group="Recording")
 @dataclass(frozen=True, slots=True)
 class RecordingSettings:
-    """Recording, once it is switched on. Sizes in bytes, times in seconds, None for no bound."""
+    """Recording, once a directory is given. Sizes in bytes, times in seconds, None for no bound.
 
-    directory: Path
-    consent: Consent = Consent.ALWAYS
+    Raises ValueError naming the bound that is out of range.
+    """
 
-    # Events on their way to the disk, of all sessions. Those above it are lost to the recording,
-    # which says so; the sessions do not notice.
-    queue_bytes: int = 64 * 1024 * 1024
-    session_bytes: int = 1024 * 1024 * 1024  # of one recording; it ends there, the session not
-    replay_bytes: int = 512 * 1024 * 1024  # of its mix, 93 minutes; what is longer has none
+    directory: Annotated[Path, Parameter("--record")]
+    """Directory to record sessions in. Default: nothing is recorded, and no other flag of
+    recording can be set."""
+    consent: Annotated[Consent, Parameter("--record-consent")] = Consent.ALWAYS
+    """Sessions to record: all, those whose URL does not say `?recording=off`, or only those whose
+    URL says `?recording=on`."""
+    queue_bytes: Annotated[NonNegativeInt, Parameter("--record-queue-bytes")] = 64 * 1024 * 1024
+    """Bytes of events of all sessions that wait to be written. Events above it are missing in
+    their recordings, which say so; sessions are not affected."""
+    session_bytes: Annotated[NonNegativeInt, Parameter("--record-session-bytes")] = 1024**3
+    """Bytes of one recording. A recording that reaches them ends; its session continues."""
+    replay_bytes: Annotated[NonNegativeInt, Parameter("--record-replay-bytes")] = 512 * 1024 * 1024
+    """Bytes of the mixed replay of a recording (the default is 93 minutes); a longer recording
+    has none."""
+    upload_bytes: Annotated[NonNegativeInt, Parameter("--record-upload-bytes")] = 200 * 1024 * 1024
+    """Bytes of one upload to a recording."""
+    upload_s: Annotated[NonNegativeFloat, Parameter("--record-upload-s")] = 600.0
+    """Seconds for one upload to a recording to arrive."""
+    max_age_s: Annotated[
+        NonNegativeFloat | None, Parameter("--record-days", converter=_seconds)
+    ] = None
+    """Days to keep recordings; older ones are deleted. Running recordings are never deleted."""
+    max_total_bytes: Annotated[
+        NonNegativeInt | None, Parameter("--record-gigabytes", converter=_bytes)
+    ] = None
+    """Gigabytes of all recordings; above it the oldest are deleted."""
+    sweep_interval_s: Annotated[PositiveFloat, Parameter("--record-sweep-interval-s")] = 3600.0
+    """Seconds between two deletions of old recordings."""
 
-    # What a page has recorded itself, sent afterwards.
-    upload_bytes: int = 200 * 1024 * 1024
-    upload_s: float = 600.0
+    def __post_init__(self) -> None:
+        check_bounds(self)
 
-    # The oldest go first; recordings that still run never.
-    max_age_s: float | None = None
-    max_total_bytes: int | None = None
-    sweep_interval_s: float = 3600.0
-
-    def is_wanted(self, path: str) -> bool:
-        """Tell whether a session that came to this path and query is to be recorded."""
+    def is_recorded(self, path: str) -> bool:
+        """Return whether a session with this URL path and query is recorded."""
         query = parse_qs(path.partition("?")[2], keep_blank_values=True)
-        wishes = query.get("recording", [])
-        # Whoever says anything else does not agree.
-        is_agreed = all(wish.lower() in _AGREED for wish in wishes)
+        answers = query.get("recording", [])
+        # Any other word is a refusal.
+        is_agreed = all(answer.lower() in _AGREED for answer in answers)
         match self.consent:
             case Consent.ALWAYS:
                 return True
             case Consent.UNLESS_REFUSED:
                 return is_agreed
             case Consent.ON_REQUEST:
-                return is_agreed and bool(wishes)
-
-
-def recording_settings(
-    directory: Path | None,
-    consent: str,
-    days: float | None,
-    gigabytes: float | None,
-    **bounds: Any,
-) -> RecordingSettings | None:
-    """Return the settings as people give them; None when nothing is recorded.
-
-    `bounds` are the other fields. Raises ValueError for a consent there is not.
-    """
-    if consent not in list(Consent):
-        raise ValueError(f"record-consent: {consent!r} is not one of {', '.join(Consent)}")
-    if directory is None:
-        return None
-    return RecordingSettings(
-        directory,
-        Consent(consent),
-        max_age_s=None if days is None else days * 86_400,
-        max_total_bytes=None if gigabytes is None else int(gigabytes * 1e9),
-        **bounds,
-    )
+                return is_agreed and bool(answers)

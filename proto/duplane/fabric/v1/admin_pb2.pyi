@@ -12,18 +12,24 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "worker_epoch", "is_draining", "report", "attached_duration")
+    __slots__ = ("worker", "worker_epoch", "is_draining", "report", "attached_duration", "report_age", "is_silent", "is_unreachable")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_DURATION_FIELD_NUMBER: _ClassVar[int]
+    REPORT_AGE_FIELD_NUMBER: _ClassVar[int]
+    IS_SILENT_FIELD_NUMBER: _ClassVar[int]
+    IS_UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
     worker: _registry_pb2.Register
     worker_epoch: int
     is_draining: bool
     report: _registry_pb2.Report
     attached_duration: _duration_pb2.Duration
-    def __init__(self, worker: _Optional[_Union[_registry_pb2.Register, _Mapping]] = ..., worker_epoch: _Optional[int] = ..., is_draining: _Optional[bool] = ..., report: _Optional[_Union[_registry_pb2.Report, _Mapping]] = ..., attached_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    report_age: _duration_pb2.Duration
+    is_silent: bool
+    is_unreachable: bool
+    def __init__(self, worker: _Optional[_Union[_registry_pb2.Register, _Mapping]] = ..., worker_epoch: _Optional[int] = ..., is_draining: _Optional[bool] = ..., report: _Optional[_Union[_registry_pb2.Report, _Mapping]] = ..., attached_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., report_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., is_silent: _Optional[bool] = ..., is_unreachable: _Optional[bool] = ...) -> None: ...
 
 class LeaseStatus(_message.Message):
     __slots__ = ("claims", "is_claimed", "held_duration", "estimated_remaining")
@@ -38,7 +44,14 @@ class LeaseStatus(_message.Message):
     def __init__(self, claims: _Optional[_Union[_lease_pb2.LeaseClaims, _Mapping]] = ..., is_claimed: _Optional[bool] = ..., held_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., estimated_remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class TicketStatus(_message.Message):
-    __slots__ = ("ticket_id", "kind", "pool", "session_id", "position", "estimated_wait", "waited_duration")
+    __slots__ = ("ticket_id", "kind", "pool", "session_id", "position", "estimated_wait", "waited_duration", "needs")
+    class NeedsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +59,7 @@ class TicketStatus(_message.Message):
     POSITION_FIELD_NUMBER: _ClassVar[int]
     ESTIMATED_WAIT_FIELD_NUMBER: _ClassVar[int]
     WAITED_DURATION_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_FIELD_NUMBER: _ClassVar[int]
     ticket_id: str
     kind: _lease_pb2.SessionKind
     pool: str
@@ -53,7 +67,8 @@ class TicketStatus(_message.Message):
     position: int
     estimated_wait: _duration_pb2.Duration
     waited_duration: _duration_pb2.Duration
-    def __init__(self, ticket_id: _Optional[str] = ..., kind: _Optional[_Union[_lease_pb2.SessionKind, str]] = ..., pool: _Optional[str] = ..., session_id: _Optional[str] = ..., position: _Optional[int] = ..., estimated_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., waited_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    needs: _containers.ScalarMap[str, str]
+    def __init__(self, ticket_id: _Optional[str] = ..., kind: _Optional[_Union[_lease_pb2.SessionKind, str]] = ..., pool: _Optional[str] = ..., session_id: _Optional[str] = ..., position: _Optional[int] = ..., estimated_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., waited_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., needs: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ListWorkersRequest(_message.Message):
     __slots__ = ()

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """Shows and steers a fabric. Operators and edges call it on the scheduler.
+    """Lists and changes the state of a fabric. Operators and edges call it on the scheduler.
     """
 
     def __init__(self, channel):
@@ -78,7 +78,7 @@ class AdminServiceStub:
 
 
 class AdminServiceServicer:
-    """Shows and steers a fabric. Operators and edges call it on the scheduler.
+    """Lists and changes the state of a fabric. Operators and edges call it on the scheduler.
     """
 
     def ListWorkers(self, request, context):
@@ -96,22 +96,22 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListTickets(self, request, context):
-        """Lists the tickets that wait, next first.
+        """Lists the tickets that wait, in the order in which they are served.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Streams a snapshot of everything, then each change as it happens, until cancelled. A reader
-        too slow to follow gets a new snapshot in place of the changes it missed.
+        """Streams a snapshot of the state, then each change as it happens, until cancelled. A reader
+        that falls behind gets a new snapshot in place of the changes that it missed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainWorker(self, request, context):
-        """Asks a worker to take no more sessions. Those that run go on.
+        """Asks a worker to accept no more sessions. Running ones continue.
 
         Errors: NOT_FOUND / UNKNOWN_WORKER.
         """
@@ -120,7 +120,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CancelTicket(self, request, context):
-        """Takes a ticket out of the queue; whoever waits on it is told.
+        """Removes a ticket from the queue. Its AcquireLease call ends with TICKET_CANCELLED.
 
         Errors: NOT_FOUND / UNKNOWN_TICKET.
         """
@@ -129,14 +129,14 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetEstimates(self, request, context):
-        """Tells what waits are estimated from.
+        """Returns the values from which waits are estimated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateEstimates(self, request, context):
-        """Changes what waits are estimated from. Each scheduler has its own, until it stops.
+        """Changes the values from which waits are estimated. Each scheduler has its own, until it stops.
 
         Errors: INVALID_ARGUMENT / INVALID_FIELD; then nothing has changed.
         """
@@ -196,7 +196,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """Shows and steers a fabric. Operators and edges call it on the scheduler.
+    """Lists and changes the state of a fabric. Operators and edges call it on the scheduler.
     """
 
     @staticmethod

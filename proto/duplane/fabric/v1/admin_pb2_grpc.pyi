@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminServiceStub:
-    """Shows and steers a fabric. Operators and edges call it on the scheduler."""
+    """Lists and changes the state of a fabric. Operators and edges call it on the scheduler."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -38,32 +38,32 @@ class AdminServiceStub:
     ListLeases: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListLeasesRequest, _admin_pb2.ListLeasesResponse]
     """Lists the leases that are granted or claimed."""
     ListTickets: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTicketsRequest, _admin_pb2.ListTicketsResponse]
-    """Lists the tickets that wait, next first."""
+    """Lists the tickets that wait, in the order in which they are served."""
     Watch: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchRequest, _admin_pb2.WatchResponse]
-    """Streams a snapshot of everything, then each change as it happens, until cancelled. A reader
-    too slow to follow gets a new snapshot in place of the changes it missed.
+    """Streams a snapshot of the state, then each change as it happens, until cancelled. A reader
+    that falls behind gets a new snapshot in place of the changes that it missed.
     """
     DrainWorker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainWorkerRequest, _admin_pb2.DrainWorkerResponse]
-    """Asks a worker to take no more sessions. Those that run go on.
+    """Asks a worker to accept no more sessions. Running ones continue.
 
     Errors: NOT_FOUND / UNKNOWN_WORKER.
     """
     CancelTicket: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CancelTicketRequest, _admin_pb2.CancelTicketResponse]
-    """Takes a ticket out of the queue; whoever waits on it is told.
+    """Removes a ticket from the queue. Its AcquireLease call ends with TICKET_CANCELLED.
 
     Errors: NOT_FOUND / UNKNOWN_TICKET.
     """
     GetEstimates: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetEstimatesRequest, _admin_pb2.GetEstimatesResponse]
-    """Tells what waits are estimated from."""
+    """Returns the values from which waits are estimated."""
     UpdateEstimates: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UpdateEstimatesRequest, _admin_pb2.UpdateEstimatesResponse]
-    """Changes what waits are estimated from. Each scheduler has its own, until it stops.
+    """Changes the values from which waits are estimated. Each scheduler has its own, until it stops.
 
     Errors: INVALID_ARGUMENT / INVALID_FIELD; then nothing has changed.
     """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
-    """Shows and steers a fabric. Operators and edges call it on the scheduler."""
+    """Lists and changes the state of a fabric. Operators and edges call it on the scheduler."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListWorkers: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListWorkersRequest, _admin_pb2.ListWorkersResponse]  # type: ignore[assignment]
@@ -71,31 +71,31 @@ class AdminServiceAsyncStub(AdminServiceStub):
     ListLeases: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListLeasesRequest, _admin_pb2.ListLeasesResponse]  # type: ignore[assignment]
     """Lists the leases that are granted or claimed."""
     ListTickets: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTicketsRequest, _admin_pb2.ListTicketsResponse]  # type: ignore[assignment]
-    """Lists the tickets that wait, next first."""
+    """Lists the tickets that wait, in the order in which they are served."""
     Watch: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchRequest, _admin_pb2.WatchResponse]  # type: ignore[assignment]
-    """Streams a snapshot of everything, then each change as it happens, until cancelled. A reader
-    too slow to follow gets a new snapshot in place of the changes it missed.
+    """Streams a snapshot of the state, then each change as it happens, until cancelled. A reader
+    that falls behind gets a new snapshot in place of the changes that it missed.
     """
     DrainWorker: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainWorkerRequest, _admin_pb2.DrainWorkerResponse]  # type: ignore[assignment]
-    """Asks a worker to take no more sessions. Those that run go on.
+    """Asks a worker to accept no more sessions. Running ones continue.
 
     Errors: NOT_FOUND / UNKNOWN_WORKER.
     """
     CancelTicket: _aio.UnaryUnaryMultiCallable[_admin_pb2.CancelTicketRequest, _admin_pb2.CancelTicketResponse]  # type: ignore[assignment]
-    """Takes a ticket out of the queue; whoever waits on it is told.
+    """Removes a ticket from the queue. Its AcquireLease call ends with TICKET_CANCELLED.
 
     Errors: NOT_FOUND / UNKNOWN_TICKET.
     """
     GetEstimates: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetEstimatesRequest, _admin_pb2.GetEstimatesResponse]  # type: ignore[assignment]
-    """Tells what waits are estimated from."""
+    """Returns the values from which waits are estimated."""
     UpdateEstimates: _aio.UnaryUnaryMultiCallable[_admin_pb2.UpdateEstimatesRequest, _admin_pb2.UpdateEstimatesResponse]  # type: ignore[assignment]
-    """Changes what waits are estimated from. Each scheduler has its own, until it stops.
+    """Changes the values from which waits are estimated. Each scheduler has its own, until it stops.
 
     Errors: INVALID_ARGUMENT / INVALID_FIELD; then nothing has changed.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Shows and steers a fabric. Operators and edges call it on the scheduler."""
+    """Lists and changes the state of a fabric. Operators and edges call it on the scheduler."""
 
     @_abc_1.abstractmethod
     def ListWorkers(
@@ -119,7 +119,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListTicketsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListTicketsResponse, _abc.Awaitable[_admin_pb2.ListTicketsResponse]]:
-        """Lists the tickets that wait, next first."""
+        """Lists the tickets that wait, in the order in which they are served."""
 
     @_abc_1.abstractmethod
     def Watch(
@@ -127,8 +127,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.WatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.WatchResponse], _abc.AsyncIterator[_admin_pb2.WatchResponse]]:
-        """Streams a snapshot of everything, then each change as it happens, until cancelled. A reader
-        too slow to follow gets a new snapshot in place of the changes it missed.
+        """Streams a snapshot of the state, then each change as it happens, until cancelled. A reader
+        that falls behind gets a new snapshot in place of the changes that it missed.
         """
 
     @_abc_1.abstractmethod
@@ -137,7 +137,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DrainWorkerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainWorkerResponse, _abc.Awaitable[_admin_pb2.DrainWorkerResponse]]:
-        """Asks a worker to take no more sessions. Those that run go on.
+        """Asks a worker to accept no more sessions. Running ones continue.
 
         Errors: NOT_FOUND / UNKNOWN_WORKER.
         """
@@ -148,7 +148,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.CancelTicketRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.CancelTicketResponse, _abc.Awaitable[_admin_pb2.CancelTicketResponse]]:
-        """Takes a ticket out of the queue; whoever waits on it is told.
+        """Removes a ticket from the queue. Its AcquireLease call ends with TICKET_CANCELLED.
 
         Errors: NOT_FOUND / UNKNOWN_TICKET.
         """
@@ -159,7 +159,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetEstimatesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetEstimatesResponse, _abc.Awaitable[_admin_pb2.GetEstimatesResponse]]:
-        """Tells what waits are estimated from."""
+        """Returns the values from which waits are estimated."""
 
     @_abc_1.abstractmethod
     def UpdateEstimates(
@@ -167,7 +167,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.UpdateEstimatesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.UpdateEstimatesResponse, _abc.Awaitable[_admin_pb2.UpdateEstimatesResponse]]:
-        """Changes what waits are estimated from. Each scheduler has its own, until it stops.
+        """Changes the values from which waits are estimated. Each scheduler has its own, until it stops.
 
         Errors: INVALID_ARGUMENT / INVALID_FIELD; then nothing has changed.
         """

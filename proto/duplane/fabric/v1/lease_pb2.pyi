@@ -3,10 +3,11 @@ import datetime
 from duplane.fabric.v1 import trace_pb2 as _trace_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -23,7 +24,14 @@ SESSION_KIND_OMNI_DUPLEX: SessionKind
 SESSION_KIND_CHAT: SessionKind
 
 class AcquireLeaseRequest(_message.Message):
-    __slots__ = ("request_id", "ticket_id", "kind", "pool", "session_id", "client_id", "trace")
+    __slots__ = ("request_id", "ticket_id", "kind", "pool", "session_id", "client_id", "trace", "avoided_worker_ids", "needs")
+    class NeedsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +39,8 @@ class AcquireLeaseRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    AVOIDED_WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     ticket_id: str
     kind: SessionKind
@@ -38,7 +48,9 @@ class AcquireLeaseRequest(_message.Message):
     session_id: str
     client_id: str
     trace: _trace_pb2.TraceContext
-    def __init__(self, request_id: _Optional[str] = ..., ticket_id: _Optional[str] = ..., kind: _Optional[_Union[SessionKind, str]] = ..., pool: _Optional[str] = ..., session_id: _Optional[str] = ..., client_id: _Optional[str] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ...) -> None: ...
+    avoided_worker_ids: _containers.RepeatedScalarFieldContainer[str]
+    needs: _containers.ScalarMap[str, str]
+    def __init__(self, request_id: _Optional[str] = ..., ticket_id: _Optional[str] = ..., kind: _Optional[_Union[SessionKind, str]] = ..., pool: _Optional[str] = ..., session_id: _Optional[str] = ..., client_id: _Optional[str] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., avoided_worker_ids: _Optional[_Iterable[str]] = ..., needs: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class AcquireLeaseResponse(_message.Message):
     __slots__ = ("queued", "granted")
@@ -61,18 +73,20 @@ class Queued(_message.Message):
     def __init__(self, ticket_id: _Optional[str] = ..., position: _Optional[int] = ..., queue_length: _Optional[int] = ..., estimated_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Granted(_message.Message):
-    __slots__ = ("lease", "lease_id", "worker_address", "claim_timeout", "ticket_id")
+    __slots__ = ("lease", "lease_id", "worker_address", "claim_timeout", "ticket_id", "worker_id")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CLAIM_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     lease: Lease
     lease_id: str
     worker_address: str
     claim_timeout: _duration_pb2.Duration
     ticket_id: str
-    def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ..., lease_id: _Optional[str] = ..., worker_address: _Optional[str] = ..., claim_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ticket_id: _Optional[str] = ...) -> None: ...
+    worker_id: str
+    def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ..., lease_id: _Optional[str] = ..., worker_address: _Optional[str] = ..., claim_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ticket_id: _Optional[str] = ..., worker_id: _Optional[str] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("claims", "signature", "key_id")
@@ -105,12 +119,14 @@ class LeaseClaims(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., worker_epoch: _Optional[int] = ..., slot: _Optional[int] = ..., fencing_number: _Optional[int] = ..., kind: _Optional[_Union[SessionKind, str]] = ..., session_id: _Optional[str] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class ReleaseLeaseRequest(_message.Message):
-    __slots__ = ("lease_id", "request_id")
+    __slots__ = ("lease_id", "request_id", "unreachable_worker_id")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    UNREACHABLE_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     request_id: str
-    def __init__(self, lease_id: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+    unreachable_worker_id: str
+    def __init__(self, lease_id: _Optional[str] = ..., request_id: _Optional[str] = ..., unreachable_worker_id: _Optional[str] = ...) -> None: ...
 
 class ReleaseLeaseResponse(_message.Message):
     __slots__ = ()

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class LeaseServiceStub:
-    """Gives out the right to a slot. Edges and internal clients call it on the scheduler; no audio
-    ever passes it.
+    """Grants leases: the right to use one slot of a worker. Edges and internal clients call it on the
+    scheduler. Audio never passes through it.
 
     Failures are gRPC statuses with exactly one `google.rpc.ErrorInfo` of domain `duplane`; the
     reasons are listed at `Reason` in `duplane/fabric/errors.py`.
@@ -52,32 +52,34 @@ class LeaseServiceStub:
 
 
 class LeaseServiceServicer:
-    """Gives out the right to a slot. Edges and internal clients call it on the scheduler; no audio
-    ever passes it.
+    """Grants leases: the right to use one slot of a worker. Edges and internal clients call it on the
+    scheduler. Audio never passes through it.
 
     Failures are gRPC statuses with exactly one `google.rpc.ErrorInfo` of domain `duplane`; the
     reasons are listed at `Reason` in `duplane/fabric/errors.py`.
     """
 
     def AcquireLease(self, request, context):
-        """Waits for a slot. Streams `queued` zero or more times (at once if no slot is free, then on
-        every change and at an interval), then `granted` once, and ends. Cancelling the call leaves
-        the queue at once; a grant that could not be delivered returns to the queue's head.
+        """Waits for a slot. Streams `queued` zero or more times (at once if no slot is free, then after
+        every change of the position and at an interval), then `granted` once, and ends. Cancelling
+        the call removes its ticket at once. A grant that was not delivered is given back at once, and
+        the slot goes to the next ticket.
 
-        Idempotent by `request_id`: a repeated call takes over the ticket or the grant of the first,
-        whose own call then ends with ABORTED / SUPERSEDED.
+        Idempotent by `request_id`: a repeated call takes over the ticket or the grant of the first
+        call, which then ends with ABORTED / SUPERSEDED.
 
         Errors: RESOURCE_EXHAUSTED / QUEUE_FULL; FAILED_PRECONDITION / KIND_NOT_SERVED when workers
-        are attached and none serves the kind; CANCELLED / TICKET_CANCELLED when an operator took the
-        ticket out; INVALID_ARGUMENT / INVALID_FIELD with the field's name in `metadata["field"]`.
+        are attached and none serves the kind with these needs; CANCELLED / TICKET_CANCELLED when an operator cancelled
+        the ticket; INVALID_ARGUMENT / INVALID_FIELD with the field's name in `metadata["field"]`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseLease(self, request, context):
-        """Gives a lease back. One that was never claimed frees its slot at once; a claimed one ends the
-        session on the worker, which frees the slot after its cleanup. Unknown leases succeed.
+        """Gives a lease back. If it was never claimed, its slot is free at once. If it is claimed, the
+        worker ends the session and frees the slot after its cleanup. Succeeds for unknown leases, so
+        the call can be repeated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -105,8 +107,8 @@ def add_LeaseServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class LeaseService:
-    """Gives out the right to a slot. Edges and internal clients call it on the scheduler; no audio
-    ever passes it.
+    """Grants leases: the right to use one slot of a worker. Edges and internal clients call it on the
+    scheduler. Audio never passes through it.
 
     Failures are gRPC statuses with exactly one `google.rpc.ErrorInfo` of domain `duplane`; the
     reasons are listed at `Reason` in `duplane/fabric/errors.py`.

@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class LeaseServiceStub:
-    """Gives out the right to a slot. Edges and internal clients call it on the scheduler; no audio
-    ever passes it.
+    """Grants leases: the right to use one slot of a worker. Edges and internal clients call it on the
+    scheduler. Audio never passes through it.
 
     Failures are gRPC statuses with exactly one `google.rpc.ErrorInfo` of domain `duplane`; the
     reasons are listed at `Reason` in `duplane/fabric/errors.py`.
@@ -39,26 +39,28 @@ class LeaseServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> LeaseServiceAsyncStub: ...
     AcquireLease: _grpc.UnaryStreamMultiCallable[_lease_pb2.AcquireLeaseRequest, _lease_pb2.AcquireLeaseResponse]
-    """Waits for a slot. Streams `queued` zero or more times (at once if no slot is free, then on
-    every change and at an interval), then `granted` once, and ends. Cancelling the call leaves
-    the queue at once; a grant that could not be delivered returns to the queue's head.
+    """Waits for a slot. Streams `queued` zero or more times (at once if no slot is free, then after
+    every change of the position and at an interval), then `granted` once, and ends. Cancelling
+    the call removes its ticket at once. A grant that was not delivered is given back at once, and
+    the slot goes to the next ticket.
 
-    Idempotent by `request_id`: a repeated call takes over the ticket or the grant of the first,
-    whose own call then ends with ABORTED / SUPERSEDED.
+    Idempotent by `request_id`: a repeated call takes over the ticket or the grant of the first
+    call, which then ends with ABORTED / SUPERSEDED.
 
     Errors: RESOURCE_EXHAUSTED / QUEUE_FULL; FAILED_PRECONDITION / KIND_NOT_SERVED when workers
-    are attached and none serves the kind; CANCELLED / TICKET_CANCELLED when an operator took the
-    ticket out; INVALID_ARGUMENT / INVALID_FIELD with the field's name in `metadata["field"]`.
+    are attached and none serves the kind with these needs; CANCELLED / TICKET_CANCELLED when an operator cancelled
+    the ticket; INVALID_ARGUMENT / INVALID_FIELD with the field's name in `metadata["field"]`.
     """
     ReleaseLease: _grpc.UnaryUnaryMultiCallable[_lease_pb2.ReleaseLeaseRequest, _lease_pb2.ReleaseLeaseResponse]
-    """Gives a lease back. One that was never claimed frees its slot at once; a claimed one ends the
-    session on the worker, which frees the slot after its cleanup. Unknown leases succeed.
+    """Gives a lease back. If it was never claimed, its slot is free at once. If it is claimed, the
+    worker ends the session and frees the slot after its cleanup. Succeeds for unknown leases, so
+    the call can be repeated.
     """
 
 @_typing.type_check_only
 class LeaseServiceAsyncStub(LeaseServiceStub):
-    """Gives out the right to a slot. Edges and internal clients call it on the scheduler; no audio
-    ever passes it.
+    """Grants leases: the right to use one slot of a worker. Edges and internal clients call it on the
+    scheduler. Audio never passes through it.
 
     Failures are gRPC statuses with exactly one `google.rpc.ErrorInfo` of domain `duplane`; the
     reasons are listed at `Reason` in `duplane/fabric/errors.py`.
@@ -66,25 +68,27 @@ class LeaseServiceAsyncStub(LeaseServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     AcquireLease: _aio.UnaryStreamMultiCallable[_lease_pb2.AcquireLeaseRequest, _lease_pb2.AcquireLeaseResponse]  # type: ignore[assignment]
-    """Waits for a slot. Streams `queued` zero or more times (at once if no slot is free, then on
-    every change and at an interval), then `granted` once, and ends. Cancelling the call leaves
-    the queue at once; a grant that could not be delivered returns to the queue's head.
+    """Waits for a slot. Streams `queued` zero or more times (at once if no slot is free, then after
+    every change of the position and at an interval), then `granted` once, and ends. Cancelling
+    the call removes its ticket at once. A grant that was not delivered is given back at once, and
+    the slot goes to the next ticket.
 
-    Idempotent by `request_id`: a repeated call takes over the ticket or the grant of the first,
-    whose own call then ends with ABORTED / SUPERSEDED.
+    Idempotent by `request_id`: a repeated call takes over the ticket or the grant of the first
+    call, which then ends with ABORTED / SUPERSEDED.
 
     Errors: RESOURCE_EXHAUSTED / QUEUE_FULL; FAILED_PRECONDITION / KIND_NOT_SERVED when workers
-    are attached and none serves the kind; CANCELLED / TICKET_CANCELLED when an operator took the
-    ticket out; INVALID_ARGUMENT / INVALID_FIELD with the field's name in `metadata["field"]`.
+    are attached and none serves the kind with these needs; CANCELLED / TICKET_CANCELLED when an operator cancelled
+    the ticket; INVALID_ARGUMENT / INVALID_FIELD with the field's name in `metadata["field"]`.
     """
     ReleaseLease: _aio.UnaryUnaryMultiCallable[_lease_pb2.ReleaseLeaseRequest, _lease_pb2.ReleaseLeaseResponse]  # type: ignore[assignment]
-    """Gives a lease back. One that was never claimed frees its slot at once; a claimed one ends the
-    session on the worker, which frees the slot after its cleanup. Unknown leases succeed.
+    """Gives a lease back. If it was never claimed, its slot is free at once. If it is claimed, the
+    worker ends the session and frees the slot after its cleanup. Succeeds for unknown leases, so
+    the call can be repeated.
     """
 
 class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Gives out the right to a slot. Edges and internal clients call it on the scheduler; no audio
-    ever passes it.
+    """Grants leases: the right to use one slot of a worker. Edges and internal clients call it on the
+    scheduler. Audio never passes through it.
 
     Failures are gRPC statuses with exactly one `google.rpc.ErrorInfo` of domain `duplane`; the
     reasons are listed at `Reason` in `duplane/fabric/errors.py`.
@@ -96,16 +100,17 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lease_pb2.AcquireLeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_lease_pb2.AcquireLeaseResponse], _abc.AsyncIterator[_lease_pb2.AcquireLeaseResponse]]:
-        """Waits for a slot. Streams `queued` zero or more times (at once if no slot is free, then on
-        every change and at an interval), then `granted` once, and ends. Cancelling the call leaves
-        the queue at once; a grant that could not be delivered returns to the queue's head.
+        """Waits for a slot. Streams `queued` zero or more times (at once if no slot is free, then after
+        every change of the position and at an interval), then `granted` once, and ends. Cancelling
+        the call removes its ticket at once. A grant that was not delivered is given back at once, and
+        the slot goes to the next ticket.
 
-        Idempotent by `request_id`: a repeated call takes over the ticket or the grant of the first,
-        whose own call then ends with ABORTED / SUPERSEDED.
+        Idempotent by `request_id`: a repeated call takes over the ticket or the grant of the first
+        call, which then ends with ABORTED / SUPERSEDED.
 
         Errors: RESOURCE_EXHAUSTED / QUEUE_FULL; FAILED_PRECONDITION / KIND_NOT_SERVED when workers
-        are attached and none serves the kind; CANCELLED / TICKET_CANCELLED when an operator took the
-        ticket out; INVALID_ARGUMENT / INVALID_FIELD with the field's name in `metadata["field"]`.
+        are attached and none serves the kind with these needs; CANCELLED / TICKET_CANCELLED when an operator cancelled
+        the ticket; INVALID_ARGUMENT / INVALID_FIELD with the field's name in `metadata["field"]`.
         """
 
     @_abc_1.abstractmethod
@@ -114,8 +119,9 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lease_pb2.ReleaseLeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_lease_pb2.ReleaseLeaseResponse, _abc.Awaitable[_lease_pb2.ReleaseLeaseResponse]]:
-        """Gives a lease back. One that was never claimed frees its slot at once; a claimed one ends the
-        session on the worker, which frees the slot after its cleanup. Unknown leases succeed.
+        """Gives a lease back. If it was never claimed, its slot is free at once. If it is claimed, the
+        worker ends the session and frees the slot after its cleanup. Succeeds for unknown leases, so
+        the call can be repeated.
         """
 
 def add_LeaseServiceServicer_to_server(servicer: LeaseServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

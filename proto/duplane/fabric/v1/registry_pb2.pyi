@@ -43,7 +43,14 @@ class AttachResponse(_message.Message):
     def __init__(self, registered: _Optional[_Union[Registered, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "address", "pool", "device", "model", "kinds", "slots", "is_draining")
+    __slots__ = ("worker_id", "incarnation", "address", "pool", "device", "model", "kinds", "slots", "is_draining", "labels")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +60,7 @@ class Register(_message.Message):
     KINDS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     address: str
@@ -62,7 +70,8 @@ class Register(_message.Message):
     kinds: _containers.RepeatedScalarFieldContainer[_lease_pb2.SessionKind]
     slots: _containers.RepeatedCompositeFieldContainer[SlotReport]
     is_draining: bool
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., pool: _Optional[str] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., kinds: _Optional[_Iterable[_Union[_lease_pb2.SessionKind, str]]] = ..., slots: _Optional[_Iterable[_Union[SlotReport, _Mapping]]] = ..., is_draining: _Optional[bool] = ...) -> None: ...
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., pool: _Optional[str] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., kinds: _Optional[_Iterable[_Union[_lease_pb2.SessionKind, str]]] = ..., slots: _Optional[_Iterable[_Union[SlotReport, _Mapping]]] = ..., is_draining: _Optional[bool] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Device(_message.Message):
     __slots__ = ("name", "description", "memory_bytes")
@@ -85,20 +94,22 @@ class Model(_message.Message):
     def __init__(self, name: _Optional[str] = ..., parameter_count: _Optional[int] = ..., context_token_limit: _Optional[int] = ...) -> None: ...
 
 class SlotReport(_message.Message):
-    __slots__ = ("slot", "state", "fencing_number", "lease_id", "session_id", "kind")
+    __slots__ = ("slot", "state", "fencing_number", "lease_id", "session_id", "kind", "is_paused")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     FENCING_NUMBER_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
+    IS_PAUSED_FIELD_NUMBER: _ClassVar[int]
     slot: int
     state: SlotState
     fencing_number: int
     lease_id: str
     session_id: str
     kind: _lease_pb2.SessionKind
-    def __init__(self, slot: _Optional[int] = ..., state: _Optional[_Union[SlotState, str]] = ..., fencing_number: _Optional[int] = ..., lease_id: _Optional[str] = ..., session_id: _Optional[str] = ..., kind: _Optional[_Union[_lease_pb2.SessionKind, str]] = ...) -> None: ...
+    is_paused: bool
+    def __init__(self, slot: _Optional[int] = ..., state: _Optional[_Union[SlotState, str]] = ..., fencing_number: _Optional[int] = ..., lease_id: _Optional[str] = ..., session_id: _Optional[str] = ..., kind: _Optional[_Union[_lease_pb2.SessionKind, str]] = ..., is_paused: _Optional[bool] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("slots", "is_draining", "memory_used_bytes", "unit_count", "unit_time")

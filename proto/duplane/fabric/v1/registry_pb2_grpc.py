@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RegistryServiceStub:
-    """Where workers make themselves known. Workers call it on the scheduler.
+    """Registers workers. Workers call it on the scheduler.
     """
 
     def __init__(self, channel):
@@ -43,17 +43,17 @@ class RegistryServiceStub:
 
 
 class RegistryServiceServicer:
-    """Where workers make themselves known. Workers call it on the scheduler.
+    """Registers workers. Workers call it on the scheduler.
     """
 
     def Attach(self, request_iterator, context):
-        """A worker's presence: it lasts as long as the stream. The first message is `register`, then
-        `report` on every change and at the interval told in `registered`. A broken stream makes the
-        worker ungrantable at once and touches no running session; the worker attaches again, gets a
-        new epoch and names the slots that are still occupied.
+        """Registers a worker as long as the stream lasts. The first message is `register`. Each later
+        message is a `report`, sent after every change and at the interval given in `registered`. When
+        the stream breaks, the worker gets no more grants; running sessions are not affected. The
+        worker then attaches again, gets a new epoch and reports the slots that are still occupied.
 
         Errors: INVALID_ARGUMENT / INVALID_FIELD; ALREADY_EXISTS / WORKER_ATTACHED when another
-        process is attached under the same id; ABORTED / SUPERSEDED on the older stream when the same
+        process is attached under this id; ABORTED / SUPERSEDED on the older stream when the same
         process attaches again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -77,7 +77,7 @@ def add_RegistryServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RegistryService:
-    """Where workers make themselves known. Workers call it on the scheduler.
+    """Registers workers. Workers call it on the scheduler.
     """
 
     @staticmethod

@@ -27,41 +27,41 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RegistryServiceStub:
-    """Where workers make themselves known. Workers call it on the scheduler."""
+    """Registers workers. Workers call it on the scheduler."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RegistryServiceAsyncStub: ...
     Attach: _grpc.StreamStreamMultiCallable[_registry_pb2.AttachRequest, _registry_pb2.AttachResponse]
-    """A worker's presence: it lasts as long as the stream. The first message is `register`, then
-    `report` on every change and at the interval told in `registered`. A broken stream makes the
-    worker ungrantable at once and touches no running session; the worker attaches again, gets a
-    new epoch and names the slots that are still occupied.
+    """Registers a worker as long as the stream lasts. The first message is `register`. Each later
+    message is a `report`, sent after every change and at the interval given in `registered`. When
+    the stream breaks, the worker gets no more grants; running sessions are not affected. The
+    worker then attaches again, gets a new epoch and reports the slots that are still occupied.
 
     Errors: INVALID_ARGUMENT / INVALID_FIELD; ALREADY_EXISTS / WORKER_ATTACHED when another
-    process is attached under the same id; ABORTED / SUPERSEDED on the older stream when the same
+    process is attached under this id; ABORTED / SUPERSEDED on the older stream when the same
     process attaches again.
     """
 
 @_typing.type_check_only
 class RegistryServiceAsyncStub(RegistryServiceStub):
-    """Where workers make themselves known. Workers call it on the scheduler."""
+    """Registers workers. Workers call it on the scheduler."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Attach: _aio.StreamStreamMultiCallable[_registry_pb2.AttachRequest, _registry_pb2.AttachResponse]  # type: ignore[assignment]
-    """A worker's presence: it lasts as long as the stream. The first message is `register`, then
-    `report` on every change and at the interval told in `registered`. A broken stream makes the
-    worker ungrantable at once and touches no running session; the worker attaches again, gets a
-    new epoch and names the slots that are still occupied.
+    """Registers a worker as long as the stream lasts. The first message is `register`. Each later
+    message is a `report`, sent after every change and at the interval given in `registered`. When
+    the stream breaks, the worker gets no more grants; running sessions are not affected. The
+    worker then attaches again, gets a new epoch and reports the slots that are still occupied.
 
     Errors: INVALID_ARGUMENT / INVALID_FIELD; ALREADY_EXISTS / WORKER_ATTACHED when another
-    process is attached under the same id; ABORTED / SUPERSEDED on the older stream when the same
+    process is attached under this id; ABORTED / SUPERSEDED on the older stream when the same
     process attaches again.
     """
 
 class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Where workers make themselves known. Workers call it on the scheduler."""
+    """Registers workers. Workers call it on the scheduler."""
 
     @_abc_1.abstractmethod
     def Attach(
@@ -69,13 +69,13 @@ class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_registry_pb2.AttachRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_registry_pb2.AttachResponse], _abc.AsyncIterator[_registry_pb2.AttachResponse]]:
-        """A worker's presence: it lasts as long as the stream. The first message is `register`, then
-        `report` on every change and at the interval told in `registered`. A broken stream makes the
-        worker ungrantable at once and touches no running session; the worker attaches again, gets a
-        new epoch and names the slots that are still occupied.
+        """Registers a worker as long as the stream lasts. The first message is `register`. Each later
+        message is a `report`, sent after every change and at the interval given in `registered`. When
+        the stream breaks, the worker gets no more grants; running sessions are not affected. The
+        worker then attaches again, gets a new epoch and reports the slots that are still occupied.
 
         Errors: INVALID_ARGUMENT / INVALID_FIELD; ALREADY_EXISTS / WORKER_ATTACHED when another
-        process is attached under the same id; ABORTED / SUPERSEDED on the older stream when the same
+        process is attached under this id; ABORTED / SUPERSEDED on the older stream when the same
         process attaches again.
         """
 

@@ -397,10 +397,12 @@ class ChatResponse(_message.Message):
     def __init__(self, prefilled: _Optional[_Union[Prefilled, _Mapping]] = ..., delta: _Optional[_Union[ChatDelta, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ...) -> None: ...
 
 class Prefilled(_message.Message):
-    __slots__ = ("prompt_token_count",)
+    __slots__ = ("prompt_token_count", "ignored_fields")
     PROMPT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    IGNORED_FIELDS_FIELD_NUMBER: _ClassVar[int]
     prompt_token_count: int
-    def __init__(self, prompt_token_count: _Optional[int] = ...) -> None: ...
+    ignored_fields: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, prompt_token_count: _Optional[int] = ..., ignored_fields: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ChatDelta(_message.Message):
     __slots__ = ("sequence", "text", "audio", "token_ids", "stage_times", "context_token_count")

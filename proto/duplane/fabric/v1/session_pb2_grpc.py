@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class SessionServiceStub:
     """Runs sessions on the slots of one worker. Edges and internal clients call it on the worker that
-    their lease names.
+    is named in their lease.
 
     All audio is mono float32, little endian: 16 kHz towards the model, 24 kHz from it.
     """
@@ -52,18 +52,18 @@ class SessionServiceStub:
 
 class SessionServiceServicer:
     """Runs sessions on the slots of one worker. Edges and internal clients call it on the worker that
-    their lease names.
+    is named in their lease.
 
     All audio is mono float32, little endian: 16 kHz towards the model, 24 kHz from it.
     """
 
     def Converse(self, request_iterator, context):
-        """One full-duplex session. Up: `claim` first, then `open`, then units, pauses, resumes, and
-        `close`. Down: `claimed`, `opened`, then one `delta` or `failed` for every unit that was not
-        dropped, in order, and `closed` last. Half-closing or cancelling ends the session; the slot
-        is freed after its cleanup in every case.
+        """Runs one full-duplex session. The client sends `claim` first, then `open`, then units, pauses,
+        resumes, and `close`. The worker sends `claimed`, `opened`, then one `delta` or `failed` for
+        every unit that was not dropped, in order, and `closed` last. Half-closing or cancelling the
+        call ends the session. In every case the slot is freed after its cleanup.
 
-        A unit that cannot be used is answered by `failed` and the session goes on.
+        A unit that cannot be used is answered by `failed`, and the session continues.
 
         Errors that end the call: UNAUTHENTICATED / LEASE_FORGED; FAILED_PRECONDITION / LEASE_STALE,
         LEASE_EXPIRED, WRONG_WORKER, WRONG_EPOCH, SLOT_OCCUPIED or KIND_NOT_SERVED; UNAVAILABLE /
@@ -76,9 +76,10 @@ class SessionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Chat(self, request, context):
-        """One turn of chat. Down: `prefilled`, deltas, `done`. Cancelling stops the generation.
+        """Runs one turn of chat. The worker sends `prefilled`, deltas, then `done`. Cancelling the call
+        stops the generation.
 
-        Errors: as Converse's claim; KIND_NOT_SERVED on a worker without chat.
+        Errors: those of Converse's claim; KIND_NOT_SERVED on a worker without chat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,7 +108,7 @@ def add_SessionServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class SessionService:
     """Runs sessions on the slots of one worker. Edges and internal clients call it on the worker that
-    their lease names.
+    is named in their lease.
 
     All audio is mono float32, little endian: 16 kHz towards the model, 24 kHz from it.
     """

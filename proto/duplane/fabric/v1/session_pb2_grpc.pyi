@@ -28,7 +28,7 @@ GRPC_VERSION: str
 
 class SessionServiceStub:
     """Runs sessions on the slots of one worker. Edges and internal clients call it on the worker that
-    their lease names.
+    is named in their lease.
 
     All audio is mono float32, little endian: 16 kHz towards the model, 24 kHz from it.
     """
@@ -38,12 +38,12 @@ class SessionServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SessionServiceAsyncStub: ...
     Converse: _grpc.StreamStreamMultiCallable[_session_pb2.ConverseRequest, _session_pb2.ConverseResponse]
-    """One full-duplex session. Up: `claim` first, then `open`, then units, pauses, resumes, and
-    `close`. Down: `claimed`, `opened`, then one `delta` or `failed` for every unit that was not
-    dropped, in order, and `closed` last. Half-closing or cancelling ends the session; the slot
-    is freed after its cleanup in every case.
+    """Runs one full-duplex session. The client sends `claim` first, then `open`, then units, pauses,
+    resumes, and `close`. The worker sends `claimed`, `opened`, then one `delta` or `failed` for
+    every unit that was not dropped, in order, and `closed` last. Half-closing or cancelling the
+    call ends the session. In every case the slot is freed after its cleanup.
 
-    A unit that cannot be used is answered by `failed` and the session goes on.
+    A unit that cannot be used is answered by `failed`, and the session continues.
 
     Errors that end the call: UNAUTHENTICATED / LEASE_FORGED; FAILED_PRECONDITION / LEASE_STALE,
     LEASE_EXPIRED, WRONG_WORKER, WRONG_EPOCH, SLOT_OCCUPIED or KIND_NOT_SERVED; UNAVAILABLE /
@@ -52,27 +52,28 @@ class SessionServiceStub:
     when the conversation could not be opened.
     """
     Chat: _grpc.UnaryStreamMultiCallable[_session_pb2.ChatRequest, _session_pb2.ChatResponse]
-    """One turn of chat. Down: `prefilled`, deltas, `done`. Cancelling stops the generation.
+    """Runs one turn of chat. The worker sends `prefilled`, deltas, then `done`. Cancelling the call
+    stops the generation.
 
-    Errors: as Converse's claim; KIND_NOT_SERVED on a worker without chat.
+    Errors: those of Converse's claim; KIND_NOT_SERVED on a worker without chat.
     """
 
 @_typing.type_check_only
 class SessionServiceAsyncStub(SessionServiceStub):
     """Runs sessions on the slots of one worker. Edges and internal clients call it on the worker that
-    their lease names.
+    is named in their lease.
 
     All audio is mono float32, little endian: 16 kHz towards the model, 24 kHz from it.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Converse: _aio.StreamStreamMultiCallable[_session_pb2.ConverseRequest, _session_pb2.ConverseResponse]  # type: ignore[assignment]
-    """One full-duplex session. Up: `claim` first, then `open`, then units, pauses, resumes, and
-    `close`. Down: `claimed`, `opened`, then one `delta` or `failed` for every unit that was not
-    dropped, in order, and `closed` last. Half-closing or cancelling ends the session; the slot
-    is freed after its cleanup in every case.
+    """Runs one full-duplex session. The client sends `claim` first, then `open`, then units, pauses,
+    resumes, and `close`. The worker sends `claimed`, `opened`, then one `delta` or `failed` for
+    every unit that was not dropped, in order, and `closed` last. Half-closing or cancelling the
+    call ends the session. In every case the slot is freed after its cleanup.
 
-    A unit that cannot be used is answered by `failed` and the session goes on.
+    A unit that cannot be used is answered by `failed`, and the session continues.
 
     Errors that end the call: UNAUTHENTICATED / LEASE_FORGED; FAILED_PRECONDITION / LEASE_STALE,
     LEASE_EXPIRED, WRONG_WORKER, WRONG_EPOCH, SLOT_OCCUPIED or KIND_NOT_SERVED; UNAVAILABLE /
@@ -81,14 +82,15 @@ class SessionServiceAsyncStub(SessionServiceStub):
     when the conversation could not be opened.
     """
     Chat: _aio.UnaryStreamMultiCallable[_session_pb2.ChatRequest, _session_pb2.ChatResponse]  # type: ignore[assignment]
-    """One turn of chat. Down: `prefilled`, deltas, `done`. Cancelling stops the generation.
+    """Runs one turn of chat. The worker sends `prefilled`, deltas, then `done`. Cancelling the call
+    stops the generation.
 
-    Errors: as Converse's claim; KIND_NOT_SERVED on a worker without chat.
+    Errors: those of Converse's claim; KIND_NOT_SERVED on a worker without chat.
     """
 
 class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
     """Runs sessions on the slots of one worker. Edges and internal clients call it on the worker that
-    their lease names.
+    is named in their lease.
 
     All audio is mono float32, little endian: 16 kHz towards the model, 24 kHz from it.
     """
@@ -99,12 +101,12 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_session_pb2.ConverseRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_session_pb2.ConverseResponse], _abc.AsyncIterator[_session_pb2.ConverseResponse]]:
-        """One full-duplex session. Up: `claim` first, then `open`, then units, pauses, resumes, and
-        `close`. Down: `claimed`, `opened`, then one `delta` or `failed` for every unit that was not
-        dropped, in order, and `closed` last. Half-closing or cancelling ends the session; the slot
-        is freed after its cleanup in every case.
+        """Runs one full-duplex session. The client sends `claim` first, then `open`, then units, pauses,
+        resumes, and `close`. The worker sends `claimed`, `opened`, then one `delta` or `failed` for
+        every unit that was not dropped, in order, and `closed` last. Half-closing or cancelling the
+        call ends the session. In every case the slot is freed after its cleanup.
 
-        A unit that cannot be used is answered by `failed` and the session goes on.
+        A unit that cannot be used is answered by `failed`, and the session continues.
 
         Errors that end the call: UNAUTHENTICATED / LEASE_FORGED; FAILED_PRECONDITION / LEASE_STALE,
         LEASE_EXPIRED, WRONG_WORKER, WRONG_EPOCH, SLOT_OCCUPIED or KIND_NOT_SERVED; UNAVAILABLE /
@@ -119,9 +121,10 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _session_pb2.ChatRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_session_pb2.ChatResponse], _abc.AsyncIterator[_session_pb2.ChatResponse]]:
-        """One turn of chat. Down: `prefilled`, deltas, `done`. Cancelling stops the generation.
+        """Runs one turn of chat. The worker sends `prefilled`, deltas, then `done`. Cancelling the call
+        stops the generation.
 
-        Errors: as Converse's claim; KIND_NOT_SERVED on a worker without chat.
+        Errors: those of Converse's claim; KIND_NOT_SERVED on a worker without chat.
         """
 
 def add_SessionServiceServicer_to_server(servicer: SessionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,20 +1,32 @@
-"""Where leases are kept: one interface, one engine per file."""
+"""Lease stores: one interface, one module per engine."""
 
 from __future__ import annotations
 
+from duplane.scheduler.etcd.access import Credentials, EtcdUrl
 from duplane.scheduler.store.base import LeaseStore
+from duplane.scheduler.store.etcd.store import EtcdStore
 from duplane.scheduler.store.memory import MemoryStore
 
 
 def check_url(url: str) -> None:
-    """Raise ValueError unless `url` names an engine of this version."""
-    if url.startswith("etcd:"):
-        raise ValueError("store: 'etcd:' is not available in this version; use 'memory:'")
-    if url != "memory:":
-        raise ValueError(f"store: {url!r} is not a store; use 'memory:'")
+    """Raise ValueError unless `url` names a store."""
+    _parse(url)
 
 
-def open_store(url: str, boot_ms: int) -> LeaseStore:
-    """Open the store that `url` names; `boot_ms` is when this process started, wall time."""
-    check_url(url)
-    return MemoryStore(boot_ms)
+def open_store(url: str, boot_ms: int, credentials: Credentials | None = None) -> LeaseStore:
+    """Open the store that `url` names. `boot_ms` is the wall time at which this process started."""
+    cluster = _parse(url)
+    if cluster is None:
+        return MemoryStore(boot_ms)
+    return EtcdStore(cluster, credentials or Credentials(), boot_ms)
+
+
+def _parse(url: str) -> EtcdUrl | None:
+    """Return the cluster that a URL names, None for the embedded store."""
+    if url == "memory:":
+        return None
+    try:
+        return EtcdUrl.parse(url)
+    except ValueError as error:
+        message = f"store: {error}; use memory: or etcd://HOST:PORT[,HOST:PORT]?prefix=PREFIX"
+        raise ValueError(message) from None

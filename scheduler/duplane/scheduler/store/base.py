@@ -1,15 +1,14 @@
-"""What the schedulers of a fabric agree on, and the only verbs that change it.
+"""The facts that the schedulers of a fabric share, and the operations that change them.
 
-A store keeps facts and makes each change atomic. It knows no policy: whose turn it is and which
-slot is best are decided above it, from the changes it tells.
+A store keeps registrations, tickets and grants, and makes each change atomic. It contains no
+policy: the layers above decide from its changes which ticket gets which slot.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from enum import Enum, auto
 
 from duplane.fabric.v1 import lease_pb2, registry_pb2
@@ -17,71 +16,55 @@ from duplane.fabric.v1 import lease_pb2, registry_pb2
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A registration. `register.slots` are as last reported; the message is never changed."""
+    """A registration. `register.slots` are as last reported; the message is never modified."""
 
     epoch: int
     register: registry_pb2.Register
-    is_draining: bool  # says the worker
-    is_drain_wanted: bool = False  # says an operator; lasts as long as the registration
+    is_draining: bool  # reported by the worker
+    is_drain_requested: bool = False  # by an operator; lasts as long as the registration
     is_silent: bool = False  # attached, but its reports are overdue
+    is_unreachable: bool = False  # a caller could not reach it, and no health check has since
 
     @property
     def worker_id(self) -> str:
-        """Its name in the fabric."""
+        """The worker's name in the fabric."""
         return self.register.worker_id
 
     @property
     def takes_sessions(self) -> bool:
         """False while none of its slots may be granted."""
-        return not (self.is_draining or self.is_drain_wanted or self.is_silent)
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What somebody wants. `owner` is the call that waits: a repeated call has the same
-    `request_id` and another owner."""
-
-    request_id: str
-    owner: str
-    kind: lease_pb2.SessionKind
-    pool: str = ""
-    session_id: str = ""
+        is_leaving = self.is_draining or self.is_drain_requested
+        return not (is_leaving or self.is_silent or self.is_unreachable)
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A place in the queue. A lower order is served first."""
+    """A lease request in the queue. Tickets with a lower order are served first."""
 
     order: int
-    wish: Wish
+    owner: str  # the waiting call; a repeated call has the same request_id and another owner
+    request: lease_pb2.AcquireLeaseRequest  # never modified
 
     @property
     def ticket_id(self) -> str:
-        """Names the place to those outside, and carries its order over a restart."""
+        """The name that callers see. It contains the order, so that a restart preserves it."""
         return f"q_{self.order:016x}"
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A slot that is given away. `token` is its fencing number."""
+    """A slot that is given to a request, from its grant to its release."""
 
-    token: int
-    lease_id: str
-    worker_id: str
-    worker_epoch: int
-    slot: int
-    kind: lease_pb2.SessionKind
-    session_id: str = ""
-    ticket: Ticket | None = None  # None: the worker told of it, another scheduler granted it
-    expire_time: datetime | None = None  # as signed; None without a ticket
+    claims: lease_pb2.LeaseClaims  # the claims of the lease; never modified
+    ticket: Ticket | None = None  # None: adopted from a worker's report, granted elsewhere
     is_claimed: bool = False
-    is_revoked: bool = False  # its session was asked to end
+    is_revoked: bool = False  # the worker was asked to end the session
 
 
-class End(Enum):
+class GrantEnd(Enum):
     """Why a grant ended."""
 
-    RELEASED = auto()  # the worker said that the slot is no longer held by it
+    RELEASED = auto()  # the worker reported that the lease no longer holds the slot
     RETURNED = auto()  # given back before it was claimed
     EXPIRED = auto()  # not claimed in time
     WORKER_GONE = auto()
@@ -105,7 +88,7 @@ class WorkerGone:
 
 @dataclass(frozen=True, slots=True)
 class TicketPut:
-    """A ticket came, or another call took it over."""
+    """A ticket was added, or another call took it over."""
 
     revision: int
     ticket: Ticket
@@ -113,11 +96,12 @@ class TicketPut:
 
 @dataclass(frozen=True, slots=True)
 class TicketGone:
-    """A ticket was granted or cancelled."""
+    """A ticket was granted or cancelled, or its scheduler lost the store for too long."""
 
     revision: int
     ticket: Ticket
     is_granted: bool
+    is_expired: bool = False  # nobody has cancelled it; its caller may still wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +118,7 @@ class GrantGone:
 
     revision: int
     grant: Grant
-    end: End
+    end: GrantEnd
 
 
 Change = WorkerPut | WorkerGone | TicketPut | TicketGone | GrantPut | GrantGone
@@ -143,82 +127,113 @@ Change = WorkerPut | WorkerGone | TicketPut | TicketGone | GrantPut | GrantGone
 class LeaseStore(ABC):
     """Registrations, tickets and grants.
 
-    One number, the revision, rises with every change; epochs, orders and fencing tokens are
-    revisions. It never falls below what workers have seen, over restarts of the store too.
-    A verb on something that is gone or has changed does nothing and says so.
+    One number, the revision, rises with every change. Epochs, orders and fencing numbers are
+    revisions. The revision never falls below a number that a worker has seen, not even after a
+    restart of the store. An operation on something that has ended or changed does nothing and
+    returns False or None.
+
+    While a store of several schedulers cannot reach its engine, `register` and `enqueue` raise
+    FabricError UNAVAILABLE after a time, and every other operation waits.
     """
 
     @abstractmethod
     def subscribe(self, listener: Callable[[Change], None]) -> None:
-        """Tell `listener` what is there, as changes, and then every change, each once, in order.
+        """Call `listener` with the present facts, as changes, then with every change, in order.
 
-        It is called on the event loop and must not call a verb. A change may be told before or
-        after the verb that made it returns.
+        It is called on the event loop and must not call the store. A change may be delivered
+        before or after the operation that made it returns.
+        """
+
+    @abstractmethod
+    def share_key(
+        self,
+        key: registry_pb2.VerificationKey,
+        listener: Callable[[Sequence[registry_pb2.VerificationKey]], None],
+    ) -> None:
+        """Publish the key that this scheduler signs with, before `run`.
+
+        `listener` is called with the keys of all schedulers, also of those that ended lately, at
+        every change.
         """
 
     @abstractmethod
     async def run(self) -> None:
-        """Keep the store's own business going, such as expiry, until cancelled."""
+        """Do the store's own work, such as expiry, until cancelled."""
 
     @abstractmethod
     async def register(self, register: registry_pb2.Register) -> Worker | None:
-        """Add a worker under a new epoch, above every fencing number it has seen.
+        """Add a worker under a new epoch, above every fencing number that it has seen.
 
-        A registration of the same incarnation is replaced and its grants end. None if another
-        incarnation is registered under the id.
+        A registration of the same incarnation is replaced and its grants end. Returns None if
+        another incarnation is registered under this id.
         """
 
     @abstractmethod
     async def report(self, worker: Worker) -> bool:
         """Replace slots, `is_draining` and `is_silent` of a registration.
 
-        Later tokens are above every fencing number reported. False if its epoch is over.
+        Later fencing numbers are above every reported one. Returns False if the epoch has ended.
         """
 
     @abstractmethod
     async def drain(self, worker_id: str) -> bool:
-        """Set `is_drain_wanted`. False if the worker is not registered."""
+        """Set `is_drain_requested`. Returns False if the worker is not registered."""
+
+    @abstractmethod
+    async def set_unreachable(self, worker_id: str, epoch: int, *, is_unreachable: bool) -> bool:
+        """Set `is_unreachable`. Returns False if the epoch has ended."""
 
     @abstractmethod
     async def unregister(self, worker_id: str, epoch: int) -> bool:
-        """End a registration and its grants. False if its epoch is over."""
+        """End a registration and its grants. Returns False if the epoch has ended."""
 
     @abstractmethod
-    async def enqueue(self, wish: Wish, order: int | None = None) -> Ticket | Grant:
-        """Give `wish` a ticket: at `order` if that was handed out before, else behind all others.
+    async def enqueue(
+        self, request: lease_pb2.AcquireLeaseRequest, owner: str, order: int | None = None
+    ) -> Ticket | Grant:
+        """Add a ticket: at `order` if the store issued that number before, else at the end.
 
-        A ticket that waits at this order, or for this `request_id`, is taken over by the wish; a
-        grant that was made for this `request_id` is returned as it is.
+        A ticket that waits at this order, or for this `request_id`, is taken over by `owner`. A
+        grant that was made for this `request_id` is returned unchanged.
         """
 
     @abstractmethod
     async def cancel(self, order: int, owner: str | None = None) -> bool:
-        """Remove a ticket; with `owner`, only while it is that call's. False if it is not there."""
+        """Remove a ticket. Returns False if it does not wait, or `owner` is given and differs."""
 
     @abstractmethod
-    async def try_grant(self, proposal: Grant, claim_timeout_s: float) -> Grant | None:
-        """Turn the ticket of `proposal` into a grant with a new token, in one step.
+    async def try_grant(
+        self, ticket: Ticket, claims: lease_pb2.LeaseClaims, claim_timeout_s: float
+    ) -> Grant | None:
+        """Replace `ticket` by a grant of `claims` with a new fencing number, in one step.
 
-        None, and nothing is changed, if the ticket is gone or taken over, the epoch is over, or
-        the slot is granted. Not before `claim_timeout_s` an unclaimed grant ends EXPIRED.
+        Changes nothing and returns None if the ticket is gone or taken over, the worker's epoch
+        has ended, or the slot is granted. The grant ends as EXPIRED if it is not claimed within
+        `claim_timeout_s`, never earlier.
         """
 
     @abstractmethod
     async def claim(self, grant: Grant) -> bool:
-        """Say that the worker has accepted the lease: it no longer expires. False if it ended."""
+        """Record that the worker accepted the lease, which then does not expire.
+
+        Returns False if the grant has ended.
+        """
 
     @abstractmethod
     async def give_back(self, grant: Grant) -> bool:
-        """The caller's end of a grant: RETURNED at once if unclaimed; a claimed one is marked
-        `is_revoked` and stays until its worker releases it. False if it ended."""
+        """Return a grant on the caller's side. Returns False if it has ended.
+
+        An unclaimed grant ends at once as RETURNED. A claimed one is marked `is_revoked` and
+        stays until its worker releases it.
+        """
 
     @abstractmethod
     async def release(self, grant: Grant) -> bool:
-        """The worker's end of a grant: its slot is no longer held by it. False if it ended."""
+        """Record that the lease no longer holds the worker's slot. False if the grant has ended."""
 
     @abstractmethod
     async def adopt(self, grant: Grant) -> bool:
-        """Record a claimed lease that the worker says it holds and no grant here stands for.
+        """Record a claimed lease that a worker reports and that has no grant here.
 
-        False if the epoch is over or the slot is granted.
+        Returns False if the epoch has ended or the slot is granted.
         """

@@ -1,52 +1,50 @@
-"""The embedded store: one process, nothing kept over a restart but the rise of the revision."""
+"""The embedded store: one process. A restart loses everything, but the revision still rises."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from duplane.fabric.v1 import registry_pb2
+from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.scheduler.store.base import (
     Change,
-    End,
     Grant,
+    GrantEnd,
     GrantGone,
     GrantPut,
     LeaseStore,
     Ticket,
     TicketGone,
     TicketPut,
-    Wish,
     Worker,
     WorkerGone,
     WorkerPut,
 )
+from duplane.scheduler.store.unclaimed_grants import ClaimDeadlines, SlotKey
 
-_REVISIONS_PER_MS = 20  # bits: no process makes a million changes in a millisecond
-Place = tuple[str, int]  # worker id, slot
+_REVISION_BITS_PER_MS = 20  # no process makes a million changes in a millisecond
 
 
 class MemoryStore(LeaseStore):
-    """Every verb runs to its end without waiting, which is what makes it atomic.
+    """Every operation completes without waiting, which makes it atomic.
 
-    The revision starts at `boot_ms` (wall time) so that it lies above every earlier process's,
-    whose numbers the workers and the waiting callers still hold.
+    The revision starts at a value that grows with `boot_ms` (wall time). It is therefore greater
+    than any number of an earlier process that workers and waiting callers still hold.
     """
 
     def __init__(self, boot_ms: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._revision = boot_ms << _REVISIONS_PER_MS
+        self._revision = boot_ms << _REVISION_BITS_PER_MS
         self._clock = clock
         self._listeners: list[Callable[[Change], None]] = []
         self._workers: dict[str, Worker] = {}
         self._tickets: dict[int, Ticket] = {}
-        self._grants: dict[Place, Grant] = {}
+        self._grants: dict[str, dict[int, Grant]] = {}  # by worker id and slot
         self._waiting: dict[str, Ticket] = {}  # by request id
         self._granted: dict[str, Grant] = {}  # by request id
-        self._deadlines: list[tuple[float, int, Place]] = []  # of unclaimed grants, by token
+        self._deadlines = ClaimDeadlines(self._grant_of)
         self._has_new_deadline = asyncio.Event()
 
     def subscribe(self, listener: Callable[[Change], None]) -> None:
@@ -54,31 +52,32 @@ class MemoryStore(LeaseStore):
             listener(WorkerPut(self._revision, worker))
         for ticket in self._tickets.values():
             listener(TicketPut(self._revision, ticket))
-        for grant in self._grants.values():
+        grants = [grant for slots in self._grants.values() for grant in slots.values()]
+        for grant in sorted(grants, key=lambda grant: grant.claims.fencing_number):
             listener(GrantPut(self._revision, grant))
         self._listeners.append(listener)
+
+    def share_key(
+        self,
+        key: registry_pb2.VerificationKey,
+        listener: Callable[[Sequence[registry_pb2.VerificationKey]], None],
+    ) -> None:
+        listener([key])
 
     async def run(self) -> None:
         while True:
             self._has_new_deadline.clear()
-            delay = self.expire()
+            delay_s = self.expire()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(delay):
+                async with asyncio.timeout(delay_s):
                     await self._has_new_deadline.wait()
 
     def expire(self) -> float | None:
-        """End unclaimed grants that are due; return the seconds to the next one, if any."""
+        """End the unclaimed grants that are due; return the seconds to the next one, if any."""
         now = self._clock()
-        while self._deadlines:
-            deadline, token, place = self._deadlines[0]
-            grant = self._grants.get(place)
-            is_unclaimed = grant is not None and grant.token == token and not grant.is_claimed
-            if is_unclaimed and deadline > now:
-                return deadline - now
-            heapq.heappop(self._deadlines)
-            if is_unclaimed and grant:
-                self._drop_grant(grant, End.EXPIRED)
-        return None
+        for grant in self._deadlines.pop_expired(now):
+            self._drop_grant(grant, GrantEnd.EXPIRED)
+        return self._deadlines.next_in_s(now)
 
     async def register(self, register: registry_pb2.Register) -> Worker | None:
         known = self._workers.get(register.worker_id)
@@ -97,7 +96,13 @@ class MemoryStore(LeaseStore):
             return False
         self._rise_above(worker.register.slots)
         self._next()
-        self._put_worker(replace(worker, is_drain_wanted=known.is_drain_wanted))
+        self._put_worker(
+            replace(
+                worker,
+                is_drain_requested=known.is_drain_requested,
+                is_unreachable=known.is_unreachable,
+            )
+        )
         return True
 
     async def drain(self, worker_id: str) -> bool:
@@ -105,8 +110,15 @@ class MemoryStore(LeaseStore):
         if worker is None:
             return False
         self._next()
-        self._put_worker(replace(worker, is_drain_wanted=True))
+        self._put_worker(replace(worker, is_drain_requested=True))
         return True
+
+    async def set_unreachable(self, worker_id: str, epoch: int, *, is_unreachable: bool) -> bool:
+        worker = self._current(worker_id, epoch)
+        if worker and worker.is_unreachable != is_unreachable:
+            self._next()
+            self._put_worker(replace(worker, is_unreachable=is_unreachable))
+        return worker is not None
 
     async def unregister(self, worker_id: str, epoch: int) -> bool:
         worker = self._current(worker_id, epoch)
@@ -114,70 +126,78 @@ class MemoryStore(LeaseStore):
             self._drop_worker(worker)
         return worker is not None
 
-    async def enqueue(self, wish: Wish, order: int | None = None) -> Ticket | Grant:
-        if granted := self._granted.get(wish.request_id):
-            return granted
-        known = self._waiting.get(wish.request_id)
+    async def enqueue(
+        self, request: lease_pb2.AcquireLeaseRequest, owner: str, order: int | None = None
+    ) -> Ticket | Grant:
+        if grant := self._granted.get(request.request_id):
+            return grant
+        known = self._waiting.get(request.request_id)
         if known is None and order is not None:
             known = self._tickets.get(order)
         revision = self._next()
         if known:
-            del self._waiting[known.wish.request_id]
-            ticket = Ticket(known.order, wish)
+            del self._waiting[known.request.request_id]
+            ticket = Ticket(known.order, owner, request)
         else:
-            ticket = Ticket(order if order and order < revision else revision, wish)
-        self._tickets[ticket.order] = self._waiting[wish.request_id] = ticket
-        self._tell(TicketPut(revision, ticket))
+            ticket = Ticket(order if order and order < revision else revision, owner, request)
+        self._tickets[ticket.order] = self._waiting[request.request_id] = ticket
+        self._publish(TicketPut(revision, ticket))
         return ticket
 
     async def cancel(self, order: int, owner: str | None = None) -> bool:
         ticket = self._tickets.get(order)
-        if ticket is None or owner not in (None, ticket.wish.owner):
+        if ticket is None or owner not in (None, ticket.owner):
             return False
         self._drop_ticket(ticket, is_granted=False)
         return True
 
-    async def try_grant(self, proposal: Grant, claim_timeout_s: float) -> Grant | None:
-        ticket, place = proposal.ticket, (proposal.worker_id, proposal.slot)
-        if ticket is None or self._tickets.get(ticket.order) != ticket:
+    async def try_grant(
+        self, ticket: Ticket, claims: lease_pb2.LeaseClaims, claim_timeout_s: float
+    ) -> Grant | None:
+        waiting = self._tickets.get(ticket.order)
+        if waiting is None or waiting.owner != ticket.owner:
             return None
-        if self._current(proposal.worker_id, proposal.worker_epoch) is None:
+        if self._current(claims.worker_id, claims.worker_epoch) is None:
             return None
-        if place in self._grants:
+        if self._grant_of((claims.worker_id, claims.slot)):
             return None
-        grant = replace(proposal, token=self._next())
-        heapq.heappush(self._deadlines, (self._clock() + claim_timeout_s, grant.token, place))
+        numbered = lease_pb2.LeaseClaims()
+        numbered.CopyFrom(claims)
+        numbered.fencing_number = self._next()
+        grant = Grant(numbered, waiting)
+        self._deadlines.add(grant, self._clock() + claim_timeout_s)
         self._has_new_deadline.set()
         self._put_grant(grant)
-        self._drop_ticket(ticket, is_granted=True)
+        self._drop_ticket(waiting, is_granted=True)
         return grant
 
     async def claim(self, grant: Grant) -> bool:
-        known = self._standing(grant)
-        if known and not known.is_claimed:
+        live = self._live(grant)
+        if live and not live.is_claimed:
             self._next()
-            self._put_grant(replace(known, is_claimed=True))
-        return known is not None
+            self._put_grant(replace(live, is_claimed=True))
+        return live is not None
 
     async def give_back(self, grant: Grant) -> bool:
-        known = self._standing(grant)
-        if known and not known.is_claimed:
-            self._drop_grant(known, End.RETURNED)
-        elif known and not known.is_revoked:
+        live = self._live(grant)
+        if live and not live.is_claimed:
+            self._drop_grant(live, GrantEnd.RETURNED)
+        elif live and not live.is_revoked:
             self._next()
-            self._put_grant(replace(known, is_revoked=True))
-        return known is not None
+            self._put_grant(replace(live, is_revoked=True))
+        return live is not None
 
     async def release(self, grant: Grant) -> bool:
-        known = self._standing(grant)
-        if known:
-            self._drop_grant(known, End.RELEASED)
-        return known is not None
+        live = self._live(grant)
+        if live:
+            self._drop_grant(live, GrantEnd.RELEASED)
+        return live is not None
 
     async def adopt(self, grant: Grant) -> bool:
-        if self._current(grant.worker_id, grant.worker_epoch) is None:
+        claims = grant.claims
+        if self._current(claims.worker_id, claims.worker_epoch) is None:
             return False
-        if (grant.worker_id, grant.slot) in self._grants:
+        if self._grant_of((claims.worker_id, claims.slot)):
             return False
         self._next()
         self._put_grant(grant)
@@ -190,7 +210,7 @@ class MemoryStore(LeaseStore):
     def _rise_above(self, slots: Iterable[registry_pb2.SlotReport]) -> None:
         self._revision = max([self._revision, *(slot.fencing_number for slot in slots)])
 
-    def _tell(self, change: Change) -> None:
+    def _publish(self, change: Change) -> None:
         for listener in self._listeners:
             listener(change)
 
@@ -198,35 +218,43 @@ class MemoryStore(LeaseStore):
         worker = self._workers.get(worker_id)
         return worker if worker and worker.epoch == epoch else None
 
-    def _standing(self, grant: Grant) -> Grant | None:
-        known = self._grants.get((grant.worker_id, grant.slot))
-        return known if known and known.token == grant.token else None
+    def _grant_of(self, key: SlotKey) -> Grant | None:
+        worker_id, slot = key
+        return self._grants.get(worker_id, {}).get(slot)
+
+    def _live(self, grant: Grant) -> Grant | None:
+        """Return the present form of a grant; None if it has ended."""
+        claims = grant.claims
+        live = self._grant_of((claims.worker_id, claims.slot))
+        return live if live and live.claims.fencing_number == claims.fencing_number else None
 
     def _put_worker(self, worker: Worker) -> None:
         self._workers[worker.worker_id] = worker
-        self._tell(WorkerPut(self._revision, worker))
+        self._publish(WorkerPut(self._revision, worker))
 
     def _drop_worker(self, worker: Worker) -> None:
-        held = [grant for grant in self._grants.values() if grant.worker_id == worker.worker_id]
-        for grant in held:
-            self._drop_grant(grant, End.WORKER_GONE)
+        for grant in list(self._grants.get(worker.worker_id, {}).values()):
+            self._drop_grant(grant, GrantEnd.WORKER_GONE)
         del self._workers[worker.worker_id]
-        self._tell(WorkerGone(self._next(), worker))
+        self._publish(WorkerGone(self._next(), worker))
 
     def _drop_ticket(self, ticket: Ticket, *, is_granted: bool) -> None:
         del self._tickets[ticket.order]
-        del self._waiting[ticket.wish.request_id]
+        del self._waiting[ticket.request.request_id]
         revision = self._revision if is_granted else self._next()
-        self._tell(TicketGone(revision, ticket, is_granted))
+        self._publish(TicketGone(revision, ticket, is_granted))
 
     def _put_grant(self, grant: Grant) -> None:
-        self._grants[grant.worker_id, grant.slot] = grant
+        self._grants.setdefault(grant.claims.worker_id, {})[grant.claims.slot] = grant
         if grant.ticket:
-            self._granted[grant.ticket.wish.request_id] = grant
-        self._tell(GrantPut(self._revision, grant))
+            self._granted[grant.ticket.request.request_id] = grant
+        self._publish(GrantPut(self._revision, grant))
 
-    def _drop_grant(self, grant: Grant, end: End) -> None:
-        del self._grants[grant.worker_id, grant.slot]
+    def _drop_grant(self, grant: Grant, end: GrantEnd) -> None:
+        slots = self._grants[grant.claims.worker_id]
+        del slots[grant.claims.slot]
+        if not slots:
+            del self._grants[grant.claims.worker_id]
         if grant.ticket:
-            self._granted.pop(grant.ticket.wish.request_id, None)
-        self._tell(GrantGone(self._next(), grant, end))
+            self._granted.pop(grant.ticket.request.request_id, None)
+        self._publish(GrantGone(self._next(), grant, end))

@@ -1,7 +1,7 @@
-"""Clients that misbehave, each kind in its own way, in a process of their own.
+"""Clients that misbehave, each kind in a different way. They run in a separate process.
 
-`python -m duplane.tools.bench.bad_clients KIND COUNT HOST:PORT` connects them, says `ready`, and
-goes on until its standard input ends.
+`python -m duplane.tools.bench.bad_clients KIND COUNT HOST:PORT` connects them, prints `ready`, and
+runs until its standard input ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from duplane.tools.bench.raw_clients import CONTINUATION, PING, TEXT, RawClient,
 _SESSION = "/v1/realtime?mode=audio"
 _CHAT = "/v1/realtime?mode=chat"
 _UNIT_S = 0.5  # twice as fast as speech
-_NICENESS = 19  # they shall cost the edge time, not take the core it runs on
+_NICENESS = 19  # lowest priority: the edge gets the CPU time that it needs
 _NOISE = np.random.default_rng(0).normal(0, 0.1, 16_000).astype("<f4").tobytes()
 _UNIT = event({"type": "input.append", "input": {"audio": pybase64.b64encode_as_string(_NOISE)}})
 _INIT = event({"type": "session.init", "payload": {}})
@@ -39,7 +39,7 @@ _VALUES = frame(TEXT, b'{"type":"input.append","x":[' + b"{}," * 2_700_000 + b"{
 
 
 async def _begun(client: RawClient, path: str = _SESSION) -> None:
-    """Begin a session and read until it may speak."""
+    """Begin a session and read until units may be sent."""
     await client.upgrade(path)
     await client.send(_INIT)
     await client.read_until(b"session.created")
@@ -58,7 +58,7 @@ async def _drip(client: RawClient) -> None:
 
 
 async def _speak(client: RawClient) -> None:
-    """Do nothing wrong: the measure of what others cost by being there."""
+    """Do nothing wrong: the baseline, which shows the cost of additional clients."""
     await _begun(client)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_repeat(client, _UNIT, _UNIT_S))
@@ -115,12 +115,12 @@ async def _send(client: RawClient, data: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One way to misbehave. `takes_slots`: as many as there are slots to spare, else hundreds."""
+    """One way to misbehave. With `takes_slots` there are as many as spare slots, else hundreds."""
 
     about: str
     act: Callable[[RawClient], Awaitable[None]]
     takes_slots: bool = True
-    is_slow: bool = True  # reads through as small a window as there is
+    is_slow: bool = True  # uses the smallest receive window
 
 
 KINDS: Mapping[str, Kind] = {
@@ -183,7 +183,7 @@ async def _misbehave(kind: Kind, count: int, address: str) -> None:
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         await asyncio.to_thread(sys.stdin.read)
-        os._exit(0)  # at once, as clients die; nothing here needs to be put in order
+        os._exit(0)  # end abruptly, as a crash would; there is nothing to clean up
 
 
 if __name__ == "__main__":

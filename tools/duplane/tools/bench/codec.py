@@ -1,4 +1,4 @@
-"""`duplane bench codec`: what one unit costs the edge in JSON and base64, beside the floor."""
+"""`duplane bench codec`: the edge's cost of JSON and base64 for one unit, and its lower bound."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ import numpy as np
 import orjson
 import pybase64
 
+from duplane.edge.clock import Moment
 from duplane.edge.dialects.a import DialectA
+from duplane.edge.dialects.actions import NO_TAG, NOTHING_DROPPED, Append
 from duplane.edge.dialects.b import DialectB
-from duplane.edge.dialects.dialect import NO_TAG, Append, Dialect, Identity, Moment
-from duplane.edge.dialects.fields import Fields, parse
+from duplane.edge.dialects.duplex import DuplexDialect
+from duplane.edge.identity import Identity
 from duplane.edge.modes import MODES
+from duplane.edge.payload.fields import Fields, parse
 from duplane.edge.settings import Limits
 from duplane.fabric.audio import INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ, pcm_from_samples
 from duplane.fabric.v1 import session_pb2
-from duplane.tools.bench.table import show
+from duplane.tools.bench.report import show
 
 _ROUNDS = 7
 _REPEATS = 300
 
 
 def _best_us(work: Callable[[], object]) -> float:
-    """Return the best mean of several rounds: neighbours only ever add."""
+    """Return the best mean of several rounds, because other processes only add time."""
     best = float("inf")
     for _ in range(_ROUNDS):
         begin = time.perf_counter()
@@ -39,24 +42,26 @@ def _sound(rate_hertz: int) -> bytes:
     return pcm_from_samples(samples)
 
 
-def _active(dialect_type: type[Dialect], first: dict[str, object]) -> Dialect:
+def _active(dialect_type: type[DuplexDialect], first: dict[str, object]) -> DuplexDialect:
     dialect = dialect_type(Identity("sess_bench", "rt_0"), Limits(), MODES["audio"])
-    dialect.receive(Fields(first))
+    dialect.accept(dialect.decode(Fields(first)))
     dialect.opened(session_pb2.Opened(), Moment(0.0, 0))
     return dialect
 
 
-def _up_us(dialect: Dialect, message: bytes) -> float:
+def _up_us(dialect: DuplexDialect, message: bytes) -> float:
     def receive() -> None:
-        if not isinstance(dialect.receive(parse(message)), Append):
+        action = dialect.decode(parse(message))
+        dialect.accept(action)
+        if not isinstance(action, Append):
             raise AssertionError("the dialect did not take the audio")
 
     return _best_us(receive)
 
 
-def _down_us(dialect: Dialect, audio: bytes) -> float:
+def _down_us(dialect: DuplexDialect, audio: bytes) -> float:
     delta = session_pb2.Delta(speech=session_pb2.Speech(text="Hello there", audio=audio))
-    return _best_us(lambda: dialect.delta(delta, NO_TAG, 0, Moment(0.0, 0)))
+    return _best_us(lambda: dialect.delta(delta, NO_TAG, NOTHING_DROPPED, Moment(0.0, 0)))
 
 
 def bench_codec() -> None:

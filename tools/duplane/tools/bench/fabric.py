@@ -1,7 +1,7 @@
-"""`duplane bench fabric`: what the fabric adds to the model, through real processes.
+"""`duplane bench fabric`: the time that the fabric adds to the model, with real processes.
 
-Every session sends its next unit when the last is answered; units force the model to listen, so
-that the model is quick and the fabric shows.
+Every session sends its next unit when the last is answered. Units force the model to listen, so
+that the model takes little time and the fabric's share is visible.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from duplane.fabric.client import ConverseStream, FabricClient
 from duplane.fabric.v1 import lease_pb2, session_pb2
-from duplane.tools.bench.table import percentile, show
-from duplane.tools.up import UpSettings, running
+from duplane.tools.bench.report import percentile, show
+from duplane.tools.up.fabric import UpSettings, running
 
 _GRANTS = 200
 _SILENCE = bytes(64_000)
@@ -30,7 +30,7 @@ _SILENCE = bytes(64_000)
 
 @dataclass
 class _Times:
-    """Of one path and number of sessions, in milliseconds."""
+    """Times of one path and number of sessions, in milliseconds."""
 
     wall: list[float] = field(default_factory=list[float])
     worker: list[float] = field(default_factory=list[float])
@@ -142,7 +142,7 @@ async def bench_fabric(settings: UpSettings, units: int) -> None:
         )
         rows: list[tuple[str, ...]] = []
         session_count = 1
-        while session_count <= settings.worker_count * settings.slot_count:
+        while session_count <= fabric.slot_count:
             for name, open_path in (
                 ("gRPC", lambda: _Grpc.opened(client)),
                 ("WebSocket", lambda: WebSocketPath.opened(fabric.edge)),

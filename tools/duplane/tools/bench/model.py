@@ -16,15 +16,16 @@ import numpy as np
 import torch
 from PIL import Image
 
+from duplane.tools.bench.host_waits import SyncCount
+from duplane.tools.bench.options import ModelBench
 from duplane.tools.bench.peaks import Peaks, measure_peaks, synchronize
+from duplane.tools.bench.report import percentile, show
 from duplane.tools.bench.stages import Stage, StageWatch, moved_bytes
-from duplane.tools.bench.syncs import SyncCount
-from duplane.tools.bench.table import percentile, show
-from duplane.tools.checkpoints.random_weights import write_random
-from duplane.worker.device import open_device
+from duplane.tools.checkpoint.random_weights import write_random
+from duplane.worker.engine.torch_device import open_device
+from duplane.worker.model.loader import torch_dtype
 from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.parts import torch_dtype
-from duplane.worker.model.types import ConversationOptions, UnitInput, UnitOutput
+from duplane.worker.model.types import ConversationOptions, Unit, UnitOutput
 
 WARM_UNITS = 2
 UNIT_ROWS, FRAME_ROWS = 32, 80
@@ -39,25 +40,9 @@ HEADS = {LISTENING: "listen", SEEING: "see", SPEAKING: "speak"}
 FLOAT32_STAGES = (Stage.MEL, Stage.FLOW, Stage.HIFT)
 
 
-@dataclass(frozen=True)
-class ModelBench:
-    """What is measured: a directory, or a random checkpoint like a model at a scale."""
-
-    checkpoint: Path | None
-    like: str
-    scale: float
-    device: str
-    dtype: str
-    slots: tuple[int, ...]
-    units: int
-    frames: int
-    cuda_graphs: bool
-    threads: int
-
-
 @dataclass
 class Figures:
-    """Measurements of one batch size: seconds by kind of unit and stage, and what they cost."""
+    """Measurements of one batch size: seconds by kind of unit and stage, operations and waits."""
 
     units: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     stages: defaultdict[tuple[str, Stage], list[float]] = field(
@@ -70,8 +55,8 @@ class Figures:
 
 
 def bench_model(bench: ModelBench) -> None:
-    """Load, measure and print. Raises what says why it cannot be: `CheckpointError`,
-    `StartError` for the device, ValueError.
+    """Load, measure and print. Raises `CheckpointError`, ValueError, and `StartError` for a
+    device that cannot be used.
     """
     torch.set_num_threads(bench.threads)
     device, dtype = open_device(bench.device), torch_dtype(bench.dtype)
@@ -110,7 +95,7 @@ def bench_model(bench: ModelBench) -> None:
 
 
 def held_bytes(device: torch.device) -> int:
-    """Memory in tensors on the device, or of the process where the device is the CPU."""
+    """Return the memory of tensors on the device; on the CPU, that of the process."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     resident = Path("/proc/self/statm").read_text().split()[1]
@@ -140,7 +125,7 @@ def _say(bench: ModelBench, model: DuplexModel, peaks: Peaks, dtype: torch.dtype
 def _measure(
     model: DuplexModel, watch: StageWatch, slots: int, bench: ModelBench, device: torch.device
 ) -> Figures:
-    """Run conversations in the first `slots` slots: as many units of every kind."""
+    """Run conversations in the first `slots` slots, with equally many units of every kind."""
     figures = Figures()
     for slot in range(slots):
         options = ConversationOptions(
@@ -150,7 +135,7 @@ def _measure(
         )
         model.open(slot, options)
     inputs = Inputs(model, slots, bench.frames)
-    # Costs of one call are those of the last kind that makes it.
+    # The costs of one call are measured with the last kind of unit that makes such a call.
     for kind in KINDS if bench.frames else KINDS[1:]:
         for number in range(WARM_UNITS + bench.units):
             found = _unit(model, watch, inputs.next(kind), device)
@@ -173,19 +158,19 @@ class Inputs:
         Image.fromarray(pixels).save(file, "JPEG")
         self._frame = file.getvalue()
 
-    def next(self, kind: str) -> list[UnitInput]:
-        """A unit for each, its frames decoded as they are before they reach the device."""
+    def next(self, kind: str) -> list[Unit]:
+        """Return a unit for each slot, prepared on the host: its frames are decoded."""
         sounds = self._random.normal(0, 0.1, (self._slots, 16_000)).astype(np.float32)
         frames = (self._frame,) * self._frames if kind == SEEING else ()
         units = [
-            self._model.prepare(UnitInput(slot, sound, kind != SPEAKING, frames))
+            self._model.prepare(Unit(slot, sound, kind != SPEAKING, frames))
             for slot, sound in enumerate(sounds)
         ]
-        return [unit for unit in units if isinstance(unit, UnitInput)]
+        return [unit for unit in units if isinstance(unit, Unit)]
 
 
-def _run(model: DuplexModel, units: Sequence[UnitInput]) -> list[UnitOutput]:
-    """One unit in each of the first slots, settled."""
+def _run(model: DuplexModel, units: Sequence[Unit]) -> list[UnitOutput]:
+    """Run and settle one unit in each of the first slots."""
     outputs = list(model.step(units))
     failures = model.settle([unit.slot for unit in units])
     found = [output for output in outputs if isinstance(output, UnitOutput)]
@@ -195,9 +180,9 @@ def _run(model: DuplexModel, units: Sequence[UnitInput]) -> list[UnitOutput]:
 
 
 def _unit(
-    model: DuplexModel, watch: StageWatch, units: Sequence[UnitInput], device: torch.device
+    model: DuplexModel, watch: StageWatch, units: Sequence[Unit], device: torch.device
 ) -> tuple[float, list[UnitOutput]]:
-    """Run one unit in each slot; the seconds it took and what it led to."""
+    """Run one unit in each slot; return the seconds and the outputs."""
     watch.clear()
     synchronize(device)
     begin = time.perf_counter()
@@ -209,7 +194,7 @@ def _unit(
 def _keep(
     figures: Figures, watch: StageWatch, kind: str, found: tuple[float, list[UnitOutput]]
 ) -> None:
-    """Keep the figures of one unit in each slot, if all of them did what was meant."""
+    """Keep the figures of one unit in each slot, if all listened or spoke as their kind demands."""
     seconds, outputs = found
     if any(output.is_listen == (kind == SPEAKING) for output in outputs):
         return
@@ -217,7 +202,7 @@ def _keep(
     for stage, spent in watch.seconds.items():
         figures.stages[kind, stage].append(spent)
     if steps := watch.calls[Stage.DECODE]:
-        # The lap has the choices in it, beside the model's own passes.
+        # The measured time includes the choices, beside the model's own passes.
         lap = max(output.stage_s["decode"] for output in outputs)
         figures.stages[kind, Stage.DECODE][-1] = lap / steps
 
@@ -226,7 +211,7 @@ def _count(
     figures: Figures,
     model: DuplexModel,
     watch: StageWatch,
-    units: Sequence[UnitInput],
+    units: Sequence[Unit],
     kind: str,
 ) -> None:
     """Count operations of one call of each stage, and the waits of it and of a whole unit."""
@@ -272,7 +257,7 @@ def _times(seconds: Sequence[float]) -> tuple[str, str]:
 def _cost(
     figures: Figures, stage: Stage, seconds: float, peaks: Peaks, dtype: torch.dtype
 ) -> tuple[str, str, str, str]:
-    """Bytes and operations of one call, and the share of the device's best that they are."""
+    """Return bytes and operations of one call, and their share of the device's peak."""
     moved, flops = figures.moved.get(stage, 0), figures.flops.get(stage, 0.0)
     kind = torch.float32 if stage in FLOAT32_STAGES else dtype
     return (

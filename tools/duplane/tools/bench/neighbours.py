@@ -1,6 +1,6 @@
-"""`duplane bench neighbours`: what clients that misbehave cost the good ones beside them.
+"""`duplane bench neighbours`: the cost of clients that misbehave for the good clients beside them.
 
-Through real processes. The edge's waits are set short, so that each can be seen to end.
+Uses real processes. The edge's waits are set short, so that each of them ends during the run.
 """
 
 # pyright: reportMissingTypeStubs=false
@@ -24,8 +24,8 @@ from duplane.fabric.client import FabricClient
 from duplane.fabric.v1 import admin_pb2
 from duplane.tools.bench.bad_clients import KINDS, Kind
 from duplane.tools.bench.fabric import WebSocketPath
-from duplane.tools.bench.table import percentile, show
-from duplane.tools.up import Fabric, UpSettings, running
+from duplane.tools.bench.report import percentile, show
+from duplane.tools.up.fabric import Fabric, UpSettings, running
 
 _WAITS = ("HANDSHAKE", "INIT", "SEND", "PING", "HTTP")
 _WITNESSES = 2
@@ -36,15 +36,15 @@ _VOICE_S = 60
 
 @dataclass
 class _Watch:
-    """What is seen of an edge from outside."""
+    """Observations of an edge from outside: its memory and its slots."""
 
     process_id: int
     rss_bytes: list[int] = field(default_factory=list[int])
-    is_taken: bool = False  # a slot by others than the witnesses, ever
-    free_s: float | None = None  # until none was, any more
+    is_taken: bool = False  # whether others than the witnesses ever took a slot
+    free_s: float | None = None  # seconds until they had no slot
 
     def freed(self) -> str:
-        """Say when slots were free again, as a cell."""
+        """Return the time until the slots were free again, as a cell of the table."""
         if not self.is_taken:
             return ""
         return "held" if self.free_s is None else f"{self.free_s:.1f}"
@@ -56,7 +56,7 @@ class _Watch:
 
 
 async def _witness(paths: list[WebSocketPath], seconds: float) -> list[float]:
-    """Return the milliseconds that were added to each unit of the witnesses, for so long."""
+    """Run the witnesses for `seconds`; return the milliseconds added to each of their units."""
     times: list[float] = []
 
     async def speak(path: WebSocketPath) -> None:
@@ -91,7 +91,7 @@ async def _look(watch: _Watch, client: FabricClient) -> None:
 
 @contextlib.asynccontextmanager
 async def _bad_clients(name: str, count: int, address: str) -> AsyncGenerator[None]:
-    """Run them in a process of their own for the body of the `with`."""
+    """Run bad clients in a separate process for the body of the `with`."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "duplane.tools.bench.bad_clients", name, str(count), address),
         stdin=asyncio.subprocess.PIPE,
@@ -116,11 +116,11 @@ class _Bench:
         self._seconds = seconds
 
     async def row(self, name: str, kind: Kind, count: int) -> tuple[str, ...]:
-        """Measure without and with bad clients, and until what they held is free."""
+        """Measure without and with bad clients, and until the slots that they held are free."""
         watch = _Watch(self._fabric.roles[0].process_id)
         before_bytes = watch.look()
         async with contextlib.AsyncExitStack() as stack:
-            paths = [  # anew each time: a context is full some day
+            paths = [  # new for each row, because contexts fill up
                 await stack.enter_async_context(WebSocketPath.opened(self._fabric.edge))
                 for _ in range(_WITNESSES)
             ]
@@ -165,7 +165,7 @@ async def bench_neighbours(
             bench = _Bench(fabric, client, seconds)
             for name in kinds:
                 kind = KINDS[name]
-                count = settings.slot_count - _WITNESSES if kind.takes_slots else connections
+                count = fabric.slot_count - _WITNESSES if kind.takes_slots else connections
                 rows.append(await bench.row(name, kind, count))
                 sys.stderr.write(f"{' '.join(rows[-1])}\n")
     show(

@@ -1,4 +1,4 @@
-"""What a device can do at best, measured on the spot: bytes copied and products added."""
+"""Measures a device's peak rates: bytes copied and floating point operations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def measure_peaks(device: torch.device, dtypes: set[torch.dtype]) -> Peaks:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done everything asked of it."""
+    """Wait until the device has finished all work in its queue."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -1,4 +1,4 @@
-"""Clients made of bare sockets, which do what no library would."""
+"""Clients on plain sockets, which can break rules that a library would keep."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TEXT, CONTINUATION, PING, PONG = 0x1, 0x0, 0x9, 0xA
 
 
 def frame(opcode: int, payload: bytes = b"", *, is_last: bool = True) -> bytes:
-    """A frame as clients send them; its mask is zero, so that the payload is as it is."""
+    """Return a client's frame; its mask is zero, so that the payload is unchanged."""
     size = len(payload)
     if size < 126:
         length = struct.pack("!B", 0x80 | size)
@@ -25,7 +25,7 @@ def frame(opcode: int, payload: bytes = b"", *, is_last: bool = True) -> bytes:
 
 
 def event(told: object) -> bytes:
-    """A frame that holds an event."""
+    """Return a frame that holds an event."""
     return frame(TEXT, orjson.dumps(told))
 
 
@@ -37,7 +37,7 @@ def upgrade(path: str) -> bytes:
 
 
 class RawClient:
-    """A connection that reads only when it is told to, through as small a window as there is."""
+    """A connection that reads only when asked; with `is_slow`, through the smallest window."""
 
     def __init__(self, address: str, *, is_slow: bool = True) -> None:
         self._host, _, port = address.rpartition(":")
@@ -56,18 +56,18 @@ class RawClient:
         self._socket.close()
 
     async def send(self, data: bytes) -> None:
-        """Send all of it. Raises OSError when the connection was cut."""
+        """Send all of `data`. Raises OSError if the connection was cut."""
         await asyncio.get_running_loop().sock_sendall(self._socket, data)
 
     async def read(self, size: int = 1 << 16) -> bytes:
-        """Read at most so much; nothing at the end, be it orderly or not."""
+        """Read at most `size` bytes; return b"" if the connection was closed or reset."""
         try:
             return await asyncio.get_running_loop().sock_recv(self._socket, size)
         except ConnectionError:
             return b""
 
     async def read_until(self, mark: bytes) -> bytes:
-        """Read up to and with the mark, perhaps more."""
+        """Read until the mark has arrived; bytes after it may be included."""
         read = b""
         while mark not in read:
             piece = await self.read()
@@ -82,7 +82,7 @@ class RawClient:
         return read
 
     async def upgrade(self, path: str) -> None:
-        """Become a WebSocket, and read no further than that."""
+        """Upgrade to a WebSocket, and read only the answer to that."""
         await self.send(upgrade(path))
         head = b""
         while not head.endswith(b"\r\n\r\n"):

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from duplane.tools.bench.host_waits import SyncCount
 from duplane.tools.bench.peaks import synchronize
-from duplane.tools.bench.syncs import SyncCount
 from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.speech_steps import STEPS
-from duplane.worker.model.vocoder import Vocoder
+from duplane.worker.model.tts.sampling import UNIT_DRAWS
+from duplane.worker.model.vocoder.vocoder import Vocoder
 
 
 class Stage(StrEnum):
@@ -37,10 +37,10 @@ Call = Callable[..., Any]
 
 
 class StageWatch:
-    """Stands around the model's stages; one unit's figures at a time, by stage.
+    """Measures the model's stages by wrapping their methods; has one unit's figures, by stage.
 
-    On a device that works behind the host it waits before and after each stage, which costs
-    what stages could have overlapped. A stage within a stage counts for itself alone.
+    On an asynchronous device it waits before and after each stage, so stages cannot overlap. The
+    time of a stage within another stage counts for the inner stage only.
     """
 
     def __init__(self, model: DuplexModel, device: torch.device) -> None:
@@ -66,14 +66,14 @@ class StageWatch:
             self._stand_around(parts.vocoder, "decode_mel", lambda *_: Stage.HIFT)
 
     def clear(self) -> None:
-        """Forget the unit before."""
+        """Delete the figures of the last unit."""
         self.seconds.clear()
         self.calls.clear()
 
     def _stand_around(
         self, owner: object, name: str, stage_of: Callable[..., Stage], *, is_call: bool = True
     ) -> None:
-        """Watch a method; `is_call` False means that it is part of the stage's call."""
+        """Wrap a method; `is_call` is False for a method within another call of the stage."""
         call: Call = getattr(owner, name)
 
         def watched(*arguments: Any, **named: Any) -> Any:
@@ -110,10 +110,10 @@ def _fed_stage(counts: Iterable[tuple[int, int]], *_: Any) -> Stage:
 
 
 def moved_bytes(model: DuplexModel, slots: int) -> dict[Stage, int]:
-    """Bytes that a call of each stage has to read: weights once, and the slots' caches.
+    """Return the bytes that a call of each stage must read: weights once, and the slots' caches.
 
-    A lower bound: what the layers hand each other is not in it. The talker's call is a unit of
-    speech, the flow's a chunk.
+    A lower bound: it excludes the values between layers. A call of the talker is a unit of speech,
+    a call of the flow a chunk.
     """
     parts = model.parts
     llm, audio = parts.llm, parts.audio
@@ -134,7 +134,7 @@ def moved_bytes(model: DuplexModel, slots: int) -> dict[Stage, int]:
     if parts.talker is not None:
         decoder = _bytes(parts.talker.model)
         output = sum(buffer.nbytes for buffer in parts.talker.head_code.buffers())
-        found[Stage.TALKER] = STEPS * (decoder + output)
+        found[Stage.TALKER] = UNIT_DRAWS * (decoder + output)
     if isinstance(parts.vocoder, Vocoder):
         found |= _vocoder_bytes(parts.vocoder, slots)
     return found

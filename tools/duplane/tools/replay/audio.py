@@ -9,49 +9,52 @@ from typing import Any
 
 import numpy as np
 import orjson
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from duplane.tools.replay.check import Check, compare, same, worst
-from duplane.worker.model.audio_clip import split
-from duplane.worker.model.audio_encoder import AudioEncoder
+from duplane.tools.replay.target import CPU_TARGET, ReplayTarget
+from duplane.worker.model.audio.clip import split_samples
+from duplane.worker.model.audio.encoder import AudioEncoder
+from duplane.worker.model.audio.mel import HOP, MelStream
+from duplane.worker.model.audio.whisper import AudioConfig
 from duplane.worker.model.checkpoint import Checkpoint
-from duplane.worker.model.mel import HOP, MelStream
-from duplane.worker.model.whisper import AudioConfig
 
 TOLERANCE = 1e-4
 
 
-def checks(golden: Path) -> Iterator[Check]:
-    """All checks of the audio traces that the directory has."""
+def checks(golden: Path, target: ReplayTarget = CPU_TARGET) -> Iterator[Check]:
+    """Yield all checks of the audio traces that the directory has."""
     units = golden / "units"
     stream, offline = units / "audio_stream.json", units / "audio_offline.json"
     if not (stream.exists() or offline.exists()):
         return
-    encoder = load_encoder(golden / "checkpoint")
+    encoder = load_encoder(golden / "checkpoint", target)
     if stream.exists():
         yield from _stream(encoder, golden, orjson.loads(stream.read_bytes()))
     if offline.exists():
         yield from _offline(encoder, golden, orjson.loads(offline.read_bytes()))
 
 
-def load_encoder(checkpoint: Path, slot_count: int = 1) -> AudioEncoder:
-    """The checkpoint's audio front end, float32 on the CPU."""
+def load_encoder(checkpoint: Path, target: ReplayTarget) -> AudioEncoder:
+    """Load the checkpoint's audio front end, for one slot."""
     source = Checkpoint(checkpoint)
-    encoder = AudioEncoder(AudioConfig.from_json(source.config), slot_count)
+    encoder = AudioEncoder(AudioConfig.from_json(source.config), 1, target.device, target.dtype)
     source.load_into(encoder.apm, "apm.")
     source.load_into(encoder.audio_projection_layer, "audio_projection_layer.")
     return encoder
 
 
 def read_audio(path: Path, sample_count: int) -> NDArray[np.float32]:
-    """The first samples [sample_count] of an int16 mono file repeated end to end, float32."""
+    """Return the first samples [sample_count] of a repeated int16 mono file, as float32."""
     with wave.open(str(path)) as file:
         samples = np.frombuffer(file.readframes(file.getnframes()), np.int16)
     return np.resize(samples, sample_count).astype(np.float32) / np.float32(32768)
 
 
 def read_clip(path: Path) -> NDArray[np.float32]:
-    """All samples of an int16 mono file, once, float32."""
+    """Return all samples of an int16 mono file as float32."""
     with wave.open(str(path)) as file:
         count = file.getnframes()
     return read_audio(path, count)
@@ -62,7 +65,7 @@ def _stream(encoder: AudioEncoder, golden: Path, trace: dict[str, Any]) -> Itera
     count, size = trace["n_units"], trace["unit_samples"]
     units = read_audio(golden / "audio" / trace["audio"], count * size).reshape(count, size)
 
-    stream = MelStream(encoder.config.mel_bins, slot_count=1)
+    stream = MelStream(encoder.config.mel_bins, 1, encoder.mel.samples.device)
     mels = [_mel(stream, unit) for unit in units]
     yield same("audio_stream mel_frames", [len(mel) for mel in mels], trace["mel_frames"])
     yield worst(
@@ -73,12 +76,12 @@ def _stream(encoder: AudioEncoder, golden: Path, trace: dict[str, Any]) -> Itera
         ],
     )
 
-    embeds: list[NDArray[np.float32]] = []
+    embeds: list[Tensor] = []
     lengths: list[int] = []
     left: list[int] = []
     for unit in units:
         encoder.push(0, unit)
-        embeds.append(encoder.encode([0])[0].numpy())
+        embeds.append(encoder.encode([0])[0])
         lengths.append(encoder.cache_length(0))
         left.append(encoder.buffered(0))
     encoder.reset(0)
@@ -89,37 +92,40 @@ def _stream(encoder: AudioEncoder, golden: Path, trace: dict[str, Any]) -> Itera
             for index in map(int, trace["embeds_full_units"])
         ],
     )
-    every_eighth = np.stack(embeds)[..., ::8]
+    every_eighth = torch.stack(embeds)[..., ::8]
     yield compare("audio_stream embeds_c8", every_eighth, arrays["embeds_c8"], TOLERANCE)
     yield same("audio_stream encoder_kv_after", lengths, trace["encoder_kv_after"])
     yield same("audio_stream buffer_left", left, trace["buffer_left"])
 
 
-def _mel(stream: MelStream, unit: NDArray[np.float32]) -> NDArray[np.float32]:
-    """A unit's features [frames, mel_bins], without the missing context of a first unit."""
+@torch.inference_mode()
+def _mel(stream: MelStream, unit: NDArray[np.float32]) -> Tensor:
+    """Return a unit's features [frames, mel_bins], without the missing context of a first unit."""
     stream.push(0, unit)
-    features, is_first = stream.emit([0])
-    return features[0, 2 if is_first[0] else 0 :].numpy()
+    stream.take(0)
+    features, is_first = stream.features([0])
+    return features[0, 2 if is_first[0] else 0 :]
 
 
 def _offline(encoder: AudioEncoder, golden: Path, trace: dict[str, Any]) -> Iterator[Check]:
     arrays = np.load(golden / "units" / "audio_offline.npz")
     for name, clip in trace.items():
         samples = read_audio(_source(golden / "audio", name), clip["samples"])
-        frames = [-(-len(piece) // HOP) for piece in split(encoder.config, samples)]
+        frames = [-(-len(piece) // HOP) for piece in split_samples(encoder.config, samples)]
         yield same(f"audio_offline {name} mel_lens", [frames], clip["mel_lens"])
-        embeds = encoder.encode_clip(samples).numpy()
+        embeds = encoder.encode_clip(samples)
         yield same(f"audio_offline {name} n_embeds", len(embeds), clip["n_embeds"])
         recorded = {f"{name}_embeds": embeds, f"{name}_embeds_c8": embeds[:, ::8]}
         if f"{name}_mel" in arrays:
-            mel = encoder.mel.log_mel.clip(samples)
-            recorded[f"{name}_mel"] = mel.mT[None].numpy()
+            with torch.inference_mode():
+                mel = encoder.mel.log_mel.clip(samples)
+            recorded[f"{name}_mel"] = mel.mT[None]
         for key, got in recorded.items():
             if key in arrays:
                 yield compare(f"audio_offline {key}", got, arrays[key], TOLERANCE)
 
 
 def _source(folder: Path, clip: str) -> Path:
-    """The file a clip was cut from: its own, or the one whose name it extends (talk31s)."""
+    """Return the file of a clip: its own, or the one whose name it extends (talk31s)."""
     names = [path for path in folder.glob("*.wav") if clip.startswith(path.stem)]
     return max(names, key=lambda path: len(path.stem))

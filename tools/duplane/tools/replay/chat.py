@@ -14,10 +14,12 @@ import torch
 from numpy.typing import NDArray
 
 from duplane.tools.replay.audio import read_audio, read_clip
-from duplane.tools.replay.check import Check, compare, same, skipped
+from duplane.tools.replay.check import Check, Verdict, compare, same, same_texts, skipped
+from duplane.tools.replay.half_duplex import HalfDuplex
 from duplane.tools.replay.recording import NO_VOICE, CountingVocoder, Recorder
-from duplane.worker.model.chat import CHUNK_IDS
-from duplane.worker.model.chat_types import (
+from duplane.tools.replay.target import CPU_TARGET, ReplayTarget
+from duplane.worker.model.chat.chats import CHUNK_IDS
+from duplane.worker.model.chat.types import (
     ChatAudio,
     ChatImage,
     ChatMessage,
@@ -28,9 +30,8 @@ from duplane.worker.model.chat_types import (
     ChatRole,
     Finish,
 )
-from duplane.worker.model.half_duplex import HalfDuplex
+from duplane.worker.model.loader import ModelParts, load_parts
 from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.parts import ModelParts, load_parts
 from duplane.worker.model.types import DecodeMode
 
 TOLERANCE = 1e-4
@@ -42,8 +43,8 @@ ROOM = 128
 _STRIDES = {"inputs_embeds": 1, "inputs_embeds_c16": 16}
 
 
-def checks(golden: Path) -> Iterator[Check]:
-    """All checks of the chats that the directory has."""
+def checks(golden: Path, target: ReplayTarget = CPU_TARGET) -> Iterator[Check]:
+    """Yield all checks of the chats that the directory has."""
     sessions = golden / "sessions"
     paths = [*sorted(sessions.glob("chat_*.json")), *sessions.glob("half_duplex*.json")]
     traces = [
@@ -55,9 +56,10 @@ def checks(golden: Path) -> Iterator[Check]:
         golden / "checkpoint",
         slot_count=1,
         context_capacity=max(_rows(trace) for trace, _ in traces) + ROOM,
-        device="cpu",
-        dtype="float32",
+        device=target.device_name,
+        dtype=target.dtype_name,
     )
+    target.capture(loaded)
     for trace, arrays in traces:
         if "steps" in trace:
             yield from _half_duplex(golden, loaded, trace, arrays)
@@ -95,9 +97,9 @@ def _chat(
     ):
         yield same(f"{name} {kind}", [[list(bound) for bound in bounds]], trace[kind])
     yield same(f"{name} kv_after_prefill", length, trace["kv_after_prefill"])
-    # The rows are taken once for the comparison, and by the model again from a prompt of its own.
+    # These rows are only for the comparison: the model takes its own from another prompt.
     with torch.inference_mode():
-        rows = prompt.take(model.parts, length).numpy()
+        rows = prompt.take(model.parts, length)
     for key, stride in _STRIDES.items():
         if key in arrays:
             yield compare(f"{name} {key}", rows[:, ::stride], arrays[key], TOLERANCE)
@@ -140,7 +142,7 @@ def _half_duplex(
     yield same(f"{trace['name']} slot left clean", model.is_clean(SLOT), True)
 
 
-# What the reference generates with where a half-duplex trace names nothing else.
+# The reference's options of generation that a half-duplex trace does not name.
 _REFERENCE = {"generate_audio": True, "use_tts_template": True, "length_penalty": 1.1}
 
 
@@ -160,7 +162,7 @@ def _options(generate: Mapping[str, Any], prefill: Mapping[str, Any]) -> ChatOpt
 
 
 def _parts(golden: Path, content: str | Sequence[str]) -> Iterator[ChatPart]:
-    """Texts, and files named as `@folder/file`, perhaps with the samples `[from:to]` of it."""
+    """Yield texts, and the files of `@folder/file` or only their samples `[from:to]`."""
     for entry in [content] if isinstance(content, str) else content:
         found = re.fullmatch(r"@([^\[]+)(?:\[(\d+):(\d+)\])?", entry)
         if found is None:
@@ -178,7 +180,7 @@ def _parts(golden: Path, content: str | Sequence[str]) -> Iterator[ChatPart]:
 
 @dataclass
 class Yield:
-    """What one waveform, or one chunk of text, was told with."""
+    """One result of the reference: a waveform, or a chunk of text, with its text."""
 
     text: str
     samples: int
@@ -186,7 +188,7 @@ class Yield:
 
 @dataclass
 class Seen:
-    """A model that plays one trace, and what it did since `begin`."""
+    """A model that plays one trace, with its calls and outputs since `begin`."""
 
     loaded: ModelParts
     calls: list[dict[str, Any]]
@@ -200,7 +202,7 @@ class Seen:
         self.begin()
 
     def begin(self) -> None:
-        """Forget the answer before."""
+        """Delete the records of the answer before."""
         self.unit = self.recorder.begin_unit(SLOT)
         self.outputs.clear()
 
@@ -214,7 +216,7 @@ class Seen:
 
     @property
     def context_length(self) -> int:
-        """Rows of the context after the answer."""
+        """The number of context rows after the answer."""
         return self.outputs[-1].context_length
 
     def answer(
@@ -226,16 +228,18 @@ class Seen:
         yield compare(f"{name} chunk_hidden", got, hidden, TOLERANCE)
         is_heard = any("samples" in entry for entry in trace["yields"])
         if is_heard:
-            told = [{"samples": y.samples, "text": y.text} for y in self._waveforms()]
-            recorded = [
-                {"samples": entry["samples"], "text": self._plain(entry["text"])}
-                for entry in trace["yields"]
-            ]
-            yield same(f"{name} yields", told, recorded)
+            waveforms = list(self._waveforms())
+            counts = [entry["samples"] for entry in trace["yields"]]
+            samples = same(f"{name} yields", [entry.samples for entry in waveforms], counts)
+            texts = [entry.text for entry in waveforms]
         else:
+            samples = None  # nothing was spoken
             texts = [output.text for output in self.outputs if output.token_ids]
-            recorded = [self._plain(entry["text"]) for entry in trace["yields"]]
-            yield same(f"{name} yields", texts, recorded)
+        recorded = [self._plain(entry["text"]) for entry in trace["yields"]]
+        if samples is not None and samples.verdict is Verdict.FAIL:
+            yield samples
+        else:
+            yield same_texts(f"{name} yields", texts, recorded)
         calls = [
             {"tokens": tokens, "last": is_last, "first": index == 0, "samples": count}
             for index, (tokens, is_last, count) in enumerate(self.unit.pieces)
@@ -243,11 +247,11 @@ class Seen:
         yield same(f"{name} token2wav_calls", calls, trace["token2wav_calls"])
 
     def _plain(self, text: str) -> str:
-        """The reference tells special tokens by name."""
+        """Return the text without special tokens, whose names the reference includes."""
         return self.model.tokens.decode(self.model.tokens.encode(text))
 
     def _chunks(self) -> list[dict[str, Any]]:
-        """The ids chosen, as the reference cuts them: one more in the first chunk."""
+        """Return the chosen ids in the reference's chunks: the first has one more."""
         ids = list(self.unit.decided)
         has_ended = self.outputs[-1].finish is Finish.STOP
         if has_ended:
@@ -264,7 +268,7 @@ class Seen:
         ]
 
     def _waveforms(self) -> Iterator[Yield]:
-        """The reference tells text only with the next waveform."""
+        """Yield waveforms as the reference does: each with all text since the last one."""
         text = ""
         for output in self.outputs:
             text += output.text
@@ -273,7 +277,7 @@ class Seen:
                 text = ""
 
     def _cut(self, output: ChatOutput) -> list[int]:
-        """One output may hold two waveforms: the one that was due, and the end."""
+        """Return the lengths of an output's waveforms: the last output may hold two."""
         if not len(output.audio):
             return []
         counts = [count for _, _, count in self.unit.pieces]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
-import torch
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 from duplane.tools.replay.audio import read_audio, read_clip
 from duplane.tools.replay.check import Check, Verdict, compare, differs, same, worst
@@ -21,14 +22,15 @@ from duplane.tools.replay.recording import (
     Recorder,
     SeenUnit,
 )
+from duplane.tools.replay.target import CPU_TARGET, ReplayTarget
+from duplane.worker.model.loader import ModelParts, load_parts
 from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.parts import ModelParts, load_parts
 from duplane.worker.model.types import (
     ConversationOptions,
     DecodeMode,
     FloatArray,
+    Unit,
     UnitFailure,
-    UnitInput,
     UnitOutput,
     WindowMode,
 )
@@ -42,8 +44,8 @@ _WINDOW_NUMBERS = (
 )
 
 
-def checks(golden: Path) -> Iterator[Check]:
-    """All checks of the duplex sessions that the directory has."""
+def checks(golden: Path, target: ReplayTarget = CPU_TARGET) -> Iterator[Check]:
+    """Yield all checks of the duplex sessions that the directory has."""
     traces = {
         path: orjson.loads(path.read_bytes())
         for path in sorted((golden / "sessions").glob("duplex_*.json"))
@@ -55,9 +57,10 @@ def checks(golden: Path) -> Iterator[Check]:
         golden / "checkpoint",
         slot_count=1,
         context_capacity=rows + 1,
-        device="cpu",
-        dtype="float32",
+        device=target.device_name,
+        dtype=target.dtype_name,
     )
+    target.capture(loaded)
     for path, trace in traces.items():
         arrays = np.load(path.with_suffix(".npz"))
         yield from SessionReplay(golden, loaded, trace, arrays).checks()
@@ -87,13 +90,13 @@ class SessionReplay:
         self._seen: dict[str, list[Check]] = {}
 
     def checks(self) -> Iterator[Check]:
-        """One line per kind of comparison, folded over all units."""
+        """Yield one check per kind of comparison, combined over all units."""
         try:
             yield from self._prepare()
-            for unit in self._units:
-                if unit["stop"]:
-                    break  # the session is over; the worker sends no more units
-                self._play(unit)
+            # After a stop the session is over; the worker sends no more units.
+            units = list(takewhile(lambda unit: not unit["stop"], self._units))
+            for unit in units:
+                self._play(unit, is_last=unit is units[-1])
             for kind, found in self._seen.items():
                 yield _fold(f"{self._name} {kind}", found)
             yield from self._finish()
@@ -108,20 +111,23 @@ class SessionReplay:
         yield same(f"{name} system_preserve_length", opened.context_length, preserved)
         yield from self._array("prepare_ref_embeds", self._recorder.voices.get(SLOT))
 
-    def _play(self, unit: dict[str, Any]) -> None:
-        """Run one unit and compare everything that was recorded of it."""
+    def _play(self, unit: dict[str, Any], *, is_last: bool) -> None:
+        """Run one unit and compare everything that was recorded of it.
+
+        The last unit is fed whole, to compare the caches.
+        """
         seen = self._recorder.begin_unit(SLOT)
         before = self._model.context_length(SLOT)
         buffered = self._pending_speech()
         end = _audio_end(unit)
         audio = self._audio[end - unit["audio_samples"] : end]
         frames = tuple((self._images / name).read_bytes() for name in unit["frames"])
-        played = UnitInput(SLOT, audio, unit["force_listen"], frames, unit["max_slice_nums"])
+        played = Unit(SLOT, audio, unit["force_listen"], frames, unit["max_slice_nums"])
         (result,) = self._model.step([played])
         match result:
             case UnitOutput():
                 self._ids += result.token_ids
-                self._model.settle([SLOT])
+                self._model.settle([SLOT], is_deferred=not is_last)
                 found = [
                     *self._lengths(unit, seen, before, result),
                     *self._decisions(unit, seen, result),
@@ -135,15 +141,14 @@ class SessionReplay:
             self._seen.setdefault(check.name, []).append(labelled)
 
     def _failed(self, unit: dict[str, Any], failure: UnitFailure) -> Iterator[Check]:
-        """A unit that was too short. The reference leaves a `<unit>` row behind, we do not.
+        """Check a unit that was too short. Only the reference keeps a `<unit>` row for it.
 
-        The row is fed here, so that the rest of the session has the context it was recorded in.
+        The row is fed here, so that the rest of the session has the same context as recorded.
         """
         yield same("prefill_success", False, unit["prefill_success"])
         yield same("failure", failure.reason, "AUDIO_TOO_SHORT")
         yield differs("short unit", "leaves no row in the context; the replay fed it")
-        with torch.inference_mode():
-            self._model.llm.append([(SLOT, 1)], self._model.llm.embed([self._model.tokens.unit]))
+        self._model.conversation(SLOT).pending_ids += (self._model.tokens.unit,)
         yield same("kv_after_finalize", self._model.context_length(SLOT), unit["kv_after_finalize"])
         yield same(
             "buffer_left", self._model.parts.audio.buffered(SLOT), unit["whisper_buffer_left"]
@@ -205,7 +210,7 @@ class SessionReplay:
             yield same("tts tokens", seen.speech.tokens, recorded["tokens"])
             yield same("tts kv_after", seen.speech.length, recorded["kv_after"])
             key = f"u{unit['unit']}_tts_condition"
-            yield from self._array(key, seen.speech.condition.numpy(), "tts_condition")
+            yield from self._array(key, seen.speech.condition, "tts_condition")
         if talker is not None:
             length = talker.cache.length(SLOT)
             yield same("tts text_start_pos_after", length, unit["tts_text_start_pos_after"])
@@ -215,7 +220,7 @@ class SessionReplay:
         yield same("token2wav_calls", seen.pieces, calls)
         yield same("token2wav_buffer_before", buffered, unit["token2wav_buffer_before"])
         yield same("token2wav_buffer_after", self._pending_speech(), unit["token2wav_buffer_after"])
-        # Where nothing was decoded the reference hands out a second of silence, and we nothing.
+        # If nothing was decoded, the reference returns a second of silence and we return nothing.
         heard = unit["out_audio_samples"] if calls else 0
         yield same("out_audio_samples", len(output.audio), heard)
         draws = [
@@ -233,15 +238,17 @@ class SessionReplay:
                 rows = self._arrays[key].shape[1]
                 layer = int(key.removeprefix("final_k_l").removeprefix("final_v_l"))
                 last = held[layer, SLOT, :, length - rows : length]
-                yield compare(f"{name} {key}", last.numpy(), self._arrays[key], TOLERANCE)
+                yield compare(f"{name} {key}", last, self._arrays[key], TOLERANCE)
 
     def _pending_speech(self) -> list[int]:
         speech = self._model.conversation(SLOT).speech
         return [] if speech is None else list(speech.pending)
 
-    def _array(self, key: str, got: NDArray[np.float32] | None, name: str = "") -> Iterator[Check]:
+    def _array(
+        self, key: str, got: NDArray[np.float32] | Tensor | None, name: str = ""
+    ) -> Iterator[Check]:
         """Compare with the recorded array, or with its every eighth channel."""
-        forms: dict[str, ArrayLike | None] = {key: got}
+        forms: dict[str, ArrayLike | Tensor | None] = {key: got}
         if got is not None:
             forms[f"{key}_c8"] = got[..., ::8]
         for form, value in forms.items():
@@ -259,7 +266,7 @@ class SessionReplay:
 
 
 def _audio_end(unit: dict[str, Any]) -> int:
-    """Where in the audio the unit ends; units of frames alone name no place."""
+    """Return the sample at which the unit ends; units of frames alone record no offset."""
     return (unit["audio_offset"] or 0) + unit["audio_samples"]
 
 
@@ -269,8 +276,8 @@ def _fold(name: str, found: list[Check]) -> Check:
 
 
 def _options(trace: dict[str, Any], voice: FloatArray | None) -> ConversationOptions:
-    """The options of a recorded session. What the reference's constructor takes and its
-    generation ignores (all sampling parameters but these) is left out.
+    """Return the options of a recorded session. Sampling parameters that the reference's
+    constructor takes but its generation ignores are left out.
     """
     prefix: str = trace["prefix"]
     prompt = prefix.removeprefix(PROMPT_HEAD).removesuffix(PROMPT_TAIL)

@@ -1,4 +1,4 @@
-"""Stand-ins that a replayed session runs with, and what it saw: draws, vocoder, probe."""
+"""Replacements for parts of a replayed session: its random numbers, vocoder and probe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from duplane.worker.model.probe import Probe, SpokenUnit
 from duplane.worker.model.types import FloatArray
-from duplane.worker.model.vocoder import VocoderChunk, VocoderVoice
+from duplane.worker.model.vocoder.vocoder import VocoderChunk, VocoderVoice
 
 TOKEN_SAMPLES = 960
 LAG_SAMPLES = 3840
@@ -28,14 +28,14 @@ NO_VOICE = VocoderVoice(
 
 
 class RecordedUniforms:
-    """The uniform numbers of a recorded session, in order; runs dry visibly."""
+    """The uniform numbers of a recorded session, in order, followed by zeros."""
 
     def __init__(self, numbers: Sequence[float]) -> None:
         self._numbers = list(numbers)
         self.used = 0
 
     def peek(self, count: int) -> list[float]:
-        """The next numbers; zeros where the record has no more."""
+        """Return the next numbers; zeros after the recorded ones."""
         ahead = self._numbers[self.used : self.used + count]
         return ahead + [0.0] * (count - len(ahead))
 
@@ -56,25 +56,25 @@ class CountingVocoder:
         self._begun: set[int] = set()
 
     def prime(self, slot: int, voice: VocoderVoice, *, seed: int | None = None) -> None:
-        """Counting needs neither; that there is a voice is remembered."""
+        """Note that the slot has a voice; counting needs neither voice nor seed."""
         self._primed[slot] = (voice, seed)
 
     def start_turn(self, slot: int) -> None:
-        """Only that a turn has begun is kept from piece to piece."""
+        """Note that no piece of the turn has been decoded."""
         self._begun.discard(slot)
 
     def decode(self, chunks: Sequence[VocoderChunk]) -> list[FloatArray]:
-        """Silence: the lookahead is heard later, and a turn's end brings the lag, if there is."""
+        """Return silence: without the lookahead, or at a turn's end with it and any lag."""
         return [np.zeros(self._count(chunk), np.float32) for chunk in chunks]
 
     def encode(self, chunks: Sequence[VocoderChunk]) -> list[Tensor]:
-        """No mel."""
+        """Return empty tensors, because there is no mel."""
         return [torch.empty(0) for _ in chunks]
 
     def decode_mel(
         self, chunks: Sequence[VocoderChunk], mels: Sequence[Tensor]
     ) -> list[FloatArray]:
-        """What `decode` makes of the chunks; there is no mel to it."""
+        """Return the result of `decode`; the empty mels are ignored."""
         assert len(mels) == len(chunks)
         return self.decode(chunks)
 
@@ -86,7 +86,7 @@ class CountingVocoder:
         return len(chunk.tokens) * TOKEN_SAMPLES + LAG_SAMPLES * has_lag
 
     def reset(self, slot: int) -> None:
-        """Forget the slot's voice and turn."""
+        """Delete the slot's voice and turn."""
         self._primed.pop(slot, None)
         self._begun.discard(slot)
 
@@ -97,7 +97,7 @@ class CountingVocoder:
 
 @dataclass
 class SeenUnit:
-    """What the model did in one unit."""
+    """The inputs, decisions and outputs of the model in one unit."""
 
     embeds: NDArray[np.float32] | None = None
     vision: NDArray[np.float32] | None = None
@@ -115,14 +115,14 @@ class SeenUnit:
 
 
 class Recorder(Probe):
-    """Keeps copies of everything the model shows, per slot, one unit at a time."""
+    """Keeps copies of everything that the probe receives, per slot, one unit at a time."""
 
     def __init__(self) -> None:
         self.voices: dict[int, NDArray[np.float32]] = {}
         self._units: defaultdict[int, SeenUnit] = defaultdict(SeenUnit)
 
     def begin_unit(self, slot: int) -> SeenUnit:
-        """Forget the slot's last unit and watch its next."""
+        """Delete the record of the slot's last unit and begin one of its next unit."""
         self._units[slot] = SeenUnit()
         return self._units[slot]
 
@@ -130,17 +130,17 @@ class Recorder(Probe):
         if voice is not None:
             self.voices[slot] = _copy(voice)
 
-    def heard(self, slot: int, embeds: Tensor) -> None:
+    def audio_encoded(self, slot: int, embeds: Tensor) -> None:
         self._units[slot].embeds = _copy(embeds)
 
-    def saw(self, slot: int, embeds: Tensor) -> None:
+    def frames_encoded(self, slot: int, embeds: Tensor) -> None:
         self._units[slot].vision = _copy(embeds)
 
     def prefilled(self, slot: int, logits: Tensor, length: int) -> None:
         unit = self._units[slot]
         unit.pending, unit.prefilled = _copy(logits), length
 
-    def decided(self, slot: int, logits: Tensor, token: int) -> None:
+    def chosen(self, slot: int, logits: Tensor, token: int) -> None:
         self._units[slot].logits.append(_copy(logits))
         self._units[slot].decided.append(token)
 

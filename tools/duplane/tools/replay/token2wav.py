@@ -1,8 +1,8 @@
-"""Replays token2wav/: the streaming vocoder against what the reference computed.
+"""Replays token2wav/: compares the streaming vocoder with the values of the reference.
 
-The wave is compared from the recorded mel, where it must agree to the tolerance. From our own mel
-it is compared too, but more loosely: the source of the wave adds up rounding over a second. The
-unchanged reference, run on another CPU than the recording's, is off by up to 2e-3 there.
+The wave made from the recorded mel must agree within the tolerance. The wave made from our own mel
+has a larger tolerance, because the source of the wave adds up rounding errors over a second: even
+the unchanged reference, on another CPU than the recording's, differs there by up to 2e-3.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ import torch
 from numpy.typing import NDArray
 
 from duplane.tools.replay.check import Check, compare, same
-from duplane.worker.model.vocoder import Vocoder
-from duplane.worker.model.vocoder_input import VocoderChunk, VocoderOptions, VocoderVoice
-from duplane.worker.model.voice_features import prompt_mel
+from duplane.tools.replay.target import CPU_TARGET, ReplayTarget
+from duplane.worker.model.vocoder.types import VocoderChunk, VocoderOptions, VocoderVoice
+from duplane.worker.model.vocoder.vocoder import Vocoder
+from duplane.worker.model.vocoder.voice import prompt_mel
 
 TOLERANCE = 1e-3
-# From our own mel: a mel that is 3e-6 off moves the pitch by as little, and the phase adds that up
-# over a second; measured: up to 2e-3, for the reference too when it runs on another processor.
+# For waves from our own mel: an error of 3e-6 in the mel changes the pitch as little, but the phase
+# adds it up over a second. Measured: up to 2e-3, also for the reference on another processor.
 OWN_MEL_TOLERANCE = 1e-2
 OWN_MEL_NOTE = "from our own mel; phase adds up rounding"
 
 Arrays = Mapping[str, NDArray[Any]]
 
 
-def checks(golden: Path) -> Iterator[Check]:
+def checks(golden: Path, target: ReplayTarget = CPU_TARGET) -> Iterator[Check]:
     """Yield the checks of `golden`/token2wav; none where it is absent."""
     directory = golden / "token2wav"
     if not (directory / "golden.json").exists():
@@ -42,29 +43,33 @@ def checks(golden: Path) -> Iterator[Check]:
     voice = VocoderVoice(
         arrays["prompt_tokens"][0], arrays["prompt_mel"][0], arrays["speaker_embedding"][0]
     )
+    # Voices are read on the CPU, wherever the model runs.
     mel = prompt_mel(torch.tensor(arrays["prompt_wav_24k"]), len(voice.prompt_mel))
     yield _near("prompt_mel", mel[None], arrays)
-    vocoder = _load(directory, recorded, arrays)
+    vocoder = _load(directory, recorded, arrays, target)
     yield same("token2wav cfg_rate", vocoder.flow.decoder.rate, recorded["cfg_rate"])
     vocoder.prime(0, voice, seed=0)
     yield from _setup_checks(vocoder, arrays, len(voice.prompt_mel))
-    yield from _chunk_checks(vocoder, recorded, arrays)
+    yield from _chunk_checks(vocoder, recorded, arrays, target)
     vocoder.prime(0, voice, seed=0)
     yield from _own_mel_checks(vocoder, recorded, arrays)
     vocoder.reset(0)
-    yield from _offline_checks(vocoder, voice, recorded, arrays)
+    yield from _offline_checks(vocoder, voice, recorded, arrays, target)
     yield same("token2wav slot_is_clean", vocoder.is_clean(0), True)
 
 
-def _load(directory: Path, recorded: Mapping[str, Any], arrays: Arrays) -> Vocoder:
+def _load(
+    directory: Path, recorded: Mapping[str, Any], arrays: Arrays, target: ReplayTarget
+) -> Vocoder:
     """Load a vocoder of one slot with the recorded noise, and none in the source."""
     frames = arrays["prompt_mel"].shape[1] + arrays["offline_mel"].shape[2]
     noise = torch.tensor(arrays["noise"][0].T)
-    # Nothing recorded reaches beyond the recorded noise; the table must only be long enough.
+    # No recorded value depends on later noise; the table only has to be long enough.
     unused = torch.zeros(frames + 1000, noise.shape[1])
     return Vocoder.load(
         directory,
         slot_count=1,
+        device=target.device_name,
         options=VocoderOptions(
             steps=recorded["n_timesteps"],
             max_prompt_frames=frames,
@@ -75,7 +80,7 @@ def _load(directory: Path, recorded: Mapping[str, Any], arrays: Arrays) -> Vocod
 
 
 def _setup_checks(vocoder: Vocoder, arrays: Arrays, frames: int) -> Iterator[Check]:
-    """Compare the caches after priming, laid out as the reference has them."""
+    """Compare the caches after priming, in the layout of the reference."""
     base, stride = vocoder.base, vocoder.flow.stride
 
     def attention(cache: torch.Tensor, count: int) -> torch.Tensor:
@@ -97,7 +102,9 @@ def _setup_checks(vocoder: Vocoder, arrays: Arrays, frames: int) -> Iterator[Che
         yield _near(f"setup_estimator_att_cache_{name}_lastlayer", pair, arrays)
 
 
-def _chunk_checks(vocoder: Vocoder, recorded: Mapping[str, Any], arrays: Arrays) -> Iterator[Check]:
+def _chunk_checks(
+    vocoder: Vocoder, recorded: Mapping[str, Any], arrays: Arrays, target: ReplayTarget
+) -> Iterator[Check]:
     """Stream the recorded chunks: mel from tokens, wave from recorded mel, cache lengths."""
     for number, entry in enumerate(recorded["chunks"]):
         chunk = VocoderChunk(0, entry["tokens"], entry["last"])
@@ -107,7 +114,7 @@ def _chunk_checks(vocoder: Vocoder, recorded: Mapping[str, Any], arrays: Arrays)
         yield _near(f"{name}_mel", mel.T[None], arrays)
         yield same(f"token2wav {name}_mel_frames", len(mel), entry["mel_frames"])
         yield from _length_checks(vocoder, name, entry, before + len(mel))
-        recorded_mel = torch.tensor(arrays[f"{name}_mel"][0].T)
+        recorded_mel = target.tensor(arrays[f"{name}_mel"][0].T)
         samples = vocoder.decode_mel([chunk], [recorded_mel])[0]
         yield same(f"token2wav {name}_samples", len(samples), entry["samples"])
         if f"{name}_wav" in arrays:
@@ -117,7 +124,7 @@ def _chunk_checks(vocoder: Vocoder, recorded: Mapping[str, Any], arrays: Arrays)
 def _length_checks(
     vocoder: Vocoder, name: str, entry: Mapping[str, Any], before_trim: int
 ) -> Iterator[Check]:
-    """Compare the frames cached; a turn that is over keeps none here."""
+    """Compare the frames cached; a turn that has ended keeps none here."""
     lengths = {"before": before_trim, "after": vocoder.cached_frames(0)}
     if entry["last"]:
         del lengths["after"]
@@ -138,14 +145,18 @@ def _own_mel_checks(
 
 
 def _offline_checks(
-    vocoder: Vocoder, voice: VocoderVoice, recorded: Mapping[str, Any], arrays: Arrays
+    vocoder: Vocoder,
+    voice: VocoderVoice,
+    recorded: Mapping[str, Any],
+    arrays: Arrays,
+    target: ReplayTarget,
 ) -> Iterator[Check]:
     """Compare an utterance made in one piece."""
     mel = vocoder.render_mel(voice, recorded["offline_tokens"]).T[None]
     yield _near("offline_mel", mel, arrays)
     hift = vocoder.stream.hift
     with torch.inference_mode():
-        known = torch.tensor(arrays["offline_mel"])
+        known = target.tensor(arrays["offline_mel"])
         yield _near("offline_f0", hift.f0_predictor(known), arrays)
         yield _near("offline_wav", hift(known, hift.source(known, None)), arrays)
         yield _loosely("offline_wav", hift(mel, hift.source(mel, None)), arrays)

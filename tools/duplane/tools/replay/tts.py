@@ -12,25 +12,27 @@ import torch
 from torch import Tensor
 
 from duplane.tools.replay.check import Check, compare, same, worst
+from duplane.tools.replay.target import CPU_TARGET, ReplayTarget
 from duplane.worker.model.checkpoint import Checkpoint
-from duplane.worker.model.sampling import SeededUniforms
-from duplane.worker.model.speech_steps import TOKENS_PER_UNIT
-from duplane.worker.model.talker import Speech, Talker
-from duplane.worker.model.talker_stream import SpeechStream, advance
+from duplane.worker.model.llm.sampling import SeededUniforms
+from duplane.worker.model.transfer import upload
+from duplane.worker.model.tts.passages import SpeechStream, advance
+from duplane.worker.model.tts.sampling import TOKENS_PER_UNIT, SpeechRequest
+from duplane.worker.model.tts.talker import Talker
 
 TOLERANCE = 1e-4
 TEMPERATURE = 0.8
 
 
-def checks(golden: Path) -> Iterator[Check]:
-    """All checks of the talker traces that the directory has."""
+def checks(golden: Path, target: ReplayTarget = CPU_TARGET) -> Iterator[Check]:
+    """Yield all checks of the talker traces that the directory has."""
     path = golden / "units" / "tts.json"
     if not path.exists():
         return
     trace = orjson.loads(path.read_bytes())
     arrays = np.load(path.with_suffix(".npz"))
     source = Checkpoint(golden / "checkpoint")
-    talker = Talker(source.config, 1, torch.device("cpu"), torch.float32)
+    talker = Talker(source.config, 1, target.device, target.dtype)
     with torch.inference_mode():
         talker.load(source)
         for number, turn in enumerate(trace["turns"]):
@@ -42,7 +44,7 @@ def checks(golden: Path) -> Iterator[Check]:
 
 
 def _turn(name: str, talker: Talker, turn: list[dict[str, Any]], arrays: Any) -> Iterator[Check]:
-    """One turn, chunk after chunk over one cache."""
+    """Check one turn, chunk after chunk over one cache."""
     seen: dict[str, list[Check]] = {}
     talker.reset(0)
     for chunk in turn:
@@ -54,26 +56,28 @@ def _turn(name: str, talker: Talker, turn: list[dict[str, Any]], arrays: Any) ->
 
 def _chunk(talker: Talker, chunk: dict[str, Any], arrays: Any) -> Iterator[Check]:
     key, start = chunk["name"], talker.cache.length(0)
-    condition = talker.condition(chunk["text_token_ids"], torch.tensor(arrays[f"{key}_hidden"]))
-    yield compare("condition", condition.numpy(), arrays[f"{key}_condition"], TOLERANCE)
+    condition = _condition(talker, chunk["text_token_ids"], arrays[f"{key}_hidden"])
+    yield compare("condition", condition, arrays[f"{key}_condition"], TOLERANCE)
     yield same("text_start_pos", start, chunk["text_start_pos"])
     steps: list[Tensor] = []
     talker.on_step = lambda probabilities: steps.append(probabilities[0].clone())
-    speech = Speech(0, condition, chunk["last"], True, TEMPERATURE, SeededUniforms(0))
-    tokens = talker.speak([speech])[0]
+    request = SpeechRequest(
+        0, condition, SeededUniforms(0), True, TEMPERATURE, is_turn_end=chunk["last"]
+    )
+    tokens = talker.speak([request])[0]
     talker.on_step = None
     yield same("out_tokens", tokens, chunk["out_tokens"])
     yield same("sampled", [int(step.argmax()) for step in steps], chunk["sampled"])
     yield same("kv_after", start + len(condition) + len(tokens), chunk["kv_after"])
-    ids = torch.tensor(arrays[f"{key}_top8_ids"]).long()
+    ids = upload(arrays[f"{key}_top8_ids"], condition.device, torch.long)
     likeliest = torch.stack(steps)
     if likeliest.shape[0] == ids.shape[0]:
         likeliest = likeliest.gather(1, ids)
-    yield compare("top8_probs", likeliest.numpy(), arrays[f"{key}_top8_probs"], TOLERANCE)
+    yield compare("top8_probs", likeliest, arrays[f"{key}_top8_probs"], TOLERANCE)
 
 
 def _streaming(talker: Talker, trace: dict[str, Any], arrays: Any) -> Iterator[Check]:
-    """An answer in passages; the trace has their tokens in portions, as they are complete."""
+    """Check an answer in passages; the trace has their tokens in portions of one unit."""
     talker.reset(0)
     stream = SpeechStream(0, SeededUniforms(0), is_greedy=True, temperature=TEMPERATURE)
     held: list[int] = []
@@ -81,7 +85,7 @@ def _streaming(talker: Talker, trace: dict[str, Any], arrays: Any) -> Iterator[C
     for index, segment in enumerate(trace["segments"]):
         name = f"tts streaming {index}"
         condition = _marked(talker, arrays[f"stream_cond{index}"], is_text_end=index == last)
-        tokens = _spoken(talker, stream, condition, longest=trace["max_new_token"])
+        tokens = _spoken(talker, stream, condition, most=trace["max_new_token"])
         held += tokens
         portions: list[dict[str, Any]] = []
         while len(held) >= TOKENS_PER_UNIT:
@@ -98,28 +102,39 @@ def _streaming(talker: Talker, trace: dict[str, Any], arrays: Any) -> Iterator[C
 
 
 def _oneshot(talker: Talker, trace: dict[str, Any], arrays: Any) -> Iterator[Check]:
-    """A whole utterance as one passage; its condition has its marks already."""
+    """Check a whole utterance as one passage; its recorded condition includes the marks."""
     talker.reset(0)
     stream = SpeechStream(0, SeededUniforms(0), is_greedy=True, temperature=TEMPERATURE)
-    condition = torch.tensor(arrays["oneshot_cond"])
-    shortest, longest = trace["min_new"], trace["max_new"]
-    tokens = _spoken(talker, stream, condition, shortest=shortest, longest=longest)
+    condition = _on_device(talker, arrays["oneshot_cond"])
+    fewest, most = trace["min_new"], trace["max_new"]
+    tokens = _spoken(talker, stream, condition, fewest=fewest, most=most)
     has_ended = stream.unfed is None
-    # Cut off at its bound, the recorded utterance lacks the token drawn last.
+    # If it was cut off at its bound, the recorded utterance lacks the last token drawn.
     yield same("tts oneshot tokens", tokens if has_ended else tokens[:-1], trace["tokens"])
     yield same("tts oneshot finished", has_ended, trace["finished"])
 
 
 def _spoken(talker: Talker, stream: SpeechStream, condition: Tensor, **bounds: int) -> list[int]:
-    """All tokens of one passage."""
-    stream.say(condition, **bounds)
+    """Return all tokens of one passage."""
+    stream.begin(condition, **bounds)
     tokens: list[int] = []
-    while not stream.is_silent:
+    while not stream.is_done:
         tokens += advance(talker, [stream])[0]
     return tokens
 
 
 def _marked(talker: Talker, condition: Any, *, is_text_end: bool) -> Tensor:
-    """A recorded condition with the marks that follow it."""
+    """Return a recorded condition with the marks that follow it."""
     marks = talker.condition((), torch.empty(0), is_text_end=is_text_end)
-    return torch.cat((torch.tensor(condition), marks))
+    return torch.cat((_on_device(talker, condition), marks))
+
+
+def _condition(talker: Talker, ids: list[int], hidden: Any) -> Tensor:
+    """Return the condition of recorded ids and hidden states."""
+    return talker.condition(ids, _on_device(talker, hidden))
+
+
+def _on_device(talker: Talker, values: Any) -> Tensor:
+    """Copy recorded values to the talker's device, in its dtype."""
+    table = talker.emb_text.weight
+    return upload(values, table.device, table.dtype)

@@ -1,31 +1,30 @@
 """The speech model in torch: audio and pictures in, decisions, text and audio out, for many slots.
 
-Nothing here knows about gRPC, asyncio or sessions; `DuplexModel` is what the worker uses.
+This package does not depend on gRPC, asyncio or sessions; the worker uses `DuplexModel`.
 
-The released model was tuned with the reference implementation and is served by it, quirks
-included. What changes the ids or the sound that the model is used to is copied, and so are the
-recorded traces; what only breaks a session, or ties one to another, is done right.
+The released model was tuned with the quirks of the reference implementation. A quirk that changes
+the ids or the sound is copied, so the output matches the recorded traces. A quirk that only breaks
+a session, or makes one depend on another, is corrected ("right").
 
-| the reference ...                                     | here   | because                        |
-|-------------------------------------------------------|--------|--------------------------------|
-| listen_prob_scale, listen_top_k act on `<|im_end|>`   | copied | the values in use mean that    |
-| repetition penalty divides negative logits too        | copied | changes every choice           |
-| a unit too short leaves a lone `<unit>` row           | right  | refused untouched; windows fit |
-| listen after a turn's end in one unit loses its text  | copied | the ids stay, as the model saw |
-| a forced listen keeps the talker's cache of the turn  | copied | the next turn begins from it;  |
-|                                                       |        | its own end clears it          |
-| mel normalisation leaks into the next session's voice | right  | a session is its own affair    |
-| vocoder caches are shared, 1000 frames at most        | right  | slots; sized by voice and turn |
-| attention caches keep odd frames (`flow_retention`)   | copied | it is what the vocoder sounds  |
-| diffusion noise drawn at start, source noise per call | right  | one table; a slot's own seed   |
-| chat without streaming fails                          | right  | one way to generate            |
-| chat prompts have `<|im_end|>` twice                  | copied | the model is used so           |
-| chat fails when the first id ends the answer          | right  | the answer is empty            |
-| `<|listen|>` is stripped from chat prompts            | right  | moves all bounds behind it     |
-| frames alone first: the first audio is cut elsewhere  | right  | first audio is first audio     |
-| clients set sampling only, the rest is fixed at load  | right  | every option is a session's    |
-| windows fill a smaller cache before they move         | right  | units leave when room is short |
-| stacked frames of long videos stand at other moments  | right  | they go with what they follow  |
-| half duplex drops rows that are not whole rounds      | right  | rounds go whole                |
-| after a window, the same prompt is computed again     | right  | it would be the same rows      |
+| the reference ...                                     | here   | reason, or behaviour here     |
+|-------------------------------------------------------|--------|-------------------------------|
+| applies the listen options to `<|im_end|>`            | copied | the values in use expect it   |
+| divides negative logits by the repetition penalty too | copied | it affects every choice       |
+| leaves a lone `<unit>` row for a unit too short       | right  | the context stays unchanged   |
+| drops the text of a unit that ends a turn and listens | copied | the ids stay in the context   |
+| keeps the talker's cache after a forced listen        | copied | the next turn continues it    |
+| lets mel normalisation leak into the next session     | right  | sessions are independent      |
+| shares vocoder caches of at most 1000 frames          | right  | caches per slot fit the turn  |
+| keeps odd frames in attention caches (`flow_cache`)   | copied | they determine the sound      |
+| draws diffusion noise at start, source noise per call | right  | one table; a seed per slot    |
+| fails in a chat without streaming                     | right  | every chat is streamed        |
+| repeats `<|im_end|>` in chat prompts                  | copied | the model is used with it     |
+| fails if the first id ends a chat's answer            | right  | the answer is empty           |
+| removes `<|listen|>` from chat prompts                | right  | removal would shift bounds    |
+| cuts the first audio elsewhere if frames come first   | right  | frames do not move the cut    |
+| fixes all options but sampling at load                | right  | options belong to sessions    |
+| lets a window fill a cache that is smaller            | right  | units go when room is short   |
+| stacks frames of unrelated moments in long videos     | right  | each scene has its own frames |
+| drops incomplete rounds in half duplex                | right  | only whole rounds are dropped |
+| computes an unchanged prompt again after a window     | right  | the rows would be equal       |
 """

@@ -1,10 +1,11 @@
 """A checkpoint directory: its config.json, and its tensors, read one at a time by name.
 
-Knows file formats and says what is wrong with them; knows nothing about the modules it fills.
+Reads the file formats and reports faults in them; it does not depend on the modules that it fills.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
@@ -17,6 +18,9 @@ from torch import nn
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+MODEL_TYPE = "minicpmo"
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T", int, float, bool, str)
 
@@ -70,11 +74,12 @@ class Checkpoint:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.config = read_json(directory / "config.json")
+        _check_kind(directory, self.config)
         self._file_of = _index(directory)
 
     @property
     def tensor_names(self) -> frozenset[str]:
-        """The names of all tensors the checkpoint holds."""
+        """The names of all tensors in the checkpoint."""
         return frozenset(self._file_of)
 
     @property
@@ -83,7 +88,7 @@ class Checkpoint:
         return tuple(sorted(set(self._file_of.values())))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name and shape of every tensor, from the files' headers alone."""
+        """Return the shape of every tensor by name; reads only the files' headers."""
         found: dict[str, tuple[int, ...]] = {}
         for path in self.files:
             try:
@@ -97,7 +102,7 @@ class Checkpoint:
     def load_into(self, module: nn.Module, prefix: str) -> tuple[str, ...]:
         """Fill one module, as `load_all` does.
 
-        Returns the names under `prefix` that the module has no place for.
+        Returns the names under `prefix` that the module does not use.
         """
         unused = self.load_all({prefix: module})
         return tuple(name for name in unused if name.startswith(prefix))
@@ -105,10 +110,10 @@ class Checkpoint:
     def load_all(self, modules: Mapping[str, nn.Module]) -> tuple[str, ...]:
         """Fill every parameter and persistent buffer of modules from the tensor `prefix + name`.
 
-        Tensors are read one at a time, file after file, and converted to the parameter's own
-        dtype and device, so that nothing but the modules is held. Raises one `CheckpointError`
-        that lists everything missing or of another shape. Returns the names that no module has a
-        place for; they are not read.
+        Reads one tensor at a time, file after file, and converts it to the dtype and device of
+        the parameter, so that the checkpoint is never in memory as a whole. Raises one
+        `CheckpointError` that lists all missing and misshapen tensors. Returns the names that no
+        module uses; their tensors are not read.
         """
         wanted = {
             prefix + name: tensor
@@ -130,11 +135,14 @@ class Checkpoint:
         return tuple(sorted(name for name in self._file_of if name not in wanted))
 
     def _read(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Read tensors, of one file after the other: of a file, what was read stays mapped."""
-        for path, group in groupby(sorted(names, key=self._place), key=self._file_of.__getitem__):
+        """Read tensors file by file, because pages of a file stay mapped while it is open."""
+        groups = groupby(sorted(names, key=self._place), key=self._file_of.__getitem__)
+        for number, (path, group) in enumerate(groups, start=1):
             name = ""
             try:
                 with cast("Any", safe_open(path, framework="pt")) as file:
+                    megabytes = path.stat().st_size / 1e6
+                    log.info("weights: file %d of %d, %.0f MB", number, len(self.files), megabytes)
                     for name in group:
                         yield name, cast("torch.Tensor", file.get_tensor(name))
             except (OSError, SafetensorError) as error:
@@ -142,6 +150,14 @@ class Checkpoint:
 
     def _place(self, name: str) -> tuple[Path, str]:
         return self._file_of[name], name
+
+
+def _check_kind(directory: Path, config: Mapping[str, Any]) -> None:
+    kind = field(config, "model_type", str, MODEL_TYPE)
+    if kind != MODEL_TYPE:
+        raise CheckpointError(
+            f"{directory} is a model of type {kind!r}; duplane runs {MODEL_TYPE!r} (MiniCPM-o 4.5)"
+        )
 
 
 def _index(directory: Path) -> dict[str, Path]:

@@ -1,8 +1,7 @@
 """`DuplexModel`: conversations in slots, units in, decisions with text and audio out.
 
-Decides who has a conversation and what begins and ends with it; what becomes of its units is
-`pipeline`'s matter.
-One thread at a time may use it.
+Opens and closes the conversations of slots; `pipeline` runs their units. Only one thread at a time
+may use a model, except for the methods that allow any thread.
 """
 
 from __future__ import annotations
@@ -14,47 +13,50 @@ import torch
 from PIL.Image import Image
 from torch import nn
 
-from duplane.worker.model.chat import Chats, PreparedChat
-from duplane.worker.model.chat_prompt import Check, go_on
-from duplane.worker.model.chat_types import ChatOutput, ChatRequest
-from duplane.worker.model.conversation import Conversation
-from duplane.worker.model.images import ImageError, PreparedImage
-from duplane.worker.model.parts import ModelParts, load_parts
-from duplane.worker.model.pipeline import Pipeline
+from duplane.worker.model.chat.chats import Chats, PreparedChat
+from duplane.worker.model.chat.prompt import Check, go_on
+from duplane.worker.model.chat.types import ChatOutput, ChatRequest
+from duplane.worker.model.duplex.context_window import Window
+from duplane.worker.model.duplex.conversation import Conversation
+from duplane.worker.model.duplex.pipeline import Pipeline
+from duplane.worker.model.duplex.prompt import embed_prompt
+from duplane.worker.model.duplex.sampling import DuplexSampling
+from duplane.worker.model.duplex.speech import SpeechStage
+from duplane.worker.model.duplex.unit_state import TurnState
+from duplane.worker.model.llm.sampling import SeededUniforms, Uniforms
+from duplane.worker.model.loader import ModelParts, generated_rows, load_parts
 from duplane.worker.model.probe import Probe
-from duplane.worker.model.prompt import embed_prompt
-from duplane.worker.model.sampling import TextSampling, Uniforms
-from duplane.worker.model.speaking import Speaking
-from duplane.worker.model.speech_tokens import SpeechTokens
-from duplane.worker.model.talker import TURN_ROWS
+from duplane.worker.model.tts.talker import TURN_ROWS
 from duplane.worker.model.types import (
     ConversationOptions,
+    ImageError,
     Opened,
+    PreparedImage,
+    Unit,
     UnitFailure,
-    UnitInput,
     UnitOutput,
 )
-from duplane.worker.model.vocoder import VocoderVoice
-from duplane.worker.model.voices import Voices
-from duplane.worker.model.windows import Window
+from duplane.worker.model.vocoder.token_buffer import SpeechTokens
+from duplane.worker.model.vocoder.vocoder import VocoderVoice
+from duplane.worker.model.vocoder.voice import Voices
 
 
 class DuplexModel:
     """One model on one device, with a conversation per slot."""
 
     def __init__(self, parts: ModelParts, *, probe: Probe | None = None) -> None:
-        """Put loaded parts together; all were made for the same slots."""
+        """Combine loaded parts; all must have the same number of slots."""
         self.parts, self.tokens, self.llm = parts, parts.tokens, parts.llm
         self.slot_count = parts.llm.cache.slot_count
         self.context_capacity = parts.llm.cache.capacity - parts.overhang
         self.name = parts.name
         device = parts.llm.model.norm.weight.device
-        self.sampling = TextSampling(parts.tokens, parts.llm.vocabulary, self.slot_count, device)
-        self._speaking = None
+        self.sampling = DuplexSampling(parts.tokens, parts.llm.vocabulary, self.slot_count, device)
+        self._speech_stage = None
         self._voices = Voices(parts.voice_networks, parts.vocoder_voice)
         if parts.talker and parts.vocoder:
-            self._speaking = Speaking(parts.talker, parts.vocoder, probe)
-        self._pipeline = Pipeline(parts, self.sampling, self._speaking, probe)
+            self._speech_stage = SpeechStage(parts.talker, parts.vocoder, probe)
+        self._pipeline = Pipeline(parts, self.sampling, self._speech_stage, probe)
         self._conversations: list[Conversation | None] = [None] * self.slot_count
         self.chats = Chats(parts, self.context_capacity, self._voices, probe)
         self.has_chat = parts.chat_template is not None
@@ -74,10 +76,10 @@ class DuplexModel:
         turn_rows: int = TURN_ROWS,
         cuda_graphs: bool = True,
     ) -> DuplexModel:
-        """Load a checkpoint directory; `CheckpointError` says what is wrong with it.
+        """Load a checkpoint directory; raises `CheckpointError` if it cannot be used.
 
-        A turn of more than `turn_rows` rows of the talker goes on without what it had spoken.
-        On a CUDA device, and only there, `cuda_graphs` captures the steps that are short.
+        A turn with more than `turn_rows` rows in the talker's cache continues without its earlier
+        rows. With `cuda_graphs` the steps of one row per slot are captured, on a CUDA device only.
         """
         model = cls(
             load_parts(
@@ -95,9 +97,10 @@ class DuplexModel:
 
     @torch.inference_mode()
     def capture(self, *, is_replayed: bool = True) -> None:
-        """Capture the decode step and the talker's, before any conversation; see `graphs`.
+        """Capture the steps of the LLM and the talker, before any conversation.
 
-        Without `is_replayed` the same steps of fixed sizes are called instead, on any device.
+        See `cuda_graphs`. Without `is_replayed` the same steps of fixed sizes are called instead
+        of captured, on any device.
         """
         self.llm.capture(is_replayed=is_replayed)
         if self.parts.talker is not None:
@@ -110,7 +113,7 @@ class DuplexModel:
 
     @property
     def memory_bytes(self) -> int:
-        """The size of all tensors that stay: parameters, buffers, caches."""
+        """The size of all permanent tensors: parameters, buffers and caches."""
         fixed = sum(
             tensor.nbytes
             for module in self._modules
@@ -128,17 +131,19 @@ class DuplexModel:
         return [part for part in every if part is not None]
 
     def context_length(self, slot: int) -> int:
-        """Rows of the slot's context."""
-        return self.llm.cache.length(slot)
+        """Return the rows of the slot's context, with the pending ids that the next unit feeds."""
+        conversation = self._conversations[slot]
+        pending = () if conversation is None else conversation.pending_ids
+        return self.llm.cache.length(slot) + len(pending)
 
     @torch.inference_mode()
     def open(
         self, slot: int, options: ConversationOptions, *, uniforms: Uniforms | None = None
     ) -> Opened:
-        """Begin a conversation in a clean slot: feed the prompt and the voice in it.
+        """Begin a conversation in a clean slot: feed the prompt, which includes a voice.
 
-        `uniforms` replaces the draws of `options.seed`. Raises `OptionError` for a prompt that
-        does not fit or a voice that cannot be read, and leaves the slot clean then.
+        `uniforms` replaces the numbers drawn from `options.seed`. Raises `OptionError` for a
+        prompt that does not fit or a voice that cannot be read; the slot is clean then.
         """
         self._check_free(slot)
         voice = self.parts.prompt_voice if options.llm_voice is None else options.llm_voice
@@ -148,9 +153,16 @@ class DuplexModel:
         head_rows = len(prompt.rows) - len(prompt.tail)
         window = Window(rules, self.tokens, head_rows, prompt.tail)
         speech, tts_voice, ignored = self._speech(options)
-        self._conversations[slot] = Conversation.begin(options, window, speech, uniforms)
+        max_tokens = options.max_new_speak_tokens_per_chunk
+        self._conversations[slot] = Conversation(
+            slot=slot,
+            turn=TurnState(options.force_listen_count, max_tokens),
+            sampling=self.sampling.open(slot, options, uniforms or SeededUniforms(options.seed)),
+            window=window,
+            generated_rows=generated_rows(max_tokens),
+            speech=speech,
+        )
         try:
-            self.sampling.open(slot, options)
             self.llm.append_long(slot, prompt.rows)
             if self.parts.vocoder is not None and tts_voice is not None:
                 self.parts.vocoder.prime(slot, tts_voice, seed=options.seed)
@@ -184,89 +196,88 @@ class DuplexModel:
         self.chats.open(slot, prepared, uniforms=uniforms)
 
     def chat_step(self, slots: Sequence[int]) -> Generator[ChatOutput | UnitFailure, None, None]:
-        """Do one short thing for the chats in these slots, as `Chats.step` does."""
+        """Run one short step of the chats in these slots, as `Chats.step` does."""
         return self.chats.step(slots)
 
     def prepare_voice(self, options: ConversationOptions) -> None:
-        """Read the conversation's voice ahead of `open`, which then finds it read.
+        """Compute the conversation's voice ahead of `open`, which then takes it from a cache.
 
-        Runs on the CPU and touches neither slots nor the device: any thread may call it, at any
+        Runs on the CPU and uses neither slots nor the device, so any thread may call it at any
         time. Raises `OptionError` as `open` would.
         """
-        if options.generate_audio and self._speaking is not None:
+        if options.generate_audio and self._speech_stage is not None:
             self._voices.choose(options.tts_voice, options.llm_voice)
 
     def _speech(
         self, options: ConversationOptions
     ) -> tuple[SpeechTokens | None, VocoderVoice | None, tuple[str, ...]]:
-        """The speech buffer and the voice, if there is to be audio; options without effect."""
-        can_read = self._speaking is not None and self._voices.reads_clips
+        """Return speech buffer and voice, None without audio; and the options without effect."""
+        can_read = self._speech_stage is not None and self._voices.reads_clips
         ignored = ["tts_voice"] if options.tts_voice is not None and not can_read else []
         if not options.generate_audio:
             return None, None, tuple(ignored)
         voice = None
-        if self._speaking is not None:
+        if self._speech_stage is not None:
             voice = self._voices.choose(options.tts_voice, options.llm_voice)
-        if self._speaking is None or voice is None:
+        if self._speech_stage is None or voice is None:
             return None, None, (*ignored, "generate_audio")
-        return self._speaking.buffer(), voice, tuple(ignored)
+        return self._speech_stage.new_buffer(), voice, tuple(ignored)
 
     @property
     def sees_frames(self) -> bool:
         """Whether units may have frames."""
         return self.parts.vision is not None
 
-    def prepare(self, unit: UnitInput) -> UnitInput | UnitFailure:
-        """Decode a unit's frames ahead of `step`, which does it otherwise; safe in any thread."""
-        return self._pipeline.intake.prepare(unit)
+    def row_count(self, unit: Unit) -> int:
+        """Return the rows of a prepared unit's input in the context; safe in any thread."""
+        return sum(self._pipeline.inputs.count_rows(unit))
+
+    def prepare(self, unit: Unit) -> Unit | UnitFailure:
+        """Decode a unit's frames, so that `step` need not decode them; safe in any thread."""
+        return self._pipeline.inputs.prepare(unit)
 
     @torch.inference_mode()
-    def step(self, units: Sequence[UnitInput]) -> Generator[UnitOutput | UnitFailure, None, None]:
-        """Run one unit per slot, together; one output or failure for each, as they are done.
+    def step(self, units: Sequence[Unit]) -> Generator[UnitOutput | UnitFailure, None, None]:
+        """Run one unit per slot, together; yield one output or failure for each when it is done.
 
-        Units that listen come before the talker and the vocoder run for those that speak. Run
-        it to its end, then settle; a slot whose unit was abandoned can only be closed. Audio of
-        a unit that is refused as too short is kept and counts towards the next. Raises
-        ValueError for a slot that is named twice, has no conversation or was not settled,
-        before anything is done. Where a stage raises, only the conversations that make it raise
-        are lost, as `faults` has it.
+        Units that listen are yielded before the talker and the vocoder run for the others.
+        Exhaust the generator, then call `settle`; a slot whose unit was abandoned can only be
+        closed. If a unit is refused because its audio is too short, the audio is kept for the
+        next unit. Raises ValueError, with nothing changed, for a slot that is named twice, has
+        no conversation, has lost it, or was not settled. If a stage raises, only the
+        conversations that make it raise are lost; see `batch_isolation`.
         """
-        self._check(units)
-        ordered = sorted(units, key=lambda unit: unit.slot)
-        yield from self._pipeline.run([(unit, self.conversation(unit.slot)) for unit in ordered])
-
-    def _check(self, units: Sequence[UnitInput]) -> None:
-        slots = [unit.slot for unit in units]
-        if len(set(slots)) < len(slots):
-            raise ValueError(f"a slot is named twice: {slots}")
-        for slot in slots:
-            conversation = self.conversation(slot)
+        entering = {unit.slot: (unit, self.conversation(unit.slot)) for unit in units}
+        if len(entering) < len(units):
+            raise ValueError(f"a slot is named twice: {[unit.slot for unit in units]}")
+        for slot, (_, conversation) in entering.items():
             if conversation.is_lost:
                 raise ValueError(f"slot {slot} has lost its conversation")
             if conversation.unsettled is not None:
                 raise ValueError(f"slot {slot} was not settled")
+        yield from self._pipeline.run([entering[slot] for slot in sorted(entering)])
 
     def conversation(self, slot: int) -> Conversation:
-        """The slot's conversation; ValueError if it has none."""
+        """Return the slot's conversation; raises ValueError if there is none."""
         conversation = self._conversations[slot]
         if conversation is None:
             raise ValueError(f"slot {slot} has no conversation")
         return conversation
 
     @torch.inference_mode()
-    def settle(self, slots: Sequence[int]) -> list[UnitFailure]:
-        """Complete the units of these slots in the context: terminator, unit end, window.
+    def settle(self, slots: Sequence[int], *, is_deferred: bool = True) -> list[UnitFailure]:
+        """Complete the last unit of each of these slots: add its closing ids, apply the window.
 
-        Returns a failure for each slot that it failed for. Slots whose unit failed, or was
-        settled, are left as they are; after a fatal failure a slot can only be closed.
+        The closing ids are fed with the next unit; they are fed at once if a window drops units
+        or `is_deferred` is false. Returns a failure for each slot that could not be settled; such
+        a slot can only be closed. A slot whose unit has failed or was settled is left unchanged.
         """
-        return self._pipeline.settle(
-            [(slot, self.conversation(slot)) for slot in sorted(set(slots))]
-        )
+        conversations = [self.conversation(slot) for slot in sorted(set(slots))]
+        return self._pipeline.settle(conversations, is_deferred=is_deferred)
 
     @torch.inference_mode()
     def close(self, slot: int) -> None:
-        """Forget the slot's conversation and zero all state it used; a clean slot stays clean."""
+        """Remove the slot's conversation and zero its state; a clean slot stays clean."""
         self._conversations[slot] = None
         self.chats.close(slot)
         parts = self.parts

@@ -1,30 +1,30 @@
-"""How long the stages of a batch take, the device's work included."""
+"""Measures how long the stages of one batch take, including the work of the device."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 
 import torch
 
 
+@dataclass
 class Stopwatch:
-    """Laps of one batch. On a device that works behind the host, a lap waits for it."""
+    """Measures consecutive stages. On a CUDA device, `lap` waits until the stage has finished."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._waits = device.type == "cuda"
-        self._device = device
-        self._start = time.monotonic()
-        self.laps: dict[str, float] = {}
+    device: torch.device
+    laps: dict[str, float] = field(default_factory=dict[str, float])
+    lap_start_s: float = field(default_factory=time.monotonic)
 
     def read(self) -> float:
-        """Seconds of the stage so far, without waiting for the device."""
-        return time.monotonic() - self._start
+        """Return the seconds since the last lap, without waiting for the device."""
+        return time.monotonic() - self.lap_start_s
 
     def lap(self, stage: str) -> float:
-        """End a stage; its seconds."""
-        if self._waits:
-            torch.cuda.synchronize(self._device)
+        """End a stage, or a further part of it; return the seconds of the stage so far."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         now = time.monotonic()
-        self.laps[stage] = now - self._start
-        self._start = now
+        self.laps[stage] = self.laps.get(stage, 0.0) + now - self.lap_start_s
+        self.lap_start_s = now
         return self.laps[stage]

@@ -1,7 +1,4 @@
-"""The two ways between host and device: numbers up, which nobody waits for, and results down.
-
-`download` is the one place where the host waits for the device while units run.
-"""
+"""Copies between host and device. Only `download` makes the host wait for the device."""
 
 from __future__ import annotations
 
@@ -13,19 +10,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+PINNED_BYTES = 1 << 16
+"""Uploads of more bytes go through pinned memory."""
+
 
 def upload(
     values: Sequence[Any] | NDArray[Any] | Tensor,
     device: torch.device,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Put numbers onto the device, behind the work that it has; the host goes on at once.
+    """Copy numbers to the device in stream order, without waiting for the device.
 
-    On a CPU an array or a tensor is not copied.
+    For the CPU, an array or a tensor is not copied. For a GPU, large values are copied to pinned
+    memory first, because the driver waits for the copy of large pageable memory.
     """
-    return torch.as_tensor(values, dtype=dtype).to(device, non_blocking=True)
+    tensor = torch.as_tensor(values, dtype=dtype)
+    if device.type == "cuda" and tensor.device.type == "cpu" and tensor.nbytes > PINNED_BYTES:
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def download(tensor: Tensor) -> NDArray[Any]:
-    """Wait for the device to have made a tensor and return it as an array."""
+    """Wait until the device has computed a tensor and return it as an array."""
     return np.asarray(tensor.cpu())

@@ -1,21 +1,21 @@
-"""What goes into the model and what comes out of it, as plain values: numpy only, no torch."""
+"""The inputs and outputs of the model as plain values: numpy only, no torch."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:  # it needs what this module does without
-    from duplane.worker.model.images import PreparedImage
-
-    Frame = bytes | PreparedImage
-
 FloatArray = NDArray[np.float32]
+
+Size = tuple[int, int]
+"""Width and height in pixels."""
+Grid = tuple[int, int]
+"""Columns and rows of the slices of an image."""
 
 INPUT_SAMPLE_RATE = 16_000
 OUTPUT_SAMPLE_RATE = 24_000
@@ -24,8 +24,40 @@ MAX_REPETITION_WINDOW = 65_536
 MAX_VOICE_SECONDS = 60
 
 
+@dataclass(frozen=True)
+class ImageTile:
+    """A scaled image, or one slice of it: `rows` x `columns` patches in reading order.
+
+    `patches` are uint8 [rows * columns, 3 * patch_size^2], ordered by channel, line and pixel.
+    """
+
+    patches: NDArray[np.uint8]
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class PreparedImage:
+    """The input of the vision encoder: the whole image first, then its slices row by row.
+
+    `size` is the size of the decoded image. `grid` is None for an image without slices.
+    """
+
+    tiles: tuple[ImageTile, ...]
+    grid: Grid | None
+    size: Size
+
+
+Frame = bytes | PreparedImage
+"""An encoded frame, or one that was prepared ahead of its unit."""
+
+
+class ImageError(ValueError):
+    """An image that the model cannot take; the message says why."""
+
+
 class OptionError(ValueError):
-    """An option that no conversation can have; `field` names it."""
+    """An invalid option of a conversation; `field` names it."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(f"{name} {message}")
@@ -33,14 +65,14 @@ class OptionError(ValueError):
 
 
 class DecodeMode(Enum):
-    """How tokens are chosen."""
+    """The way in which tokens are chosen."""
 
     SAMPLING = "sampling"
     GREEDY = "greedy"
 
 
 class WindowMode(Enum):
-    """What becomes of a context that grows: nothing, the oldest units go, or their words stay."""
+    """How a long context is shortened: never, by dropping units, or by keeping only their text."""
 
     OFF = "off"
     BASIC = "basic"
@@ -49,13 +81,12 @@ class WindowMode(Enum):
 
 @dataclass(frozen=True)
 class ConversationOptions:
-    """Everything one conversation can choose. Raises `OptionError` for values outside the bounds.
+    """The options of one conversation. Raises `OptionError` for values outside the bounds.
 
-    `llm_voice` (the voice the model is asked to speak with, heard as part of the prompt) and
-    `tts_voice` (the voice of the vocoder) are float32 mono samples at 16 kHz. With `GREEDY`,
-    every draw is replaced by the most likely id, in the talker too. `seed` None means that the
-    conversation is not reproducible. The fields of the context window (see `windows`) are the
-    checkpoint's own choice where they are None.
+    `llm_voice` (the voice in the prompt, which the model is asked to imitate) and `tts_voice` (the
+    voice of the vocoder) are float32 mono samples at 16 kHz. With `GREEDY` the most likely id
+    replaces every draw, in the talker too. Without a `seed` the conversation is not reproducible.
+    Fields of the context window that are None have the checkpoint's values; see `WindowRules`.
     """
 
     system_prompt: str = "You are a helpful assistant."
@@ -80,6 +111,11 @@ class ConversationOptions:
     basic_window_low_tokens: int | None = None
     context_max_units: int | None = None
     context_previous_max_tokens: int | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely id replaces every draw."""
+        return self.decode_mode is DecodeMode.GREEDY
 
     def __post_init__(self) -> None:
         for name, low, high in _RANGES:
@@ -115,6 +151,40 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
 )
 
 
+@dataclass(frozen=True)
+class WindowRules:
+    """The rules that bound the length of a conversation's context, named like the options.
+
+    See `duplex.context_window`.
+    """
+
+    sliding_window_mode: WindowMode = WindowMode.OFF
+    basic_window_high_tokens: int = 4000
+    basic_window_low_tokens: int = 3500
+    context_max_units: int = 24
+    context_previous_max_tokens: int = 500
+
+    def chosen(self, options: ConversationOptions, capacity: int) -> WindowRules:
+        """These rules with the values that `options` set, for a context of `capacity` rows.
+
+        The text of dropped units takes at most a quarter of the capacity. Raises `OptionError`.
+        """
+        own = {entry.name: getattr(options, entry.name) for entry in fields(self)}
+        rules = replace(self, **{name: value for name, value in own.items() if value is not None})
+        rules.check()
+        words = min(rules.context_previous_max_tokens, capacity // 4)
+        return replace(rules, context_previous_max_tokens=words)
+
+    def check(self) -> None:
+        """Raise `OptionError` for marks that contradict each other."""
+        if self.basic_window_low_tokens > self.basic_window_high_tokens:
+            raise OptionError(
+                "basic_window_low_tokens",
+                f"is {self.basic_window_low_tokens}, more than basic_window_high_tokens, "
+                f"{self.basic_window_high_tokens}",
+            )
+
+
 def check_samples(name: str, samples: NDArray[Any]) -> None:
     """Raise `OptionError` unless `samples` are finite float32, at least one, at most a minute."""
     if samples.dtype != np.float32 or samples.ndim != 1:
@@ -127,13 +197,20 @@ def check_samples(name: str, samples: NDArray[Any]) -> None:
         raise OptionError(name, "has samples that are not finite")
 
 
-@dataclass(frozen=True)
-class UnitInput:
-    """One unit for one slot: float32 mono samples at 16 kHz, about one second of them.
+@dataclass(slots=True, eq=False)
+class Unit:
+    """One unit of one conversation, from the check of a client's message to the unit's result.
 
-    `frames` are JPEG or PNG pictures, or such as were prepared before; each is shown whole, and
-    cut into at most `max_slices` slices where that is more than 1. A unit with frames may have
-    no audio.
+    `audio` is float32 mono at 16 kHz, finite, about one second. `frames` are encoded pictures, or
+    pictures that `prepare` has decoded. The model gets each frame as a whole and, if `max_slices`
+    is more than 1, in addition as at most `max_slices` slices. A unit with frames may have no
+    audio.
+
+    The model uses only the fields up to `max_slices` and returns the others in the result, for its
+    caller: the client's `sequence`, the time at which the unit was received (by the monotonic and
+    by the wall clock), and its trace. The fields from `dropped_count` on are set when a batch takes
+    the unit: how many units of the conversation were dropped until then, when the batch began, and
+    how many units it has.
     """
 
     slot: int
@@ -141,44 +218,70 @@ class UnitInput:
     force_listen: bool = False
     frames: tuple[Frame, ...] = ()
     max_slices: int = 1
+    sequence: int = 0
+    received_s: float = 0.0
+    receive_time_ns: int = 0
+    trace: Any = None
+    dropped_count: int = 0
+    started_s: float = 0.0
+    batch_size: int = 1
+
+
+_NO_AUDIO = np.zeros(0, np.float32)
 
 
 @dataclass(frozen=True)
-class UnitOutput:
-    """What one unit led to.
+class Output:
+    """What a slot's conversation or chat has after one unit or step; any part of it may be empty.
 
-    `audio` is float32 mono at 24 kHz, empty when there is none. `context_length` is the number
-    of rows in the KV cache after generation, before settle. `token_ids` are all ids this unit
-    will have added to the context, in order, its terminator and the unit end included.
-    `text_token_count` counts the ids behind `text`, special ones included; `audio_token_count`
-    the speech tokens. `input_*_count` are the rows that came in: embeddings of audio, embeddings
-    of frames, and the marks around them. `stage_s` are seconds per stage of the batch that the
-    unit was part of; `settle` is that of the conversation's unit before.
+    `context_length` is the number of rows in the KV cache. `audio` is float32 mono at 24 kHz, made
+    of `audio_token_count` speech tokens. `token_ids` are the ids that were added to the context, in
+    order. `stage_s` are the seconds of each stage of the batch.
     """
 
     slot: int
-    is_listen: bool
-    text: str
-    audio: FloatArray
-    end_of_turn: bool
     context_length: int
-    token_ids: tuple[int, ...]
+    text: str = ""
+    audio: FloatArray = field(default_factory=lambda: _NO_AUDIO)
+    token_ids: tuple[int, ...] = ()
+    audio_token_count: int = 0
+    stage_s: dict[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitOutput(Output):
+    """The result of one unit that was run.
+
+    `context_length` is that after generation, before settle. `token_ids` include the unit's
+    terminator and the unit end. `text_token_count` counts the ids of which `text` is decoded,
+    special ones included. `input_*_count` count the rows of the input: embeddings of audio,
+    embeddings of frames, and marks. In `stage_s`, `settle` is that of the conversation's previous
+    unit. `end_of_turn` means that the model has finished its turn, `interrupted_turn` that a forced
+    listen has ended it.
+    """
+
+    unit: Unit
+    is_listen: bool
+    end_of_turn: bool
     text_token_count: int
-    audio_token_count: int
     input_audio_count: int = 0
     input_video_count: int = 0
     input_mark_count: int = 0
-    stage_s: dict[str, float] = field(default_factory=dict[str, float])
+    interrupted_turn: bool = False
 
 
 @dataclass(frozen=True)
 class UnitFailure:
-    """A unit that led to nothing. `is_fatal` means that it may have touched the KV cache."""
+    """A unit without output. `is_fatal` means that it may have changed the KV cache.
+
+    If a field of the unit is at fault, `field` names it, e.g. `frames[1]`.
+    """
 
     slot: int
     reason: str
     message: str
     is_fatal: bool
+    field: str = ""
 
 
 @dataclass(frozen=True)
@@ -186,7 +289,7 @@ class Opened:
     """A conversation that is ready for its first unit.
 
     `ignored` names the options that have no effect with this checkpoint. `has_window` means that
-    a window makes room in the context, so that it is never full for long.
+    a window drops old units when the context is full.
     """
 
     context_length: int

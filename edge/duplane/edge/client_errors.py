@@ -1,0 +1,63 @@
+"""Errors in client events, and the error codes that dialects A and B send."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class ErrorCode(StrEnum):
+    """The `code` of an `error` event; the closed list of the published schema."""
+
+    NOT_READY = "not_ready"
+    UNKNOWN_EVENT = "unknown_event"
+    MISSING_FIELD = "missing_field"
+    INVALID_PAYLOAD = "invalid_payload"
+    SERVICE_UNAVAILABLE = "service_unavailable"
+    QUEUE_FULL = "queue_full"
+    WORKER_BUSY = "worker_busy"
+    WORKER_CONNECT_FAILED = "worker_connect_failed"
+    INFERENCE_ERROR = "inference_error"
+
+    @property
+    def fault(self) -> str:
+        """The `type` of an `error` event: whether the client or the server is at fault."""
+        return "client_error" if self in _CLIENT_ERRORS else "server_error"
+
+
+_CLIENT_ERRORS = frozenset(
+    {
+        ErrorCode.NOT_READY,
+        ErrorCode.UNKNOWN_EVENT,
+        ErrorCode.MISSING_FIELD,
+        ErrorCode.INVALID_PAYLOAD,
+    }
+)
+
+
+class ClientError(Exception):
+    """An event that cannot be used. The client gets an error; the session does not change.
+
+    `input_id` is the client's own id of the event, if its dialect has such ids.
+    """
+
+    def __init__(self, code: ErrorCode, message: str, input_id: str | None = None) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+        self.input_id = input_id
+
+
+def name_fault(field: str, message: str) -> str:
+    """Return a peer's message about a field, changed to name the field once, by its whole path.
+
+    The peer's message may begin with the name, with its last part, or with neither.
+    """
+    for name in (field, field.rpartition(".")[2]):
+        rest = message.removeprefix(name)
+        if field and rest != message and not rest[:1].isidentifier():
+            return field + rest
+    return f"{field}: {message}" if field else message
+
+
+class UnreadableError(Exception):
+    """A frame that is no event at all; the connection cannot go on."""

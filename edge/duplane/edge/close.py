@@ -1,0 +1,95 @@
+"""Close reasons: every way a session can end, its close code, and how its client learns it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from duplane.edge.client_errors import ErrorCode
+from duplane.fabric.v1 import session_pb2
+
+
+class CloseReason(StrEnum):
+    """Why a session ends."""
+
+    CLIENT = "client"  # the client asked for it
+    TIMEOUT = "timeout"  # one of the session's own time limits
+    CONTEXT_FULL = "context_full"
+    SHUTDOWN = "shutdown"  # of the edge or the worker
+    FAILED = "failed"  # the worker is lost or cannot continue
+    SERVICE_UNAVAILABLE = "service_unavailable"  # the first of five refusals before a session
+    QUEUE_FULL = "queue_full"
+    WORKER_BUSY = "worker_busy"
+    WORKER_CONNECT_FAILED = "worker_connect_failed"
+    MODE_REFUSED = "mode_refused"
+    REQUEST_REFUSED = "request_refused"  # the only request of a connection is invalid
+    ANSWERED = "answered"  # the only request of a connection is answered
+    UNREADABLE = "unreadable"  # a frame that is not JSON text
+    TOO_BIG = "too_big"  # a message above the bound
+    TOO_SLOW = "too_slow"  # the client does not read its events
+    GONE = "gone"  # the connection is lost
+
+
+CLOSE_CODES: Mapping[CloseReason, int] = {
+    CloseReason.CLIENT: 1000,
+    CloseReason.TIMEOUT: 1000,
+    CloseReason.CONTEXT_FULL: 1000,
+    CloseReason.SHUTDOWN: 1001,
+    CloseReason.FAILED: 1011,
+    CloseReason.SERVICE_UNAVAILABLE: 1013,
+    CloseReason.QUEUE_FULL: 1013,
+    CloseReason.WORKER_BUSY: 1013,
+    CloseReason.WORKER_CONNECT_FAILED: 1013,
+    CloseReason.MODE_REFUSED: 1008,
+    CloseReason.REQUEST_REFUSED: 1000,
+    CloseReason.ANSWERED: 1000,
+    CloseReason.UNREADABLE: 1003,
+    CloseReason.TOO_BIG: 1009,
+    CloseReason.TOO_SLOW: 1008,
+    CloseReason.GONE: 1000,
+}
+
+# The client learns these by an `error` event; the others by `session.closed`, or by no event.
+REFUSALS: Mapping[CloseReason, ErrorCode] = {
+    CloseReason.SERVICE_UNAVAILABLE: ErrorCode.SERVICE_UNAVAILABLE,
+    CloseReason.QUEUE_FULL: ErrorCode.QUEUE_FULL,
+    CloseReason.WORKER_BUSY: ErrorCode.WORKER_BUSY,
+    CloseReason.WORKER_CONNECT_FAILED: ErrorCode.WORKER_CONNECT_FAILED,
+    CloseReason.MODE_REFUSED: ErrorCode.SERVICE_UNAVAILABLE,
+}
+
+# After these the client reads nothing more, so that waiting events are not sent.
+NOT_READ = frozenset({CloseReason.GONE, CloseReason.TOO_BIG, CloseReason.TOO_SLOW})
+
+# These end a session while its client is still sending. A client that sends to a closed socket
+# gets an error instead of the last events, so the connection stays open for a while (it lingers)
+# and the client can close it itself.
+LINGERING = frozenset({CloseReason.TIMEOUT, CloseReason.CONTEXT_FULL})
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The end of one session: its reason, a message for people, the client's own reason if any."""
+
+    reason: CloseReason
+    message: str = ""
+    client_reason: str = ""
+
+    @property
+    def text(self) -> str:
+        """The text of the WebSocket close frame."""
+        return self.message or self.reason.value
+
+
+# The close reasons of a worker, as clients learn them.
+WORKER_CLOSED: Mapping[int, CloseReason] = {
+    session_pb2.CLOSE_REASON_UNSPECIFIED: CloseReason.FAILED,
+    session_pb2.CLOSE_REASON_CLIENT: CloseReason.CLIENT,
+    session_pb2.CLOSE_REASON_CONTEXT_FULL: CloseReason.CONTEXT_FULL,
+    session_pb2.CLOSE_REASON_PAUSE_TIMEOUT: CloseReason.TIMEOUT,
+    session_pb2.CLOSE_REASON_IDLE_TIMEOUT: CloseReason.TIMEOUT,
+    session_pb2.CLOSE_REASON_SHUTDOWN: CloseReason.SHUTDOWN,
+    session_pb2.CLOSE_REASON_REVOKED: CloseReason.FAILED,
+    session_pb2.CLOSE_REASON_ENGINE_FAILED: CloseReason.FAILED,
+}

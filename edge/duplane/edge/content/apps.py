@@ -1,0 +1,75 @@
+"""The apps of the reference server: one page per kind of session, which operators switch on or off.
+
+The state is kept in memory only: every served app is on when the process starts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Json = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class App:
+    """One page of the reference server; `request_type` is the kind of session that it uses.
+
+    An app without a kind is not served here: it is listed for operators and stays off.
+    """
+
+    app_id: str
+    name: str
+    route: str
+    request_type: str | None
+
+
+_APPS = (
+    App("turnbased", "Turn-based Chat", "/turnbased", "chat"),
+    App("half_duplex_audio", "Half-Duplex Audio", "/half_duplex", None),
+    App("omni", "Omni Full-Duplex", "/omni", "omni_duplex"),
+    App("audio_duplex", "Audio Full-Duplex", "/audio_duplex", "audio_duplex"),
+)
+
+
+class UnservedAppError(Exception):
+    """This app cannot be switched on."""
+
+
+class Apps:
+    """Which apps are on. An app that is off takes no new session; running sessions go on."""
+
+    def __init__(self) -> None:
+        self._is_on = {app.app_id: app.request_type is not None for app in _APPS}
+
+    def refusal(self, request_type: str) -> str | None:
+        """Return why a session of this kind may not begin now, None if it may."""
+        for app in _APPS:
+            if app.request_type == request_type and not self._is_on[app.app_id]:
+                return f"{app.name} is currently disabled"
+        return None
+
+    def switch(self, app_id: str, *, is_on: bool) -> Json:
+        """Switch an app and return its row. Raises KeyError if unknown, UnservedAppError."""
+        app = next((app for app in _APPS if app.app_id == app_id), None)
+        if app is None:
+            raise KeyError(app_id)
+        if is_on and app.request_type is None:
+            raise UnservedAppError(app.name)
+        self._is_on[app_id] = is_on
+        return self._row(app)
+
+    def public_list(self) -> Json:
+        """Return the apps that are on."""
+        on = (app for app in _APPS if self._is_on[app.app_id])
+        return {"apps": [_public_row(app) for app in on]}
+
+    def full_list(self) -> Json:
+        """Return every app, with `enabled`."""
+        return {"apps": [self._row(app) for app in _APPS]}
+
+    def _row(self, app: App) -> Json:
+        return {**_public_row(app), "enabled": self._is_on[app.app_id]}
+
+
+def _public_row(app: App) -> Json:
+    return {"app_id": app.app_id, "name": app.name, "route": app.route}

@@ -1,0 +1,97 @@
+"""Client events after decoding: what a client asks for, in the same shapes for every dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from duplane.fabric.v1 import session_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """Ids that a client of B puts on its audio and gets back with the reply."""
+
+    input_id: str | None = None
+    response_id: str | None = None
+
+
+NO_TAG = Tag()
+
+
+class Dropped(NamedTuple):
+    """Input that was dropped before the model received it, since the last reply."""
+
+    unit_count: int = 0
+    frame_count: int = 0  # pictures above the bound of one unit; excludes those of dropped units
+
+
+NOTHING_DROPPED = Dropped()
+
+
+@dataclass(frozen=True, slots=True)
+class Configure:
+    """The settings of a duplex session: the conversation can be opened.
+
+    `ignored` holds the paths of fields without effect. `paths` has, for fields of `settings`, the
+    client's own paths. `max_slice_count` applies to the pictures of appends that have no such field
+    of their own.
+    """
+
+    settings: session_pb2.Open
+    max_slice_count: int | None = None
+    ignored: tuple[str, ...] = ()
+    paths: Mapping[str, str] = field(default_factory=dict[str, str])
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Audio of any length (float32 PCM, 16 kHz, checked) and pictures; or pictures alone.
+
+    `max_slice_count` None means one slice per picture.
+    """
+
+    audio: bytes
+    force_listen: bool = False
+    tag: Tag = NO_TAG
+    frames: tuple[bytes, ...] = ()
+    max_slice_count: int | None = None
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of chat. Its lease is added when it runs.
+
+    `ignored` holds the paths of fields without effect. `paths` has, for fields of `request.config`,
+    the client's own paths.
+    """
+
+    request: session_pb2.ChatRequest
+    is_streaming: bool = True
+    input_id: str | None = None
+    ignored: tuple[str, ...] = ()
+    paths: Mapping[str, str] = field(default_factory=dict[str, str])
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Events for the client now, and a request for the worker after the units before it."""
+
+    events: tuple[bytes, ...] = ()
+    request: session_pb2.ConverseRequest | None = None
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The client ends its session."""
+
+    reason: str = ""
+    kind: str = ""
+
+
+Action = Configure | Append | Turn | Reply | Leave

@@ -1,0 +1,76 @@
+"""The duplex half of dialects: settings and audio in; the output of units out, as JSON events."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+from duplane.edge.client_errors import ErrorCode, name_fault
+from duplane.edge.clock import Moment
+from duplane.edge.close import CloseReason
+from duplane.edge.dialects.actions import Configure, Dropped, Tag
+from duplane.edge.dialects.dialect import Dialect
+from duplane.fabric.v1 import session_pb2
+
+# Units that failed through a fault of the client; every other reason is a fault of the server.
+FAILURES: Mapping[str, ErrorCode] = {
+    "INVALID_FIELD": ErrorCode.INVALID_PAYLOAD,
+    "UNIT_TOO_LONG": ErrorCode.INVALID_PAYLOAD,
+    "PAUSED": ErrorCode.NOT_READY,
+}
+
+
+class DuplexDialect(Dialect):
+    """A dialect in which audio flows both ways at once."""
+
+    # Whether every append has exactly one reply, rather than every unit.
+    replies_to_appends: ClassVar[bool] = False
+    # The close reason when the worker is lost before the conversation is ready.
+    lost_while_opening: ClassVar[CloseReason] = CloseReason.FAILED
+
+    # The client's names of fields of a unit, where they differ from those of the contract.
+    unit_paths: ClassVar[Mapping[str, str]] = {}
+
+    _paths: Mapping[str, str] = {}  # the client's paths of settings
+    _max_slice_count: int | None = None  # for pictures whose append does not set it
+
+    def _configure(self, settings: Configure) -> None:
+        super()._configure(settings)
+        self._paths = settings.paths
+        self._max_slice_count = settings.max_slice_count
+
+    @abstractmethod
+    def delta(
+        self, delta: session_pb2.Delta, tag: Tag, dropped: Dropped, now: Moment
+    ) -> list[bytes]:
+        """Render the output of one unit; `dropped` is what was dropped since the last one."""
+
+    def incomplete(self, tag: Tag, now: Moment) -> list[bytes]:
+        """Render the reply to an append that completed no unit, where the dialect has one."""
+        del tag, now
+        return []
+
+    def setting_path(self, field: str) -> str:
+        """Return the client's path of a field of its settings."""
+        return self._paths.get(field, field)
+
+    def _without_effect(self, opened: session_pb2.Opened) -> list[str]:
+        """Return the client's paths of all settings without effect, each once."""
+        paths = [*self._ignored, *map(self.setting_path, opened.ignored_fields)]
+        return list(dict.fromkeys(paths))
+
+    def failed(self, failed: session_pb2.Failed, now: Moment, input_id: str | None = None) -> bytes:
+        """Render a unit that failed."""
+        code = FAILURES.get(failed.reason, ErrorCode.INFERENCE_ERROR)
+        # Several appends may be in one unit, so that an index would not be the client's.
+        field = failed.field.partition("[")[0]
+        message = name_fault(failed.field, failed.message or "the unit could not be used")
+        message = self.unit_paths.get(field, field) + message.removeprefix(failed.field)
+        return self.error(code, message, now, input_id)
+
+
+def drop_metrics(dropped: Dropped) -> dict[str, object]:
+    """Return the counts of what was dropped that are not 0, under their public names."""
+    counts = {"dropped_units": dropped.unit_count, "dropped_frames": dropped.frame_count}
+    return {name: count for name, count in counts.items() if count}

@@ -1,0 +1,97 @@
+"""The routes of content for web clients: client settings, a default voice, presets, and apps."""
+
+from __future__ import annotations
+
+import logging
+
+import orjson
+from aiohttp import web
+
+from duplane.edge.content.apps import Apps, UnservedAppError
+from duplane.edge.content.assets import Assets
+from duplane.edge.http.authorization import RequireOperator
+from duplane.edge.http.messages import json_answer, read_body, read_object
+
+_log = logging.getLogger(__name__)
+_MAX_BODY_BYTES = 4 * 1024
+
+
+class AssetRoutes:
+    """Serves assets that were read and rendered when the edge started.
+
+    A voice has megabytes: all responses share its bytes, also those that a slow client holds.
+    """
+
+    def __init__(self, assets: Assets, playback_delay_ms: int) -> None:
+        self._playback_delay_ms = playback_delay_ms
+        self._voice = orjson.dumps(assets.default_voice)
+        self._presets_json = orjson.dumps(assets.presets)
+        self._preset_audio_json = {
+            key: orjson.dumps(audio) for key, audio in assets.preset_audio.items()
+        }
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes."""
+        return [
+            web.get("/api/frontend_defaults", self._frontend_defaults),
+            web.get("/api/default_ref_audio", self._default_voice),
+            web.get("/api/presets", self._presets),
+            web.get("/api/presets/{mode}/{preset}/audio", self._preset_audio),
+        ]
+
+    async def _frontend_defaults(self, _: web.Request) -> web.Response:
+        return json_answer({"playback_delay_ms": self._playback_delay_ms})
+
+    async def _default_voice(self, _: web.Request) -> web.Response:
+        return json_answer(self._voice)
+
+    async def _presets(self, _: web.Request) -> web.Response:
+        return json_answer(self._presets_json)
+
+    async def _preset_audio(self, request: web.Request) -> web.Response:
+        mode, preset = request.match_info["mode"], request.match_info["preset"]
+        audio = self._preset_audio_json.get((mode, preset))
+        if audio is None:
+            raise web.HTTPNotFound(text=f"Preset not found: {mode}/{preset}")
+        return json_answer(audio)
+
+
+class AppRoutes:
+    """Lists and switches apps. `body_s` is the time to receive a request's body."""
+
+    def __init__(self, apps: Apps, require_operator: RequireOperator, body_s: float) -> None:
+        self._apps = apps
+        self._require_operator = require_operator
+        self._body_s = body_s
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes."""
+        return [
+            web.get("/api/apps", self._list),
+            web.get("/api/admin/apps", self._full_list),
+            web.put("/api/admin/apps/{app}", self._switch),
+        ]
+
+    async def _list(self, _: web.Request) -> web.Response:
+        return json_answer(self._apps.public_list())
+
+    async def _full_list(self, request: web.Request) -> web.Response:
+        self._require_operator(request)
+        return json_answer(self._apps.full_list())
+
+    async def _switch(self, request: web.Request) -> web.Response:
+        """Switch one app on or off; running sessions go on."""
+        self._require_operator(request)
+        app_id = request.match_info["app"]
+        fields = read_object(await read_body(request, _MAX_BODY_BYTES, self._body_s))
+        is_on = fields.get("enabled")
+        if not isinstance(is_on, bool):
+            raise web.HTTPUnprocessableEntity(text="enabled: must be true or false")
+        try:
+            app = self._apps.switch(app_id, is_on=is_on)
+        except KeyError:
+            raise web.HTTPNotFound(text=f"Unknown app: {app_id}") from None
+        except UnservedAppError as error:
+            raise web.HTTPConflict(text=f"{error} is not served here") from None
+        _log.info("app %s is switched %s", app_id, "on" if is_on else "off")
+        return json_answer({"success": True, "app": app})

@@ -1,0 +1,100 @@
+"""The WebSocket routes: each connection runs one session, or is closed with a refusal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+
+from aiohttp import web
+
+from duplane.edge.clock import Clock
+from duplane.edge.close import CLOSE_CODES, Close, CloseReason
+from duplane.edge.identity import Identity
+from duplane.edge.modes import DEFAULT_MODE, MODES
+from duplane.edge.routing import (
+    ENDPOINTS,
+    REFUSAL_DIALECTS,
+    Route,
+    find_route,
+    is_chat,
+    unsupported_mode,
+)
+from duplane.edge.session_registry import ClientRequest, SessionRegistry
+from duplane.edge.settings import Limits
+from duplane.edge.transport.client_address import join_headers
+from duplane.edge.transport.websocket import WebSocket
+
+_log = logging.getLogger(__name__)
+
+
+class SessionRoutes:
+    """Accepts WebSockets and starts the session that the URL asks for."""
+
+    def __init__(self, sessions: SessionRegistry, limits: Limits, clock: Clock) -> None:
+        self._sessions = sessions
+        self._limits = limits
+        self._clock = clock
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes."""
+        return [web.get(route.value, self._serve) for route in Route]
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        """Serve one WebSocket until it is closed."""
+        if find_route(request.raw_path) is None:
+            raise web.HTTPNotFound
+        if request.headers.get("Upgrade", "").strip().lower() != "websocket":
+            raise web.HTTPUpgradeRequired(text="this path takes WebSockets")
+        limits = self._limits
+        max_bytes = limits.chat_message_bytes if is_chat(request.raw_path) else limits.message_bytes
+        socket = WebSocket(request, limits, max_bytes)
+        async with socket.opened() as response:
+            headers = join_headers(request.headers.items())
+            client_request = ClientRequest(request.raw_path, headers, request.remote or "")
+            await _finish(self._run(socket, client_request))
+        return response
+
+    async def _run(self, socket: WebSocket, request: ClientRequest) -> None:
+        """Run the session of one WebSocket. No failure of ours leaves this task."""
+        identity = self._sessions.new_identity(request)
+        try:
+            await self._admit(socket, request, identity)
+        except Exception:  # noqa: BLE001 - the root of a task
+            _log.exception("session %s failed", identity.session_id)
+            failed = Close(CloseReason.FAILED, "internal error")
+            await socket.close(failed, CLOSE_CODES[failed.reason])
+
+    async def _admit(self, socket: WebSocket, request: ClientRequest, identity: Identity) -> None:
+        target = request.target
+        endpoint = ENDPOINTS.get((target.route, target.mode))
+        if endpoint is None:
+            await self._refuse(socket, identity, target.route, unsupported_mode(target.mode))
+            return
+        with self._sessions.admitted(endpoint.mode, request) as refusal:
+            if refusal:
+                await self._refuse(socket, identity, target.route, refusal)
+            else:
+                session = endpoint.new_session(identity, self._limits, self._clock.now())
+                await self._sessions.run(socket, session, endpoint.mode, request)
+
+    async def _refuse(
+        self, socket: WebSocket, identity: Identity, route: Route, close: Close
+    ) -> None:
+        """Close after accepting: a refused upgrade would hide code and reason from browsers."""
+        dialect = REFUSAL_DIALECTS[route](identity, self._limits, MODES[DEFAULT_MODE])
+        socket.send(dialect.ended(close, self._clock.now()))
+        await socket.close(close, dialect.close_code(close))
+
+
+async def _finish(session: Coroutine[None, None, None]) -> None:
+    """Await a session to its end, also when its connection is lost: it has a slot to release.
+
+    aiohttp cancels the handler of a lost connection.
+    """
+    running = asyncio.ensure_future(session)
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        raise

@@ -1,0 +1,205 @@
+"""The edge's metrics: sessions, their ends, and the units that pass through it."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+
+from duplane.edge.clock import Moment
+from duplane.edge.close import CloseReason
+from duplane.edge.session.playout import Playout
+from duplane.fabric.audio import OUTPUT_RATE_HERTZ
+from duplane.fabric.errors import Reason
+from duplane.fabric.monitoring.metrics import (
+    UNIT_DEADLINE_S,
+    Observed,
+    counters,
+    gauge,
+    gauges,
+    histograms,
+    late_units,
+    new_registry,
+)
+from duplane.fabric.v1 import session_pb2
+
+ROLE = "edge"
+DIALECTS = ("A", "B", "C", "D")
+SESSION_STATES = ("waiting", "running")
+REFUSALS = (CloseReason.MODE_REFUSED, CloseReason.SERVICE_UNAVAILABLE)
+OUTCOMES = ("listen", "speech", "failed", "dropped", "unanswered")
+STREAM_ERRORS = (
+    *(Reason.INVALID_FIELD, Reason.QUEUE_FULL, Reason.KIND_NOT_SERVED, Reason.TICKET_CANCELLED),
+    *(Reason.OPEN_TIMEOUT, Reason.SLOW_CLIENT, Reason.ENGINE_FAILED, Reason.UNAVAILABLE),
+    Reason.UNKNOWN,
+)
+_GAP_BUCKETS_S = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)
+_OUTPUT_BYTES_PER_S = 4 * OUTPUT_RATE_HERTZ
+_MAX_SENT = 1024  # units without an answer whose receive times a session keeps; the newest
+
+
+class EdgeMetrics:
+    """The metrics of one edge.
+
+    `sessions` yields the dialect and the state of each session. `playback_delay_s` is how long
+    clients buffer speech before they play it.
+    """
+
+    def __init__(
+        self, sessions: Callable[[], Iterable[tuple[str, str]]], playback_delay_s: float
+    ) -> None:
+        self.registry = registry = new_registry(ROLE)
+        self.playback_delay_s = playback_delay_s
+        self._sessions = sessions
+        units = counters(
+            registry,
+            "duplane_units_total",
+            "Units by outcome; they are dropped in the edge or by their worker.",
+            role=(ROLE,),
+            outcome=OUTCOMES,
+        )
+        self.units = {outcome: units.of(ROLE, outcome) for outcome in OUTCOMES}
+        unit_times = histograms(
+            registry,
+            "duplane_unit_duration_seconds",
+            "Time from the receipt of a unit's last sound to the events of its delta.",
+            role=(ROLE,),
+            outcome=("listen", "speech"),
+        )
+        self.unit_times = {
+            outcome: unit_times.of(ROLE, outcome) for outcome in ("listen", "speech")
+        }
+        self.late = late_units(registry, ROLE)
+        self.gaps = histograms(
+            registry,
+            "duplane_speech_gap_seconds",
+            "Time between two deltas of one turn of speech.",
+            _GAP_BUCKETS_S,
+        ).of()
+        self.underruns = counters(
+            registry,
+            "duplane_playout_underruns_total",
+            "Times that a client had nothing to play within a turn of speech.",
+        ).of()
+        self.stalled = counters(
+            registry,
+            "duplane_playout_stalled_seconds_total",
+            "Time that clients had nothing to play within a turn of speech.",
+        ).of()
+        self._ends = counters(
+            registry,
+            "duplane_sessions_ended_total",
+            "Sessions that ended.",
+            role=(ROLE,),
+            dialect=DIALECTS,
+            reason=tuple(CloseReason),
+        )
+        self._refusals = counters(
+            registry,
+            "duplane_sessions_refused_total",
+            "Sessions that were refused before they began: by an operator, or by a limit.",
+            reason=REFUSALS,
+        )
+        self._stream_errors = counters(
+            registry,
+            "duplane_stream_errors_total",
+            "Calls to a scheduler or a worker that failed.",
+            reason=STREAM_ERRORS,
+        )
+        Observed(registry, self._observe)
+
+    def ended(self, dialect: str, reason: CloseReason) -> None:
+        """Count a session that ended."""
+        self._ends.of(ROLE, dialect, reason).inc()
+
+    def refused(self, reason: CloseReason) -> None:
+        """Count a session that was refused."""
+        self._refusals.of(reason).inc()
+
+    def stream_failed(self, reason: Reason) -> None:
+        """Count a call that failed."""
+        self._stream_errors.of(reason).inc()
+
+    def observe_connections(self, counts: Callable[[], tuple[int, int]]) -> None:
+        """Add the connections; `counts` returns how many are open and how many were cut so far."""
+
+        def observe() -> Iterable[Metric]:
+            open_count, cut_count = counts()
+            yield gauge("duplane_connections", "Open connections of clients.", open_count)
+            yield CounterMetricFamily(
+                "duplane_connections_cut", "Connections that were cut by a limit.", cut_count
+            )
+
+        Observed(self.registry, observe)
+
+    # Read when the metrics are collected.
+
+    def _observe(self) -> Iterable[Metric]:
+        counts = Counter((ROLE, dialect, state) for dialect, state in self._sessions())
+        none = {(ROLE, dialect, state): 0.0 for dialect in DIALECTS for state in SESSION_STATES}
+        yield gauges(
+            "duplane_sessions",
+            "Sessions: those that run have a slot, or in a chat a turn that is answered.",
+            ("role", "dialect", "state"),
+            none | counts,
+        )
+
+
+class SessionMetrics:
+    """Adds the units of one duplex session to the metrics of its edge.
+
+    For each unit that is sent, its sequence and the wall time of its receipt are appended to
+    `sent`.
+    """
+
+    def __init__(self, metrics: EdgeMetrics) -> None:
+        self.sent = deque[tuple[int, float]](maxlen=_MAX_SENT)
+        self._metrics = metrics
+        self._playout = Playout(metrics.playback_delay_s)
+        self._dropped_count = 0
+
+    def answered(
+        self, outcome: session_pb2.Delta | session_pb2.Failed, dropped_count: int, now: Moment
+    ) -> None:
+        """Count a unit that has its outcome, and those before it, which its worker has dropped.
+
+        `dropped_count` units of the session were dropped so far without being sent.
+        """
+        metrics, received_s = self._metrics, now.wall_s
+        if dropped_count > self._dropped_count:
+            self._count_dropped(dropped_count)
+        while self.sent and self.sent[0][0] <= outcome.sequence:
+            sequence, received_s = self.sent.popleft()
+            if sequence < outcome.sequence:
+                metrics.units["dropped"].inc()
+        if isinstance(outcome, session_pb2.Failed):
+            metrics.units["failed"].inc()
+            return
+        is_speech = outcome.HasField("speech")
+        name = "speech" if is_speech else "listen"
+        taken_s = max(0.0, now.wall_s - received_s)
+        metrics.units[name].inc()
+        metrics.unit_times[name].observe(taken_s)
+        if taken_s > UNIT_DEADLINE_S:
+            metrics.late.inc()
+        if is_speech and outcome.speech.audio:
+            audio_s = len(outcome.speech.audio) / _OUTPUT_BYTES_PER_S
+            gap_s, stalled_s = self._playout.add(audio_s, now.monotonic_s)
+            if gap_s is not None:
+                metrics.gaps.observe(gap_s)
+            if stalled_s:
+                metrics.underruns.inc()
+                metrics.stalled.inc(stalled_s)
+        if outcome.end_of_turn or not is_speech:
+            self._playout.end_turn()
+
+    def _count_dropped(self, dropped_count: int) -> None:
+        self._metrics.units["dropped"].inc(dropped_count - self._dropped_count)
+        self._dropped_count = dropped_count
+
+    def end(self, dropped_count: int) -> None:
+        """Count the units that will have no outcome, and those dropped since the last one."""
+        self._count_dropped(dropped_count)
+        self._metrics.units["unanswered"].inc(len(self.sent))
+        self.sent.clear()

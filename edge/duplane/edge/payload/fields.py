@@ -1,0 +1,202 @@
+"""Parses a client's JSON once and reads its fields by name. Errors name the field's path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar, cast, overload
+
+import orjson
+
+from duplane.edge.client_errors import ClientError, ErrorCode, UnreadableError
+from duplane.edge.settings import Limits
+
+_DEFAULTS = Limits()
+V = TypeVar("V")
+
+_TYPE_NAMES: Mapping[type, str] = {
+    str: "a string",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
+}
+_FEW = 64
+_TOO_DEEP = "depth limit exceeded"  # the parser's message above a depth of 1024
+
+# Bounds on the list of unused fields that a client gets back.
+_MAX_IGNORED = 32
+_MAX_IGNORED_CHARACTERS = 80
+
+
+def parse(message: bytes, limits: Limits = _DEFAULTS) -> Fields:
+    """Parse one text frame.
+
+    Raises UnreadableError, or ClientError when it is not an object or exceeds a bound.
+    """
+    opening_count = _count(message, b"[") + _count(message, b"{")
+    # Refused before parsing: a value of two bytes would become an object of a hundred bytes.
+    if opening_count + _count(message, b",") > limits.json_value_count:
+        raise invalid("message", f"must be at most {limits.json_value_count} values")
+    try:
+        event: object = orjson.loads(message)
+    except orjson.JSONDecodeError as error:
+        if error.msg == _TOO_DEEP:
+            raise _deep(limits) from None
+        raise UnreadableError("the frame is not JSON text") from None
+    if opening_count > limits.json_depth and _is_deeper(event, limits.json_depth):
+        raise _deep(limits)
+    if not isinstance(event, dict):
+        raise invalid("message", "must be a JSON object")
+    return Fields(cast("dict[str, object]", event))
+
+
+def _deep(limits: Limits) -> ClientError:
+    return invalid("message", f"must be at most {limits.json_depth} lists and objects deep")
+
+
+def _count(message: bytes, character: bytes) -> int:
+    """Count a character. Fast for long messages with few of them: `find` is vectorised."""
+    at = -1
+    for count in range(_FEW):
+        at = message.find(character, at + 1)
+        if at < 0:
+            return count
+    return message.count(character)
+
+
+def _is_deeper(value: object, depth: int) -> bool:
+    """Return whether lists and objects are nested more than `depth` deep."""
+    level = [value]
+    for _ in range(depth):
+        level = [inside for outer in level for inside in _inside(outer)]
+    return any(isinstance(value, dict | list) for value in level)
+
+
+def _inside(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return cast("dict[str, object]", value).values()
+    return cast("list[object]", value) if isinstance(value, list) else ()
+
+
+def invalid(path: str, fault: str) -> ClientError:
+    """Return the fault of a field whose value cannot be used."""
+    return ClientError(ErrorCode.INVALID_PAYLOAD, f"{path}: {fault}")
+
+
+def missing(path: str) -> ClientError:
+    """Return the fault of a required field that is absent."""
+    return ClientError(ErrorCode.MISSING_FIELD, f"{path}: required")
+
+
+@dataclass(slots=True, eq=False)
+class Fields:
+    """One JSON object; `null` counts as absent. Remembers which keys were asked for."""
+
+    whole: dict[str, object]  # the object itself
+    _path: str = ""
+    _read: set[str] = field(default_factory=set[str], init=False)
+
+    def path(self, key: str) -> str:
+        """Return the full name of a field, for error messages."""
+        return f"{self._path}.{key}" if self._path else key
+
+    @overload
+    def get(self, key: str, kind: type[V]) -> V | None: ...
+
+    @overload
+    def get(self, key: str, kind: type[V], *, required: Literal[True]) -> V: ...
+
+    def get(self, key: str, kind: type[V], *, required: bool = False) -> V | None:
+        """Return a value of one type (`object` stands for any), None when it is absent."""
+        self._read.add(key)
+        value = self.whole.get(key)
+        if value is None:
+            if required:
+                raise missing(self.path(key))
+            return None
+        if not isinstance(value, kind):
+            raise invalid(self.path(key), f"must be {_TYPE_NAMES[kind]}")
+        return value
+
+    def expect(self, key: str, values: frozenset[str]) -> None:
+        """Count a field as read if it is one of `values`, so that it is not called unused."""
+        value = self.whole.get(key)
+        if isinstance(value, str) and value in values:
+            self._read.add(key)
+
+    def unused(self) -> list[str]:
+        """Return the paths of fields that are set and were never read."""
+        unread = (key for key, value in self.whole.items() if value is not None)
+        return [self.path(key) for key in unread if key not in self._read]
+
+    def first(self, *keys: str) -> str | None:
+        """Return the first of several aliases that is set; all of them count as read."""
+        self._read.update(keys)
+        return next((key for key in keys if self.whole.get(key) is not None), None)
+
+    def fields(self, key: str) -> Fields | None:
+        """Return a nested object."""
+        value = cast("dict[str, object] | None", self.get(key, dict))
+        return None if value is None else Fields(value, self.path(key))
+
+    def required_fields(self, key: str) -> Fields:
+        """Return a nested object that must be there."""
+        nested = self.fields(key)
+        if nested is None:
+            raise missing(self.path(key))
+        return nested
+
+    def items(self, key: str, max_count: int) -> list[object] | None:
+        """Return a list of at most `max_count` values."""
+        items = cast("list[object] | None", self.get(key, list))
+        if items is not None and len(items) > max_count:
+            raise invalid(self.path(key), f"must be at most {max_count}")
+        return items
+
+    def text(self, key: str, max_bytes: int) -> str | None:
+        """Return a string of at most `max_bytes` in UTF-8."""
+        value = self.get(key, str)
+        # Every character is at least one byte: most long texts need no encoding to be refused.
+        if value is not None and (len(value) > max_bytes or len(value.encode()) > max_bytes):
+            raise invalid(self.path(key), f"must be at most {max_bytes} bytes")
+        return value
+
+    def required_text(self, key: str, max_bytes: int) -> str:
+        """Return a string of at most `max_bytes` in UTF-8 that must be there."""
+        value = self.text(key, max_bytes)
+        if value is None:
+            raise missing(self.path(key))
+        return value
+
+    def shortened_text(self, key: str, max_bytes: int) -> str:
+        """Return a string, empty when absent, cut to `max_bytes` in UTF-8."""
+        text = self.get(key, str) or ""
+        return text.encode()[:max_bytes].decode(errors="ignore")
+
+    def integer(self, key: str, low: int, high: int) -> int | None:
+        """Return a whole number within low..high; 3.0 is one."""
+        value = self.get(key, object)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise invalid(self.path(key), f"must be a whole number from {low} to {high}")
+        return value
+
+    def number(self, key: str, low: float, high: float) -> float | None:
+        """Return a number within low..high."""
+        value = self.get(key, object)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise invalid(self.path(key), "must be a number")
+        if not low <= value <= high:
+            raise invalid(self.path(key), f"must be from {low:g} to {high:g}")
+        return float(value)
+
+
+def ignored(*objects: Fields | None) -> tuple[str, ...]:
+    """Return the paths of fields without effect, for a list that the client gets."""
+    paths = [path for fields in objects if fields is not None for path in fields.unused()]
+    return tuple(path[:_MAX_IGNORED_CHARACTERS] for path in paths[:_MAX_IGNORED])

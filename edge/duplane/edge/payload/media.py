@@ -1,0 +1,73 @@
+"""Decodes and checks base64 media, each once: to bytes, or to PCM, also from WAV files."""
+
+from __future__ import annotations
+
+import binascii
+
+import pybase64
+
+from duplane.edge.client_errors import ClientError, ErrorCode
+from duplane.edge.payload.fields import Fields, invalid
+from duplane.fabric.audio import (
+    INPUT_RATE_HERTZ,
+    AudioError,
+    AudioTooLongError,
+    is_wav,
+    pcm_from_samples,
+    read_audio_file,
+    samples_from_pcm,
+)
+
+WAV_IN_BASE64 = "UklGR"  # RIFF
+_SECOND_BYTES = INPUT_RATE_HERTZ * 4
+
+
+def decode_base64(encoded: str, path: str) -> bytes:
+    """Decode base64 text. Raises ClientError with the message that the specification of A has."""
+    try:
+        # Validation selects the fast implementation.
+        return pybase64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        fault = f"{path} base64 decode failed"
+        raise ClientError(ErrorCode.INVALID_PAYLOAD, fault) from None
+
+
+def decode_file(encoded: str, path: str, max_bytes: int) -> bytes:
+    """Decode a file; one above `max_bytes` is refused undecoded. Raises ClientError."""
+    if len(encoded) * 3 > (max_bytes + 3) * 4:
+        raise invalid(path, f"must be at most {max_bytes} bytes")
+    file = decode_base64(encoded, path)
+    if len(file) > max_bytes:
+        raise invalid(path, f"must be at most {max_bytes} bytes")
+    return file
+
+
+def decode_audio(encoded: str, path: str, max_s: float, too_long: str = "") -> bytes:
+    """Return float32 PCM at 16 kHz from base64 of that or of a WAV file. Raises ClientError.
+
+    Audio longer than `max_s` is refused undecoded, with the message `too_long` if that is given.
+    Existing clients send either form where the other is documented, so the bytes decide.
+    """
+    audio = decode_base64(encoded, path)
+    if not audio:
+        raise invalid(path, "is empty")
+    try:
+        if encoded.startswith(WAV_IN_BASE64) and is_wav(audio):
+            audio = pcm_from_samples(read_audio_file(audio, max_s=max_s, is_trusted=False))
+            if not audio:
+                raise AudioError("is empty")
+            return audio
+        if len(audio) > max_s * _SECOND_BYTES:
+            raise AudioTooLongError(f"lasts more than {max_s:g} s")
+        samples_from_pcm(audio)
+    except AudioTooLongError as error:
+        raise invalid(path, too_long or str(error)) from None
+    except AudioError as error:
+        raise invalid(path, str(error)) from None
+    return audio
+
+
+def read_voice(fields: Fields, key: str, max_s: float) -> bytes:
+    """Return a reference voice as PCM, empty if it is absent or empty text."""
+    encoded = fields.get(key, str)
+    return decode_audio(encoded, fields.path(key), max_s) if encoded else b""

@@ -1,0 +1,157 @@
+"""The files of recordings on disk: names, meta, events, and which recordings are running."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+
+from duplane.fabric.files import write_atomically
+
+META = "meta.json"
+STREAM = "stream.jsonl"
+BLOBS = "blob"
+USER = "user.wav"  # 16 kHz
+MODEL = "model.wav"  # 24 kHz
+REPLAY = "replay.wav"  # both, stereo: the user left, the model right
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
+
+
+@dataclass(slots=True)
+class Meta:
+    """The meta of a recording. Times are Unix seconds; it has no keys and no client addresses.
+
+    `ended_at` is absent while the session runs. A recording is incomplete if it lost events to a
+    full queue or disk, or if the process was killed before its end.
+    """
+
+    session_id: str
+    path: str  # of the client's URL
+    mode: str
+    created_at: float
+    identity: dict[str, str] = field(default_factory=dict[str, str])
+    dialect: str | None = None
+    worker: str | None = None
+    ended_at: float | None = None
+    duration_s: float | None = None
+    close_reason: str | None = None
+    is_incomplete: bool = False
+    lost_event_count: int = 0
+    error: str | None = None
+
+
+def is_name(name: str) -> bool:
+    """Return whether `name` can be the name of a recording."""
+    return _NAME.fullmatch(name) is not None
+
+
+def safe_name(name: str) -> str:
+    """Return a valid name of a recording made from any text."""
+    return _UNSAFE.sub("_", name)[:128] or "_"
+
+
+def write_meta(directory: Path, meta: Meta) -> None:
+    """Replace the meta of a recording. Raises OSError."""
+    write_atomically(directory / META, orjson.dumps(asdict(meta), option=orjson.OPT_INDENT_2))
+
+
+def read_meta(directory: Path) -> Meta | None:
+    """Return the meta of a recording, None if it is missing or cannot be parsed."""
+    try:
+        known: dict[str, Any] = orjson.loads((directory / META).read_bytes())
+        names = {each.name for each in fields(Meta)}
+        return Meta(**{name: value for name, value in known.items() if name in names})
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def read_events(directory: Path) -> Iterator[dict[str, Any]]:
+    """Yield the timeline, oldest first. Raises OSError."""
+    with (directory / STREAM).open("rb") as stream:
+        for _, event in read_lines(stream):
+            yield event
+
+
+def read_lines(stream: BinaryIO) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yield each event as JSON text and parsed, up to a line that is not JSON.
+
+    The last line of a killed process may be incomplete.
+    """
+    for line in stream:
+        try:
+            event = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            return
+        yield line.rstrip(b"\n"), event
+
+
+def prepare(root: Path) -> None:
+    """Make the directory of all recordings. Raises ValueError if it cannot be written to."""
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=root):
+            pass
+    except OSError as error:
+        raise ValueError(f"record: {root}: {error.strerror or error}") from None
+
+
+def recordings(root: Path) -> list[Path]:
+    """Return the directories of all recordings, in no order; none if `root` does not exist."""
+    try:
+        entries = list(root.iterdir())
+    except OSError:
+        return []
+    return [entry for entry in entries if is_name(entry.name) and is_recording(entry)]
+
+
+def is_recording(directory: Path) -> bool:
+    """Return whether this is the directory of a recording; a symbolic link is not."""
+    return not directory.is_symlink() and (directory / STREAM).is_file()
+
+
+def lock(file: int) -> None:
+    """Lock an open file while it is written. A recording is running while its stream is locked.
+
+    The kernel releases the lock with the process, also when it is killed.
+    """
+    fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def is_running(directory: Path) -> bool:
+    """Return whether a process on this host is writing this recording."""
+    return is_locked(directory / STREAM)
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process on this host is writing a file; False if the file is missing."""
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
+def size_bytes(directory: Path) -> int:
+    """Return the size of all files of a recording; files deleted meanwhile count as 0."""
+    total = 0
+    for path in directory.rglob("*"):
+        try:
+            total += path.lstat().st_size
+        except OSError:
+            continue
+    return total

@@ -1,0 +1,74 @@
+"""Writes one direction of a session's audio to a WAV file that can be read at any moment."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from duplane.fabric.audio import Samples
+
+_HEADER = struct.Struct("<4sI4s4sIHHIIHH4sI")
+_SAMPLE_BYTES = 2
+# Audio that begins less than this after the end of the file is appended without a gap: a network
+# that delivers a little late is not a pause in the speech.
+_MAX_JITTER_S = 0.3
+# The sizes in a WAV header have 32 bits. The events of a longer session are still recorded.
+MAX_WAV_S = 12 * 3600.0
+
+
+class WavWriter:
+    """Writes PCM16 mono at the times of a recording; silent gaps are holes in the file.
+
+    The header is updated after every append, so the file is valid when the process is killed.
+    Every method may raise OSError.
+    """
+
+    def __init__(self, path: Path, rate_hertz: int) -> None:
+        self._rate_hertz = rate_hertz
+        self._sample_count = 0
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        self._write(self._header(), 0)
+
+    @property
+    def end_s(self) -> float:
+        """Where the audio written so far ends, in seconds after the recording began."""
+        return self._sample_count / self._rate_hertz
+
+    def append(self, samples: Samples, at_s: float) -> int:
+        """Write audio at `at_s`, or at the end of the file if that is later.
+
+        Returns the number of bytes of audio written: 0 beyond `MAX_WAV_S`.
+        """
+        start = max(self._sample_count, round(at_s * self._rate_hertz))
+        if start - self._sample_count <= _MAX_JITTER_S * self._rate_hertz:
+            start = self._sample_count
+        if start + samples.size > MAX_WAV_S * self._rate_hertz:
+            return 0
+        scaled = np.nan_to_num(samples, nan=0.0, posinf=1.0, neginf=-1.0).clip(-1.0, 1.0) * 32767
+        pcm = scaled.astype("<i2").tobytes()
+        self._write(pcm, _HEADER.size + start * _SAMPLE_BYTES)
+        self._sample_count = start + samples.size
+        self._write(self._header(), 0)
+        return len(pcm)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    def _write(self, content: bytes, at: int) -> None:
+        rest = memoryview(content)
+        while rest:
+            written = os.pwrite(self._file, rest, at)
+            rest, at = rest[written:], at + written
+
+    def _header(self) -> bytes:
+        size = self._sample_count * _SAMPLE_BYTES
+        return _HEADER.pack(
+            *(b"RIFF", _HEADER.size - 8 + size, b"WAVE"),
+            *(b"fmt ", 16, 1, 1, self._rate_hertz, self._rate_hertz * _SAMPLE_BYTES),
+            *(_SAMPLE_BYTES, _SAMPLE_BYTES * 8),
+            *(b"data", size),
+        )

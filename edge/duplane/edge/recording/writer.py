@@ -1,0 +1,183 @@
+"""Writes the files of one recording while its session runs. Used on one thread only."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import orjson
+
+from duplane.edge.recording.events import Blob, split
+from duplane.edge.recording.storage import BLOBS, MODEL, STREAM, USER, Meta, lock, write_meta
+from duplane.edge.recording.wav_writer import WavWriter
+from duplane.fabric.audio import (
+    INPUT_RATE_HERTZ,
+    OUTPUT_RATE_HERTZ,
+    AudioError,
+    Samples,
+    samples_from_pcm,
+)
+
+_log = logging.getLogger(__name__)
+
+# Events that repeat the audio of the deltas before them.
+_WHOLE_REPLIES = ("response.done", "done")
+
+
+class Direction(StrEnum):
+    """The direction of an event, as the timeline names it: `up` is client to server."""
+
+    UP = "up"
+    DOWN = "down"
+
+
+_OPPOSITE = {Direction.UP: Direction.DOWN, Direction.DOWN: Direction.UP}
+
+
+class RecordingFullError(OSError):
+    """A recording has reached its largest size."""
+
+
+class RecordingWriter:
+    """Appends events and audio. An error of the disk ends the recording and not the session."""
+
+    def __init__(self, directory: Path, meta: Meta, limit_bytes: int) -> None:
+        self.directory = directory
+        self._meta = meta
+        self._free_bytes = limit_bytes
+        self._stream = -1
+        self._wavs: dict[Direction, WavWriter] = {}
+        self._event_count = 0
+        self._blob_count = 0
+        self._is_chat = meta.mode == "chat"
+        self._has_spoken = False  # whether the model has spoken since the user last spoke
+
+    def open(self) -> None:
+        """Make the directory and write the meta as it is known now."""
+        self._guard(self._open)
+
+    def write(self, direction: Direction, frame: bytes, at_s: float, audio: bytes = b"") -> None:
+        """Append one event that went `at_s` after the recording began.
+
+        `audio` is the PCM (float32, 16 kHz) that the session decoded from a client's event, so
+        that it is not decoded twice. The audio of a server's event is decoded here.
+        """
+        if self._meta.error is None:
+            self._guard(lambda: self._write(direction, frame, at_s, audio))
+
+    def end(self, update: Callable[[Meta], None]) -> None:
+        """Let `update` complete the meta, write it, and close all files."""
+        update(self._meta)
+        self._meta.is_incomplete = bool(self._meta.error or self._meta.lost_event_count)
+        with contextlib.suppress(OSError):  # the error that ended the recording is in the log
+            write_meta(self.directory, self._meta)
+        for wav in self._wavs.values():
+            wav.close()
+        if self._stream >= 0:
+            os.close(self._stream)
+
+    def _guard(self, step: Callable[[], None]) -> None:
+        """Run `step`; end the recording if it raises OSError."""
+        try:
+            step()
+        except OSError as error:
+            self._meta.error = error.strerror or str(error)
+            self._meta.is_incomplete = True
+            _log.warning("recording %s stops: %s", self._meta.session_id, self._meta.error)
+            with contextlib.suppress(OSError):
+                write_meta(self.directory, self._meta)
+
+    def _open(self) -> None:
+        self.directory.mkdir(mode=0o700, parents=True)
+        (self.directory / BLOBS).mkdir(mode=0o700)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+        part = self.directory / f"{STREAM}.part"
+        self._stream = os.open(part, flags, 0o600)
+        lock(self._stream)
+        # True until the recording ends whole: a full disk may leave no room to write it later.
+        self._meta.is_incomplete = True
+        write_meta(self.directory, self._meta)
+        part.rename(self.directory / STREAM)  # from now on it is listed as running
+
+    def _write(self, direction: Direction, frame: bytes, at_s: float, audio: bytes) -> None:
+        event, blobs = split(frame, self._blob_count)
+        for blob in blobs:
+            self._count(len(blob.content))
+            (self.directory / blob.name).write_bytes(blob.content)
+        self._blob_count += len(blobs)
+        line = orjson.dumps(
+            {
+                "seq": self._event_count,
+                "ts": self._meta.created_at + at_s,
+                "dir": direction,
+                "frame": event,
+            },
+            option=orjson.OPT_APPEND_NEWLINE,
+        )
+        self._count(len(line))
+        os.write(self._stream, line)
+        self._event_count += 1
+        if direction is Direction.UP:
+            self._write_audio(direction, samples_from_pcm(audio), at_s)
+            return
+        for samples in self._new_speech(event, blobs):
+            self._write_audio(direction, samples, at_s)
+
+    def _count(self, byte_count: int) -> None:
+        self._free_bytes -= byte_count
+        if self._free_bytes < 0:
+            raise RecordingFullError("the recording has reached its largest size")
+
+    def _write_audio(self, direction: Direction, samples: Samples, at_s: float) -> None:
+        """Write audio of an event that went at `at_s`.
+
+        The user's audio ends when it arrives; the model's begins when it leaves. In a chat, turns
+        follow one another and never overlap.
+        """
+        is_user = direction is Direction.UP
+        if is_user and (self._is_chat or samples.size):
+            self._has_spoken = False
+        if not samples.size:
+            return
+        if self._is_chat:
+            other = self._wavs.get(_OPPOSITE[direction])
+            begin_s = max(at_s, other.end_s if other else 0.0)
+        elif is_user:
+            begin_s = max(0.0, at_s - samples.size / INPUT_RATE_HERTZ)
+        else:
+            begin_s = at_s
+        self._has_spoken = not is_user
+        self._count(self._wav(direction).append(samples, begin_s))
+
+    def _new_speech(self, event: object, blobs: list[Blob]) -> Iterator[Samples]:
+        """Yield the model's audio in an event, unless earlier deltas had it."""
+        if not (self._has_spoken and _event_type(event) in _WHOLE_REPLIES):
+            yield from (_samples(blob) for blob in blobs if blob.is_audio)
+
+    def _wav(self, direction: Direction) -> WavWriter:
+        wav = self._wavs.get(direction)
+        if wav is None:
+            is_user = direction is Direction.UP
+            rate_hertz = INPUT_RATE_HERTZ if is_user else OUTPUT_RATE_HERTZ
+            wav = WavWriter(self.directory / (USER if is_user else MODEL), rate_hertz)
+            self._wavs[direction] = wav
+        return wav
+
+
+def _event_type(event: object) -> str:
+    if not isinstance(event, dict):
+        return ""
+    return str(cast("dict[str, object]", event).get("type", ""))
+
+
+def _samples(blob: Blob) -> Samples:
+    try:
+        return samples_from_pcm(blob.content)
+    except AudioError:
+        return np.zeros(0, np.float32)  # the blob itself is still recorded

@@ -1,0 +1,131 @@
+"""Parses the URL and headers of a session, and chooses its dialect and mode."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from urllib.parse import parse_qs, unquote
+
+from duplane.edge.clock import Moment
+from duplane.edge.close import Close, CloseReason
+from duplane.edge.dialects.a import DialectA
+from duplane.edge.dialects.b_chat import DialectBChat
+from duplane.edge.dialects.c import DialectC
+from duplane.edge.dialects.chat import ChatDialect
+from duplane.edge.dialects.d import DialectD
+from duplane.edge.dialects.duplex import DuplexDialect
+from duplane.edge.identity import Identity
+from duplane.edge.modes import CHAT_MODE, DEFAULT_MODE, DUPLEX_MODES, MODES, Mode
+from duplane.edge.session.chat_session import ChatSession
+from duplane.edge.session.duplex_session import DuplexSession
+from duplane.edge.settings import Limits
+from duplane.fabric.settings import MAX_LABEL_LENGTH
+
+_MAX_MODE_CHARACTERS = 32
+_MAX_CLIENT_ID_CHARACTERS = 128
+
+HTTP_CHAT_PATH = "/api/chat"  # one turn of chat by plain HTTP
+_DUPLEX_PREFIX = "/ws/duplex/"
+_AUDIO_PREFIX = "adx_"  # of a session id without video
+
+AnySession = DuplexSession | ChatSession
+
+
+class Route(Enum):
+    """The paths of WebSockets."""
+
+    REALTIME = "/v1/realtime"
+    DUPLEX = "/ws/duplex/{session_id}"
+    CHAT = "/ws/chat"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The parsed URL and headers of a client. `client_id` is shown to operators, never trusted.
+
+    `model` is the model that it asks for, empty for any.
+    """
+
+    mode: str
+    client_id: str
+    route: Route = Route.REALTIME
+    model: str = ""
+
+
+def find_route(path: str) -> Route | None:
+    """Return the route of a path with its query, None if no WebSocket is served there."""
+    plain_path = path.partition("?")[0]
+    for route in (Route.REALTIME, Route.CHAT):
+        if plain_path == route.value:
+            return route
+    return Route.DUPLEX if _duplex_id(plain_path) else None
+
+
+def is_chat(path: str) -> bool:
+    """Return whether a path is one of chat, whose messages may hold a long history."""
+    return find_route(path) is not None and parse_target(path, {}).mode == "chat"
+
+
+def _duplex_id(path: str) -> str:
+    """Return the session id of /ws/duplex/{session_id} as safe characters, empty without one."""
+    name = path.removeprefix(_DUPLEX_PREFIX)
+    if name == path or "/" in name:
+        return ""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", unquote(name))
+
+
+def parse_target(path: str, headers: Mapping[str, str]) -> Target:
+    """Parse a path with its query, and headers by lower-case name."""
+    plain_path, _, query_text = path.partition("?")
+    query = parse_qs(query_text)
+    client_id = query.get("client_id", [headers.get("x-client-id", "")])[0]
+    model = query.get("model", [""])[0][:MAX_LABEL_LENGTH]
+    if plain_path in (Route.CHAT.value, HTTP_CHAT_PATH):
+        return Target("chat", client_id[:_MAX_CLIENT_ID_CHARACTERS], Route.CHAT, model)
+    if session_id := _duplex_id(plain_path):
+        mode = "audio" if session_id.startswith(_AUDIO_PREFIX) else "video"
+        name = (client_id or session_id)[:_MAX_CLIENT_ID_CHARACTERS]
+        return Target(mode, name, Route.DUPLEX, model)
+    mode = query.get("mode", [DEFAULT_MODE])[0]
+    client_id = client_id[:_MAX_CLIENT_ID_CHARACTERS]
+    return Target(mode[:_MAX_MODE_CHARACTERS], client_id, model=model)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The dialect and mode of one URL; without a dialect, the client's first event decides."""
+
+    dialect: type[DuplexDialect] | type[ChatDialect] | None
+    mode: Mode
+
+    def new_session(self, identity: Identity, limits: Limits, now: Moment) -> AnySession:
+        """Return a new session."""
+        if self.dialect is None:
+            first = DialectA(identity, limits, self.mode)
+            return DuplexSession(first, limits, now, detects_dialect=True)
+        dialect = self.dialect(identity, limits, self.mode)
+        if isinstance(dialect, ChatDialect):
+            return ChatSession(dialect, limits, now)
+        return DuplexSession(dialect, limits, now)
+
+
+ENDPOINTS: Mapping[tuple[Route, str], Endpoint] = {
+    **{(Route.REALTIME, name): Endpoint(None, mode) for name, mode in MODES.items()},
+    (Route.REALTIME, "chat"): Endpoint(DialectBChat, CHAT_MODE),
+    **{(Route.DUPLEX, name): Endpoint(DialectC, mode) for name, mode in DUPLEX_MODES.items()},
+    (Route.CHAT, "chat"): Endpoint(DialectD, CHAT_MODE),
+}
+
+# The dialect in which a route refuses a session.
+REFUSAL_DIALECTS: Mapping[Route, type[DuplexDialect] | type[ChatDialect]] = {
+    Route.REALTIME: DialectA,
+    Route.DUPLEX: DialectC,
+    Route.CHAT: DialectD,
+}
+
+
+def unsupported_mode(mode: str) -> Close:
+    """Return the close of a connection whose mode is not served on its route."""
+    return Close(CloseReason.MODE_REFUSED, f"Unsupported realtime mode: {mode}")

@@ -1,0 +1,84 @@
+"""Runs a chat session: for each turn acquires a slot, calls the worker and releases the slot."""
+
+from __future__ import annotations
+
+import asyncio
+
+from duplane.edge.session.chat_session import ChatSession
+from duplane.edge.session.runner import SessionRunner
+from duplane.fabric.durations import to_seconds
+from duplane.fabric.errors import FabricError
+from duplane.fabric.v1 import lease_pb2, session_pb2
+
+
+class ChatRunner(SessionRunner[ChatSession]):
+    """Runs one chat session for one client."""
+
+    _lease_count = 0
+    _ticket_id = ""
+    _is_releasing = False
+
+    async def _call(self, request: lease_pb2.AcquireLeaseRequest) -> None:
+        granted: lease_pb2.Granted | None = None
+        try:
+            while self.session.closed is None:
+                if granted is not None and not self.session.has_slot:
+                    granted = await self._release(granted)
+                elif granted is not None and (turn := self.session.next_turn(self._clock.now())):
+                    await self._run_turn(granted, turn)
+                    granted = await self._release(granted)
+                elif granted is None and self.session.needs_slot:
+                    granted = await self._acquire(request)
+                else:
+                    self._wake.clear()
+                    await self._wake.wait()
+        finally:
+            if granted is not None:
+                await self._release(granted)
+
+    async def _acquire(
+        self, first_request: lease_pb2.AcquireLeaseRequest
+    ) -> lease_pb2.Granted | None:
+        self._lease_count += 1
+        request = lease_pb2.AcquireLeaseRequest()
+        request.CopyFrom(first_request)
+        request.request_id = f"{first_request.request_id}/{self._lease_count}"
+        if self.session.is_retrying:
+            request.ticket_id = self._ticket_id
+        try:
+            granted = await self._fabric.acquire(request, self._on_queued)
+        except FabricError as error:
+            self._failed(error)
+            return None
+        self._ticket_id = granted.ticket_id
+        self._note_grant(granted)
+        now, claim_s = self._clock.now(), to_seconds(granted.claim_timeout)
+        self._apply(self.session.granted(claim_s, now), now)
+        return granted
+
+    async def _run_turn(self, granted: lease_pb2.Granted, turn: session_pb2.ChatRequest) -> None:
+        if self._spans.context is not None:
+            turn.trace.CopyFrom(self._spans.context)
+        try:
+            async with self._fabric.chat(granted, turn) as responses:
+                async for response in responses:
+                    now = self._clock.now()
+                    self._apply(self.session.responded(response, now), now)
+                    if not self.session.is_running and response.WhichOneof("event") != "done":
+                        return  # the session ended the turn: leaving the call stops it
+        except FabricError as error:
+            self._failed(error)
+        else:
+            now = self._clock.now()
+            self._apply(self.session.call_ended(now), now)
+
+    async def _release(self, granted: lease_pb2.Granted) -> None:
+        self._is_releasing = True
+        await self._fabric.release(granted.lease_id)
+        self._is_releasing = False
+
+    async def _stop_call(self, calling: asyncio.Task[None]) -> None:
+        """Stop the turn at once, since its answer is not read; a release is finished first."""
+        if self._is_releasing:
+            await asyncio.wait({calling}, timeout=self._limits.end_s)
+        calling.cancel()

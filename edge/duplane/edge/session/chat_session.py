@@ -1,0 +1,265 @@
+"""A chat session: turns, one after another, each on a slot of its own. Pure.
+
+The runner acquires a slot when one is needed, runs the next turn on it and releases the slot.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+
+from duplane.edge.client_errors import ClientError, ErrorCode, name_fault
+from duplane.edge.clock import Moment
+from duplane.edge.close import Close, CloseReason
+from duplane.edge.dialects.actions import Action, Configure, Leave, Reply, Turn
+from duplane.edge.dialects.chat import ChatDialect
+from duplane.edge.dialects.dialect import Phase
+from duplane.edge.session.session import Session
+from duplane.edge.session.time_limits import TimeLimit
+from duplane.edge.settings import Limits
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import session_pb2
+
+# Clients send the bytes of every kind of media in the field `data`.
+_MEDIA_FIELD = re.compile(r"\.(image|audio|video)$")
+
+# A turn that fails for these reasons before its first response is tried on another slot.
+_SLOT_LOST = frozenset(
+    {
+        Reason.UNAVAILABLE,
+        Reason.DRAINING,
+        Reason.SLOT_OCCUPIED,
+        Reason.LEASE_STALE,
+        Reason.LEASE_EXPIRED,
+        Reason.WRONG_EPOCH,
+        Reason.WRONG_WORKER,
+    }
+)
+
+
+class ChatSession(Session[ChatDialect]):
+    """One chat session."""
+
+    def __init__(self, dialect: ChatDialect, limits: Limits, now: Moment) -> None:
+        super().__init__(dialect, limits, now)
+        self._turns: deque[Turn] = deque()
+        self._running: Turn | None = None
+        self._has_response = False  # the worker has responded to the running turn
+        self._attempt_count = 0
+        self._was_granted = False
+        self._is_draining = False
+        if dialect.is_one_shot:
+            self.time_limits.clear()
+            self.time_limits.start(TimeLimit.SETTINGS, limits.init_s, now)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a turn is being answered."""
+        return self._running is not None
+
+    @property
+    def needs_slot(self) -> bool:
+        """Whether the runner must acquire a slot now.
+
+        A turn needs one. A session of several turns also needs one at its start, before any turn:
+        the client gets its first `queue_done` with that grant.
+        """
+        if self.closed or self.has_slot or self.is_running:
+            return False
+        return bool(self._turns) or not (self._was_granted or self.dialect.is_one_shot)
+
+    @property
+    def is_retrying(self) -> bool:
+        """Whether the next slot is for a turn whose slot was lost; it keeps its queue ticket."""
+        return self._attempt_count > 0
+
+    def drain(self, now: Moment) -> list[bytes]:
+        """Note that the edge shuts down: the running turn is the last."""
+        self._is_draining = True
+        return super().drain(now)
+
+    # --- the client ---
+
+    def _refuse(self, error: ClientError, now: Moment) -> list[bytes]:
+        """Answer an invalid event by an `error`; it ends a session that has only one event."""
+        if not self.dialect.is_one_shot:
+            return super()._refuse(error, now)
+        if self.dialect.phase is not Phase.START:
+            return []
+        return self.end(Close(CloseReason.REQUEST_REFUSED, error.message), now)
+
+    def _apply(self, action: Action, now: Moment) -> list[bytes]:
+        if isinstance(action, Turn):
+            self._check_room(action)
+        self.dialect.accept(action)
+        match action:
+            case Turn():
+                return self._add_turn(action, now)
+            case Configure():
+                return self._configure(now)
+            case Reply():
+                return list(action.events)
+            case Leave():
+                return self._leave(action, now)
+            case _:
+                raise AssertionError(f"a chat dialect decodes no {type(action).__name__}")
+
+    def _check_room(self, turn: Turn) -> None:
+        """Raise ClientError if no further turn can be taken."""
+        limit = self._limits.pending_turn_count
+        if self._is_draining:
+            raise ClientError(ErrorCode.NOT_READY, "the server is shutting down", turn.input_id)
+        if len(self._turns) >= limit:
+            fault = f"more than {limit} turns wait already"
+            raise ClientError(ErrorCode.NOT_READY, fault, turn.input_id)
+
+    def _configure(self, now: Moment) -> list[bytes]:
+        self.time_limits.stop(TimeLimit.SETTINGS)
+        return self._open(now) if self._was_granted else []
+
+    def _open(self, now: Moment) -> list[bytes]:
+        self.time_limits.start(TimeLimit.AUDIO, self._limits.idle_s, now)
+        return self.dialect.opened(session_pb2.Opened(), now)
+
+    def _add_turn(self, turn: Turn, now: Moment) -> list[bytes]:
+        is_opening = self.dialect.phase is Phase.OPENING and not self._turns
+        events = self._configure(now) if is_opening or self.dialect.is_one_shot else []
+        self._turns.append(turn)
+        if self.identity.recording_id:
+            self._recorded_audio = _new_audio(turn.request)
+        self.time_limits.stop(TimeLimit.AUDIO)
+        is_queued = self.time_limits.is_running(TimeLimit.SLOT)
+        if not (self.has_slot or self.is_running or is_queued):
+            self._await_slot(now)
+        return events
+
+    # --- the worker ---
+
+    def granted(self, claim_s: float, now: Moment) -> list[bytes]:
+        """Take the slot, which is kept `claim_s` for a turn; 0 leaves the time to the worker."""
+        if self.closed:
+            return []
+        was_queued, is_first = self._is_queued, not self._was_granted
+        self._leave_queue()
+        self._was_granted = True
+        if claim_s:
+            self.time_limits.start(TimeLimit.CLAIM, claim_s, now)
+        events: list[bytes] = []
+        if was_queued or (is_first and not self.dialect.is_one_shot):
+            events += self.dialect.queue_done()
+        if self.dialect.phase is Phase.OPENING:
+            return events + self._open(now)
+        if self.dialect.phase is Phase.START and not self._turns:
+            self.time_limits.start(TimeLimit.SETTINGS, self._limits.init_s, now)
+        return events
+
+    def next_turn(self, now: Moment) -> session_pb2.ChatRequest | None:
+        """Return the turn to run on the granted slot, None if there is none; it uses the slot."""
+        is_ready = self.has_slot and self.dialect.takes_turns and not self.is_running
+        if self.closed or not is_ready or not self._turns:
+            return None
+        self.has_slot = False
+        self.time_limits.stop(TimeLimit.CLAIM)
+        self.time_limits.start(TimeLimit.CONVERSATION, self._limits.turn_s, now)
+        self._running = self._turns.popleft()
+        self._has_response = False
+        self.dialect.begin(self._running, now)
+        return self._running.request
+
+    def responded(self, response: session_pb2.ChatResponse, now: Moment) -> list[bytes]:
+        """Take a message of the worker about the running turn."""
+        if self.closed or not self.is_running:
+            return []
+        self._has_response = True
+        self.time_limits.start(TimeLimit.CONVERSATION, self._limits.turn_s, now)
+        match response.WhichOneof("event"):
+            case "prefilled":
+                return self.dialect.prefilled(response.prefilled, now)
+            case "delta":
+                events = self.dialect.delta(response.delta, now)
+                return self.failed(self._too_long(), now) if self.dialect.is_too_long else events
+            case "done":
+                return self.dialect.done(response.done, now) + self._end_turn(now)
+            case _:
+                return []
+
+    def call_ended(self, now: Moment) -> list[bytes]:
+        """Take the end of the call to the worker; without `done` the turn has failed."""
+        if not self.is_running:
+            return []
+        return self.failed(FabricError(Reason.UNKNOWN, "the worker ended the turn early"), now)
+
+    def _too_long(self) -> FabricError:
+        limit = self._limits.answer_bytes
+        return FabricError(
+            Reason.UNKNOWN, f"the answer is more than {limit} bytes: ask for it as a stream"
+        )
+
+    def _end_turn(self, now: Moment) -> list[bytes]:
+        self._running = None
+        self._attempt_count = 0
+        self.time_limits.stop(TimeLimit.CONVERSATION)
+        if self.dialect.is_one_shot:
+            return self.end(Close(CloseReason.ANSWERED), now)
+        if self._is_draining:
+            return self.end(Close(CloseReason.SHUTDOWN), now)
+        if self._turns:
+            self._await_slot(now)
+        else:
+            self.time_limits.start(TimeLimit.AUDIO, self._limits.idle_s, now)
+        return []
+
+    def _call_failed(self, error: FabricError, now: Moment) -> list[bytes]:
+        assert self._running
+        self._attempt_count += 1
+        is_slot_lost = error.reason in _SLOT_LOST and not self._has_response
+        if is_slot_lost and self._attempt_count < self._limits.turn_attempt_count:
+            self._turns.appendleft(self._running)
+            self._running = None
+            self.time_limits.stop(TimeLimit.CONVERSATION)
+            self._await_slot(now)
+            return []
+        is_ours = error.reason is not Reason.INVALID_FIELD
+        message = self._client_message(error)
+        if self.dialect.is_one_shot:
+            reason = CloseReason.FAILED if is_ours else CloseReason.REQUEST_REFUSED
+            return self.end(Close(reason, message), now)
+        code = ErrorCode.INFERENCE_ERROR if is_ours else ErrorCode.INVALID_PAYLOAD
+        return self.dialect.refused(code, message, now) + self._end_turn(now)
+
+    def _client_message(self, error: FabricError) -> str:
+        """Return the error's message with the field's path in the client's own event."""
+        detail = "the worker was lost" if error.is_foreign else error.message
+        message = name_fault(error.field, detail)
+        if error.field.startswith("messages"):
+            path = error.field.replace(".parts[", ".content[")
+            path = _MEDIA_FIELD.sub(".data", path)
+            return self.dialect.request_path + path + message.removeprefix(error.field)
+        path = self._running.paths.get(error.field, error.field) if self._running else error.field
+        return path + message.removeprefix(error.field)
+
+    # --- time ---
+
+    def _expire(self, limit: TimeLimit, now: Moment) -> list[bytes]:
+        if limit is TimeLimit.CLAIM:  # the unused slot is released; the client gets no event
+            self.time_limits.stop(TimeLimit.CLAIM)
+            self.has_slot = False
+            if self._turns:
+                self._await_slot(now)
+            return []
+        if limit is TimeLimit.CONVERSATION:
+            return self.end(Close(CloseReason.FAILED, "the worker is silent"), now)
+        if limit is TimeLimit.SETTINGS and self.dialect.is_one_shot:
+            return self.end(Close(CloseReason.TIMEOUT, "no request in time"), now)
+        return super()._expire(limit, now)
+
+
+def _new_audio(request: session_pb2.ChatRequest) -> bytes:
+    """Return the user's audio after the last answer: every turn brings the whole history."""
+    parts: list[bytes] = []
+    for message in reversed(request.messages):
+        if message.role == session_pb2.CHAT_ROLE_ASSISTANT:
+            break
+        if message.role == session_pb2.CHAT_ROLE_USER:
+            parts += [part.audio for part in reversed(message.parts) if part.audio]
+    return b"".join(reversed(parts))

@@ -1,0 +1,115 @@
+"""Runs a duplex session: one slot and one stream to the worker, from the grant to the end."""
+
+from __future__ import annotations
+
+import asyncio
+
+from duplane.edge.clock import Clock
+from duplane.edge.metrics import EdgeMetrics, SessionMetrics
+from duplane.edge.session.duplex_session import DuplexSession
+from duplane.edge.session.runner import SessionRunner
+from duplane.edge.settings import Limits
+from duplane.edge.spans import SessionSpans
+from duplane.edge.transport.client import Client
+from duplane.edge.transport.rate_limit import unit_rate
+from duplane.fabric.client import ConverseStream, FabricClient
+from duplane.fabric.durations import to_seconds
+from duplane.fabric.errors import FabricError
+from duplane.fabric.v1 import lease_pb2
+
+
+class DuplexRunner(SessionRunner[DuplexSession]):
+    """Runs one duplex session for one client."""
+
+    def __init__(
+        self,
+        session: DuplexSession,
+        client: Client,
+        limits: Limits,
+        fabric: FabricClient,
+        spans: SessionSpans,
+        clock: Clock,
+        metrics: EdgeMetrics,
+    ) -> None:
+        super().__init__(session, client, limits, fabric, spans, clock, metrics)
+        self._units = SessionMetrics(metrics)
+        self._pace = unit_rate(limits.units_per_s)
+        self._has_stream = False
+
+    async def _call(self, request: lease_pb2.AcquireLeaseRequest) -> None:
+        try:
+            async with self._fabric.session(
+                request, self._on_queued, self._spans.context
+            ) as stream:
+                self._has_stream = True
+                self._note_grant(stream.granted)
+                now, open_s = self._clock.now(), to_seconds(stream.claimed.open_timeout)
+                self._apply(self.session.granted(open_s, now), now)
+                async with asyncio.TaskGroup() as tasks:
+                    sending = tasks.create_task(self._send_requests(stream))
+                    receiving = tasks.create_task(self._receive_responses(stream))
+                    receiving.add_done_callback(lambda _: sending.cancel())
+        except FabricError as error:
+            self._failed(error)
+        finally:
+            self._units.end(self.session.requests.total_dropped_count)
+
+    async def _send_requests(self, stream: ConverseStream) -> None:
+        """Send the session's requests as they come, at most as fast as the limits allow."""
+        try:
+            while self.session.closed is None:
+                self._wake.clear()
+                request = self.session.requests.take()
+                if request is None:
+                    await self._wake.wait()
+                    continue
+                now_s, wait_s = self._clock.now().monotonic_s, 0.0
+                if request.WhichOneof("message") == "unit":
+                    unit, received = request.unit, request.unit.receive_time
+                    wait_s = self._pace.spend(now_s)
+                    self._units.sent.append(
+                        (unit.sequence, received.seconds + received.nanos / 1e9)
+                    )
+                    if self._spans.are_exported:
+                        self._spans.sent(unit)
+                await stream.write(request)
+                if wait_s:
+                    await self._wait_until(now_s + wait_s)
+            await stream.end_input()
+        except FabricError:
+            return  # the receiving task gets the reason
+
+    async def _wait_until(self, due_s: float) -> None:
+        """Wait until the monotonic time `due_s`, or until the session ends."""
+        timer = self._clock.call_at(due_s, self._wake.set)
+        try:
+            while self.session.closed is None and self._clock.now().monotonic_s < due_s:
+                self._wake.clear()
+                await self._wake.wait()
+        finally:
+            timer.cancel()
+
+    async def _receive_responses(self, stream: ConverseStream) -> None:
+        """Take the worker's responses, up to and including `closed`."""
+        try:
+            is_over = False
+            while not is_over:
+                response = await stream.read()
+                now, kind = self._clock.now(), response.WhichOneof("message")
+                self._apply(self.session.responded(response, now), now)
+                if kind in ("delta", "failed"):
+                    outcome = response.delta if kind == "delta" else response.failed
+                    self._units.answered(outcome, self.session.requests.total_dropped_count, now)
+                if self._spans.are_exported:
+                    self._spans.answered(response)
+                if kind == "opened":
+                    self._wake.set()  # units may be sent now
+                is_over = kind == "closed"
+        except FabricError as error:
+            self._failed(error)
+
+    async def _stop_call(self, calling: asyncio.Task[None]) -> None:
+        """Leave the queue at once; or wait a bounded time for the worker to close its stream."""
+        if self._has_stream:
+            await asyncio.wait({calling}, timeout=self._limits.end_s)
+        calling.cancel()

@@ -1,0 +1,223 @@
+"""A duplex session: audio becomes units, units become events; one slot from grant to end. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from duplane.edge.client_errors import ClientError, ErrorCode, name_fault
+from duplane.edge.clock import Moment
+from duplane.edge.close import WORKER_CLOSED, Close, CloseReason
+from duplane.edge.dialects.actions import (
+    NO_TAG,
+    NOTHING_DROPPED,
+    Action,
+    Append,
+    Configure,
+    Leave,
+    Reply,
+)
+from duplane.edge.dialects.detect import detect, implied_init, needs_init
+from duplane.edge.dialects.dialect import OPEN, WAITING, Phase
+from duplane.edge.dialects.duplex import DuplexDialect
+from duplane.edge.payload.fields import Fields
+from duplane.edge.session.pending_replies import PendingReplies
+from duplane.edge.session.request_queue import RequestQueue
+from duplane.edge.session.session import Decoded, Session
+from duplane.edge.session.time_limits import EXPIRED, TimeLimit
+from duplane.edge.settings import Limits
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import session_pb2
+
+
+class DuplexSession(Session[DuplexDialect]):
+    """One duplex session.
+
+    With `detects_dialect` the client's first event decides between A and B; until then `dialect`
+    answers.
+    """
+
+    def __init__(
+        self,
+        dialect: DuplexDialect,
+        limits: Limits,
+        now: Moment,
+        *,
+        detects_dialect: bool = False,
+    ) -> None:
+        super().__init__(dialect, limits, now)
+        self._is_decided = not detects_dialect
+        self._settings: session_pb2.Open | None = None
+        self.requests = RequestQueue(limits.early_unit_count, limits.frame_count)
+        self._replies = PendingReplies()  # used where the dialect replies to appends
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the session has its slot."""
+        return self.has_slot
+
+    # --- the client ---
+
+    def _decode_first(self, event: Fields) -> Decoded[DuplexDialect]:
+        """Decode an event while the dialect is open; one of a known type decides it."""
+        kind = event.get("type", object)
+        chosen = detect(kind)
+        if chosen is None:
+            return Decoded(self.dialect, (self.dialect.decode(event),), is_decided=False)
+        dialect = chosen(self.identity, self._limits, self.dialect.mode)
+        is_implied = needs_init(kind)
+        try:
+            if not is_implied:
+                return Decoded(dialect, (dialect.decode(event),))
+            settings = dialect.decode(implied_init())
+            return Decoded(dialect, (settings, dialect.decode(event, Phase.OPENING)))
+        except ClientError as error:
+            # Invalid audio implies no settings, so a later event may still decide the dialect.
+            return Decoded(dialect, error=error, is_decided=not is_implied)
+
+    def _apply(self, action: Action, now: Moment) -> list[bytes]:
+        if not isinstance(action, Append):
+            return self._apply_control(action, now)
+        if self.dialect.phase in WAITING and self._replies.is_full:
+            # No reply is possible yet, so that no further reply may become pending.
+            fault = "more audio than can be answered waits already"
+            raise ClientError(ErrorCode.NOT_READY, fault, action.tag.input_id)
+        self.dialect.accept(action)
+        if self.identity.recording_id:
+            self._recorded_audio = action.audio
+        count_before = self.requests.unit_count
+        self.requests.add(action, now.wall_ns)
+        self.time_limits.restart(TimeLimit.AUDIO, self._limits.idle_s, now)
+        if self.dialect.replies_to_appends:
+            self._replies.add_append(self.requests.unit_count)
+            return self._ready_replies(now)
+        if self.requests.unit_count == count_before:
+            return self.dialect.incomplete(action.tag, now)
+        return []
+
+    def _apply_control(self, action: Action, now: Moment) -> list[bytes]:
+        """Apply an event without audio."""
+        self.dialect.accept(action)
+        match action:
+            case Configure():
+                self._settings = action.settings
+                self.time_limits.stop(TimeLimit.SETTINGS)
+                if self.has_slot:
+                    self._open(action.settings, now)
+                return []
+            case Reply():
+                return self._reply(action, now)
+            case Leave():
+                return self._leave(action, now)
+            case _:
+                raise AssertionError(f"a duplex dialect decodes no {type(action).__name__}")
+
+    def _reply(self, reply: Reply, now: Moment) -> list[bytes]:
+        if reply.request is not None:
+            self.requests.add_request(reply.request)
+        if self.dialect.phase is Phase.PAUSED:
+            self.time_limits.stop(TimeLimit.AUDIO)
+        elif self.dialect.phase is Phase.ACTIVE:
+            self.time_limits.start(TimeLimit.AUDIO, self._limits.idle_s, now)
+        return list(reply.events)
+
+    # --- the worker ---
+
+    def granted(self, open_s: float, now: Moment) -> list[bytes]:
+        """Take the slot, which is claimed; the clock of the whole session starts.
+
+        The worker waits `open_s` for settings; 0 means that its limit is unknown.
+        """
+        if self.closed:
+            return []
+        self._leave_queue()
+        session_s = self._limits.session_s or self.dialect.mode.session_s
+        self.time_limits.start(TimeLimit.WHOLE_SESSION, session_s, now)
+        if self._settings is None:
+            init_s = min(self._limits.init_s, open_s or math.inf)
+            self.time_limits.start(TimeLimit.SETTINGS, init_s, now)
+        else:
+            self._open(self._settings, now)
+        return self.dialect.queue_done()
+
+    def _open(self, settings: session_pb2.Open, now: Moment) -> None:
+        """Request a conversation: the slot and the settings are there."""
+        self.requests.opening = session_pb2.ConverseRequest(open=settings)
+        self.time_limits.start(TimeLimit.CONVERSATION, self._limits.open_s, now)
+
+    def responded(self, response: session_pb2.ConverseResponse, now: Moment) -> list[bytes]:
+        """Take a message of the worker."""
+        if self.closed:
+            return []
+        match response.WhichOneof("message"):
+            case "delta":
+                outcome = response.delta
+            case "failed":
+                outcome = response.failed
+            case _:
+                return self._conversation_changed(response, now)
+        if self.dialect.phase not in OPEN:
+            return []  # no unit was sent yet
+        tag, ordinal = self.requests.finish(outcome.sequence)
+        if self.dialect.replies_to_appends:
+            self._replies.add_outcome(ordinal, outcome)
+            return self._ready_replies(now)
+        if isinstance(outcome, session_pb2.Failed):
+            return [self.dialect.failed(outcome, now, tag.input_id)]
+        dropped = NOTHING_DROPPED
+        if outcome.dropped_unit_count or self.requests.has_dropped:
+            dropped = self.requests.take_dropped(outcome.dropped_unit_count)
+        return self.dialect.delta(outcome, tag, dropped, now)
+
+    def _conversation_changed(
+        self, response: session_pb2.ConverseResponse, now: Moment
+    ) -> list[bytes]:
+        """Take a message about the conversation as a whole."""
+        match response.WhichOneof("message"):
+            case "opened":
+                self.time_limits.stop(TimeLimit.CONVERSATION)
+                self.time_limits.start(TimeLimit.AUDIO, self._limits.idle_s, now)
+                self._replies.context_token_count = response.opened.prompt_token_count
+                events = self.dialect.opened(response.opened, now)
+                self.requests.limit = self._limits.pending_unit_count
+                self.requests.is_open = self.dialect.phase in OPEN
+                return events + self._ready_replies(now)
+            case "closed":
+                reason = WORKER_CLOSED.get(response.closed.reason, CloseReason.FAILED)
+                return self.end(Close(reason, response.closed.message), now)
+            case _:
+                return []
+
+    def _ready_replies(self, now: Moment) -> list[bytes]:
+        """Render the replies to appends that are complete."""
+        if self.dialect.phase not in OPEN:
+            return []
+        events: list[bytes] = []
+        for outcome in self._replies.ready():
+            if isinstance(outcome, session_pb2.Failed):
+                events.append(self.dialect.failed(outcome, now))
+            else:
+                dropped = self.requests.take_dropped(outcome.dropped_unit_count)
+                events += self.dialect.delta(outcome, NO_TAG, dropped, now)
+        return events
+
+    def _call_failed(self, error: FabricError, now: Moment) -> list[bytes]:
+        if error.reason is Reason.INVALID_FIELD:
+            message = name_fault(error.field, error.message)
+            message = self.dialect.setting_path(error.field) + message.removeprefix(error.field)
+            events = [self.dialect.error(ErrorCode.INVALID_PAYLOAD, message, now)]
+            return events + self.end(Close(CloseReason.FAILED, "settings were refused"), now)
+        if error.reason is Reason.OPEN_TIMEOUT:
+            return self.end(EXPIRED[TimeLimit.SETTINGS], now)
+        is_open = self.dialect.phase in OPEN
+        reason = CloseReason.FAILED if is_open else self.dialect.lost_while_opening
+        return self.end(Close(reason, "the worker was lost"), now)
+
+    def _expire(self, limit: TimeLimit, now: Moment) -> list[bytes]:
+        if limit is TimeLimit.CONVERSATION:
+            return self.failed(FabricError(Reason.UNAVAILABLE, "the worker is silent"), now)
+        return super()._expire(limit, now)
+
+    def end(self, close: Close, now: Moment) -> list[bytes]:
+        """End the session. Only the first call has an effect."""
+        self.requests.close()
+        return super().end(close, now)

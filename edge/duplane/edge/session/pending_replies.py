@@ -1,0 +1,98 @@
+"""Pending replies: exactly one for every append, in order, however many units it completed.
+
+Pure. Only dialect C needs it; A and B reply to units.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from duplane.fabric.v1 import session_pb2
+
+Outcome = session_pb2.Delta | session_pb2.Failed
+
+
+class PendingReplies:
+    """The appends that have no reply yet, and the outcomes so far of the units in them.
+
+    An append has its reply when the last unit that it completed has its outcome. One that completed
+    no unit, or whose units were dropped, gets a listening reply when all before it have theirs.
+    Above the bound the oldest append gets such a reply at once.
+    """
+
+    _LIMIT = 1024
+
+    def __init__(self) -> None:
+        self._ends: deque[int] = deque()  # for each append: the number of units up to its end
+        self._outcomes: deque[tuple[int, Outcome]] = deque()
+        self._finished_count = 0  # units that have an outcome, or are before one that has
+        self.context_token_count = 0  # from the last outcome, or from the opening
+
+    @property
+    def is_full(self) -> bool:
+        """Whether another append would exceed the bound."""
+        return len(self._ends) >= self._LIMIT
+
+    def add_append(self, unit_count: int) -> None:
+        """Add an append, after which `unit_count` units are complete."""
+        self._ends.append(unit_count)
+
+    def add_outcome(self, ordinal: int, outcome: Outcome) -> None:
+        """Add the outcome of one unit."""
+        self._outcomes.append((ordinal, outcome))
+        self._finished_count = max(self._finished_count, ordinal + 1)
+
+    def ready(self) -> list[Outcome]:
+        """Remove and return the replies that are complete now."""
+        replies: list[Outcome] = []
+        while self._ends and (
+            self._ends[0] <= self._finished_count or len(self._ends) > self._LIMIT
+        ):
+            end = self._ends.popleft()
+            parts: list[Outcome] = []
+            while self._outcomes and self._outcomes[0][0] < end:
+                parts.append(self._outcomes.popleft()[1])
+            outcome = join(parts, self.context_token_count)
+            if isinstance(outcome, session_pb2.Delta):
+                self.context_token_count = outcome.context_token_count
+            replies.append(outcome)
+        return replies
+
+
+def join(parts: Sequence[Outcome], context_token_count: int) -> Outcome:
+    """Return one outcome for several units: the first failure, else all their output.
+
+    Without units the outcome is to listen, with `context_token_count` tokens in the context.
+    """
+    deltas: list[session_pb2.Delta] = []
+    for part in parts:
+        if isinstance(part, session_pb2.Failed):
+            return part
+        deltas.append(part)
+    if len(deltas) == 1:
+        return deltas[0]
+    joined = session_pb2.Delta(listen=session_pb2.Listen(), context_token_count=context_token_count)
+    speeches = [delta.speech for delta in deltas if delta.WhichOneof("outcome") == "speech"]
+    for delta in deltas:
+        joined.sequence = delta.sequence
+        joined.context_token_count = delta.context_token_count
+        joined.end_of_turn |= delta.end_of_turn
+        joined.dropped_unit_count += delta.dropped_unit_count
+        _add_counts(joined.token_counts, delta.token_counts)
+        _add_times(joined.stage_times, delta.stage_times)
+    if speeches:
+        joined.speech.text = "".join(speech.text for speech in speeches)
+        joined.speech.audio = b"".join(speech.audio for speech in speeches)
+    return joined
+
+
+def _add_counts(total: session_pb2.TokenCounts, counts: session_pb2.TokenCounts) -> None:
+    for field, count in counts.ListFields():
+        setattr(total, field.name, getattr(total, field.name) + count)
+
+
+def _add_times(total: session_pb2.StageTimes, times: session_pb2.StageTimes) -> None:
+    for field, time in times.ListFields():
+        stage = getattr(total, field.name)
+        stage.FromNanoseconds(stage.ToNanoseconds() + time.ToNanoseconds())

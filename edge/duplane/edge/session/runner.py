@@ -1,0 +1,159 @@
+"""The core of a session's runner: carries messages, responses and the time to and from a session.
+
+The session interprets them; the runner only waits for them. `DuplexRunner` and `ChatRunner` add the
+calls to the fabric.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from abc import ABC, abstractmethod
+from typing import Any, Generic, TypeVar
+
+from duplane.edge.clock import Clock, Moment, Timer
+from duplane.edge.close import Close, CloseReason
+from duplane.edge.metrics import EdgeMetrics
+from duplane.edge.recording.recorder import Recording
+from duplane.edge.session.session import Session
+from duplane.edge.settings import Limits
+from duplane.edge.spans import SessionSpans
+from duplane.edge.transport.client import Client
+from duplane.edge.transport.outbox import OutboxFullError
+from duplane.fabric.client import FabricClient
+from duplane.fabric.errors import FabricError
+from duplane.fabric.v1 import lease_pb2
+
+_log = logging.getLogger(__name__)
+
+# Longer messages are decoded in a thread: decoding would delay other sessions by milliseconds.
+_LONG_MESSAGE_BYTES = 256 * 1024
+
+S = TypeVar("S", bound=Session[Any])
+
+
+class SessionRunner(ABC, Generic[S]):
+    """Runs one session for one client."""
+
+    def __init__(
+        self,
+        session: S,
+        client: Client,
+        limits: Limits,
+        fabric: FabricClient,
+        spans: SessionSpans,
+        clock: Clock,
+        metrics: EdgeMetrics,
+    ) -> None:
+        self.session: S = session
+        self.recording: Recording | None = None
+        self.worker = ""  # address of the worker of the last grant
+        self._client = client
+        self._limits = limits
+        self._fabric = fabric
+        self._spans = spans
+        self._clock = clock
+        self._metrics = metrics
+        self._over = asyncio.Event()
+        self._wake = asyncio.Event()  # wakes the task that sends to the worker
+        self._timer: Timer | None = None
+        self._timer_s = math.inf
+
+    async def run(self, request: lease_pb2.AcquireLeaseRequest) -> None:
+        """Acquire the slots that `request` describes, run the session, and release everything."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                serving = tasks.create_task(self._client.serve(self))
+                calling = tasks.create_task(self._call(request))
+                self._apply([], self._clock.now())  # sets the timer
+                await self._over.wait()
+                tasks.create_task(self._stop_call(calling))
+                assert self.session.closed
+                await self._client.close(self.session.closed, self.session.close_code)
+                serving.cancel()
+        finally:
+            if self._timer:
+                self._timer.cancel()
+
+    async def receive(self, message: bytes) -> None:
+        """Take one message of the client. A long one is decoded in a thread."""
+        if self.session.closed:
+            return
+        if len(message) < _LONG_MESSAGE_BYTES:
+            decoded = self.session.decode(message)
+        else:
+            decoded = await asyncio.to_thread(self.session.decode, message)
+        now, is_recorded = self._clock.now(), self.recording and not self.session.closed
+        events = self.session.receive(decoded, now)
+        if self.recording and is_recorded:
+            self.recording.up(message, self.session.take_recorded_audio(), now)
+        self._apply(events, now)
+        self._wake.set()
+
+    def end(self, close: Close) -> None:
+        """End the session from outside."""
+        now = self._clock.now()
+        self._apply(self.session.end(close, now), now)
+
+    def drain(self) -> None:
+        """Tell the session that the edge shuts down."""
+        now = self._clock.now()
+        self._apply(self.session.drain(now), now)
+
+    @abstractmethod
+    async def _call(self, request: lease_pb2.AcquireLeaseRequest) -> None:
+        """Acquire slots and talk to the worker until the session ends."""
+
+    @abstractmethod
+    async def _stop_call(self, calling: asyncio.Task[None]) -> None:
+        """End `calling`, the task of `_call`, in bounded time, after the session has ended."""
+
+    async def _on_queued(self, queued: lease_pb2.Queued) -> None:
+        self._spans.queued()
+        _log.debug("waits at position %d of %d", queued.position, queued.queue_length)
+        now = self._clock.now()
+        self._apply(self.session.queued(queued, now), now)
+
+    def _failed(self, error: FabricError) -> None:
+        """Tell the session that a call to the fabric has failed."""
+        self._metrics.stream_failed(error.reason)
+        _log.debug("a call failed: %s", error.reason)
+        now = self._clock.now()
+        self._apply(self.session.failed(error, now), now)
+
+    def _note_grant(self, granted: lease_pb2.Granted) -> None:
+        self._spans.granted(granted.lease_id)
+        _log.debug("lease %s on worker %s", granted.lease_id, granted.worker_address)
+        self.worker = granted.worker_address
+        if self.recording:
+            self.recording.worker = granted.worker_address
+
+    def _apply(self, events: list[bytes], now: Moment) -> None:
+        """Send the session's events, and note its end or an earlier deadline."""
+        if events:
+            try:
+                self._client.send(events)
+            except OutboxFullError:
+                self.session.end(Close(CloseReason.TOO_SLOW, "events are not read"), now)
+            else:
+                if self.recording:
+                    self.recording.down(events, now)
+        if self.session.closed:
+            self._over.set()
+            self._wake.set()
+        elif (deadline := self.session.time_limits.next_deadline) < self._timer_s:
+            self._set_timer(deadline)
+
+    def _set_timer(self, deadline: float) -> None:
+        """Set the timer to an earlier deadline. A later one is noticed when the timer fires."""
+        if self._timer:
+            self._timer.cancel()
+        self._timer_s = deadline
+        self._timer = self._clock.call_at(deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer_s = math.inf
+        now = self._clock.now()
+        self._apply(self.session.expire(now), now)
+        self._wake.set()

@@ -1,0 +1,185 @@
+"""The core of every session: decoding, queue events, time limits, closing. Pure.
+
+A runner gives it messages, responses of the fabric and the time. Every method returns the events
+that are to be sent to the client.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from duplane.edge.client_errors import ClientError, UnreadableError
+from duplane.edge.clock import Moment
+from duplane.edge.close import Close, CloseReason
+from duplane.edge.dialects.actions import Action, Leave
+from duplane.edge.dialects.dialect import Dialect
+from duplane.edge.payload.fields import Fields, parse
+from duplane.edge.session.time_limits import EXPIRED, TimeLimit, TimeLimits
+from duplane.edge.settings import Limits
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import lease_pb2
+
+D = TypeVar("D", bound=Dialect)
+
+# Why a lease was refused, as clients learn it.
+_REFUSED = {
+    Reason.QUEUE_FULL: Close(CloseReason.QUEUE_FULL, "Queue full"),
+    Reason.TICKET_CANCELLED: Close(CloseReason.WORKER_BUSY, "taken out of the queue"),
+    Reason.KIND_NOT_SERVED: Close(CloseReason.SERVICE_UNAVAILABLE, "no worker serves this mode"),
+    Reason.UNAVAILABLE: Close(CloseReason.WORKER_CONNECT_FAILED, "the worker cannot be reached"),
+}
+_NOT_READY = Close(CloseReason.SERVICE_UNAVAILABLE, "Service not ready")
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded(Generic[D]):
+    """One client message after decoding: its actions, or the error that refuses it.
+
+    `dialect` is the one that decoded it. Usually there is one action; two where the message implies
+    another before it. `is_decided` is false while a later message can still change the dialect.
+    """
+
+    dialect: D
+    actions: tuple[Action, ...] = ()
+    error: ClientError | UnreadableError | None = None
+    is_decided: bool = True
+
+
+class Session(ABC, Generic[D]):
+    """One session, from its first byte to its close."""
+
+    def __init__(self, dialect: D, limits: Limits, now: Moment) -> None:
+        self.dialect: D = dialect
+        self.identity = dialect.identity
+        self.closed: Close | None = None
+        self.has_slot = False  # claimed, not only granted
+        self._limits = limits
+        self._is_decided = True  # whether the dialect is known
+        self._recorded_audio = b""
+        self.time_limits = TimeLimits()  # `expire` is due at its next deadline
+        self._await_slot(now)
+
+    @property
+    @abstractmethod
+    def is_running(self) -> bool:
+        """Whether ending the session now would interrupt work."""
+
+    # --- the client ---
+
+    def decode(self, message: bytes) -> Decoded[D]:
+        """Decode one text frame. Changes nothing and never raises, so that it can run in a thread.
+
+        The next message must be decoded after `receive` has taken this one.
+        """
+        try:
+            event = parse(message, self._limits)
+            if not self._is_decided:
+                return self._decode_first(event)
+            return Decoded(self.dialect, (self.dialect.decode(event),))
+        except (ClientError, UnreadableError) as error:
+            return Decoded(self.dialect, error=error, is_decided=self._is_decided)
+
+    def _decode_first(self, event: Fields) -> Decoded[D]:
+        """Decode an event that may decide the dialect. Raises ClientError."""
+        del event
+        raise AssertionError("the dialect of this session is known from the start")
+
+    def receive(self, message: bytes | Decoded[D], now: Moment) -> list[bytes]:
+        """Take one text frame, or what `decode` returned for it."""
+        if self.closed:
+            return []
+        decoded = self.decode(message) if isinstance(message, bytes) else message
+        self.dialect, self._is_decided = decoded.dialect, decoded.is_decided
+        if isinstance(decoded.error, UnreadableError):
+            return self.end(Close(CloseReason.UNREADABLE, str(decoded.error)), now)
+        if decoded.error is not None:
+            return self._refuse(decoded.error, now)
+        events: list[bytes] = []
+        try:
+            for action in decoded.actions:
+                events += self._apply(action, now)
+        except ClientError as error:
+            return self._refuse(error, now)
+        return events
+
+    def _refuse(self, error: ClientError, now: Moment) -> list[bytes]:
+        """Answer an invalid event by an `error`; the session continues."""
+        return [self.dialect.error(error.code, error.message, now, error.input_id)]
+
+    @abstractmethod
+    def _apply(self, action: Action, now: Moment) -> list[bytes]:
+        """Apply a valid event. Raises ClientError, before any change, if it cannot be taken now."""
+
+    def _leave(self, leave: Leave, now: Moment) -> list[bytes]:
+        return self.end(Close(CloseReason.CLIENT, client_reason=leave.reason), now)
+
+    def take_recorded_audio(self) -> bytes:
+        """Return the user's audio in the last message (PCM, 16 kHz) if the session is recorded."""
+        audio, self._recorded_audio = self._recorded_audio, b""
+        return audio
+
+    # --- the queue ---
+
+    def _await_slot(self, now: Moment) -> None:
+        self._is_queued = False
+        self.time_limits.start(TimeLimit.SCHEDULER, self._limits.scheduler_s, now)
+        self.time_limits.start(TimeLimit.SLOT, self._limits.queue_s, now)
+
+    def queued(self, queued: lease_pb2.Queued, now: Moment) -> list[bytes]:
+        """Render a queue position. The scheduler sends one on every change and at intervals."""
+        del now
+        if self.closed:
+            return []
+        self.time_limits.stop(TimeLimit.SCHEDULER)
+        is_update, self._is_queued = self._is_queued, True
+        return self.dialect.queued(queued, is_update=is_update)
+
+    def _leave_queue(self) -> None:
+        """Note that the slot is claimed."""
+        self.time_limits.stop(TimeLimit.SCHEDULER, TimeLimit.SLOT)
+        self.has_slot = True
+
+    def failed(self, error: FabricError, now: Moment) -> list[bytes]:
+        """Handle a failure of the fabric: of the request for a slot or the call to the worker."""
+        if self.closed:
+            return []
+        if not self.is_running:
+            return self.end(_REFUSED.get(error.reason, _NOT_READY), now)
+        return self._call_failed(error, now)
+
+    @abstractmethod
+    def _call_failed(self, error: FabricError, now: Moment) -> list[bytes]:
+        """Handle a failure of the call to the worker."""
+
+    # --- time and the end ---
+
+    def expire(self, now: Moment) -> list[bytes]:
+        """Apply time limits that have passed, up to the first that has a consequence."""
+        for limit in self.time_limits.expired(now):
+            events = self._expire(limit, now)
+            if events or self.closed:
+                return events
+        return []
+
+    def _expire(self, limit: TimeLimit, now: Moment) -> list[bytes]:
+        return self.end(EXPIRED[limit], now)
+
+    def drain(self, now: Moment) -> list[bytes]:
+        """Note that the edge shuts down: a waiting session ends now, a running one continues."""
+        return [] if self.is_running else self.end(Close(CloseReason.SHUTDOWN), now)
+
+    def end(self, close: Close, now: Moment) -> list[bytes]:
+        """End the session. Only the first call has an effect."""
+        if self.closed:
+            return []
+        self.time_limits.clear()
+        self.closed = close
+        return self.dialect.ended(close, now)
+
+    @property
+    def close_code(self) -> int:
+        """The WebSocket close code of a session that has ended."""
+        assert self.closed
+        return self.dialect.close_code(self.closed)

@@ -1,0 +1,70 @@
+"""Time limits of one session, and the close reason of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from enum import Enum, auto
+
+from duplane.edge.clock import Moment
+from duplane.edge.close import Close, CloseReason
+
+
+class TimeLimit(Enum):
+    """The limited waits. Their durations are in `Limits`, that of the whole session in `Mode`."""
+
+    SCHEDULER = auto()  # until a scheduler answers
+    SLOT = auto()  # in the queue
+    SETTINGS = auto()  # from `queue_done` to valid settings
+    CONVERSATION = auto()  # until the worker opens a conversation, or continues a turn
+    AUDIO = auto()  # without audio, or between turns
+    CLAIM = auto()  # while a granted slot is kept for a turn
+    WHOLE_SESSION = auto()  # from `queue_done`
+
+
+# How the session ends. Limits that are not here do not end it, or its subclass decides.
+EXPIRED: Mapping[TimeLimit, Close] = {
+    TimeLimit.SCHEDULER: Close(CloseReason.SERVICE_UNAVAILABLE, "no scheduler answers"),
+    TimeLimit.SLOT: Close(CloseReason.WORKER_BUSY, "no worker became free in time"),
+    TimeLimit.SETTINGS: Close(CloseReason.TIMEOUT, "no session settings in time"),
+    TimeLimit.AUDIO: Close(CloseReason.TIMEOUT, "no audio for too long"),
+    TimeLimit.WHOLE_SESSION: Close(CloseReason.TIMEOUT, "session time limit"),
+}
+
+
+class TimeLimits:
+    """Deadlines in monotonic seconds; `next_deadline` is the earliest, or infinity."""
+
+    def __init__(self) -> None:
+        self.next_deadline = math.inf
+        self._deadlines: dict[TimeLimit, float] = {}
+
+    def start(self, limit: TimeLimit, seconds: float, now: Moment) -> None:
+        """Start a limit, or start it again."""
+        self._deadlines[limit] = now.monotonic_s + seconds
+        self.next_deadline = min(self._deadlines.values())
+
+    def restart(self, limit: TimeLimit, seconds: float, now: Moment) -> None:
+        """Start a limit again if it is running."""
+        if limit in self._deadlines:
+            self._deadlines[limit] = now.monotonic_s + seconds
+            self.next_deadline = min(self._deadlines.values())
+
+    def stop(self, *limits: TimeLimit) -> None:
+        """Stop limits, running or not."""
+        for limit in limits:
+            self._deadlines.pop(limit, None)
+        self.next_deadline = min(self._deadlines.values(), default=math.inf)
+
+    def is_running(self, limit: TimeLimit) -> bool:
+        """Return whether a limit has been started and not stopped."""
+        return limit in self._deadlines
+
+    def clear(self) -> None:
+        """Stop all limits."""
+        self._deadlines.clear()
+        self.next_deadline = math.inf
+
+    def expired(self, now: Moment) -> list[TimeLimit]:
+        """Return the limits whose deadline has passed; they keep running."""
+        return [limit for limit, at in self._deadlines.items() if at <= now.monotonic_s]

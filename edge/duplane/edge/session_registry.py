@@ -1,0 +1,233 @@
+"""All sessions of one process: admits, names, runs and drains them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import uuid
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+
+from duplane.edge.clock import Clock
+from duplane.edge.close import Close, CloseReason
+from duplane.edge.content.apps import Apps
+from duplane.edge.identity import Identity
+from duplane.edge.metrics import EdgeMetrics
+from duplane.edge.modes import Mode
+from duplane.edge.recording.recorder import Recorder, Recording
+from duplane.edge.routing import AnySession, Target, parse_target
+from duplane.edge.session.chat_runner import ChatRunner
+from duplane.edge.session.chat_session import ChatSession
+from duplane.edge.session.duplex_runner import DuplexRunner
+from duplane.edge.session.runner import Client
+from duplane.edge.settings import EdgeSettings
+from duplane.edge.spans import SessionSpans
+from duplane.edge.transport.client_address import identify, parse_networks
+from duplane.edge.transport.client_limits import ClientLimiter, LimitReached
+from duplane.fabric.client import FabricClient
+from duplane.fabric.monitoring.logs import logged_ids
+from duplane.fabric.settings import parse_labels
+from duplane.fabric.telemetry import Telemetry
+from duplane.fabric.v1 import lease_pb2
+
+_log = logging.getLogger(__name__)
+
+_FAILURES = (CloseReason.FAILED, CloseReason.WORKER_CONNECT_FAILED)  # the server's fault
+_LIMIT_MESSAGES = {
+    LimitReached.TOTAL: "too many sessions",
+    LimitReached.CLIENT: "too many sessions of one client",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRequest:
+    """The request that opens a session: path with query, headers by lower-case name."""
+
+    path: str
+    headers: Mapping[str, str]
+    address: str
+
+    @property
+    def target(self) -> Target:
+        """What the client asks for."""
+        return parse_target(self.path, self.headers)
+
+
+class SessionRegistry:
+    """The running sessions and their limits. The server sets `recorder`, and closes it."""
+
+    def __init__(
+        self, settings: EdgeSettings, fabric: FabricClient, telemetry: Telemetry, clock: Clock
+    ) -> None:
+        self.is_draining = False
+        self.apps = Apps()
+        self.recorder: Recorder | None = None
+        self._settings = settings
+        self._fabric = fabric
+        self._telemetry = telemetry
+        self._clock = clock
+        self._proxies = parse_networks(settings.trusted_proxies)
+        self._runners: set[DuplexRunner | ChatRunner] = set()
+        limits = settings.limits
+        self._limiter = ClientLimiter(limits.session_count, limits.client_session_count)
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+        self._last_realtime_ms = 0
+        self.metrics = EdgeMetrics(self._states, settings.playback_delay_ms / 1e3)
+
+    @property
+    def count(self) -> int:
+        """The number of running sessions."""
+        return len(self._runners)
+
+    def _states(self) -> Iterator[tuple[str, str]]:
+        for runner in self._runners:
+            session = runner.session
+            yield session.dialect.name, "running" if session.is_running else "waiting"
+
+    async def drain(self) -> None:
+        """Take no new session and end those in the queue; end the others after `drain_s`."""
+        self.is_draining = True
+        for runner in set(self._runners):
+            runner.drain()
+        limits = self._settings.limits
+        if not await self._idle_within(limits.drain_s):
+            await self.end_all(limits.send_s + limits.close_s)
+
+    async def end_all(self, within_s: float) -> None:
+        """End every session, and wait at most `within_s` for the clients to read it."""
+        self.is_draining = True
+        for runner in set(self._runners):
+            runner.end(Close(CloseReason.SHUTDOWN))
+        await self._idle_within(within_s)
+
+    async def idle(self) -> None:
+        """Wait until no session is left."""
+        await self._is_idle.wait()
+
+    async def _idle_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.idle()
+        return self._is_idle.is_set()
+
+    @contextlib.contextmanager
+    def admitted(self, mode: Mode, request: ClientRequest) -> Generator[Close | None]:
+        """Count a session for the body of the `with`; yield the close if it is refused."""
+        with self._admitted(mode, request) as refusal:
+            if refusal:
+                self.metrics.refused(refusal.reason)
+            yield refusal
+
+    @contextlib.contextmanager
+    def _admitted(self, mode: Mode, request: ClientRequest) -> Generator[Close | None]:
+        if is_off := self.apps.refusal(mode.request_type):
+            yield Close(CloseReason.MODE_REFUSED, is_off)
+            return
+        if self.is_draining:
+            yield Close(CloseReason.SERVICE_UNAVAILABLE, "shutting down")
+            return
+        client = identify(request.address, request.headers, self._proxies).network
+        release = self._limiter.acquire(client)
+        if isinstance(release, LimitReached):
+            yield Close(CloseReason.SERVICE_UNAVAILABLE, _LIMIT_MESSAGES[release])
+            return
+        try:
+            yield None
+        finally:
+            release()
+
+    def new_identity(self, request: ClientRequest) -> Identity:
+        """Return the ids of a new session.
+
+        The id of dialect A is a time in milliseconds, raised above the last one to be unique.
+        """
+        self._last_realtime_ms = max(
+            self._clock.now().wall_ns // 1_000_000, self._last_realtime_ms + 1
+        )
+        session_id = f"sess_{secrets.token_hex(6)}"
+        settings = self._settings.recording
+        is_recorded = settings is not None and settings.is_recorded(request.path)
+        return Identity(
+            session_id, f"rt_{self._last_realtime_ms}", session_id if is_recorded else ""
+        )
+
+    def _needs(self, target: Target) -> Mapping[str, str]:
+        """Return the labels that a session's worker must have."""
+        needs = parse_labels(self._settings.needs, "needs")
+        return {**needs, "model": target.model} if target.model else needs
+
+    async def run(
+        self,
+        client: Client,
+        session: AnySession,
+        mode: Mode,
+        request: ClientRequest,
+    ) -> None:
+        """Run a session until it has ended and its slot, its recording and its span are closed."""
+        spans = SessionSpans(self._telemetry, session.identity.session_id)
+        with logged_ids(session.identity.session_id, spans.context):
+            await self._run(client, session, mode, request, spans)
+
+    async def _run(
+        self,
+        client: Client,
+        session: AnySession,
+        mode: Mode,
+        request: ClientRequest,
+        spans: SessionSpans,
+    ) -> None:
+        limits, identity = self._settings.limits, session.identity
+        client_address = identify(request.address, request.headers, self._proxies)
+        runner = (
+            ChatRunner(session, client, limits, self._fabric, spans, self._clock, self.metrics)
+            if isinstance(session, ChatSession)
+            else DuplexRunner(
+                session, client, limits, self._fabric, spans, self._clock, self.metrics
+            )
+        )
+        lease_request = lease_pb2.AcquireLeaseRequest(
+            request_id=str(uuid.uuid4()),
+            kind=mode.kind,
+            pool=self._settings.pool,
+            needs=self._needs(request.target),
+            session_id=identity.session_id,
+            client_id=request.target.client_id,
+            trace=spans.context,
+        )
+        recording = runner.recording = self._record(request, identity)
+        began = self._clock.now()
+        self._runners.add(runner)
+        self._is_idle.clear()
+        try:
+            await runner.run(lease_request)
+        finally:
+            self._runners.discard(runner)
+            if not self._runners:
+                self._is_idle.set()
+            close = session.closed or Close(CloseReason.FAILED, "internal error")
+            outcome = close.reason
+            if recording:
+                recording.end(session.dialect.name, outcome, self._clock.now())
+            self.metrics.ended(session.dialect.name, outcome)
+            spans.end(session.dialect.name, outcome, is_failure=outcome in _FAILURES)
+            # A failure is ours: an operator needs the worker, the cause and the client's address.
+            _log.log(
+                logging.ERROR if outcome in _FAILURES else logging.INFO,
+                "session %s (%s, dialect %s) of %s on worker %s ended after %.1f s: %s (%s)",
+                *(identity.session_id, identity.realtime_id, session.dialect.name),
+                *(client_address.address, runner.worker or "none"),
+                *(self._clock.now().monotonic_s - began.monotonic_s, outcome, close.text),
+            )
+
+    def _record(self, request: ClientRequest, identity: Identity) -> Recording | None:
+        """Begin the recording of a session whose identity has a recording id."""
+        if self.recorder is None or not identity.recording_id:
+            return None
+        target = request.target
+        ids = {"client_id": target.client_id, "realtime_id": identity.realtime_id}
+        return self.recorder.begin(
+            identity.recording_id, request.path, target.mode, ids, self._clock.now()
+        )

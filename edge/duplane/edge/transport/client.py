@@ -1,0 +1,35 @@
+"""The two sides of a session's client: what a connection can do, and what takes its messages."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from duplane.edge.close import Close
+
+
+class Receiver(Protocol):
+    """Takes what a client sends: its messages, and the end of its connection."""
+
+    async def receive(self, message: bytes) -> None:
+        """Take one message."""
+        ...
+
+    def end(self, close: Close) -> None:
+        """End the session."""
+        ...
+
+
+class Client(Protocol):
+    """A client's connection: a WebSocket, or one HTTP request."""
+
+    async def serve(self, receiver: Receiver) -> None:
+        """Read messages until the connection is closed, or until cancelled."""
+        ...
+
+    def send(self, events: list[bytes]) -> None:
+        """Send events to the client, or queue them. Raises OutboxFullError."""
+        ...
+
+    async def close(self, close: Close, code: int) -> None:
+        """Send what is queued and close the connection."""
+        ...

@@ -1,0 +1,108 @@
+"""The client address behind trusted proxies, and whether a client runs on this machine. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
+
+from duplane.fabric.addresses import is_loopback, parse_ip
+
+Network = IPv4Network | IPv6Network
+# Headers that proxies add, by name and by prefix.
+_FORWARDING = frozenset(
+    {
+        *("via", "forwarded", "client-ip", "true-client-ip", "fastly-client-ip", "fly-client-ip"),
+        *("x-real-ip", "x-client-ip", "x-cluster-client-ip", "x-originating-ip", "x-proxyuser-ip"),
+        *("x-remote-ip", "x-remote-addr", "x-host", "x-appengine-user-ip", "x-amzn-trace-id"),
+    }
+)
+_AUTHORITY = re.compile(r"(?P<host>\[[^\]]+\]|[^:]+)(?::\d+)?")
+_FORWARDING_PREFIXES = ("x-forwarded", "x-original-", "x-envoy-", "x-azure-", "cf-")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientAddress:
+    """The address of a client. `is_local` if it runs on this machine and no header shows a proxy.
+
+    A proxy on this machine that adds no header cannot be told apart from a local client.
+    """
+
+    address: str
+    is_local: bool
+
+    @property
+    def network(self) -> str:
+        """The address that limits count as one client: for IPv6 its /64 network."""
+        address = parse_ip(self.address)
+        if isinstance(address, IPv6Address):
+            return str(IPv6Network((address, 64), strict=False))
+        return self.address
+
+
+def join_headers(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return headers by lower-case name; repeated headers are joined by commas."""
+    joined: dict[str, str] = {}
+    for name, value in fields:
+        key = name.lower()
+        joined[key] = f"{joined[key]}, {value}" if key in joined else value
+    return joined
+
+
+def parse_networks(names: Sequence[str]) -> tuple[Network, ...]:
+    """Read addresses and networks (`10.0.0.7`, `10.0.0.0/8`, `::1`). Raises ValueError."""
+    return tuple(ip_network(name.strip()) for name in names if name.strip())
+
+
+def is_proxy(connected: str, trusted: Sequence[Network]) -> bool:
+    """Return whether a connection comes from a trusted proxy."""
+    address = parse_ip(connected)
+    return address is not None and _is_in(address, trusted)
+
+
+def identify(
+    connected: str, headers: Mapping[str, str], trusted: Sequence[Network]
+) -> ClientAddress:
+    """Return the client of a connection from `connected`; headers by lower-case name.
+
+    Only headers of a trusted proxy are read: the last address in `X-Forwarded-For` that is not a
+    trusted proxy, or else `X-Real-IP`.
+    """
+    client = parse_ip(connected)
+    if client is None:
+        return ClientAddress(connected, is_local=False)
+    if not _is_in(client, trusted):
+        return ClientAddress(str(client), is_local=client.is_loopback and _is_direct(headers))
+    forwarded = headers.get("x-forwarded-for") or headers.get("x-real-ip", "")
+    for hop in reversed(forwarded.split(",")):
+        before = parse_ip(hop.strip())
+        if before is None:
+            break
+        client = before
+        if not _is_in(client, trusted):
+            break
+    return ClientAddress(str(client), is_local=False)
+
+
+def _is_direct(headers: Mapping[str, str]) -> bool:
+    """Return whether no header shows that a request comes from elsewhere.
+
+    A proxy adds headers for its remote clients. A foreign web page can make a browser on this
+    machine send a request, with the page's own name as `Host`, or with its `Origin`.
+    """
+    if any(name in _FORWARDING or name.startswith(_FORWARDING_PREFIXES) for name in headers):
+        return False
+    origin = headers.get("origin")
+    is_foreign = origin is not None and not _is_this_machine(origin.partition("://")[2])
+    return _is_this_machine(headers.get("host", "")) and not is_foreign
+
+
+def _is_this_machine(authority: str) -> bool:
+    """Return whether `host[:port]` can only mean this machine, whatever a name server answers."""
+    match = _AUTHORITY.fullmatch(authority.strip())
+    return match is not None and is_loopback(match["host"])
+
+
+def _is_in(address: IPv4Address | IPv6Address, networks: Sequence[Network]) -> bool:
+    return any(address in network for network in networks)

@@ -1,0 +1,267 @@
+"""One client connection at the edge: bounded from its first byte, for plain HTTP and WebSocket.
+
+aiohttp parses requests and frames. This protocol adds the limits that aiohttp leaves open: the
+number of connections, the size of a request's head, the time to read an answer, and the CPU time
+that the frames of one WebSocket may take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import Any, cast
+
+import orjson
+from aiohttp import web
+
+from duplane.edge.settings import Limits
+from duplane.edge.transport.client_address import ClientAddress, Network, is_proxy
+from duplane.edge.transport.client_limits import ClientLimiter, LimitReached
+from duplane.edge.transport.rate_limit import RateLimit, cpu_quota
+from duplane.edge.transport.write_timeout import WriteTimeout
+
+MAX_HEAD_BYTES = 32 * 1024  # of a connection's first request; a longer head is refused
+
+_QUEUE_BYTES = 256 * 1024  # more than aiohttp holds in complete messages
+_HEAD_END = b"\r\n\r\n"
+_HTTP_2_PREFACE = b"PRI "  # aiohttp's parser would wait for the rest of the preface
+_DETAILS = {HTTPStatus.INTERNAL_SERVER_ERROR: "internal error"}
+_UNREADABLE = "the request cannot be read"
+
+
+class ConnectionLimiter:
+    """Limits the connections of one process, in total and per client address."""
+
+    def __init__(self, limits: Limits, proxies: Sequence[Network]) -> None:
+        self._limiter = ClientLimiter(limits.connection_count, limits.client_connection_count)
+        self._proxies = proxies
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many connections are open, and how many were cut for lack of room."""
+        return self._limiter.count, self._limiter.refused_count
+
+    def acquire(self, address: str) -> Callable[[], None] | None:
+        """Count a connection; return the function that releases it, None if there is no room."""
+        is_exempt = is_proxy(address, self._proxies)
+        client = None if is_exempt else ClientAddress(address, is_local=False).network
+        release = self._limiter.acquire(client)
+        return None if isinstance(release, LimitReached) else release
+
+
+def client_protocols(
+    server: web.Server, limits: Limits, limiter: ConnectionLimiter, **settings: Any
+) -> Callable[[], asyncio.Protocol]:
+    """Return a factory of protocols for `loop.create_server`; `settings` are RequestHandler's."""
+    return lambda: ClientProtocol(server, limits, limiter, **settings)
+
+
+class ClientProtocol(web.RequestHandler):
+    """aiohttp's protocol of one connection, with the limits of the edge.
+
+    A client that does not send a whole head within `handshake_s`, or does not read its answer, is
+    cut. Of a WebSocket, `last_data_s` is the loop's time when its client last sent anything, and
+    `unread_bytes` is what it has sent since the last message was taken from it.
+    """
+
+    __slots__ = (
+        *("_answer_timer", "_head", "_is_head_read", "_is_queue_full", "_limiter", "_limits"),
+        *("_lost", "_max_unread_bytes", "_on_writable", "_quota", "_quota_timer", "_release"),
+        *("is_too_big", "last_data_s", "socket", "unread_bytes", "write_timeout"),
+    )
+
+    def __init__(
+        self, server: web.Server, limits: Limits, limiter: ConnectionLimiter, **settings: Any
+    ) -> None:
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=limits.handshake_s,  # also the time to the first request
+            lingering_time=limits.close_s,
+            **settings,
+        )
+        self.last_data_s = 0.0
+        self.unread_bytes = 0
+        self.is_too_big = False  # cut because a message had no end
+        self._max_unread_bytes = 0
+        self._limits = limits
+        self._limiter = limiter
+        self._lost = asyncio.Event()
+        self._release: Callable[[], None] | None = None
+        self._head = bytearray()
+        self._is_head_read = False
+        self._quota: RateLimit | None = None  # of CPU time, for a WebSocket only
+        self._on_writable: Callable[[], None] | None = None
+        self._quota_timer: asyncio.TimerHandle | None = None
+        self._is_queue_full = False  # aiohttp holds as many messages as it may
+        self._answer_timer: asyncio.TimerHandle | None = None
+
+    def become_websocket(
+        self, max_message_bytes: int, on_writable: Callable[[], None]
+    ) -> RateLimit:
+        """Bound the messages that the client sends from now on, and the CPU time they take.
+
+        aiohttp bounds the payload of a message, but not the number of its fragments. `on_writable`
+        is called when the connection takes data again, and when it is lost.
+        """
+        self._on_writable = on_writable
+        self._max_unread_bytes = 2 * max_message_bytes + _QUEUE_BYTES
+        self.last_data_s = asyncio.get_running_loop().time()
+        self._quota = cpu_quota(self._limits.read_share)
+        return self._quota
+
+    async def wait_lost(self, timeout_s: float) -> None:
+        """Wait until the connection is lost, at most `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._lost.wait()
+
+    def abort(self) -> None:
+        """Close the connection at once; what is not sent yet is lost."""
+        self.socket.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.socket = cast(asyncio.Transport, transport)  # uvloop's classes do not derive from it
+        peer: Sequence[str] | None = transport.get_extra_info("peername")
+        self._release = self._limiter.acquire(peer[0] if peer else "")
+        if self._release is None:
+            self.socket.abort()
+            return
+        self.write_timeout = WriteTimeout(self.socket, self._limits.send_s)
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._lost.set()
+        if self._release is None:
+            return
+        self._release()
+        self.write_timeout.stop()
+        for timer in (self._answer_timer, self._quota_timer):
+            if timer:
+                timer.cancel()
+        super().connection_lost(exc)
+        if self._on_writable:
+            self._on_writable()
+
+    # --- writing ---
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.write_timeout.start()
+        if self._quota is None and self._answer_timer is None:
+            self._answer_timer = asyncio.get_running_loop().call_later(
+                self._limits.http_s, self.socket.abort
+            )
+
+    def resume_writing(self) -> None:
+        self.write_timeout.stop()
+        super().resume_writing()
+        if self._on_writable:
+            self._on_writable()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = HTTPStatus.INTERNAL_SERVER_ERROR,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer in JSON a request that cannot be parsed, or a failure of our own."""
+        super().handle_error(request, status, exc, message)  # writes the log
+        body = orjson.dumps({"detail": _DETAILS.get(HTTPStatus(status), _UNREADABLE)})
+        answer = _AnonymousResponse(body=body, status=status, content_type="application/json")
+        answer.force_close()
+        return answer
+
+    # --- reading ---
+
+    def data_received(self, data: bytes) -> None:
+        if self._quota is None:
+            if self._is_head_read or self._check_head(data):
+                super().data_received(data)
+            return
+        self.unread_bytes += len(data)
+        if self.unread_bytes > self._max_unread_bytes:
+            self.is_too_big = True
+            self.socket.abort()
+            return
+        self.last_data_s = asyncio.get_running_loop().time()
+        began_s = time.thread_time()
+        super().data_received(data)
+        wait_s = self._quota.spend(self.last_data_s, time.thread_time() - began_s)
+        if wait_s:
+            self._wait_for_quota(wait_s)
+
+    def _check_head(self, data: bytes) -> bool:
+        """Return whether the head of the first request may be parsed as far as it was received."""
+        searched = max(0, len(self._head) - len(_HEAD_END) + 1)
+        self._head += data if self._head else data.lstrip(b"\r\n")
+        if self._head.startswith(_HTTP_2_PREFACE):
+            self.socket.abort()
+            return False
+        if self._head.find(_HEAD_END, searched) >= 0:
+            self._is_head_read = True
+        elif len(self._head) > MAX_HEAD_BYTES:
+            self._is_head_read = True
+            self.socket.write(_HEAD_TOO_LONG)
+            self.force_close()
+            return False
+        if self._is_head_read:
+            self._head.clear()
+        return True
+
+    def _wait_for_quota(self, wait_s: float) -> None:
+        """Read nothing for `wait_s`."""
+        if self._quota_timer:
+            self._quota_timer.cancel()
+        self._quota_timer = asyncio.get_running_loop().call_later(wait_s, self._on_quota)
+        self.socket.pause_reading()
+
+    def _on_quota(self) -> None:
+        self._quota_timer = None
+        if not self._is_queue_full and not self.socket.is_closing():
+            self.socket.resume_reading()
+
+    def pause_reading(self) -> None:
+        """Read nothing until aiohttp's queue of messages has room; aiohttp calls this."""
+        self._is_queue_full = True
+        super().pause_reading()
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Read on, unless the quota is used up; aiohttp calls this."""
+        self._is_queue_full = False
+        super().resume_reading(resume_parser)
+        if self._quota_timer:
+            self.socket.pause_reading()
+
+
+class _AnonymousResponse(web.Response):
+    """A response without the `Server` header.
+
+    Answers to requests that cannot be parsed pass no `on_response_prepare` signal, so the only
+    hook is aiohttp's private one.
+    """
+
+    async def _prepare_headers(self) -> None:
+        await super()._prepare_headers()
+        self.headers.popall("Server", None)
+
+
+def _whole_answer(status: HTTPStatus, detail: str) -> bytes:
+    """Return the bytes of a JSON answer to a request that was not read to its end."""
+    body = orjson.dumps({"detail": detail})
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        "Connection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+_HEAD_TOO_LONG = _whole_answer(
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+    f"the head of a request must be at most {MAX_HEAD_BYTES} bytes",
+)

@@ -1,0 +1,55 @@
+"""How a WebSocket is closed: the edge lingers where the client may be sending, then closes.
+
+A client that sends to a closed socket gets an error instead of the last events. So after some
+reasons the connection stays open for a while, and the client can close it itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from duplane.edge.close import LINGERING, Close
+
+_MAX_CLOSE_REASON_BYTES = 123  # RFC 6455, 5.5
+
+
+async def linger(reading: asyncio.Task[None], close: Close, linger_s: float) -> None:
+    """Let the client close its connection by itself, where it may be sending; then stop reading."""
+    if close.reason in LINGERING:
+        await asyncio.wait({reading}, timeout=linger_s)
+    reading.cancel()
+    await asyncio.wait({reading})
+
+
+class ClosingResponse(web.WebSocketResponse):
+    """Keeps the connection open after a frame that breaks the protocol.
+
+    aiohttp would close it at once. A client in the middle of sending would then be reset, and
+    could not read the close code.
+    """
+
+    has_sent_close = False  # no other frame may follow
+
+    async def close(
+        self, *, code: int = WSCloseCode.OK, message: bytes = b"", drain: bool = True
+    ) -> bool:
+        """Send the close frame only, where aiohttp closes because of an error."""
+        if code == WSCloseCode.OK:
+            return await super().close(code=code, message=message, drain=drain)
+        self.has_sent_close = True
+        with contextlib.suppress(ConnectionError):
+            await self.send_frame(code.to_bytes(2, "big") + message, WSMsgType.CLOSE)
+        return True
+
+    async def finish(self, code: int, reason: str) -> None:
+        """Send a close frame, and wait at most `timeout` for the client's."""
+        self.has_sent_close = True
+        await super().close(code=code, message=cut_reason(reason).encode())
+
+
+def cut_reason(reason: str) -> str:
+    """Return a close reason, cut to what a close frame can hold."""
+    return reason.encode()[:_MAX_CLOSE_REASON_BYTES].decode(errors="ignore")

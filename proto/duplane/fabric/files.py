@@ -1,0 +1,36 @@
+"""Writes files atomically: to a temporary file in the same folder, which is then renamed.
+
+So a reader never sees a part of a file. Nothing is synced to the disk: after a power failure the
+old or the new content may be gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Generator
+from pathlib import Path
+
+PART_SUFFIX = ".part"  # of files that are being written; readers and listings skip them
+
+
+def part_path(path: Path) -> Path:
+    """Return a new hidden path in the same folder, to write the next content of `path` to."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART_SUFFIX}")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Generator[Path]:
+    """Yield a path to write to; it replaces `path` at the end, or is deleted after an error."""
+    part = part_path(path)
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace the content of `path`. Raises OSError; `path` is then as before."""
+    with replacing(path) as part:
+        part.write_bytes(content)

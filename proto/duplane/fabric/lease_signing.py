@@ -1,0 +1,60 @@
+"""Lease signing: the scheduler signs leases (Ed25519), and workers verify them without a call."""
+
+from __future__ import annotations
+
+import hashlib
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
+from google.protobuf.message import DecodeError
+
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import lease_pb2, registry_pb2
+
+_CONTEXT = b"duplane.fabric.v1.LeaseClaims\0"  # other signed bytes do not verify as a lease
+
+
+class LeaseSigner:
+    """Signs claims with one Ed25519 key: the given one, or a new one."""
+
+    def __init__(self, key: Ed25519PrivateKey | None = None) -> None:
+        self._key = key or Ed25519PrivateKey.generate()
+        public_key = self._key.public_key().public_bytes_raw()
+        key_id = hashlib.sha256(public_key).hexdigest()[:16]
+        self.verification_key = registry_pb2.VerificationKey(key_id=key_id, public_key=public_key)
+
+    def sign(self, claims: lease_pb2.LeaseClaims) -> lease_pb2.Lease:
+        """Return the lease with these claims."""
+        signed = claims.SerializeToString(deterministic=True)
+        return lease_pb2.Lease(
+            claims=signed,
+            signature=self._key.sign(_CONTEXT + signed),
+            key_id=self.verification_key.key_id,
+        )
+
+
+class LeaseVerifier:
+    """Verifies signatures with the keys that the schedulers sent last."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, Ed25519PublicKey] = {}
+
+    def trust(self, keys: list[registry_pb2.VerificationKey]) -> None:
+        """Replace all trusted keys."""
+        self._keys = {
+            key.key_id: Ed25519PublicKey.from_public_bytes(key.public_key) for key in keys
+        }
+
+    def verify(self, lease: lease_pb2.Lease) -> lease_pb2.LeaseClaims:
+        """Return the claims of a lease. Raises LEASE_FORGED."""
+        key = self._keys.get(lease.key_id)
+        if key is None:
+            raise FabricError(Reason.LEASE_FORGED, "the lease is signed with an unknown key")
+        try:
+            key.verify(lease.signature, _CONTEXT + lease.claims)
+            return lease_pb2.LeaseClaims.FromString(lease.claims)
+        except (InvalidSignature, DecodeError):
+            raise FabricError(Reason.LEASE_FORGED, "the lease's signature does not match") from None

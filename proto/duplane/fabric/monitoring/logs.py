@@ -1,0 +1,106 @@
+"""Log lines of all processes: their format, the ids they carry, and a level that can be changed.
+
+A line never contains audio, text of a conversation, or a secret.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import sys
+from collections.abc import Generator, Mapping
+from contextvars import ContextVar
+from datetime import datetime
+from types import FrameType
+
+import orjson
+
+from duplane.fabric.settings import LogFormat
+from duplane.fabric.v1.trace_pb2 import TraceContext
+
+LEVEL_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)  # to DEBUG, and back to the level of the settings
+
+_OURS = "duplane"  # the loggers of this project; others never log below INFO
+_NO_IDS: Mapping[str, str] = {}
+_ids = ContextVar("ids of log lines", default=_NO_IDS)
+_CONTROL_CHARACTERS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
+
+
+def configure_logging(role: str, level: str = "INFO", log_format: LogFormat = "text") -> None:
+    """Log to stderr, from `level` on. `LEVEL_SIGNALS` change the level. Main thread only."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonFormatter(role) if log_format == "json" else _TextFormatter(role))
+    logging.basicConfig(handlers=[handler], force=True)
+    _set_level(level)
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        _set_level("DEBUG" if number == LEVEL_SIGNALS[0] else level)
+
+    for number in LEVEL_SIGNALS:
+        signal.signal(number, on_signal)
+
+
+def _set_level(level: str) -> None:
+    logging.getLogger(_OURS).setLevel(level)
+    least = logging.getLevelNamesMapping()[level]
+    logging.getLogger().setLevel(max(least, logging.INFO))
+
+
+@contextlib.contextmanager
+def logged_ids(session_id: str, trace: TraceContext | None) -> Generator[None]:
+    """Add the ids of a session to every line that is logged in the body of the `with`.
+
+    Tasks that begin in the body keep the ids.
+    """
+    ids = {"session_id": session_id} if session_id else {}
+    if trace is not None and trace.traceparent.count("-") == 3:
+        _, ids["trace_id"], ids["span_id"], _ = trace.traceparent.split("-")
+    token = _ids.set(ids)
+    try:
+        yield
+    finally:
+        _ids.reset(token)
+
+
+def _time(record: logging.LogRecord, separator: str) -> str:
+    """Return date and time with milliseconds and zone."""
+    moment = datetime.fromtimestamp(record.created).astimezone()
+    return moment.isoformat(separator, timespec="milliseconds")
+
+
+class _TextFormatter(logging.Formatter):
+    """Time, level, role, message, ids. A traceback follows on lines of its own.
+
+    Control characters are escaped, so that none can imitate another line.
+    """
+
+    def __init__(self, role: str) -> None:
+        super().__init__()
+        self._role = role
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as in logging
+        ids = "".join(f" {name}={value}" for name, value in _ids.get().items())
+        text = f"{record.message}{ids}".translate(_CONTROL_CHARACTERS)
+        return f"{_time(record, ' ')} {record.levelname} {self._role} {text}"
+
+
+class _JsonFormatter(logging.Formatter):
+    """One object a line; a traceback is its field `exception`."""
+
+    def __init__(self, role: str) -> None:
+        super().__init__()
+        self._role = role
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": _time(record, "T"),
+            "level": record.levelname,
+            "role": self._role,
+            "logger": record.name,
+            "message": record.getMessage().encode(errors="replace").decode(),
+            **_ids.get(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(line).decode()

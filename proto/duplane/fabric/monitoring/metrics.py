@@ -1,0 +1,121 @@
+"""Prometheus instruments with closed sets of label values, and the registry of one process.
+
+Every series exists from the start, so that a rate over its first event is right, and a scrape has
+the same number of lines after a million sessions as before the first one.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Generic, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+OTHER = "other"  # counts every label value that was not declared
+UNIT_DEADLINE_S = 1.0  # a unit is one second of sound: an answer that takes longer falls behind
+UNIT_BUCKETS_S = (
+    *(0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+    *(UNIT_DEADLINE_S, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0),
+)
+
+Instrument = TypeVar("Instrument", Counter, Histogram)
+
+
+class Family(Generic[Instrument]):
+    """One instrument for each combination of label values, all made at once.
+
+    `labels` are the names of the labels with their values, in the order of `of`.
+    """
+
+    def __init__(self, instrument: Instrument, labels: Mapping[str, Collection[str]]) -> None:
+        self._instrument = instrument
+        self._values = tuple(labels.values())
+        self._children: dict[tuple[str, ...], Instrument] = {
+            values: instrument.labels(*values) if values else instrument
+            for values in itertools.product(*self._values)
+        }
+
+    def of(self, *values: str) -> Instrument:
+        """Return the instrument with these label values; undeclared ones count as `other`."""
+        child = self._children.get(values)
+        return child if child is not None else self._of_other(values)
+
+    def _of_other(self, values: tuple[str, ...]) -> Instrument:
+        known = (
+            value if value in declared else OTHER
+            for value, declared in zip(values, self._values, strict=True)
+        )
+        return self._instrument.labels(*known)
+
+
+def counters(
+    registry: CollectorRegistry, name: str, text: str, **labels: Collection[str]
+) -> Family[Counter]:
+    """Return counters; `name` ends with `_total`."""
+    return Family(Counter(name, text, tuple(labels), registry=registry), labels)
+
+
+def late_units(registry: CollectorRegistry, role: str) -> Counter:
+    """Add the counter of units that miss `UNIT_DEADLINE_S` in one process."""
+    return counters(
+        registry,
+        "duplane_unit_deadlines_missed_total",
+        "Units that took longer than the second of sound that they hold.",
+        role=(role,),
+    ).of(role)
+
+
+def histograms(
+    registry: CollectorRegistry,
+    name: str,
+    text: str,
+    buckets: Collection[float] = UNIT_BUCKETS_S,
+    **labels: Collection[str],
+) -> Family[Histogram]:
+    """Return histograms with these upper bounds; `name` ends with the unit, if there is one."""
+    histogram = Histogram(name, text, tuple(labels), registry=registry, buckets=tuple(buckets))
+    return Family(histogram, labels)
+
+
+class Observed(Collector):
+    """Gauges that are read only when they are collected: they cost nothing in between.
+
+    They are collected on the event loop, like everything that they read.
+    """
+
+    def __init__(self, registry: CollectorRegistry, read: Callable[[], Iterable[Metric]]) -> None:
+        self._read = read
+        registry.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        """Read the gauges."""
+        return self._read()
+
+
+def gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    """Return one gauge."""
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def gauges(
+    name: str, text: str, labels: tuple[str, ...], values: Mapping[tuple[str, ...], float]
+) -> GaugeMetricFamily:
+    """Return one gauge for each combination of label values."""
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for label_values, value in values.items():
+        family.add_metric(label_values, value)
+    return family
+
+
+def new_registry(role: str) -> CollectorRegistry:
+    """Return the registry of one process: its CPU time, memory and open files, and its version."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    version = importlib.metadata.version("duplane")
+    build = Gauge("duplane_build_info", "Version.", ("role", "version"), registry=registry)
+    build.labels(role, version).set(1)
+    return registry

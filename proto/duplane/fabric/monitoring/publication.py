@@ -1,0 +1,58 @@
+"""Publishes the metrics of one process: over HTTP for Prometheus, and as OTLP."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, disable_created_metrics
+from prometheus_client.aiohttp import make_aiohttp_handler
+
+from duplane.fabric.addresses import Address, parse_address
+from duplane.fabric.monitoring.otlp import exporting
+from duplane.fabric.process import StartError
+
+_log = logging.getLogger(__name__)
+_KEEPALIVE_S = 75.0
+
+
+@contextlib.asynccontextmanager
+async def published(role: str, registry: CollectorRegistry, listen: str) -> AsyncGenerator[str]:
+    """Publish the metrics during the body of the `with`.
+
+    Yields the URL at which Prometheus can read them, empty if `listen` is empty. They are read on
+    the event loop. Raises StartError.
+    """
+    disable_created_metrics()  # they would double the number of series
+    async with exporting(role, registry):
+        if not listen:
+            yield ""
+            return
+        async with _served(registry, listen) as url:
+            _log.info("metrics at %s", url)
+            yield url
+
+
+@contextlib.asynccontextmanager
+async def _served(registry: CollectorRegistry, listen: str) -> AsyncGenerator[str]:
+    application = web.Application()
+    application.router.add_get("/metrics", make_aiohttp_handler(registry))
+    runner = web.AppRunner(
+        application, access_log=None, keepalive_timeout=_KEEPALIVE_S, shutdown_timeout=1.0
+    )
+    await runner.setup()
+    try:
+        yield f"http://{await _listen(runner, listen)}/metrics"
+    finally:
+        await runner.cleanup()
+
+
+async def _listen(runner: web.AppRunner, listen: str) -> Address:
+    address = parse_address(listen, "metrics_listen", min_port=0)
+    try:
+        await web.TCPSite(runner, address.host, address.port).start()
+    except OSError as error:
+        raise StartError(f"cannot listen on {listen}: {error}") from None
+    return Address(address.host, int(runner.addresses[0][1]))

@@ -1,0 +1,92 @@
+"""Settings of a process: one frozen dataclass gives its flags, environment variables, keys of the
+config file, help, bounds and documentation.
+
+A flag is named after its field unless the field's `Parameter` names it; the docstring below a
+field is its help. Bounds are checked whenever an instance is made, by flag or in code.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+from annotated_types import Ge, Gt, Le
+from cyclopts import Parameter, Token
+
+NonNegativeInt = Annotated[int, Ge(0)]
+NonNegativeFloat = Annotated[float, Ge(0)]
+PositiveInt = Annotated[int, Gt(0)]
+PositiveFloat = Annotated[float, Gt(0)]
+LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
+LogFormat = Literal["text", "json"]
+
+
+MAX_LABEL_COUNT = 16  # labels of a worker, or of the needs of a session
+MAX_LABEL_LENGTH = 128  # characters of the name or the value of a label
+
+
+def _split(_: object, tokens: Sequence[Token]) -> tuple[str, ...]:
+    parts = (part.strip() for token in tokens for part in token.value.split(","))
+    return tuple(part for part in parts if part)
+
+
+Names = Annotated[tuple[str, ...], Parameter(converter=_split, n_tokens=1, negative=())]
+"""Values separated by commas; in the config file also a list."""
+
+
+def check_bounds(settings: object) -> None:
+    """Check every number of a settings dataclass, to be called from its `__post_init__`.
+
+    Raises ValueError that begins with the name of the field. NaN is outside every bound.
+    """
+    for name, bounds in _bounds_of(type(settings)):
+        value = getattr(settings, name)
+        if value is None:
+            continue
+        for bound in bounds:
+            if problem := _problem(bound, value):
+                raise ValueError(f"{name} is {value}, must {problem}")
+
+
+@functools.cache
+def _bounds_of(settings: Any) -> tuple[tuple[str, tuple[object, ...]], ...]:
+    hints = get_type_hints(settings, include_extras=True)
+    return tuple((field.name, tuple(_metadata(hints[field.name]))) for field in fields(settings))
+
+
+def _metadata(hint: Any) -> Iterator[object]:
+    """Yield the metadata of a type, also within a union such as `PositiveInt | None`."""
+    yield from getattr(hint, "__metadata__", ())
+    for inner in get_args(hint):
+        yield from _metadata(inner)
+
+
+def _problem(bound: object, value: Any) -> str:
+    match bound:
+        case Ge(ge=limit) if not value >= limit:
+            return f"not be below {limit}"
+        case Gt(gt=limit) if not value > limit:
+            return f"be above {limit}"
+        case Le(le=limit) if not value <= limit:
+            return f"not be above {limit}"
+        case _:
+            return ""
+
+
+def parse_labels(texts: Sequence[str], setting: str) -> dict[str, str]:
+    """Parse labels written as KEY=VALUE. Raises ValueError that begins with `setting`."""
+    labels: dict[str, str] = {}
+    for text in texts:
+        name, separator, value = (part.strip() for part in text.partition("="))
+        if not separator or not name or not value:
+            raise ValueError(f"{setting}: {text!r} is not KEY=VALUE")
+        if max(len(name), len(value)) > MAX_LABEL_LENGTH:
+            raise ValueError(f"{setting}: {text!r} is longer than {MAX_LABEL_LENGTH} characters")
+        if name in labels:
+            raise ValueError(f"{setting}: {name!r} is given twice")
+        labels[name] = value
+    if len(labels) > MAX_LABEL_COUNT:
+        raise ValueError(f"{setting}: there are more than {MAX_LABEL_COUNT}")
+    return labels

@@ -1,0 +1,249 @@
+"""Calls to an etcd cluster. Each has a time limit; only what may be done twice is repeated."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from duplane.scheduler.etcd.access import Credentials
+from duplane.scheduler.etcd.endpoints import Endpoint, Endpoints
+from duplane.scheduler.etcd.v3 import etcd_pb2
+
+CALL_TIMEOUT_S = 0.7  # below an election of etcd's default settings, which takes 1 s and more
+_RETRY_PAUSE_S = 0.05
+_PAGE_LENGTH = 1000  # keys that one call of `read_all` reads
+
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
+Metadata = tuple[tuple[str, str], ...]
+# Members without a leader refuse at once instead of letting the call wait.
+_NEEDS_LEADER: Metadata = (("hasleader", "true"),)
+
+
+class EtcdError(Exception):
+    """etcd has refused a request and did not execute it."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(f"etcd: {message}")
+        self.code = code
+        self.message = message
+
+
+class NoAnswerError(Exception):
+    """No member answered in time. The request may have been executed, or may yet be."""
+
+
+@dataclass(frozen=True)
+class _Method(Generic[Request, Response]):
+    """A method of etcd that takes one request and returns one response."""
+
+    path: str
+    request: type[Request]
+    response: type[Response]
+
+    def on(self, channel: grpc.aio.Channel) -> grpc.aio.UnaryUnaryMultiCallable[Request, Response]:
+        return channel.unary_unary(
+            self.path,
+            request_serializer=self.request.SerializeToString,
+            response_deserializer=self.response.FromString,
+        )
+
+
+_RANGE = _Method("/etcdserverpb.KV/Range", etcd_pb2.RangeRequest, etcd_pb2.RangeResponse)
+_PUT = _Method("/etcdserverpb.KV/Put", etcd_pb2.PutRequest, etcd_pb2.PutResponse)
+_DELETE = _Method(
+    "/etcdserverpb.KV/DeleteRange", etcd_pb2.DeleteRangeRequest, etcd_pb2.DeleteRangeResponse
+)
+_TXN = _Method("/etcdserverpb.KV/Txn", etcd_pb2.TxnRequest, etcd_pb2.TxnResponse)
+_GRANT = _Method(
+    "/etcdserverpb.Lease/LeaseGrant", etcd_pb2.LeaseGrantRequest, etcd_pb2.LeaseGrantResponse
+)
+_REVOKE = _Method(
+    "/etcdserverpb.Lease/LeaseRevoke", etcd_pb2.LeaseRevokeRequest, etcd_pb2.LeaseRevokeResponse
+)
+_TIME_TO_LIVE = _Method(
+    "/etcdserverpb.Lease/LeaseTimeToLive",
+    etcd_pb2.LeaseTimeToLiveRequest,
+    etcd_pb2.LeaseTimeToLiveResponse,
+)
+_AUTHENTICATE = _Method(
+    "/etcdserverpb.Auth/Authenticate", etcd_pb2.AuthenticateRequest, etcd_pb2.AuthenticateResponse
+)
+
+# After one of these codes it is not known whether the request was executed. A full store refuses
+# with RESOURCE_EXHAUSTED, but it may accept the same request later.
+_AMBIGUOUS = (
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.CANCELLED,
+)
+
+
+class EtcdClient:
+    """A client of one cluster. Raises `EtcdError` or `NoAnswerError`, never `AioRpcError`."""
+
+    def __init__(self, addresses: Sequence[str], credentials: Credentials | None = None) -> None:
+        self._addresses = addresses
+        self._credentials = credentials or Credentials()
+        self._token = ""
+        self._authenticating = asyncio.Lock()
+        self._opened: list[Endpoints] = []
+        self.endpoints = self.open_endpoints()
+
+    def open_endpoints(self) -> Endpoints:
+        """Open channels of their own for a use that must not wait for other calls."""
+        endpoints = Endpoints(self._addresses, self._credentials.tls)
+        self._opened.append(endpoints)
+        return endpoints
+
+    async def close(self) -> None:
+        """Close every connection."""
+        for endpoints in self._opened:
+            await endpoints.close()
+
+    async def read(
+        self, key: bytes, range_end: bytes = b"", limit: int = 0, revision: int = 0
+    ) -> etcd_pb2.RangeResponse:
+        """Read keys, linearizable: the answer contains every write that has been confirmed."""
+        request = etcd_pb2.RangeRequest(
+            key=key, range_end=range_end, limit=limit, revision=revision
+        )
+        return await self._repeat(_RANGE, request)
+
+    async def read_all(self, prefix: bytes) -> tuple[int, Sequence[etcd_pb2.KeyValue]]:
+        """Read every key with a prefix, in pages; return them and the revision of all."""
+        found: list[etcd_pb2.KeyValue] = []
+        key, revision, end = prefix, 0, end_of(prefix)
+        while True:
+            page = await self.read(key, end, _PAGE_LENGTH, revision)
+            revision = revision or page.header.revision
+            found += page.kvs
+            if not page.more:
+                return revision, found
+            key = page.kvs[-1].key + b"\0"
+
+    async def txn(self, request: etcd_pb2.TxnRequest) -> etcd_pb2.TxnResponse:
+        """Execute a transaction, at most once."""
+        return await self._call(_TXN, request)
+
+    async def put(self, key: bytes, value: bytes, lease: int = 0) -> int:
+        """Set a key, at most once; return the revision."""
+        request = etcd_pb2.PutRequest(key=key, value=value, lease=lease)
+        return (await self._call(_PUT, request)).header.revision
+
+    async def delete(self, key: bytes, range_end: bytes = b"") -> int:
+        """Delete keys, at most once; return their number."""
+        request = etcd_pb2.DeleteRangeRequest(key=key, range_end=range_end)
+        return (await self._call(_DELETE, request)).deleted
+
+    async def grant_lease(self, lease: int, ttl_s: int) -> None:
+        """Make a lease with an id that was never used. A repeated call changes nothing."""
+        try:
+            await self._repeat(_GRANT, etcd_pb2.LeaseGrantRequest(ID=lease, TTL=ttl_s))
+        except EtcdError as error:
+            if "already exists" not in error.message:
+                raise
+
+    async def revoke_lease(self, lease: int) -> None:
+        """End a lease and delete its keys. Does nothing if it has ended."""
+        try:
+            await self._repeat(_REVOKE, etcd_pb2.LeaseRevokeRequest(ID=lease))
+        except EtcdError as error:
+            if error.code is not grpc.StatusCode.NOT_FOUND:
+                raise
+
+    async def lease_ttl_s(self, lease: int, avoided: str = "") -> int:
+        """Return the seconds that a lease has left, -1 if it has ended.
+
+        Asks another member than the one at the address `avoided`, if there is one.
+        """
+        request = etcd_pb2.LeaseTimeToLiveRequest(ID=lease)
+        answer = await self._repeat(_TIME_TO_LIVE, request, self.endpoints.find(avoided))
+        return answer.TTL
+
+    async def metadata(self) -> Metadata:
+        """Return the metadata that authenticates a call."""
+        if self._credentials.user and not self._token:
+            await self._authenticate("")
+        return (*_NEEDS_LEADER, ("token", self._token)) if self._token else _NEEDS_LEADER
+
+    def forget_token(self) -> None:
+        """Authenticate anew at the next call, after etcd has refused the token."""
+        self._token = ""
+
+    async def _repeat(
+        self,
+        method: _Method[Request, Response],
+        request: Request,
+        avoided: Endpoint | None = None,
+    ) -> Response:
+        """Call each member until one answers. Only for requests that can be executed twice."""
+        for _ in range(len(self.endpoints)):
+            try:
+                return await self._call(method, request, avoided)
+            except NoAnswerError:
+                await asyncio.sleep(_RETRY_PAUSE_S)
+        return await self._call(method, request, avoided)
+
+    async def _call(
+        self,
+        method: _Method[Request, Response],
+        request: Request,
+        avoided: Endpoint | None = None,
+    ) -> Response:
+        try:
+            return await self._send(method, request, await self.metadata(), avoided)
+        except EtcdError as error:
+            if not is_token_refused(error.message):
+                raise
+        await self._authenticate(self._token)
+        return await self._send(method, request, await self.metadata(), avoided)
+
+    async def _send(
+        self,
+        method: _Method[Request, Response],
+        request: Request,
+        metadata: Metadata,
+        avoided: Endpoint | None = None,
+    ) -> Response:
+        endpoint = self.endpoints.pick(avoided)
+        try:
+            response = await method.on(endpoint.channel)(
+                request, timeout=CALL_TIMEOUT_S, metadata=metadata
+            )
+        except grpc.aio.AioRpcError as error:
+            if error.code() in _AMBIGUOUS:
+                self.endpoints.note_failure(endpoint)
+                raise NoAnswerError(f"{endpoint.address}: {error.details()}") from error
+            self.endpoints.note_answer(endpoint)
+            raise EtcdError(error.code(), error.details() or "") from error
+        self.endpoints.note_answer(endpoint)
+        return response
+
+    async def _authenticate(self, refused: str) -> None:
+        """Get a new token, unless another call has replaced the refused one."""
+        async with self._authenticating:
+            if self._token == refused:
+                request = etcd_pb2.AuthenticateRequest(
+                    name=self._credentials.user, password=self._credentials.password
+                )
+                self._token = (await self._send(_AUTHENTICATE, request, _NEEDS_LEADER)).token
+
+
+def is_token_refused(message: str) -> bool:
+    """True if an error means that a token has expired, or is older than the users and roles."""
+    return "invalid auth token" in message or "auth store is old" in message
+
+
+def end_of(prefix: bytes) -> bytes:
+    """Return the `range_end` of the keys with a prefix that does not end with 0xff."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])

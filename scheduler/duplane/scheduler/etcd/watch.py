@@ -1,0 +1,180 @@
+"""A watch that survives the loss of members: every event once, in order, or `CompactedError`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from duplane.fabric.repeated_log import RepeatedLog
+from duplane.scheduler.etcd.client import (
+    EtcdClient,
+    EtcdError,
+    NoAnswerError,
+    end_of,
+    is_token_refused,
+)
+from duplane.scheduler.etcd.endpoints import Endpoint
+from duplane.scheduler.etcd.v3 import etcd_pb2
+
+PROBE_INTERVAL_S = 0.8
+_MISSED_PROBES = 2  # after which the member counts as hung
+_PAUSE_S = 0.1  # between a failure and the next member
+_PATH = "/etcdserverpb.Watch/Watch"
+
+_log = logging.getLogger(__name__)
+
+
+class CompactedError(Exception):
+    """The events that a watch needs are gone: read all keys, then watch from there."""
+
+
+class _WatchFailedError(Exception):
+    """A stream ended, and another member can continue it."""
+
+
+class Watch:
+    """The events of all keys with a prefix.
+
+    Each stream is probed: a member that answers nothing for 1.6 s is left for another one. The
+    answers to probes only show that the member is alive; they do not stand for events.
+    """
+
+    def __init__(self, client: EtcdClient, prefix: bytes, start_revision: int) -> None:
+        self.next_revision = start_revision  # events before it were delivered
+        self._client = client
+        self._endpoints = client.open_endpoints()
+        self._prefix = prefix
+        self._answered_at = 0.0
+        self._absence = RepeatedLog(_log)
+
+    async def batches(self) -> AsyncGenerator[Sequence[etcd_pb2.Event]]:
+        """Yield events, every event of a revision in the same batch.
+
+        Raises CompactedError.
+        """
+        failed: Endpoint | None = None
+        while True:
+            endpoint = self._endpoints.pick(failed)
+            try:
+                async with contextlib.aclosing(self._read(endpoint)) as batches:
+                    async for batch in batches:
+                        yield batch
+            except _WatchFailedError as error:
+                self._absence.report(f"the watch at {endpoint.address} failed: {error}")
+                if is_token_refused(str(error)):
+                    self._client.forget_token()
+            self._endpoints.note_failure(endpoint)
+            failed = endpoint
+            await asyncio.sleep(_PAUSE_S)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._endpoints.close()
+
+    async def _read(self, endpoint: Endpoint) -> AsyncGenerator[Sequence[etcd_pb2.Event]]:
+        """Yield the events of one stream until it ends or its member hangs."""
+        await self._check_history()
+        call = await self._open(endpoint)
+        self._answered_at = time.monotonic()
+        probing = asyncio.create_task(self._probe(call))
+        try:
+            await _write(call, self._create_request())
+            while True:
+                response = await _next(call)
+                self._answered_at = time.monotonic()
+                if response.canceled:
+                    self._raise_canceled(response)
+                self._endpoints.note_answer(endpoint)
+                self._absence.resolve(f"watching at {endpoint.address}")
+                events = [
+                    event
+                    for event in response.events
+                    if event.kv.mod_revision >= self.next_revision
+                ]
+                if events:
+                    self.next_revision = events[-1].kv.mod_revision + 1
+                    yield events
+        finally:
+            probing.cancel()
+            call.cancel()
+
+    async def _check_history(self) -> None:
+        """Raise CompactedError if etcd is at an earlier revision than the watch: it has lost data,
+        or was restored from a backup.
+        """
+        try:
+            present = (await self._client.read(self._prefix, limit=1)).header.revision
+        except (EtcdError, NoAnswerError) as error:
+            raise _WatchFailedError(str(error)) from error
+        if present < self.next_revision - 1:
+            raise CompactedError(f"etcd is at revision {present}, after {self.next_revision - 1}")
+
+    async def _open(self, endpoint: Endpoint) -> Any:
+        try:
+            metadata = await self._client.metadata()
+        except (EtcdError, NoAnswerError) as error:
+            raise _WatchFailedError(str(error)) from error
+        return endpoint.channel.stream_stream(
+            _PATH,
+            request_serializer=etcd_pb2.WatchRequest.SerializeToString,
+            response_deserializer=etcd_pb2.WatchResponse.FromString,
+        )(metadata=metadata)
+
+    def _create_request(self) -> etcd_pb2.WatchRequest:
+        return etcd_pb2.WatchRequest(
+            create_request=etcd_pb2.WatchCreateRequest(
+                key=self._prefix,
+                range_end=end_of(self._prefix),
+                start_revision=self.next_revision,
+            )
+        )
+
+    def _raise_canceled(self, response: etcd_pb2.WatchResponse) -> None:
+        if response.compact_revision:
+            raise CompactedError(f"compacted up to revision {response.compact_revision}")
+        raise _WatchFailedError(response.cancel_reason or "cancelled")
+
+    async def _probe(self, call: Any) -> None:
+        """Send a probe at each interval; end the stream when answers do not come."""
+        probe = etcd_pb2.WatchRequest(progress_request=etcd_pb2.WatchProgressRequest())
+        while time.monotonic() - self._answered_at < _MISSED_PROBES * PROBE_INTERVAL_S:
+            await asyncio.sleep(PROBE_INTERVAL_S)
+            with contextlib.suppress(_WatchFailedError):  # the reader gets the cause
+                await _write(call, probe)
+        call.cancel()
+
+
+async def _write(call: Any, request: etcd_pb2.WatchRequest) -> None:
+    try:
+        await call.write(request)
+    except (asyncio.InvalidStateError, grpc.aio.AioRpcError) as error:
+        raise _WatchFailedError(str(error)) from error
+    except asyncio.CancelledError:
+        _raise_unless_call_cancelled()
+
+
+def _raise_unless_call_cancelled() -> NoReturn:
+    """Continue a CancelledError, except when the probe has cancelled the call, not this task."""
+    task = asyncio.current_task()
+    if task and task.cancelling():
+        raise
+    raise _WatchFailedError("the member does not answer") from None
+
+
+async def _next(call: Any) -> etcd_pb2.WatchResponse:
+    try:
+        response = await call.read()
+    except grpc.aio.AioRpcError as error:
+        raise _WatchFailedError(error.details()) from error
+    except asyncio.CancelledError:
+        _raise_unless_call_cancelled()
+    if not isinstance(response, etcd_pb2.WatchResponse):
+        raise _WatchFailedError("the member ended the stream")
+    return response

@@ -1,0 +1,218 @@
+"""The scheduler's metrics: slots, queue, leases and refusals, from the changes of the store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from prometheus_client.metrics_core import Metric
+
+from duplane.fabric.errors import Reason
+from duplane.fabric.kinds import KINDS_BY_NAME, kind_name
+from duplane.fabric.monitoring.metrics import (
+    OTHER,
+    Observed,
+    counters,
+    gauges,
+    histograms,
+    new_registry,
+)
+from duplane.fabric.v1 import registry_pb2
+from duplane.scheduler.state import SchedulerState
+from duplane.scheduler.store.base import (
+    Change,
+    Grant,
+    GrantEnd,
+    GrantGone,
+    GrantPut,
+    Ticket,
+    TicketGone,
+    TicketPut,
+    Worker,
+)
+
+SLOT_STATES = ("free", "granted", "occupied", "cleaning", "broken", "unavailable")
+WORKER_STATES = ("ready", "draining", "silent", "unreachable")
+LEASE_EVENTS = (
+    *("granted", "claimed", "adopted", "revoked"),
+    *(end.name.lower() for end in GrantEnd),
+)
+WAIT_OUTCOMES = ("granted", "left")
+REFUSALS = (
+    Reason.INVALID_FIELD,
+    Reason.QUEUE_FULL,
+    Reason.KIND_NOT_SERVED,
+    Reason.TICKET_CANCELLED,
+    Reason.SUPERSEDED,
+    Reason.UNAVAILABLE,
+)
+_WAIT_BUCKETS_S = (
+    *(0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0),
+    *(120.0, 300.0, 600.0, 1800.0),
+)
+_SLOT_STATES = {
+    registry_pb2.SLOT_STATE_OCCUPIED: "occupied",
+    registry_pb2.SLOT_STATE_CLEANING: "cleaning",
+    registry_pb2.SLOT_STATE_BROKEN: "broken",
+}
+
+
+class SchedulerMetrics:
+    """The metrics of one scheduler. It keeps what it needs of waiting tickets and of leases."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self.registry = registry = new_registry("scheduler")
+        self._state = state
+        self._since: dict[str, dict[int, float]] = {}  # by pool and order, longest wait first
+        self._tickets: Counter[tuple[str, str]] = Counter()  # by pool and kind
+        self._leases: dict[str, Grant] = {}
+        self._waits = histograms(
+            registry,
+            "duplane_queue_wait_seconds",
+            "Time from the request for a slot to its grant, or until the caller left.",
+            _WAIT_BUCKETS_S,
+            kind=tuple(KINDS_BY_NAME),
+            outcome=WAIT_OUTCOMES,
+        )
+        self._lease_events = counters(
+            registry, "duplane_lease_events_total", "Events of leases.", event=LEASE_EVENTS
+        )
+        self._refusals = counters(
+            registry,
+            "duplane_lease_requests_refused_total",
+            "Requests for a slot that ended without a grant, by the reason that the caller got.",
+            reason=REFUSALS,
+        )
+        Observed(registry, self._observe)
+        state.listeners.append(self._on_change)
+
+    def refused(self, reason: Reason) -> None:
+        """Count a request for a slot that was refused."""
+        self._refusals.of(reason).inc()
+
+    def _on_change(self, change: Change) -> None:
+        match change:
+            case TicketPut(ticket=ticket):
+                self._on_ticket(ticket)
+            case TicketGone(ticket=ticket, is_granted=is_granted):
+                self._on_ticket_gone(ticket, is_granted=is_granted)
+            case GrantPut(grant=grant):
+                self._on_grant(grant)
+            case GrantGone(grant=grant, end=end):
+                self._leases.pop(grant.claims.lease_id, None)
+                self._lease_events.of(end.name.lower()).inc()
+            case _:
+                pass
+
+    def _on_ticket(self, ticket: Ticket) -> None:
+        pool, kind = ticket.request.pool, kind_name(ticket.request.kind)
+        since = self._since.setdefault(pool, {})
+        if ticket.order not in since:
+            since[ticket.order] = self._state.clock()
+            self._tickets[pool, kind] += 1
+
+    def _on_ticket_gone(self, ticket: Ticket, *, is_granted: bool) -> None:
+        pool, kind = ticket.request.pool, kind_name(ticket.request.kind)
+        since = self._since[pool]
+        waited_s = self._state.clock() - since.pop(ticket.order)
+        if not since:
+            del self._since[pool]
+        self._tickets[pool, kind] -= 1
+        if not self._tickets[pool, kind]:
+            del self._tickets[pool, kind]
+        self._waits.of(kind, "granted" if is_granted else "left").observe(waited_s)
+
+    def _on_grant(self, grant: Grant) -> None:
+        before = self._leases.get(grant.claims.lease_id)
+        self._leases[grant.claims.lease_id] = grant
+        if before is None:
+            self._lease_events.of("granted" if grant.ticket else "adopted").inc()
+        if grant.ticket and grant.is_claimed and not (before and before.is_claimed):
+            self._lease_events.of("claimed").inc()
+        if grant.is_revoked and not (before and before.is_revoked):
+            self._lease_events.of("revoked").inc()
+
+    # Read when the metrics are collected.
+
+    def _observe(self) -> Iterable[Metric]:
+        workers = self._state.workers.values()
+        pools = {worker.register.pool for worker in workers}
+        yield gauges(
+            "duplane_slots",
+            "Slots of all attached workers, as this scheduler knows them.",
+            ("role", "pool", "state"),
+            self._slot_counts(pools),
+        )
+        yield gauges(
+            "duplane_workers",
+            "Attached workers; only those that are ready get sessions.",
+            ("state",),
+            _counted(((worker_state(worker),) for worker in workers), WORKER_STATES),
+        )
+        yield gauges(
+            "duplane_queue_tickets",
+            "Sessions that wait for a slot.",
+            ("pool", "kind"),
+            self._ticket_counts(pools),
+        )
+        yield gauges(
+            "duplane_queue_oldest_wait_seconds",
+            "Time since the request of the session that waits for longest.",
+            ("pool",),
+            self._oldest_waits_s(pools),
+        )
+
+    def _slot_counts(self, pools: set[str]) -> dict[tuple[str, ...], float]:
+        counts = {
+            ("scheduler", pool, state): 0.0 for pool in pools or {""} for state in SLOT_STATES
+        }
+        for worker in self._state.workers.values():
+            for slot in worker.register.slots:
+                grant = self._state.grant_of(worker.worker_id, slot.slot)
+                state = slot_state(worker, slot, grant)
+                counts["scheduler", worker.register.pool, state] += 1
+        return counts
+
+    def _ticket_counts(self, pools: set[str]) -> dict[tuple[str, ...], float]:
+        counts = {(pool, kind): 0.0 for pool in pools or {""} for kind in KINDS_BY_NAME}
+        for (pool, kind), count in self._tickets.items():
+            key = (_pool_label(pool, pools), kind)
+            counts[key] = counts.get(key, 0.0) + count
+        return {**counts}
+
+    def _oldest_waits_s(self, pools: set[str]) -> dict[tuple[str, ...], float]:
+        now = self._state.clock()
+        waits_s = dict.fromkeys(pools or {""}, 0.0)
+        for pool, since in self._since.items():
+            label = _pool_label(pool, pools)
+            waits_s[label] = max(waits_s.get(label, 0.0), now - next(iter(since.values())))
+        return {(pool,): wait_s for pool, wait_s in waits_s.items()}
+
+
+def slot_state(worker: Worker, slot: registry_pb2.SlotReport, grant: Grant | None) -> str:
+    """Return the state of a slot: as its worker reported it, and as it is granted."""
+    if slot.state in _SLOT_STATES:
+        return _SLOT_STATES[slot.state]
+    if grant:
+        return "occupied" if grant.is_claimed else "granted"
+    return "free" if worker.takes_sessions else "unavailable"
+
+
+def worker_state(worker: Worker) -> str:
+    """Return the state of a worker, the gravest if it has several."""
+    if worker.is_unreachable:
+        return "unreachable"
+    if worker.is_silent:
+        return "silent"
+    return "ready" if worker.takes_sessions else "draining"
+
+
+def _counted(
+    keys: Iterable[tuple[str, ...]], states: Iterable[str]
+) -> dict[tuple[str, ...], float]:
+    return {(state,): 0.0 for state in states} | Counter(keys)
+
+
+def _pool_label(pool: str, pools: set[str]) -> str:
+    """Return a pool's name if a worker serves it: callers can invent any number of names."""
+    return pool if pool in pools or not pool else OTHER

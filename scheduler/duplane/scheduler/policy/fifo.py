@@ -1,0 +1,138 @@
+"""The FIFO queue of a pool's tickets with the same needs, and their positions. Pure."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from sortedcontainers import SortedList
+
+from duplane.fabric.v1 import lease_pb2
+from duplane.scheduler.policy.needs import NO_NEEDS, Needs
+from duplane.scheduler.store.base import Ticket
+
+_SEARCHED_COUNT = 256  # entries that one call of `next_moved` looks at behind the front
+
+
+@dataclass(slots=True)
+class QueueEntry:
+    """A ticket that waits. `position` counts from 1 and never grows."""
+
+    ticket: Ticket
+    position: int  # the lowest one that was read
+    published: int  # the lowest one that `next_moved` returned
+    since: float  # monotonic seconds
+
+
+class FifoQueue:
+    """The tickets of one pool that have the same needs, by order.
+
+    Every operation costs O(log n) or less. Positions are computed when they are read, so a ticket
+    that leaves does not cost time for each ticket behind it; `next_moved` finds these in portions.
+    """
+
+    def __init__(self, needs: Needs = NO_NEEDS) -> None:
+        self.needs = needs
+        self._entries: dict[int, QueueEntry] = {}
+        self._orders: SortedList[int] = SortedList()
+        self._orders_by_kind: dict[lease_pb2.SessionKind, SortedList[int]] = {}
+        self._cursor: int | None = None  # order at which `next_moved` continues
+        self._moved_from: int | None = None  # lowest order removed since it began
+        self._is_front_moved = False  # an order was removed since `next_moved` saw the front
+
+    def __len__(self) -> int:
+        return len(self._orders)
+
+    def __iter__(self) -> Iterator[QueueEntry]:
+        for rank, order in enumerate(self._orders, 1):
+            yield self._ranked(order, rank)
+
+    def get(self, order: int) -> QueueEntry | None:
+        """Return the entry of a ticket, None if it does not wait here."""
+        if order not in self._entries:
+            return None
+        return self._ranked(order, self._orders.index(order) + 1)
+
+    @property
+    def first_order(self) -> int:
+        """The order of the first ticket. Raises IndexError if the queue is empty."""
+        return self._orders[0]
+
+    @property
+    def orders_by_kind(self) -> Mapping[lease_pb2.SessionKind, SortedList[int]]:
+        """The orders of the tickets of each kind that waits."""
+        return self._orders_by_kind
+
+    def rank_in_kind(self, ticket: Ticket) -> int:
+        """Return how many tickets of its kind are ahead of a ticket that waits."""
+        return self._orders_by_kind[ticket.request.kind].bisect_left(ticket.order)
+
+    def of_kinds(self, kinds: Collection[lease_pb2.SessionKind]) -> Iterator[Ticket]:
+        """Yield the tickets of some kinds by order. The queue must not change meanwhile."""
+        queues = (orders for kind, orders in self._orders_by_kind.items() if kind in kinds)
+        return (self._entries[order].ticket for order in heapq.merge(*queues))
+
+    def put(self, ticket: Ticket, now: float) -> None:
+        """Add a ticket at its order, or replace the ticket of this order.
+
+        A ticket that returns to an earlier order moves ahead of the tickets behind it. Their
+        positions stay as they were shown.
+        """
+        if entry := self._entries.get(ticket.order):
+            entry.ticket = ticket
+            return
+        position = self._orders.bisect_left(ticket.order) + 1
+        self._orders.add(ticket.order)
+        self._orders_by_kind.setdefault(ticket.request.kind, SortedList()).add(ticket.order)
+        self._entries[ticket.order] = QueueEntry(ticket, position, position, now)
+
+    def remove(self, order: int) -> None:
+        """Remove a ticket."""
+        kind = self._entries.pop(order).ticket.request.kind
+        self._orders.remove(order)
+        self._orders_by_kind[kind].remove(order)
+        if not self._orders_by_kind[kind]:
+            del self._orders_by_kind[kind]
+        self._is_front_moved = True
+        if self._moved_from is None or order < self._moved_from:
+            self._moved_from = order
+
+    @property
+    def has_moved(self) -> bool:
+        """True if `next_moved` has entries left to look at."""
+        return self._cursor is not None or self._moved_from is not None
+
+    def next_moved(self, limit: int) -> Sequence[QueueEntry]:
+        """Return at most `limit` entries of those that moved up, after a bounded search.
+
+        Looks at the front first. Then continues behind the entries of the call before; at the
+        end it begins again if more have left.
+        """
+        moved: list[QueueEntry] = []
+        if self._is_front_moved:
+            self._is_front_moved = False
+            self._collect_moved(0, limit // 2, limit, moved)
+        if self._cursor is None:
+            self._cursor, self._moved_from = self._moved_from, None
+        if self._cursor is not None:
+            start = self._orders.bisect_left(self._cursor)
+            end = self._collect_moved(start, start + _SEARCHED_COUNT, limit, moved)
+            self._cursor = self._orders[end] if end < len(self._orders) else None
+        return moved
+
+    def _collect_moved(self, start: int, stop: int, limit: int, moved: list[QueueEntry]) -> int:
+        """Append what moved up, by index, until `limit` are found; return where it stopped."""
+        for index, order in enumerate(self._orders.islice(start, stop), start):
+            if len(moved) == limit:
+                return index
+            entry = self._ranked(order, index + 1)
+            if entry.position < entry.published:
+                entry.published = entry.position
+                moved.append(entry)
+        return stop
+
+    def _ranked(self, order: int, rank: int) -> QueueEntry:
+        entry = self._entries[order]
+        entry.position = min(entry.position, rank)
+        return entry

@@ -1,0 +1,133 @@
+"""Forecast of the waits in a queue, from how long slots are held. Pure.
+
+Simulates the queue: each ticket takes the slot that is free first, never before the ticket ahead
+of it, and holds it for the expected time of its kind. Of many tickets or slots, neighbours are
+simulated together, so a forecast has a bounded cost for any number of them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from sortedcontainers import SortedList
+
+from duplane.fabric.v1 import lease_pb2
+from duplane.scheduler.policy.hold_times import HoldTimes
+
+RESOLUTION = 64  # portions into which the tickets of one demand, or slots of one kind, are divided
+_Heap = list[tuple[float, int]]  # seconds until slots are free, and their number
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """Slots that can serve the same tickets."""
+
+    idle_count: int  # slots without a session
+    held_since: Mapping[lease_pb2.SessionKind, SortedList[float]]  # times of grant of the others
+
+    def outlook(self, times: HoldTimes, now: float) -> _Heap:
+        """Return when the slots are expected to be free: portions of slots, soonest first."""
+        heap = [(0.0, self.idle_count)] if self.idle_count else []
+        for kind, since in self.held_since.items():
+            for start, count in _portions(len(since)):
+                held_s = now - since[start + count // 2]
+                heap.append((times.remaining_s(kind, held_s), count))
+        heapq.heapify(heap)
+        return heap
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Tickets of one kind that the same slots can serve."""
+
+    kind: lease_pb2.SessionKind
+    orders: SortedList[int]
+    supplies: Collection[int]  # indices of the supplies that can serve them
+    line: Hashable = None  # no ticket starts before one ahead of it in the same line
+
+
+class Waits:
+    """The waits of the tickets of one demand, by rank from 0. They never fall with the rank."""
+
+    def __init__(self, ticket_count: int) -> None:
+        self._size = _portion_size(ticket_count)
+        self._bounds: list[tuple[float, float]] = []  # of the first and last ticket of a portion
+
+    @property
+    def is_exact(self) -> bool:
+        """True if each ticket was simulated by itself."""
+        return self._size == 1
+
+    def add(self, first_s: float, last_s: float) -> None:
+        """Append the waits of the next portion."""
+        self._bounds.append((first_s, last_s))
+
+    def wait_s(self, rank: int) -> float | None:
+        """Return the wait of a ticket; None if no slot serves it."""
+        if not self._bounds:
+            return None
+        portion, index = divmod(rank, self._size)
+        if portion >= len(self._bounds):
+            return self._bounds[-1][1]
+        first_s, last_s = self._bounds[portion]
+        return first_s + (last_s - first_s) * index / max(1, self._size - 1)
+
+
+def forecast(
+    demands: Sequence[Demand], supplies: Sequence[Supply], times: HoldTimes, now: float
+) -> Sequence[Waits]:
+    """Return the waits of each demand."""
+    heaps = [supply.outlook(times, now) for supply in supplies]
+    waits = [Waits(len(demand.orders)) for demand in demands]
+    started_s: dict[Hashable, float] = {}  # start of the last ticket of each line
+    for _, which, count in heapq.merge(*map(_arrivals, range(len(demands)), demands)):
+        demand = demands[which]
+        able = [heaps[index] for index in demand.supplies if heaps[index]]
+        if able:
+            after_s = started_s.get(demand.line, 0.0)
+            first_s, last_s = _start(able, count, after_s, times.expected_s(demand.kind))
+            waits[which].add(first_s, last_s)
+            started_s[demand.line] = last_s
+    return waits
+
+
+def _arrivals(which: int, demand: Demand) -> Iterator[tuple[int, int, int]]:
+    """Yield the portions of a demand: order of the first ticket, index of the demand, count."""
+    for start, count in _portions(len(demand.orders)):
+        yield demand.orders[start], which, count
+
+
+def _start(
+    heaps: Sequence[_Heap], count: int, after_s: float, hold_s: float
+) -> tuple[float, float]:
+    """Start `count` tickets in a row; return when the first and the last one starts."""
+    slot_count = sum(number for heap in heaps for _, number in heap)
+    first_s = max(after_s, min(heap[0][0] for heap in heaps))
+    rounds, left = divmod(count - 1, slot_count)
+    left += 1
+    if rounds:  # every slot takes as many tickets
+        for heap in heaps:
+            heap[:] = [(max(free_s, after_s) + rounds * hold_s, number) for free_s, number in heap]
+    while left:
+        heap = min(heaps, key=lambda heap: heap[0])
+        free_s, number = heap[0]
+        after_s = max(after_s, free_s)
+        taken = min(left, number)
+        heapq.heapreplace(heap, (after_s + hold_s, taken))
+        if number > taken:
+            heapq.heappush(heap, (free_s, number - taken))
+        left -= taken
+    return first_s, after_s
+
+
+def _portions(count: int) -> Iterator[tuple[int, int]]:
+    """Divide `count` items into at most RESOLUTION portions: start and length of each."""
+    size = _portion_size(count)
+    for start in range(0, count, size):
+        yield start, min(size, count - start)
+
+
+def _portion_size(count: int) -> int:
+    return max(1, -(-count // RESOLUTION))

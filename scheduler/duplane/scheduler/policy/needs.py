@@ -1,0 +1,20 @@
+"""What a ticket needs of a worker, beside its kind: labels with certain values. Pure."""
+
+from __future__ import annotations
+
+from duplane.fabric.v1 import lease_pb2, registry_pb2
+
+Needs = frozenset[tuple[str, str]]
+"""Names and values of labels. A worker meets needs that its own labels include."""
+
+NO_NEEDS: Needs = frozenset()
+
+
+def needs_of(request: lease_pb2.AcquireLeaseRequest) -> Needs:
+    """Return the needs of a request."""
+    return frozenset(request.needs.items()) if request.needs else NO_NEEDS
+
+
+def labels_of(register: registry_pb2.Register) -> Needs:
+    """Return the labels of a worker."""
+    return frozenset(register.labels.items())

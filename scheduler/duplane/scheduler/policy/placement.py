@@ -1,0 +1,225 @@
+"""Placement: which worker's slot the next ticket of a pool gets. Pure.
+
+Strict FIFO per pool and needs: the first ticket is granted first. Only two kinds of ticket are
+passed over: those of a kind that no worker can serve, and those whose caller could not reach the
+worker. A slot that meets the needs of several queues goes to the ticket with the lowest order.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from sortedcontainers import SortedList
+
+from duplane.fabric.v1 import lease_pb2, registry_pb2
+from duplane.scheduler.policy.fifo import FifoQueue
+from duplane.scheduler.policy.forecast import Supply
+from duplane.scheduler.policy.needs import Needs, labels_of
+from duplane.scheduler.store.base import Grant, Ticket, Worker
+
+_MAX_PASSED_OVER = 32  # tickets that avoid the workers with free slots
+_Rank = tuple[int, int, int, str]  # the lowest is granted from first
+_Ability = tuple[frozenset[lease_pb2.SessionKind], Needs]
+_Held = tuple[int, lease_pb2.SessionKind, float]  # slot, kind of its session, time of its grant
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """The properties of a worker that placement needs. Compared by identity."""
+
+    worker: Worker
+    free_slots: tuple[int, ...]  # longest unused first
+    last_number: int  # the highest fencing number granted on it or seen by it
+    is_able: bool  # at least one slot can be granted, now or later
+    idle_count: int  # usable slots without a grant
+    held: frozenset[_Held]  # usable slots with a grant
+
+    @classmethod
+    def of(
+        cls,
+        worker: Worker,
+        grants: Mapping[int, Grant],
+        void_numbers: Mapping[int, int],
+        granted_at: Mapping[str, float],
+    ) -> Candidate:
+        """Make a candidate from a registration and the state of its slots.
+
+        `void_numbers` are the fencing numbers of grants that ended unclaimed, by slot. Such a
+        lease may have been claimed nevertheless, and the report of that may be on its way. So
+        the slot is free only when the worker has reported that it has seen the number.
+        `granted_at` are the times of the grants, by lease id.
+        """
+        is_leaving = worker.is_draining or worker.is_drain_requested
+        free: list[tuple[int, int]] = []
+        held: set[_Held] = set()
+        last_number = idle_count = 0
+        for report in worker.register.slots:
+            slot, number, grant = report.slot, report.fencing_number, grants.get(report.slot)
+            last_number = max(last_number, number, grant.claims.fencing_number if grant else 0)
+            if is_leaving or report.state == registry_pb2.SLOT_STATE_BROKEN:
+                continue
+            if grant:
+                held.add((slot, grant.claims.kind, granted_at[grant.claims.lease_id]))
+                continue
+            idle_count += 1
+            if report.state == registry_pb2.SLOT_STATE_FREE and number >= void_numbers.get(slot, 0):
+                free.append((number, slot))
+        return cls(
+            worker=worker,
+            free_slots=tuple(slot for _, slot in sorted(free)) if worker.takes_sessions else (),
+            last_number=last_number,
+            is_able=bool(held or idle_count),
+            idle_count=idle_count,
+            held=frozenset(held),
+        )
+
+    @property
+    def ability(self) -> _Ability:
+        """The kinds of session that it serves, and its labels."""
+        return frozenset(self.worker.register.kinds), labels_of(self.worker.register)
+
+    @property
+    def rank(self) -> _Rank:
+        """Sort key: most free slots, then longest unused, then attached first."""
+        return -len(self.free_slots), self.last_number, self.worker.epoch, self.worker.worker_id
+
+    @property
+    def is_open(self) -> bool:
+        """True if it takes sessions now, as soon as a slot is free."""
+        return self.is_able and self.worker.takes_sessions
+
+
+class _Group:
+    """The workers that serve the same kinds of session and have the same labels."""
+
+    def __init__(self, kinds: frozenset[lease_pb2.SessionKind], labels: Needs) -> None:
+        self.kinds = kinds
+        self.labels = labels
+        self.ranks: SortedList[_Rank] = SortedList()  # of workers with free slots
+        self.attached_count = 0
+        self.able_count = 0
+        self.open_count = 0
+        self._idle_count = 0
+        self._held_since: dict[lease_pb2.SessionKind, SortedList[float]] = {}
+
+    @property
+    def supply(self) -> Supply:
+        """The slots, for a forecast."""
+        return Supply(self._idle_count, self._held_since)
+
+    def replace(self, former: Candidate | None, candidate: Candidate | None) -> None:
+        """Replace the entry of a worker; None for no entry."""
+        if former:
+            self._count(former, -1)
+            if former.free_slots:
+                self.ranks.remove(former.rank)
+        if candidate:
+            self._count(candidate, 1)
+            if candidate.free_slots:
+                self.ranks.add(candidate.rank)
+        before = former.held if former else frozenset[_Held]()
+        after = candidate.held if candidate else frozenset[_Held]()
+        for _, kind, since in before - after:
+            self._held_since[kind].remove(since)
+            if not self._held_since[kind]:
+                del self._held_since[kind]
+        for _, kind, since in after - before:
+            self._held_since.setdefault(kind, SortedList()).add(since)
+
+    def _count(self, candidate: Candidate, sign: int) -> None:
+        self.attached_count += sign
+        self.able_count += sign * candidate.is_able
+        self.open_count += sign * candidate.is_open
+        self._idle_count += sign * candidate.idle_count
+
+
+class SlotIndex:
+    """The workers of one pool, arranged so that the best free slot is found at once."""
+
+    def __init__(self) -> None:
+        self._candidates: dict[str, Candidate] = {}  # by worker id
+        self._groups: dict[_Ability, _Group] = {}
+
+    def __len__(self) -> int:
+        return len(self._candidates)
+
+    def attached_kinds(self, needs: Needs) -> Collection[lease_pb2.SessionKind]:
+        """Return the kinds that an attached worker serves, draining or not."""
+        return frozenset[lease_pb2.SessionKind]().union(*(one.kinds for one in self._able(needs)))
+
+    def able_kinds(self, needs: Needs) -> Collection[lease_pb2.SessionKind]:
+        """Return the kinds that a worker can be granted for, now or later."""
+        able = (group.kinds for group in self._able(needs) if group.able_count)
+        return frozenset[lease_pb2.SessionKind]().union(*able)
+
+    def supplies(self) -> Sequence[Supply]:
+        """Return the slots that can be granted now or later, of workers that are alike together."""
+        return [group.supply for group in self._groups.values()]
+
+    def supplies_for(self, needs: Needs, kind: lease_pb2.SessionKind) -> Sequence[int]:
+        """Return the indices of the supplies that serve a ticket."""
+        return [
+            index
+            for index, group in enumerate(self._groups.values())
+            if kind in group.kinds and needs <= group.labels
+        ]
+
+    def put(self, candidate: Candidate) -> None:
+        """Add a worker, or replace its entry."""
+        worker_id, ability = candidate.worker.worker_id, candidate.ability
+        former = self._candidates.get(worker_id)
+        if former and former.ability != ability:
+            self.remove(worker_id)
+            former = None
+        self._groups.setdefault(ability, _Group(*ability)).replace(former, candidate)
+        self._candidates[worker_id] = candidate
+
+    def remove(self, worker_id: str) -> None:
+        """Remove a worker, if it is there."""
+        candidate = self._candidates.pop(worker_id, None)
+        if candidate is None:
+            return
+        group = self._groups[candidate.ability]
+        group.replace(candidate, None)
+        if not group.attached_count:
+            del self._groups[candidate.ability]
+
+    def best(self, request: lease_pb2.AcquireLeaseRequest, needs: Needs) -> Candidate | None:
+        """Return the worker to grant a request from; None while it has to wait.
+
+        Workers that the request avoids count only if no other worker takes sessions of its kind.
+        """
+        groups = [group for group in self._able(needs) if request.kind in group.kinds]
+        avoided = self._avoided(request, groups)
+        best: _Rank | None = None
+        for group in groups:
+            rank = next((rank for rank in group.ranks if rank[-1] not in avoided), None)
+            best = min(filter(None, (best, rank)), default=None)
+        return self._candidates[best[-1]] if best else None
+
+    def _avoided(
+        self, request: lease_pb2.AcquireLeaseRequest, groups: Sequence[_Group]
+    ) -> Collection[str]:
+        avoided = set(request.avoided_worker_ids)
+        known = (self._candidates[worker_id] for worker_id in avoided & self._candidates.keys())
+        able = {(group.kinds, group.labels) for group in groups}
+        avoided_open = sum(one.is_open and one.ability in able for one in known)
+        return avoided if avoided_open < sum(group.open_count for group in groups) else ()
+
+    def _able(self, needs: Needs) -> Iterator[_Group]:
+        return (group for group in self._groups.values() if needs <= group.labels)
+
+
+def next_grant(queue: FifoQueue, slots: SlotIndex) -> tuple[Ticket, Candidate] | None:
+    """Return the ticket to grant next and the worker whose first free slot it gets, if any.
+
+    That is the first ticket. A free slot of a worker that it avoids goes to the next one.
+    """
+    for ticket in itertools.islice(queue.of_kinds(slots.able_kinds(queue.needs)), _MAX_PASSED_OVER):
+        if candidate := slots.best(ticket.request, queue.needs):
+            return ticket, candidate
+        if not ticket.request.avoided_worker_ids:
+            break
+    return None

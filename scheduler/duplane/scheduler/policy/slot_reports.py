@@ -1,0 +1,33 @@
+"""Decides how a worker's report of a slot affects the grant of that slot. Pure."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from duplane.fabric.v1 import registry_pb2
+from duplane.scheduler.store.base import Grant
+
+
+class Verdict(Enum):
+    """The meaning of a slot's report for its grant."""
+
+    NOTHING = auto()
+    CLAIMED = auto()  # the lease was accepted
+    ENDED = auto()  # the lease no longer holds the slot, or never will
+    UNKNOWN_LEASE = auto()  # the slot is held by a lease that has no grant here
+
+
+def judge(grant: Grant | None, report: registry_pb2.SlotReport) -> Verdict:
+    """Compare a slot's report with its grant. Where they differ, the worker is right.
+
+    A reported fencing number at or above the grant's means that the worker has seen this lease
+    or a later one. With a lower number the report was sent before the worker saw the lease.
+    """
+    is_occupied = report.state == registry_pb2.SLOT_STATE_OCCUPIED
+    if grant is None:
+        return Verdict.UNKNOWN_LEASE if is_occupied else Verdict.NOTHING
+    if is_occupied and report.lease_id == grant.claims.lease_id:
+        return Verdict.NOTHING if grant.is_claimed else Verdict.CLAIMED
+    is_broken = report.state == registry_pb2.SLOT_STATE_BROKEN
+    is_seen = report.fencing_number >= grant.claims.fencing_number
+    return Verdict.ENDED if grant.is_claimed or is_broken or is_seen else Verdict.NOTHING

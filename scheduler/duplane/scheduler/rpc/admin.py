@@ -1,0 +1,109 @@
+"""AdminService: the gRPC calls with which operators inspect and steer a fabric."""
+
+from __future__ import annotations
+
+import contextlib
+
+import grpc.aio
+
+from duplane.fabric.durations import to_seconds
+from duplane.fabric.errors import FabricError, Reason, abort
+from duplane.fabric.v1 import admin_pb2, admin_pb2_grpc
+from duplane.scheduler.messages import estimates
+from duplane.scheduler.policy.hold_times import HoldTimes
+from duplane.scheduler.store.base import LeaseStore
+from duplane.scheduler.validation import check_estimates, parse_ticket_id
+from duplane.scheduler.watch import Watch
+
+
+class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
+    """Answers from `Watch`, and passes changes to the store."""
+
+    def __init__(self, store: LeaseStore, watch: Watch, hold_times: HoldTimes) -> None:
+        self._store = store
+        self._watch = watch
+        self._hold_times = hold_times
+
+    async def ListWorkers(
+        self, request: admin_pb2.ListWorkersRequest, context: object
+    ) -> admin_pb2.ListWorkersResponse:
+        del request, context
+        return admin_pb2.ListWorkersResponse(workers=self._watch.workers())
+
+    async def ListLeases(
+        self, request: admin_pb2.ListLeasesRequest, context: object
+    ) -> admin_pb2.ListLeasesResponse:
+        del request, context
+        return admin_pb2.ListLeasesResponse(leases=self._watch.leases())
+
+    async def ListTickets(
+        self, request: admin_pb2.ListTicketsRequest, context: object
+    ) -> admin_pb2.ListTicketsResponse:
+        del request, context
+        return admin_pb2.ListTicketsResponse(
+            tickets=self._watch.tickets(), ticket_limit=self._watch.ticket_limit
+        )
+
+    # Writes instead of yielding, so that a cancelled call stops at once.
+    async def Watch(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: yields
+        self,
+        request: admin_pb2.WatchRequest,
+        context: grpc.aio.ServicerContext[admin_pb2.WatchRequest, admin_pb2.WatchResponse],
+    ) -> None:
+        del request
+        try:
+            async with contextlib.aclosing(self._watch.steps()) as steps:
+                async for step in steps:
+                    await context.write(step)
+        except FabricError as error:
+            await abort(context, error)
+
+    async def DrainWorker(
+        self,
+        request: admin_pb2.DrainWorkerRequest,
+        context: grpc.aio.ServicerContext[
+            admin_pb2.DrainWorkerRequest, admin_pb2.DrainWorkerResponse
+        ],
+    ) -> admin_pb2.DrainWorkerResponse:
+        if await self._store.drain(request.worker_id):
+            return admin_pb2.DrainWorkerResponse()
+        message = f"no worker is attached as {request.worker_id!r}"
+        return await abort(context, FabricError(Reason.UNKNOWN_WORKER, message, field="worker_id"))
+
+    async def CancelTicket(
+        self,
+        request: admin_pb2.CancelTicketRequest,
+        context: grpc.aio.ServicerContext[
+            admin_pb2.CancelTicketRequest, admin_pb2.CancelTicketResponse
+        ],
+    ) -> admin_pb2.CancelTicketResponse:
+        try:
+            if await self._store.cancel(parse_ticket_id(request.ticket_id)):
+                return admin_pb2.CancelTicketResponse()
+            message = f"no ticket {request.ticket_id!r} is waiting"
+            raise FabricError(Reason.UNKNOWN_TICKET, message, field="ticket_id")
+        except FabricError as error:
+            return await abort(context, error)
+
+    async def GetEstimates(
+        self, request: admin_pb2.GetEstimatesRequest, context: object
+    ) -> admin_pb2.GetEstimatesResponse:
+        del request, context
+        return admin_pb2.GetEstimatesResponse(estimates=estimates(self._hold_times))
+
+    async def UpdateEstimates(
+        self,
+        request: admin_pb2.UpdateEstimatesRequest,
+        context: grpc.aio.ServicerContext[
+            admin_pb2.UpdateEstimatesRequest, admin_pb2.UpdateEstimatesResponse
+        ],
+    ) -> admin_pb2.UpdateEstimatesResponse:
+        try:
+            check_estimates(request)
+        except FabricError as error:
+            return await abort(context, error)
+        for base in request.bases:
+            self._hold_times.base_s[base.kind] = to_seconds(base.base_duration)
+        if request.HasField("smoothing"):
+            self._hold_times.smoothing = request.smoothing
+        return admin_pb2.UpdateEstimatesResponse(estimates=estimates(self._hold_times))

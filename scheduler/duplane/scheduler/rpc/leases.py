@@ -1,0 +1,152 @@
+"""LeaseService: the gRPC calls that acquire and release leases."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Generator
+
+import grpc.aio
+from opentelemetry.trace import Span, StatusCode
+
+from duplane.fabric.errors import FabricError, abort
+from duplane.fabric.kinds import kind_name
+from duplane.fabric.lease_signing import LeaseSigner
+from duplane.fabric.monitoring.logs import logged_ids
+from duplane.fabric.telemetry import (
+    ERROR_TYPE,
+    LEASE_ID,
+    SCHEDULER_QUEUE,
+    SESSION_ID,
+    SESSION_KIND,
+    Telemetry,
+)
+from duplane.fabric.v1 import lease_pb2, lease_pb2_grpc
+from duplane.scheduler.granting import GrantLoop
+from duplane.scheduler.messages import granted, queued
+from duplane.scheduler.metrics import SchedulerMetrics
+from duplane.scheduler.settings import SchedulerSettings
+from duplane.scheduler.state import SchedulerState
+from duplane.scheduler.store.base import Grant, LeaseStore
+from duplane.scheduler.validation import check_acquire
+from duplane.scheduler.waiters import Waiter, Waiters
+
+_log = logging.getLogger(__name__)
+
+_AcquireContext = grpc.aio.ServicerContext[
+    lease_pb2.AcquireLeaseRequest, lease_pb2.AcquireLeaseResponse
+]
+
+
+class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
+    """Sends callers their positions and grants; `Waiters` and `GrantLoop` produce them."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        store: LeaseStore,
+        state: SchedulerState,
+        waiters: Waiters,
+        grant_loop: GrantLoop,
+        signer: LeaseSigner,
+        telemetry: Telemetry,
+        metrics: SchedulerMetrics,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._state = state
+        self._waiters = waiters
+        self._grant_loop = grant_loop
+        self._signer = signer
+        self._telemetry = telemetry
+        self._metrics = metrics
+
+    # Writes instead of yielding, because only then it is known whether a message was sent.
+    async def AcquireLease(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: yields
+        self, request: lease_pb2.AcquireLeaseRequest, context: _AcquireContext
+    ) -> None:
+        with logged_ids(request.session_id, request.trace):
+            try:
+                check_acquire(request)
+                with self._queue_span(request) as span:
+                    async with self._waiters.waiting(request) as waiter:
+                        await self._wait(waiter, context)
+                        if waiter.grant:
+                            claims = waiter.grant.claims
+                            span.set_attribute(LEASE_ID, claims.lease_id)
+                            _log.debug("lease %s on worker %s", claims.lease_id, claims.worker_id)
+            except FabricError as error:
+                self._metrics.refused(error.reason)
+                _log.debug("no lease: %s", error.reason)
+                await abort(context, error)
+
+    async def ReleaseLease(
+        self, request: lease_pb2.ReleaseLeaseRequest, context: object
+    ) -> lease_pb2.ReleaseLeaseResponse:
+        del context
+        if request.request_id:
+            self._waiters.cancel_request(request.request_id)
+        if worker := self._state.workers.get(request.unreachable_worker_id):
+            await self._store.set_unreachable(worker.worker_id, worker.epoch, is_unreachable=True)
+        grant = self._state.grants.get(request.lease_id)
+        grant = grant or self._state.grant_of_request(request.request_id)
+        if grant:
+            await self._store.give_back(grant)
+        return lease_pb2.ReleaseLeaseResponse()
+
+    @contextlib.contextmanager
+    def _queue_span(self, request: lease_pb2.AcquireLeaseRequest) -> Generator[Span]:
+        """Record the wait for a slot as a span of the caller's trace."""
+        span = self._telemetry.start(
+            SCHEDULER_QUEUE,
+            parent=request.trace if request.HasField("trace") else None,
+            attributes={SESSION_ID: request.session_id, SESSION_KIND: kind_name(request.kind)},
+        )
+        try:
+            yield span
+        except FabricError as error:
+            span.set_attribute(ERROR_TYPE, error.reason)
+            span.set_status(StatusCode.ERROR, error.message)
+            raise
+        except asyncio.CancelledError:
+            span.set_attribute(ERROR_TYPE, "cancelled")
+            raise
+        finally:
+            span.end()
+
+    async def _wait(self, waiter: Waiter, context: _AcquireContext) -> None:
+        """Send positions until the waiter has a grant, then send the grant."""
+        while True:
+            waiter.changed.clear()
+            if waiter.failure:
+                raise waiter.failure
+            if waiter.has_lost_place:
+                await self._waiters.enqueue_again(waiter)
+            elif waiter.grant:
+                # Set before the write: a caller may cancel as soon as it has read the grant,
+                # which then belongs to it. If it dies before reading, the claim times out.
+                waiter.is_delivered = True
+                await context.write(self._granted(waiter.grant))
+                return
+            else:
+                await self._grant_loop.idle()  # no `queued` to a caller that is granted at once
+                if not waiter.changed.is_set():
+                    await self._send_position(waiter, context)
+                    await self._wait_for_change(waiter)
+
+    async def _wait_for_change(self, waiter: Waiter) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.queued_interval_s):
+                await waiter.changed.wait()
+
+    async def _send_position(self, waiter: Waiter, context: _AcquireContext) -> None:
+        if entry := self._waiters.entry(waiter):
+            message = queued(entry, self._state)
+            await context.write(lease_pb2.AcquireLeaseResponse(queued=message))
+
+    def _granted(self, grant: Grant) -> lease_pb2.AcquireLeaseResponse:
+        claims = grant.claims
+        left_s = self._settings.claim_timeout_s - self._state.held_s(claims.lease_id)
+        worker = self._state.workers[claims.worker_id]
+        return lease_pb2.AcquireLeaseResponse(granted=granted(grant, worker, self._signer, left_s))

@@ -1,0 +1,261 @@
+"""RegistryService: the streams with which workers attach and report."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+
+from duplane.fabric.durations import to_duration
+from duplane.fabric.errors import FabricError, Reason, abort
+from duplane.fabric.lease_signing import LeaseSigner
+from duplane.fabric.v1 import lease_pb2, registry_pb2, registry_pb2_grpc
+from duplane.scheduler.messages import revoke
+from duplane.scheduler.policy.slot_reports import Verdict, judge
+from duplane.scheduler.rpc.worker_stream import Context, WorkerStream
+from duplane.scheduler.settings import SchedulerSettings
+from duplane.scheduler.state import SchedulerState
+from duplane.scheduler.store.base import (
+    Change,
+    Grant,
+    GrantEnd,
+    GrantGone,
+    GrantPut,
+    LeaseStore,
+    Worker,
+    WorkerGone,
+    WorkerPut,
+)
+from duplane.scheduler.validation import check_reachable, check_register, check_report
+from duplane.scheduler.watch import Watch
+
+_log = logging.getLogger(__name__)
+
+_SILENT_INTERVALS = 3  # report intervals without a report, after which a worker is silent
+
+
+class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
+    """Keeps each worker registered as long as its stream lasts."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        store: LeaseStore,
+        state: SchedulerState,
+        watch: Watch,
+        signer: LeaseSigner,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._state = state
+        self._watch = watch
+        self._streams: dict[str, WorkerStream] = {}  # by worker id
+        self._is_closed = False
+        self._keys: Sequence[registry_pb2.VerificationKey] = (signer.verification_key,)
+        store.share_key(signer.verification_key, self._on_keys)
+        state.listeners.append(self._on_change)
+
+    # Writes instead of yielding, so that a cancelled stream stops at once.
+    async def Attach(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: yields
+        self,
+        request_iterator: AsyncIterator[registry_pb2.AttachRequest],
+        context: Context,
+    ) -> None:
+        try:
+            register = await self._read_register(request_iterator)
+            check_reachable(register.address, context.peer())
+            worker = await self._register(register)
+            try:
+                await self._settle_slots(worker, register.slots)
+                stream = self._streams[worker.worker_id] = WorkerStream(worker)
+                _log.info("worker %s attached: %d slots", worker.worker_id, len(register.slots))
+                await self._exchange(worker, stream, request_iterator, context)
+            finally:
+                stream = self._streams.get(worker.worker_id)
+                if stream and stream.epoch == worker.epoch:
+                    del self._streams[worker.worker_id]
+                await self._store.unregister(worker.worker_id, worker.epoch)
+                _log.info("worker %s detached", worker.worker_id)
+        except FabricError as error:
+            await abort(context, error)
+
+    def close(self) -> None:
+        """End every stream with UNAVAILABLE, and refuse new ones. Workers then attach elsewhere."""
+        self._is_closed = True
+        for stream in self._streams.values():
+            stream.fail(Reason.UNAVAILABLE, "the scheduler is stopping")
+
+    async def _read_register(
+        self, requests: AsyncIterator[registry_pb2.AttachRequest]
+    ) -> registry_pb2.Register:
+        try:
+            async with asyncio.timeout(self._settings.register_timeout_s):
+                first = await anext(requests, None)
+        except TimeoutError:
+            first = None
+        if first is None or not first.HasField("register"):
+            raise FabricError(
+                Reason.OUT_OF_ORDER, "the first message must be `register`", field="register"
+            )
+        check_register(first.register)
+        return first.register
+
+    async def _register(self, register: registry_pb2.Register) -> Worker:
+        if self._is_closed:
+            raise FabricError(Reason.UNAVAILABLE, "the scheduler is stopping")
+        worker = await self._store.register(register)
+        if worker is None:
+            raise FabricError(
+                Reason.WORKER_ATTACHED,
+                f"another process is attached as {register.worker_id!r}",
+                field="register.worker_id",
+            )
+        return worker
+
+    async def _exchange(
+        self,
+        worker: Worker,
+        stream: WorkerStream,
+        requests: AsyncIterator[registry_pb2.AttachRequest],
+        context: Context,
+    ) -> None:
+        stream.send(registry_pb2.AttachResponse(registered=self._registered(worker)))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                sides = (
+                    tasks.create_task(stream.write_messages(context)),
+                    tasks.create_task(stream.raise_failure()),
+                    tasks.create_task(self._watch_silence(stream)),
+                )
+                async for request in requests:
+                    await self._apply_report(stream, request)
+                for side in sides:
+                    side.cancel()
+        except ExceptionGroup as failed:
+            ends, faults = failed.split(FabricError)
+            if ends is None or faults:
+                raise
+            raise ends.exceptions[0] from None
+
+    def _registered(self, worker: Worker) -> registry_pb2.Registered:
+        return registry_pb2.Registered(
+            worker_epoch=worker.epoch,
+            verification_keys=self._keys,
+            report_interval=to_duration(self._settings.report_interval_s),
+        )
+
+    async def _watch_silence(self, stream: WorkerStream) -> None:
+        """Mark a worker as silent while its reports are overdue. Silent workers get no grants."""
+        overdue_s = _SILENT_INTERVALS * self._settings.report_interval_s
+        while True:
+            try:
+                async with asyncio.timeout(overdue_s):
+                    await stream.has_report.wait()
+            except TimeoutError:
+                _log.warning("worker %s reports nothing", stream.worker_id)
+                if worker := self._current(stream):
+                    await self._store.report(_changed(worker, is_silent=True))
+                await stream.has_report.wait()
+            stream.has_report.clear()
+
+    async def _apply_report(
+        self, stream: WorkerStream, request: registry_pb2.AttachRequest
+    ) -> None:
+        if not request.HasField("report"):
+            raise FabricError(Reason.OUT_OF_ORDER, "only reports may follow", field="report")
+        worker, report = self._current(stream), request.report
+        if worker is None:
+            return  # superseded: this stream is about to end
+        check_report(report, len(worker.register.slots))
+        stream.has_report.set()
+        stream.is_drain_sent |= report.is_draining
+        self._watch.note_report(worker.worker_id, report)
+        changed = _changed(worker, report)
+        if changed != worker:
+            await self._store.report(changed)
+        else:
+            self._watch.publish_worker(worker)
+        await self._settle_slots(worker, report.slots)
+
+    async def _settle_slots(self, worker: Worker, slots: Sequence[registry_pb2.SlotReport]) -> None:
+        """Update the grants of a worker from the reports of its slots."""
+        for slot in slots:
+            grant = self._state.grant_of(worker.worker_id, slot.slot)
+            verdict = judge(grant, slot)
+            if grant and verdict is Verdict.CLAIMED:
+                await self._store.claim(grant)
+            elif grant and verdict is Verdict.ENDED:
+                await self._store.release(grant)
+                verdict = judge(None, slot)
+            if verdict is Verdict.UNKNOWN_LEASE and slot.lease_id not in self._state.grants:
+                await self._store.adopt(_adopted(worker, slot))
+
+    def _current(self, stream: WorkerStream) -> Worker | None:
+        worker = self._state.workers.get(stream.worker_id)
+        return worker if worker and worker.epoch == stream.epoch else None
+
+    def _on_keys(self, keys: Sequence[registry_pb2.VerificationKey]) -> None:
+        """Send the keys of all schedulers to every worker, as a repeated `registered`."""
+        self._keys = keys
+        for stream in self._streams.values():
+            if worker := self._current(stream):
+                stream.send(registry_pb2.AttachResponse(registered=self._registered(worker)))
+
+    def _on_change(self, change: Change) -> None:
+        match change:
+            case WorkerPut(worker=worker) if worker.is_drain_requested:
+                self._send_drain(worker)
+            case WorkerGone(worker=worker):
+                stream = self._streams.get(worker.worker_id)
+                if stream and stream.epoch == worker.epoch:
+                    stream.fail(Reason.SUPERSEDED, "the worker has attached again")
+            case GrantPut(grant=grant) if grant.is_revoked:
+                self._revoke(grant)
+            case GrantGone(grant=grant, end=GrantEnd.RETURNED | GrantEnd.EXPIRED):
+                self._revoke(grant)
+            case _:
+                pass
+
+    def _send_drain(self, worker: Worker) -> None:
+        stream = self._streams.get(worker.worker_id)
+        if stream and not stream.is_drain_sent:
+            stream.is_drain_sent = True
+            stream.send(registry_pb2.AttachResponse(drain=registry_pb2.Drain()))
+
+    def _revoke(self, grant: Grant) -> None:
+        if stream := self._streams.get(grant.claims.worker_id):
+            stream.send(registry_pb2.AttachResponse(revoke=revoke(grant)))
+
+
+def _changed(
+    worker: Worker, report: registry_pb2.Report | None = None, *, is_silent: bool = False
+) -> Worker:
+    """Return a registration with the slots and flags of its latest report."""
+    register = registry_pb2.Register()
+    register.CopyFrom(worker.register)
+    if report:
+        del register.slots[:]
+        register.slots.extend(report.slots)
+        register.is_draining = report.is_draining
+    return Worker(
+        epoch=worker.epoch,
+        register=register,
+        is_draining=register.is_draining,
+        is_drain_requested=worker.is_drain_requested,
+        is_silent=is_silent,
+        is_unreachable=worker.is_unreachable,
+    )
+
+
+def _adopted(worker: Worker, slot: registry_pb2.SlotReport) -> Grant:
+    """Return the grant of a lease that is known only from its worker's report."""
+    claims = lease_pb2.LeaseClaims(
+        lease_id=slot.lease_id,
+        worker_id=worker.worker_id,
+        worker_epoch=worker.epoch,
+        slot=slot.slot,
+        fencing_number=slot.fencing_number,
+        kind=slot.kind,
+        session_id=slot.session_id,
+    )
+    return Grant(claims, is_claimed=True)

@@ -1,0 +1,54 @@
+"""The outgoing side of one worker's Attach stream."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NoReturn
+
+import grpc.aio
+
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import registry_pb2
+from duplane.scheduler.store.base import Worker
+
+OUTBOX_LENGTH = 256  # messages that a worker may leave unread; one more ends its stream
+Context = grpc.aio.ServicerContext[registry_pb2.AttachRequest, registry_pb2.AttachResponse]
+
+
+class WorkerStream:
+    """The messages to one worker, and the error that its stream is to end with.
+
+    `write_messages` and `raise_failure` run side by side as long as the stream lasts.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker_id = worker.worker_id
+        self.epoch = worker.epoch
+        self.has_report = asyncio.Event()
+        self.is_drain_sent = False
+        self._outbox = asyncio.Queue[registry_pb2.AttachResponse](OUTBOX_LENGTH)
+        self._failure: FabricError | None = None
+        self._has_failed = asyncio.Event()
+
+    def send(self, message: registry_pb2.AttachResponse) -> None:
+        """Queue a message. The stream of a worker that has stopped reading is ended."""
+        try:
+            self._outbox.put_nowait(message)
+        except asyncio.QueueFull:
+            self.fail(Reason.UNAVAILABLE, "the worker does not read its messages")
+
+    def fail(self, reason: Reason, message: str) -> None:
+        """End the stream; messages in the queue are dropped."""
+        self._failure = self._failure or FabricError(reason, message)
+        self._has_failed.set()
+
+    async def write_messages(self, context: Context) -> NoReturn:
+        """Write queued messages until cancelled."""
+        while True:
+            await context.write(await self._outbox.get())
+
+    async def raise_failure(self) -> None:
+        """Wait for a failure, then raise it."""
+        await self._has_failed.wait()
+        if self._failure:
+            raise self._failure

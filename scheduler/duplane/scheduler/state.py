@@ -1,0 +1,277 @@
+"""The state of the fabric in one scheduler: the store's facts, indexed for policy.
+
+Only the store's changes modify it, so every scheduler of a fabric decides from the same state.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import assert_never
+
+from duplane.fabric.v1 import lease_pb2
+from duplane.scheduler.policy.fifo import FifoQueue, QueueEntry
+from duplane.scheduler.policy.forecast import Demand, Waits, forecast
+from duplane.scheduler.policy.hold_times import HoldTimes
+from duplane.scheduler.policy.needs import Needs, needs_of
+from duplane.scheduler.policy.placement import Candidate, SlotIndex, next_grant
+from duplane.scheduler.store.base import (
+    Change,
+    Grant,
+    GrantEnd,
+    GrantGone,
+    GrantPut,
+    Ticket,
+    TicketGone,
+    TicketPut,
+    Worker,
+    WorkerGone,
+    WorkerPut,
+)
+
+_FORECAST_AGE_S = 1.0  # a forecast is made anew after this
+
+
+_Demanded = tuple[Needs, lease_pb2.SessionKind]
+
+
+class _Forecast:
+    """The waits of one pool's tickets at one moment, by needs and kind."""
+
+    def __init__(self, revision: int, now: float, waits: Mapping[_Demanded, Waits]) -> None:
+        self._revision = revision
+        self._deadline = now + _FORECAST_AGE_S
+        self._is_exact = all(one.is_exact for one in waits.values())
+        self.waits = waits
+
+    def is_fresh(self, revision: int, now: float) -> bool:
+        """True if it can be used. Few tickets get a new forecast after every change."""
+        return now < self._deadline and (revision == self._revision or not self._is_exact)
+
+
+class _Pool:
+    """The tickets and the workers that are matched with each other."""
+
+    def __init__(self) -> None:
+        self.queues: dict[Needs, FifoQueue] = {}  # not empty
+        self.slots = SlotIndex()
+        self.forecast: _Forecast | None = None
+
+
+class SchedulerState:
+    """Workers, tickets and grants.
+
+    Each of `listeners` is called after every change. Each of `position_listeners` is called with
+    the queue entries that moved up, in portions: call `publish_positions` for each portion.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.revision = 0
+        self.workers: dict[str, Worker] = {}
+        self.tickets: dict[int, Ticket] = {}  # by order
+        self.grants: dict[str, Grant] = {}  # by lease id, oldest first
+        self.requests: dict[str, Ticket] = {}  # that wait or hold a grant, by request id
+        self.hold_times = HoldTimes()
+        self.listeners: list[Callable[[Change], None]] = []
+        self.position_listeners: list[Callable[[Sequence[QueueEntry]], None]] = []
+        self._pools: dict[str, _Pool] = {}
+        self._slots: dict[str, dict[int, Grant]] = {}  # by worker id
+        self._grants_of_order: dict[int, dict[str, Grant]] = {}  # by ticket and lease id
+        self._void_numbers: dict[str, dict[int, int]] = {}  # by worker id and slot
+        self._worker_since: dict[str, float] = {}
+        self._grant_since: dict[str, float] = {}
+
+    def apply(self, change: Change) -> None:
+        """Apply one change of the store."""
+        self.revision = max(self.revision, change.revision)
+        match change:
+            case WorkerPut(worker=worker):
+                self._put_worker(worker)
+            case WorkerGone(worker=worker):
+                self._remove_worker(worker)
+            case TicketPut(ticket=ticket):
+                self._put_ticket(ticket)
+            case TicketGone(ticket=ticket, is_granted=is_granted):
+                self._remove_ticket(ticket, is_granted)
+            case GrantPut(grant=grant):
+                self._put_grant(grant)
+            case GrantGone(grant=grant, end=end):
+                self._remove_grant(grant, end)
+            case _:
+                assert_never(change)
+        for listener in self.listeners:
+            listener(change)
+
+    def publish_positions(self, limit: int) -> bool:
+        """Publish entries that moved up, at most `limit` per queue. False if none are left."""
+        every = (queue for pool in self._pools.values() for queue in pool.queues.values())
+        queues = [queue for queue in every if queue.has_moved]
+        for queue in queues:
+            if moved := queue.next_moved(limit):
+                for listener in self.position_listeners:
+                    listener(moved)
+        return any(queue.has_moved for queue in queues)
+
+    @property
+    def waiting_pools(self) -> Sequence[str]:
+        """The pools in which tickets wait."""
+        return [name for name, pool in self._pools.items() if pool.queues]
+
+    def next_grant(self, pool: str) -> tuple[Ticket, Candidate] | None:
+        """Return the next ticket of a pool and the worker to grant it from, if a slot is free."""
+        known = self._pools.get(pool)
+        queues = sorted(known.queues.values(), key=_first_order) if known else ()
+        proposals = (next_grant(queue, known.slots) for queue in queues) if known else ()
+        return next((proposal for proposal in proposals if proposal), None)
+
+    def entries(self) -> Sequence[QueueEntry]:
+        """Return the queue entries of all pools by order."""
+        every = (queue for pool in self._pools.values() for queue in pool.queues.values())
+        entries = itertools.chain.from_iterable(every)
+        return sorted(entries, key=lambda entry: entry.ticket.order)
+
+    def entry(self, ticket: Ticket) -> QueueEntry | None:
+        """Return the queue entry of a ticket, None if it does not wait."""
+        queue = self._queue(ticket)
+        return queue.get(ticket.order) if queue else None
+
+    def queue_length(self, ticket: Ticket) -> int:
+        """Return how many tickets wait in the queue of a ticket."""
+        return len(self._queue(ticket) or ())
+
+    def serves(self, request: lease_pb2.AcquireLeaseRequest) -> bool:
+        """True if a worker is attached that meets a request's kind and needs, draining or not."""
+        pool = self._pools.get(request.pool)
+        return bool(pool) and request.kind in pool.slots.attached_kinds(needs_of(request))
+
+    def grant_of(self, worker_id: str, slot: int) -> Grant | None:
+        """Return the grant of a slot."""
+        return self._slots.get(worker_id, {}).get(slot)
+
+    def grants_of_order(self, order: int) -> Collection[Grant]:
+        """Return the grants that were made for a ticket."""
+        return tuple(self._grants_of_order.get(order, {}).values())
+
+    def grant_of_request(self, request_id: str) -> Grant | None:
+        """Return the grant of a request."""
+        ticket = self.requests.get(request_id)
+        grants = self.grants_of_order(ticket.order) if ticket else ()
+        return next((one for one in grants if _is_of_request(one, request_id)), None)
+
+    def attached_s(self, worker_id: str) -> float:
+        """Return how long a worker has been registered."""
+        return self.clock() - self._worker_since[worker_id]
+
+    def held_s(self, lease_id: str) -> float:
+        """Return how long ago a lease was granted, or adopted from a report."""
+        return self.clock() - self._grant_since[lease_id]
+
+    def wait_s(self, ticket: Ticket) -> float | None:
+        """Estimate how long a ticket will wait; None while no slot serves it."""
+        pool, now = self._pools[ticket.request.pool], self.clock()
+        needs, kind, known = needs_of(ticket.request), ticket.request.kind, pool.forecast
+        is_known = known is not None and (needs, kind) in known.waits
+        if known is None or not is_known or not known.is_fresh(self.revision, now):
+            known = pool.forecast = _Forecast(self.revision, now, self._forecast(pool, now))
+        return known.waits[needs, kind].wait_s(pool.queues[needs].rank_in_kind(ticket))
+
+    def _forecast(self, pool: _Pool, now: float) -> Mapping[_Demanded, Waits]:
+        demands = {
+            (needs, kind): Demand(kind, orders, pool.slots.supplies_for(needs, kind), line=needs)
+            for needs, queue in pool.queues.items()
+            for kind, orders in queue.orders_by_kind.items()
+        }
+        waits = forecast(list(demands.values()), pool.slots.supplies(), self.hold_times, now)
+        return dict(zip(demands, waits, strict=True))
+
+    def _queue(self, ticket: Ticket) -> FifoQueue | None:
+        pool = self._pools.get(ticket.request.pool)
+        return pool.queues.get(needs_of(ticket.request)) if pool else None
+
+    def _put_worker(self, worker: Worker) -> None:
+        self.workers[worker.worker_id] = worker
+        self._worker_since.setdefault(worker.worker_id, self.clock())
+        self._update_candidate(worker.worker_id)
+
+    def _remove_worker(self, worker: Worker) -> None:
+        del self.workers[worker.worker_id], self._worker_since[worker.worker_id]
+        self._void_numbers.pop(worker.worker_id, None)
+        pool = worker.register.pool
+        self._pools[pool].slots.remove(worker.worker_id)
+        self._drop_empty(pool)
+
+    def _put_ticket(self, ticket: Ticket) -> None:
+        if former := self.tickets.get(ticket.order):
+            self.requests.pop(former.request.request_id, None)
+        self.tickets[ticket.order] = ticket
+        self.requests[ticket.request.request_id] = ticket
+        pool, needs = self._pools.setdefault(ticket.request.pool, _Pool()), needs_of(ticket.request)
+        pool.queues.setdefault(needs, FifoQueue(needs)).put(ticket, self.clock())
+
+    def _remove_ticket(self, ticket: Ticket, is_granted: bool) -> None:
+        del self.tickets[ticket.order]
+        if not is_granted:
+            self.requests.pop(ticket.request.request_id, None)
+        queues, needs = self._pools[ticket.request.pool].queues, needs_of(ticket.request)
+        queues[needs].remove(ticket.order)
+        if not len(queues[needs]):
+            del queues[needs]
+        self._drop_empty(ticket.request.pool)
+
+    def _put_grant(self, grant: Grant) -> None:
+        claims = grant.claims
+        is_new = claims.lease_id not in self.grants
+        self.grants[claims.lease_id] = grant
+        if grant.ticket:
+            self.requests[grant.ticket.request.request_id] = grant.ticket
+            same = self._grants_of_order.setdefault(grant.ticket.order, {})
+            same[claims.lease_id] = grant
+        self._grant_since.setdefault(claims.lease_id, self.clock())
+        self._slots.setdefault(claims.worker_id, {})[claims.slot] = grant
+        if is_new:
+            self._update_candidate(claims.worker_id)
+
+    def _remove_grant(self, grant: Grant, end: GrantEnd) -> None:
+        claims = grant.claims
+        if end is GrantEnd.RELEASED and grant.is_claimed and grant.ticket:
+            self.hold_times.add(claims.kind, self.held_s(claims.lease_id))
+        del self.grants[claims.lease_id], self._grant_since[claims.lease_id]
+        if grant.ticket:
+            self.requests.pop(grant.ticket.request.request_id, None)
+            self._forget_order(grant.ticket.order, claims.lease_id)
+        slots = self._slots[claims.worker_id]
+        del slots[claims.slot]
+        if not slots:
+            del self._slots[claims.worker_id]
+        if end in (GrantEnd.RETURNED, GrantEnd.EXPIRED):
+            void_numbers = self._void_numbers.setdefault(claims.worker_id, {})
+            void_numbers[claims.slot] = claims.fencing_number
+        self._update_candidate(claims.worker_id)
+
+    def _forget_order(self, order: int, lease_id: str) -> None:
+        same = self._grants_of_order[order]
+        del same[lease_id]
+        if not same:
+            del self._grants_of_order[order]
+
+    def _update_candidate(self, worker_id: str) -> None:
+        if worker := self.workers.get(worker_id):
+            grants = self._slots.get(worker_id, {})
+            void_numbers = self._void_numbers.get(worker_id, {})
+            candidate = Candidate.of(worker, grants, void_numbers, self._grant_since)
+            self._pools.setdefault(worker.register.pool, _Pool()).slots.put(candidate)
+
+    def _drop_empty(self, name: str) -> None:
+        """Delete a pool without tickets and workers: callers can invent any number of names."""
+        pool = self._pools[name]
+        if not pool.queues and not len(pool.slots):
+            del self._pools[name]
+
+
+def _first_order(queue: FifoQueue) -> int:
+    return queue.first_order
+
+
+def _is_of_request(grant: Grant, request_id: str) -> bool:
+    return grant.ticket is not None and grant.ticket.request.request_id == request_id

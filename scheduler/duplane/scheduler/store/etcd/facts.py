@@ -1,0 +1,261 @@
+"""One scheduler's copy of the facts in etcd, and the changes that follow from events. Pure.
+
+The copy is changed only by events, in the order of the revisions of etcd, so every scheduler goes
+through the same states.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError
+
+from duplane.fabric.v1 import registry_pb2
+from duplane.scheduler.etcd.v3 import etcd_pb2
+from duplane.scheduler.store.base import (
+    Change,
+    Grant,
+    GrantEnd,
+    GrantGone,
+    GrantPut,
+    Ticket,
+    TicketGone,
+    TicketPut,
+    Worker,
+    WorkerGone,
+    WorkerPut,
+)
+from duplane.scheduler.store.etcd.keys import Keys, SlotKey
+from duplane.scheduler.store.etcd.records import (
+    Request,
+    Slot,
+    read_request,
+    read_slot,
+    read_worker,
+)
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+_log = logging.getLogger(__name__)
+_VOID_ENDS = (GrantEnd.RETURNED, GrantEnd.EXPIRED)
+
+
+class Facts:
+    """The facts at one revision."""
+
+    def __init__(self, keys: Keys) -> None:
+        self.keys = keys
+        self.revision = 0  # of the last event that was applied
+        self.base = 0
+        self.sessions: dict[str, int] = {}  # revisions that wrote them, by name
+        self.verification_keys: Sequence[registry_pb2.VerificationKey] = ()
+        self.workers: dict[str, Worker] = {}
+        self.slots: dict[SlotKey, Slot] = {}
+        self.granted: dict[str, Grant] = {}  # live grants, by request id
+        self.requests: dict[str, Request] = {}
+        self.tickets: dict[int, Ticket] = {}  # that wait, by order
+        self._signing_keys: dict[bytes, registry_pb2.VerificationKey] = {}  # by key of etcd
+        self._held: dict[bytes, tuple[int, int]] = {}  # revision and lease of every key
+        self._slots_by_worker: dict[str, set[int]] = {}
+
+    @property
+    def number(self) -> int:
+        """The number of the present revision."""
+        return self.base + self.revision
+
+    def written_at(self, key: bytes) -> int:
+        """Return the revision that wrote a key, 0 if it is absent."""
+        return self._held.get(key, (0, 0))[0]
+
+    def lease_of(self, key: bytes) -> int:
+        """Return the lease that a key is attached to, 0 without one."""
+        return self._held.get(key, (0, 0))[1]
+
+    def live_slots(self, worker_id: str) -> Sequence[Slot]:
+        """Return the live grants of a worker."""
+        slots = (self.slots[worker_id, slot] for slot in self._slots_by_worker.get(worker_id, ()))
+        return [slot for slot in slots if slot.end is None]
+
+    def grant_of(self, key: SlotKey) -> Grant | None:
+        """Return the live grant of a slot."""
+        slot = self.slots.get(key)
+        return slot.grant if slot and slot.end is None else None
+
+    def snapshot(self) -> Sequence[Change]:
+        """Return the changes that turn an empty store into these facts."""
+        empty = Facts(self.keys)
+        empty.base, empty.revision = self.base, self.revision
+        transition = _Transition(empty)
+        transition.slots = dict.fromkeys(self.slots)
+        transition.workers = dict.fromkeys(self.workers)
+        transition.tickets = dict.fromkeys(self.tickets)
+        return transition.changes_to(self)
+
+    def replace(self, held: Iterable[etcd_pb2.KeyValue], revision: int) -> Sequence[Change]:
+        """Replace the facts by the present content of etcd, because events were missed."""
+        present = {one.key: one for one in held}
+        events = [
+            etcd_pb2.Event(type=etcd_pb2.Event.DELETE, kv=etcd_pb2.KeyValue(key=key))
+            for key in self._held.keys() - present.keys()
+        ]
+        events += [
+            etcd_pb2.Event(kv=one)
+            for one in present.values()
+            if one.mod_revision != self.written_at(one.key)
+        ]
+        return self.apply(events, revision)
+
+    def apply(self, events: Iterable[etcd_pb2.Event], revision: int) -> Sequence[Change]:
+        """Apply every event of one revision; return the changes, in the order to publish them."""
+        transition = _Transition(self)
+        for event in events:
+            key, is_put = event.kv.key, event.type == etcd_pb2.Event.PUT
+            if is_put:
+                self._held[key] = event.kv.mod_revision, event.kv.lease
+            else:
+                self._held.pop(key, None)
+            try:
+                self._apply_one(event.kv, is_put, transition)
+            except (ValueError, IndexError, DecodeError) as error:  # no scheduler has written it
+                _log.error("%r in etcd cannot be read and is ignored: %s", key, error)
+        self.revision = revision
+        return transition.changes_to(self)
+
+    def _apply_one(self, held: etcd_pb2.KeyValue, is_put: bool, transition: _Transition) -> None:
+        kind, *parts = self.keys.parse(held.key)
+        match kind:
+            case "base":
+                self.base = int(held.value) if is_put else 0
+            case "session":
+                _put(self.sessions, parts[0], held.mod_revision if is_put else None)
+            case "signing":
+                read = registry_pb2.VerificationKey.FromString
+                _put(self._signing_keys, held.key, read(held.value) if is_put else None)
+                by_id = {key.key_id: key for key in self._signing_keys.values()}
+                self.verification_keys = tuple(by_id.values())
+            case "worker":
+                worker = read_worker(held.value, held.mod_revision) if is_put else None
+                transition.workers.setdefault(parts[0], self.workers.get(parts[0]))
+                _put(self.workers, parts[0], worker)
+            case "slot":
+                slot = read_slot(held.value, held.mod_revision) if is_put else None
+                self._apply_slot((parts[0], int(parts[1])), slot, transition)
+            case "request":
+                request = (
+                    read_request(held.value, held.mod_revision, held.lease) if is_put else None
+                )
+                self._apply_request(parts[0], request, transition)
+            case _:
+                pass
+
+    def _apply_slot(self, key: SlotKey, slot: Slot | None, transition: _Transition) -> None:
+        worker_id, number = key
+        former = self.slots.get(key)
+        transition.slots.setdefault(key, former)
+        _put(self.slots, key, slot)
+        if former and former.end is None and former.grant.ticket:
+            self.granted.pop(former.grant.ticket.request.request_id, None)
+        if slot and slot.end is None and slot.grant.ticket:
+            self.granted[slot.grant.ticket.request.request_id] = slot.grant
+        numbers = self._slots_by_worker.setdefault(worker_id, set())
+        if slot:
+            numbers.add(number)
+        else:
+            numbers.discard(number)
+        if not numbers:
+            del self._slots_by_worker[worker_id]
+
+    def _apply_request(
+        self, request_id: str, request: Request | None, transition: _Transition
+    ) -> None:
+        former = self.requests.get(request_id)
+        if former and not former.is_granted:
+            order = former.ticket.order
+            transition.note_ticket(order, former)
+            if self.tickets[order].request.request_id == request_id:
+                del self.tickets[order]
+        _put(self.requests, request_id, request)
+        if request and not request.is_granted:
+            transition.note_ticket(request.ticket.order, None)
+            self.tickets[request.ticket.order] = request.ticket
+
+
+class _Transition:
+    """The facts that a revision has touched, with their values before it."""
+
+    def __init__(self, before: Facts) -> None:
+        self.slots: dict[SlotKey, Slot | None] = {}
+        self.workers: dict[str, Worker | None] = {}
+        self.tickets: dict[int, Request | None] = {}
+        self._before = before
+
+    def note_ticket(self, order: int, request: Request | None) -> None:
+        """Note the request that waited at an order; None if this is only known from now on."""
+        known = self._before.tickets.get(order)
+        if request is None and known:
+            request = self._before.requests.get(known.request.request_id)
+        self.tickets.setdefault(order, request)
+
+    def changes_to(self, after: Facts) -> Sequence[Change]:
+        """Return the changes: ends of grants first, then workers, grants and tickets."""
+        number = after.number
+        return [
+            *self._ended_grants(after, number),
+            *self._workers(after, number),
+            *self._grants(after, number),
+            *self._tickets(after, number),
+        ]
+
+    def _ended_grants(self, after: Facts, number: int) -> Iterable[Change]:
+        for key, former in self.slots.items():
+            if former is None or former.end:
+                continue
+            slot = after.slots.get(key)
+            if slot is None:
+                yield GrantGone(number, former.grant, GrantEnd.WORKER_GONE)
+            elif slot.fencing_number != former.fencing_number:
+                yield GrantGone(number, former.grant, GrantEnd.RELEASED)  # its end was missed
+            elif slot.end:
+                yield GrantGone(number, former.grant, slot.end)
+
+    def _workers(self, after: Facts, number: int) -> Iterable[Change]:
+        for worker_id, former in self.workers.items():
+            worker = after.workers.get(worker_id)
+            if former and (worker is None or worker.epoch != former.epoch):
+                yield WorkerGone(number, former)
+        for worker_id in self.workers:
+            if worker := after.workers.get(worker_id):
+                yield WorkerPut(number, worker)
+
+    def _grants(self, after: Facts, number: int) -> Iterable[Change]:
+        touched = [(former, after.slots.get(key)) for key, former in self.slots.items()]
+        put = [(former, slot) for former, slot in touched if slot]
+        for former, slot in sorted(put, key=lambda one: one[1].fencing_number):
+            is_new = former is None or former.fencing_number != slot.fencing_number
+            if slot.end is None:
+                yield GrantPut(number, slot.grant)
+            elif is_new and slot.end in _VOID_ENDS:
+                # Its end was missed. Its ticket is left out, because it may be waiting again.
+                grant = Grant(slot.grant.claims)
+                yield GrantPut(number, grant)
+                yield GrantGone(number, grant, slot.end)
+
+    def _tickets(self, after: Facts, number: int) -> Iterable[Change]:
+        for order, former in self.tickets.items():
+            if former and order not in after.tickets:
+                request = after.requests.get(former.ticket.request.request_id)
+                is_granted = request is not None and request.ticket.order == order
+                is_expired = not is_granted and f"{former.lease:x}" not in after.sessions
+                yield TicketGone(number, former.ticket, is_granted, is_expired)
+        for order in sorted(self.tickets):
+            if ticket := after.tickets.get(order):
+                yield TicketPut(number, ticket)
+
+
+def _put(facts: dict[Key, Value], key: Key, value: Value | None) -> None:
+    if value is None:
+        facts.pop(key, None)
+    else:
+        facts[key] = value

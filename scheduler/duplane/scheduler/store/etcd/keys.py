@@ -1,0 +1,59 @@
+"""The names of the keys below a prefix."""
+
+from __future__ import annotations
+
+from urllib.parse import quote, unquote
+
+SlotKey = tuple[str, int]  # worker id, slot
+
+
+class Keys:
+    """Makes and parses keys.
+
+    - `base`: the number that is added to revisions.
+    - `barrier`: written to learn that all earlier changes have arrived. It has no content.
+    - `session/ID`: one scheduler, as long as its lease lasts.
+    - `signing/KEY_ID/ID`: the public key that a scheduler signs with; outlasts its session.
+    - `worker/ID`: a registration. `epoch/ID` is written by registrations only, not by reports.
+    - `slot/WORKER/N`: the last grant of a slot.
+    - `request/ID`: a request that waits or has a grant.
+    - `order/N`: reserves the order of a ticket that has returned to it.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix.encode()
+        self.base = self._key("base")
+        self.barrier = self._key("barrier")
+
+    def session(self, name: str) -> bytes:
+        return self._key("session", name)
+
+    def signing(self, key_id: str, name: str) -> bytes:
+        return self._key("signing", key_id, name)
+
+    def worker(self, worker_id: str) -> bytes:
+        return self._key("worker", worker_id)
+
+    def epoch(self, worker_id: str) -> bytes:
+        return self._key("epoch", worker_id)
+
+    def slot(self, key: SlotKey) -> bytes:
+        worker_id, slot = key
+        return self._key("slot", worker_id, str(slot))
+
+    def slots(self, worker_id: str) -> bytes:
+        """The beginning of the keys of a worker's slots."""
+        return self._key("slot", worker_id, "")
+
+    def request(self, request_id: str) -> bytes:
+        return self._key("request", request_id)
+
+    def order(self, order: int) -> bytes:
+        return self._key("order", str(order))
+
+    def parse(self, key: bytes) -> list[str]:
+        """Return the kind of a key, then its parts."""
+        return [unquote(part) for part in key[len(self.prefix) :].decode().split("/")]
+
+    def _key(self, *parts: str) -> bytes:
+        return self.prefix + "/".join(quote(part, safe="") for part in parts).encode()

@@ -1,0 +1,369 @@
+"""Each operation of the store as a transaction on the facts. Pure.
+
+An operation reads the facts and returns its answer, or the transaction to commit. If the
+transaction fails, because a fact has changed meanwhile, the operation is applied to the new facts.
+It is also applied again if the outcome is not known, so it must recognise its own earlier changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+from duplane.fabric.v1 import lease_pb2, registry_pb2
+from duplane.scheduler.etcd.client import end_of
+from duplane.scheduler.etcd.v3 import etcd_pb2
+from duplane.scheduler.store.base import Grant, GrantEnd, Ticket, Worker
+from duplane.scheduler.store.etcd.facts import Facts
+from duplane.scheduler.store.etcd.keys import SlotKey
+from duplane.scheduler.store.etcd.records import (
+    Slot,
+    read_request,
+    read_slot,
+    read_worker,
+    request_value,
+    slot_value,
+    worker_value,
+)
+
+# Grants that one transaction ends. etcd refuses transactions of more than 128 operations.
+MAX_ENDED_COUNT = 50
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Generic[Answer]):
+    """The answer of an operation that changes nothing."""
+
+    answer: Answer
+
+
+@dataclass(slots=True)
+class Transaction(Generic[Answer]):
+    """The keys that must not have changed, the changes, and the answer once they are made."""
+
+    facts: Facts
+    answer: Callable[[int], Answer]  # of the revision that made the changes
+    compares: list[etcd_pb2.Compare] = field(default_factory=list[etcd_pb2.Compare])
+    changes: list[etcd_pb2.RequestOp] = field(default_factory=list[etcd_pb2.RequestOp])
+
+    def require_unchanged(self, *keys: bytes) -> None:
+        """Fail unless every key is as in the facts."""
+        self.compares += [
+            etcd_pb2.Compare(
+                key=key,
+                target=etcd_pb2.Compare.MOD,
+                result=etcd_pb2.Compare.EQUAL,
+                mod_revision=self.facts.written_at(key),
+            )
+            for key in keys
+        ]
+
+    def require_none_newer(self, prefix: bytes) -> None:
+        """Fail if a key with this prefix was written after the facts."""
+        self.compares.append(
+            etcd_pb2.Compare(
+                key=prefix,
+                range_end=end_of(prefix),
+                target=etcd_pb2.Compare.MOD,
+                result=etcd_pb2.Compare.LESS,
+                mod_revision=self.facts.revision + 1,
+            )
+        )
+
+    def put(self, key: bytes, value: bytes, lease: int = 0) -> None:
+        """Set a key."""
+        change = etcd_pb2.PutRequest(key=key, value=value, lease=lease)
+        self.changes.append(etcd_pb2.RequestOp(request_put=change))
+
+    def delete(self, key: bytes) -> None:
+        """Delete a key, present or not."""
+        change = etcd_pb2.DeleteRangeRequest(key=key)
+        self.changes.append(etcd_pb2.RequestOp(request_delete_range=change))
+
+    def delete_all(self, prefix: bytes) -> None:
+        """Delete every key with a prefix."""
+        change = etcd_pb2.DeleteRangeRequest(key=prefix, range_end=end_of(prefix))
+        self.changes.append(etcd_pb2.RequestOp(request_delete_range=change))
+
+
+Step = Done[Answer] | Transaction[Answer]
+
+
+def register(facts: Facts, message: registry_pb2.Register, lease: int) -> Step[Worker | None]:
+    """Replace or add a registration; its grants end."""
+    keys, worker_id = facts.keys, message.worker_id
+    known = facts.workers.get(worker_id)
+    if known and known.register.incarnation != message.incarnation:
+        return Done(None)
+    base = _base_above(facts, message.slots)
+    value = worker_value(Worker(0, message, message.is_draining), base)
+    step = Transaction[Worker | None](facts, lambda revision: read_worker(value, revision))
+    step.require_unchanged(keys.worker(worker_id), keys.epoch(worker_id))
+    _put_base(step, base)
+    _remove_grants(step, worker_id)
+    step.put(keys.worker(worker_id), value, lease)
+    step.put(keys.epoch(worker_id), b"", lease)
+    return step
+
+
+def unregister(facts: Facts, worker_id: str, epoch: int) -> Step[bool]:
+    """Remove a registration and its grants."""
+    keys = facts.keys
+    if _worker(facts, worker_id, epoch) is None:
+        return Done(False)
+    step = Transaction[bool](facts, lambda _: True)
+    step.require_unchanged(keys.worker(worker_id), keys.epoch(worker_id))
+    _remove_grants(step, worker_id)
+    step.delete(keys.worker(worker_id))
+    step.delete(keys.epoch(worker_id))
+    return step
+
+
+def end_some_grants(facts: Facts, worker_id: str, may_end: Callable[[Worker], bool]) -> Step[bool]:
+    """End grants of a worker that is about to go; the answer is False if few are left.
+
+    `may_end` tells whether the present registration is the one that goes.
+    """
+    known, live = facts.workers.get(worker_id), facts.live_slots(worker_id)
+    if known is None or not may_end(known) or len(live) <= MAX_ENDED_COUNT:
+        return Done(False)
+    step = Transaction[bool](facts, lambda _: True)
+    step.require_unchanged(facts.keys.epoch(worker_id))
+    for slot in live[:MAX_ENDED_COUNT]:
+        step.require_unchanged(facts.keys.slot(_slot_key(slot.grant)))
+        _end(step, slot, GrantEnd.WORKER_GONE)
+    return step
+
+
+def report(facts: Facts, reported: Worker) -> Step[bool]:
+    """Replace what a worker reports."""
+    known = _worker(facts, reported.worker_id, reported.epoch)
+    if known is None:
+        return Done(False)
+    changed = replace(
+        reported,
+        is_drain_requested=known.is_drain_requested,
+        is_unreachable=known.is_unreachable,
+    )
+    return _put_worker(facts, changed, _base_above(facts, reported.register.slots))
+
+
+def drain(facts: Facts, worker_id: str) -> Step[bool]:
+    """Set `is_drain_requested`."""
+    known = facts.workers.get(worker_id)
+    if known is None or known.is_drain_requested:
+        return Done(known is not None)
+    return _put_worker(facts, replace(known, is_drain_requested=True), facts.base)
+
+
+def set_unreachable(facts: Facts, worker_id: str, epoch: int, is_unreachable: bool) -> Step[bool]:
+    """Set `is_unreachable`."""
+    known = _worker(facts, worker_id, epoch)
+    if known is None or known.is_unreachable == is_unreachable:
+        return Done(known is not None)
+    return _put_worker(facts, replace(known, is_unreachable=is_unreachable), facts.base)
+
+
+def enqueue(
+    facts: Facts,
+    request: lease_pb2.AcquireLeaseRequest,
+    owner: str,
+    order: int | None,
+    lease: int,
+) -> Step[Ticket | Grant]:
+    """Add a ticket, or take one over."""
+    if grant := facts.granted.get(request.request_id):
+        return Done(grant)
+    known = facts.requests.get(request.request_id)
+    is_waiting = known is not None and not known.is_granted
+    waiting = known.ticket if known and is_waiting else facts.tickets.get(order or 0)
+    if waiting and waiting.owner == owner:
+        return Done(waiting)
+    taken = waiting.order if waiting else 0
+    if waiting is None and order and order < facts.number:
+        taken = order
+    return _put_ticket(facts, Ticket(taken, owner, request), waiting, lease)
+
+
+def cancel(facts: Facts, order: int, owner: str | None) -> Step[bool]:
+    """Remove a ticket."""
+    ticket = facts.tickets.get(order)
+    if ticket is None or owner not in (None, ticket.owner):
+        return Done(False)
+    step = Transaction[bool](facts, lambda _: True)
+    key = facts.keys.request(ticket.request.request_id)
+    step.require_unchanged(key)
+    step.delete(key)
+    _free_order(step, order)
+    return step
+
+
+def try_grant(
+    facts: Facts, ticket: Ticket, claims: lease_pb2.LeaseClaims, claim_timeout_s: float
+) -> Step[Grant | None]:
+    """Replace a ticket by a grant."""
+    keys, slot = facts.keys, (claims.worker_id, claims.slot)
+    present = facts.grant_of(slot)
+    if present and present.claims.lease_id == claims.lease_id:
+        return Done(present)
+    waiting = facts.tickets.get(ticket.order)
+    if waiting is None or waiting.owner != ticket.owner or present:
+        return Done(None)
+    if _worker(facts, claims.worker_id, claims.worker_epoch) is None:
+        return Done(None)
+    value = slot_value(Slot(Grant(claims, waiting), claim_timeout_s, None), facts.base)
+    step = Transaction[Grant | None](facts, lambda revision: read_slot(value, revision).grant)
+    request_key, epoch_key = keys.request(waiting.request.request_id), keys.epoch(claims.worker_id)
+    step.require_unchanged(request_key, epoch_key, keys.slot(slot))
+    lease = facts.lease_of(epoch_key)
+    step.put(keys.slot(slot), value, lease)
+    step.put(request_key, request_value(waiting, facts.base, is_granted=True), lease)
+    _free_order(step, waiting.order)
+    return step
+
+
+def claim(facts: Facts, grant: Grant) -> Step[bool]:
+    """Mark a grant as claimed."""
+    slot = _live(facts, grant)
+    if slot is None or slot.grant.is_claimed:
+        return Done(slot is not None)
+    return _put_slot(facts, replace(slot, grant=replace(slot.grant, is_claimed=True)))
+
+
+def give_back(facts: Facts, grant: Grant) -> Step[bool]:
+    """End an unclaimed grant; mark a claimed one as revoked."""
+    slot = _live(facts, grant)
+    if slot is None:
+        return Done(False)
+    if not slot.grant.is_claimed:
+        return _put_slot(facts, replace(slot, end=GrantEnd.RETURNED))
+    if slot.grant.is_revoked:
+        return Done(True)
+    return _put_slot(facts, replace(slot, grant=replace(slot.grant, is_revoked=True)))
+
+
+def release(facts: Facts, grant: Grant) -> Step[bool]:
+    """End a grant that the worker has ended."""
+    slot = _live(facts, grant)
+    return _put_slot(facts, replace(slot, end=GrantEnd.RELEASED)) if slot else Done(False)
+
+
+def expire(facts: Facts, grant: Grant) -> Step[bool]:
+    """End a grant that was not claimed in time."""
+    slot = _live(facts, grant)
+    if slot is None or slot.grant.is_claimed:
+        return Done(False)
+    return _put_slot(facts, replace(slot, end=GrantEnd.EXPIRED))
+
+
+def adopt(facts: Facts, grant: Grant) -> Step[bool]:
+    """Add the grant of a lease that a worker reports."""
+    claims = grant.claims
+    if _worker(facts, claims.worker_id, claims.worker_epoch) is None:
+        return Done(False)
+    if present := facts.grant_of(_slot_key(grant)):
+        return Done(present == grant)
+    return _put_slot(facts, Slot(grant, 0.0, None))
+
+
+def _put_worker(facts: Facts, worker: Worker, base: int) -> Transaction[bool]:
+    keys = facts.keys
+    key, epoch_key = keys.worker(worker.worker_id), keys.epoch(worker.worker_id)
+    step = Transaction[bool](facts, lambda _: True)
+    step.require_unchanged(key, epoch_key)
+    _put_base(step, base)
+    step.put(key, worker_value(worker, base), facts.lease_of(epoch_key))
+    return step
+
+
+def _put_slot(facts: Facts, slot: Slot) -> Transaction[bool]:
+    """Write a slot, with a live grant or an ended one."""
+    keys, claims = facts.keys, slot.grant.claims
+    key, epoch_key = keys.slot(_slot_key(slot.grant)), keys.epoch(claims.worker_id)
+    step = Transaction[bool](facts, lambda _: True)
+    step.require_unchanged(key, epoch_key)
+    if slot.end:
+        _end(step, slot, slot.end)
+    else:
+        step.put(key, slot_value(slot, facts.base), facts.lease_of(epoch_key))
+    return step
+
+
+def _end(step: Transaction[bool], slot: Slot, end: GrantEnd) -> None:
+    """Mark a grant as ended, and remove its request. The next grant replaces the mark."""
+    facts, claims = step.facts, slot.grant.claims
+    value = slot_value(replace(slot, end=end), facts.base)
+    lease = facts.lease_of(facts.keys.epoch(claims.worker_id))
+    step.put(facts.keys.slot(_slot_key(slot.grant)), value, lease)
+    if slot.grant.ticket:
+        step.delete(facts.keys.request(slot.grant.ticket.request.request_id))
+
+
+def _put_ticket(
+    facts: Facts, ticket: Ticket, former: Ticket | None, lease: int
+) -> Transaction[Ticket | Grant]:
+    """Write a ticket, in place of `former` if there is one."""
+    keys = facts.keys
+    value = request_value(ticket, facts.base, is_granted=False)
+    step = Transaction[Ticket | Grant](
+        facts, lambda revision: read_request(value, revision, lease).ticket
+    )
+    key = keys.request(ticket.request.request_id)
+    step.require_unchanged(key)
+    if former and former.request.request_id != ticket.request.request_id:
+        former_key = keys.request(former.request.request_id)
+        step.require_unchanged(former_key)
+        step.delete(former_key)
+    if ticket.order and (former is None or facts.written_at(keys.order(ticket.order))):
+        step.require_unchanged(keys.order(ticket.order))
+        step.put(keys.order(ticket.order), b"", lease)
+    step.put(key, value, lease)
+    return step
+
+
+def _free_order(step: Transaction[Answer], order: int) -> None:
+    key = step.facts.keys.order(order)
+    if step.facts.written_at(key):
+        step.delete(key)
+
+
+def _remove_grants(step: Transaction[Answer], worker_id: str) -> None:
+    """Delete the slots of a worker that goes, and the requests that hold them."""
+    keys = step.facts.keys
+    step.require_none_newer(keys.slots(worker_id))
+    for slot in step.facts.live_slots(worker_id):
+        if slot.grant.ticket:
+            step.delete(keys.request(slot.grant.ticket.request.request_id))
+    step.delete_all(keys.slots(worker_id))
+
+
+def _base_above(facts: Facts, slots: Iterable[registry_pb2.SlotReport]) -> int:
+    """Return a base that makes later numbers greater than all that a worker has seen.
+
+    It rises when workers come from another store, or the store was restored from a backup.
+    """
+    highest = max((slot.fencing_number for slot in slots), default=0)
+    return max(facts.base, highest - facts.revision)
+
+
+def _put_base(step: Transaction[Answer], base: int) -> None:
+    if base != step.facts.base:
+        step.put(step.facts.keys.base, b"%d" % base)
+
+
+def _worker(facts: Facts, worker_id: str, epoch: int) -> Worker | None:
+    worker = facts.workers.get(worker_id)
+    return worker if worker and worker.epoch == epoch else None
+
+
+def _live(facts: Facts, grant: Grant) -> Slot | None:
+    slot = facts.slots.get(_slot_key(grant))
+    is_same = slot and slot.fencing_number == grant.claims.fencing_number
+    return slot if slot and is_same and slot.end is None else None
+
+
+def _slot_key(grant: Grant) -> SlotKey:
+    return grant.claims.worker_id, grant.claims.slot

@@ -1,0 +1,119 @@
+"""Converts facts to the values of keys, and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from duplane.fabric.v1 import lease_pb2
+from duplane.scheduler.store.base import Grant, GrantEnd, Ticket, Worker
+from duplane.scheduler.store.etcd import records_pb2 as pb
+
+_ENDS = {
+    GrantEnd.RELEASED: pb.GRANT_END_RECORD_RELEASED,
+    GrantEnd.RETURNED: pb.GRANT_END_RECORD_RETURNED,
+    GrantEnd.EXPIRED: pb.GRANT_END_RECORD_EXPIRED,
+    GrantEnd.WORKER_GONE: pb.GRANT_END_RECORD_WORKER_GONE,
+}
+_ENDS_BY_RECORD = {record: end for end, record in _ENDS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request that waits with its ticket, or that got a grant for it."""
+
+    ticket: Ticket
+    is_granted: bool
+    lease: int  # of the scheduler that the ticket waits at, or of the worker's
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The last grant of a slot."""
+
+    grant: Grant
+    claim_timeout_s: float
+    end: GrantEnd | None  # None: the grant is live
+
+    @property
+    def fencing_number(self) -> int:
+        """The number of the grant."""
+        return self.grant.claims.fencing_number
+
+
+def worker_value(worker: Worker, base: int) -> bytes:
+    """Encode a registration; epoch 0 becomes the number of the writing revision."""
+    record = pb.WorkerRecord(
+        base=base,
+        epoch=worker.epoch,
+        register=worker.register,
+        is_draining=worker.is_draining,
+        is_drain_requested=worker.is_drain_requested,
+        is_silent=worker.is_silent,
+        is_unreachable=worker.is_unreachable,
+    )
+    return record.SerializeToString()
+
+
+def read_worker(value: bytes, revision: int) -> Worker:
+    """Decode a registration that `revision` wrote."""
+    record = pb.WorkerRecord.FromString(value)
+    return Worker(
+        epoch=record.epoch or record.base + revision,
+        register=record.register,
+        is_draining=record.is_draining,
+        is_drain_requested=record.is_drain_requested,
+        is_silent=record.is_silent,
+        is_unreachable=record.is_unreachable,
+    )
+
+
+def request_value(ticket: Ticket, base: int, *, is_granted: bool) -> bytes:
+    """Encode a request; order 0 becomes the number of the writing revision."""
+    return _request_record(ticket, base, is_granted=is_granted).SerializeToString()
+
+
+def read_request(value: bytes, revision: int, lease: int) -> Request:
+    """Decode a request that `revision` wrote."""
+    record = pb.RequestRecord.FromString(value)
+    return Request(_ticket(record, revision), record.is_granted, lease)
+
+
+def slot_value(slot: Slot, base: int) -> bytes:
+    """Encode a grant; fencing number 0 becomes the number of the writing revision."""
+    grant = slot.grant
+    record = pb.SlotRecord(
+        base=base,
+        claims=grant.claims,
+        is_claimed=grant.is_claimed,
+        is_revoked=grant.is_revoked,
+        claim_timeout_s=slot.claim_timeout_s,
+        end=_ENDS[slot.end] if slot.end else pb.GRANT_END_RECORD_UNSPECIFIED,
+    )
+    if grant.ticket:
+        record.request.CopyFrom(_request_record(grant.ticket, base, is_granted=True))
+    return record.SerializeToString()
+
+
+def read_slot(value: bytes, revision: int) -> Slot:
+    """Decode a grant that `revision` wrote."""
+    record = pb.SlotRecord.FromString(value)
+    claims = lease_pb2.LeaseClaims()
+    claims.CopyFrom(record.claims)
+    claims.fencing_number = claims.fencing_number or record.base + revision
+    ticket = _ticket(record.request, revision) if record.HasField("request") else None
+    grant = Grant(claims, ticket, record.is_claimed, record.is_revoked)
+    return Slot(grant, record.claim_timeout_s, _ENDS_BY_RECORD.get(record.end))
+
+
+def _request_record(ticket: Ticket, base: int, *, is_granted: bool) -> pb.RequestRecord:
+    return pb.RequestRecord(
+        base=base,
+        order=ticket.order,
+        owner=ticket.owner,
+        request=ticket.request,
+        is_granted=is_granted,
+    )
+
+
+def _ticket(record: pb.RequestRecord, revision: int) -> Ticket:
+    return Ticket(record.order or record.base + revision, record.owner, record.request)

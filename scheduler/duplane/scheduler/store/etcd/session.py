@@ -1,0 +1,129 @@
+"""The presence of one scheduler in etcd: leases that last as long as it renews them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import NoReturn
+
+from duplane.fabric.repeated_log import RepeatedLog
+from duplane.fabric.v1 import registry_pb2
+from duplane.scheduler.etcd.client import EtcdClient, EtcdError, NoAnswerError
+from duplane.scheduler.etcd.lease import LeaseKeeper
+from duplane.scheduler.etcd.v3 import etcd_pb2
+from duplane.scheduler.store.etcd.mirror import RETRY_PAUSE_S, Mirror
+
+# When a scheduler dies, its registrations and tickets last this much longer. Within this time its
+# callers and workers come back at another scheduler.
+SESSION_TTL_S = 10
+# The signing key of a scheduler that dies lasts longer than any lease that it has signed: the
+# longest sensible claim timeout, and the clock difference that workers allow.
+KEY_TTL_S = 90
+_LEASE_BITS = 62
+
+_log = logging.getLogger(__name__)
+
+
+class Session:
+    """Two leases: one for the scheduler's registrations and tickets, one for its signing key.
+
+    When etcd has ended one, a new one is made under a new name. The keys of the former are gone:
+    workers register again, and callers return to their places.
+    """
+
+    def __init__(self, client: EtcdClient, mirror: Mirror, base: int) -> None:
+        self.lease = 0  # the present one; 0 before the first
+        self.signing_key: registry_pb2.VerificationKey | None = None
+        self._client = client
+        self._absence = RepeatedLog(_log)
+        self._mirror = mirror
+        self._keys = mirror.facts.keys
+        self._base = base
+
+    @property
+    def name(self) -> str:
+        """The name of the session's key."""
+        return f"{self.lease:x}"
+
+    async def run(self) -> None:
+        """Hold both leases until cancelled. The key is published before the session begins."""
+        has_key = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._hold_key(has_key))
+            await has_key.wait()
+            tasks.create_task(self._hold_session())
+
+    async def _hold_key(self, has_key: asyncio.Event) -> NoReturn:
+        while True:
+            lease = await self._grant(KEY_TTL_S, self._publish_key)
+            has_key.set()
+            await self._keep(lease, KEY_TTL_S)
+
+    async def _hold_session(self) -> NoReturn:
+        while True:
+            lease = await self._grant(SESSION_TTL_S, self._begin)
+            # The watch shows the end sooner than the next renewal does.
+            keeping = asyncio.create_task(self._keep(lease, SESSION_TTL_S))
+            vanishing = asyncio.create_task(self._vanished(self.name))
+            try:
+                await asyncio.wait((keeping, vanishing), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                keeping.cancel()
+                vanishing.cancel()
+                await asyncio.gather(keeping, vanishing, return_exceptions=True)
+            _log.error("session %x has ended in etcd; beginning another one", lease)
+
+    async def _grant(self, ttl_s: int, publish: Callable[[int], Awaitable[None]]) -> int:
+        """Make a lease and publish the keys that are attached to it; return the lease."""
+        lease = secrets.randbits(_LEASE_BITS) + 1
+
+        async def attempt() -> None:
+            await self._client.grant_lease(lease, ttl_s)
+            await publish(lease)
+
+        await self._persist(attempt)
+        return lease
+
+    async def _keep(self, lease: int, ttl_s: int) -> None:
+        keeper = LeaseKeeper(self._client, lease, ttl_s)
+        try:
+            await keeper.run()
+        finally:
+            await keeper.close()
+
+    async def _vanished(self, name: str) -> None:
+        """Wait until a session has appeared in the facts and has vanished from them again."""
+        sessions = self._mirror.facts.sessions
+        await self._mirror.until(lambda: name in sessions)
+        await self._mirror.until(lambda: name not in sessions)
+
+    async def _persist(self, attempt: Callable[[], Awaitable[None]]) -> None:
+        """Repeat `attempt`, which may be executed twice, until etcd confirms it."""
+        while True:
+            try:
+                await attempt()
+            except (EtcdError, NoAnswerError) as error:
+                self._absence.report(f"no session in etcd: {error}")
+                await asyncio.sleep(RETRY_PAUSE_S)
+            else:
+                self._absence.resolve("etcd answers")
+                return
+
+    async def _publish_key(self, lease: int) -> None:
+        if key := self.signing_key:
+            name = self._keys.signing(key.key_id, f"{lease:x}")
+            await self._client.put(name, key.SerializeToString(), lease)
+
+    async def _begin(self, lease: int) -> None:
+        """Publish the session, and the base of numbers in an empty store."""
+        is_empty = etcd_pb2.Compare(
+            key=self._keys.base, target=etcd_pb2.Compare.CREATE, create_revision=0
+        )
+        base = etcd_pb2.PutRequest(key=self._keys.base, value=b"%d" % self._base)
+        put_base = etcd_pb2.RequestOp(request_put=base)
+        await self._client.txn(etcd_pb2.TxnRequest(compare=[is_empty], success=[put_base]))
+        self.lease = lease  # operations wait until the key below has come back by the watch
+        await self._client.put(self._keys.session(f"{lease:x}"), b"", lease)
+        _log.info("session %x in etcd", lease)

@@ -1,0 +1,333 @@
+"""The store of several schedulers, all active: every operation is one transaction of etcd."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import grpc
+
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import lease_pb2, registry_pb2
+from duplane.scheduler.etcd.access import Credentials, EtcdUrl
+from duplane.scheduler.etcd.client import EtcdClient, EtcdError, NoAnswerError
+from duplane.scheduler.etcd.v3 import etcd_pb2
+from duplane.scheduler.store.base import (
+    Change,
+    Grant,
+    GrantGone,
+    GrantPut,
+    LeaseStore,
+    Ticket,
+    Worker,
+)
+from duplane.scheduler.store.etcd import operations
+from duplane.scheduler.store.etcd.facts import Facts
+from duplane.scheduler.store.etcd.keys import Keys
+from duplane.scheduler.store.etcd.mirror import RETRY_PAUSE_S, Mirror
+from duplane.scheduler.store.etcd.operations import Done, Step, Transaction
+from duplane.scheduler.store.etcd.session import Session
+from duplane.scheduler.store.unclaimed_grants import ClaimDeadlines
+
+_log = logging.getLogger(__name__)
+
+ARRIVAL_TIMEOUT_S = 5.0  # of workers and requests, while etcd does not answer
+# A ticket that waits at another scheduler is left to that one for this long.
+_PRECEDENCE_S = 0.1
+# Other schedulers end a grant this much after the one that made it would.
+_EXPIRY_PRECEDENCE_S = 0.5
+Answer = TypeVar("Answer")
+
+
+class EtcdStore(LeaseStore):
+    """Facts in etcd, with a copy that a watch keeps up to date.
+
+    A transaction names the revisions of the facts that it was made from, so it fails if another
+    scheduler was faster; then the operation is applied to the new facts. An operation returns when
+    its changes have come back by the watch and were published.
+
+    A number is the store's base plus a revision of etcd. The base rises when a worker reports a
+    higher number, which it has from another store or from before a backup was restored.
+
+    Every transaction also names the revision of this scheduler's session. After an outcome that is
+    not known the session is written anew: then the transaction has been executed or never will be,
+    and the facts show which.
+
+    While etcd does not answer, arrivals are refused after 5 s; everything else waits.
+    """
+
+    def __init__(
+        self,
+        url: EtcdUrl,
+        credentials: Credentials,
+        boot_ms: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._client = EtcdClient(url.addresses, credentials)
+        self._keys = Keys(url.prefix)
+        self._facts = Facts(self._keys)
+        self._mirror = Mirror(self._client, self._facts)
+        self._session = Session(self._client, self._mirror, boot_ms << 20)
+        self._fencing = asyncio.Lock()
+        self._deadlines = ClaimDeadlines(self._facts.grant_of)
+        self._has_new_deadline = asyncio.Event()
+        self._made: set[str] = set()  # unclaimed grants of this scheduler, by lease id
+        self._is_closed = False
+        self._operations: set[asyncio.Task[Any]] = set()
+        self._mirror.listeners.append(self._on_change)
+
+    def subscribe(self, listener: Callable[[Change], None]) -> None:
+        for change in self._facts.snapshot():
+            listener(change)
+        self._mirror.listeners.append(listener)
+
+    def share_key(
+        self,
+        key: registry_pb2.VerificationKey,
+        listener: Callable[[Sequence[registry_pb2.VerificationKey]], None],
+    ) -> None:
+        self._session.signing_key = key
+        self._mirror.key_listeners.append(listener)
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._mirror.run())
+                tasks.create_task(self._session.run())
+                tasks.create_task(self._expire())
+        finally:
+            self._is_closed = True
+            for operation in list(self._operations):
+                operation.cancel()
+            await self._client.close()
+
+    async def register(self, register: registry_pb2.Register) -> Worker | None:
+        async def operate() -> Worker | None:
+            await self._end_grants_of(
+                register.worker_id,
+                lambda known: known.register.incarnation == register.incarnation,
+            )
+            return await self._commit(
+                lambda facts: operations.register(facts, register, self._session.lease)
+            )
+
+        async def undo(worker: Worker | None) -> None:
+            if worker:
+                await self.unregister(worker.worker_id, worker.epoch)
+
+        return await self._arrive(operate(), undo)
+
+    async def report(self, worker: Worker) -> bool:
+        return await self._operate(lambda facts: operations.report(facts, worker))
+
+    async def drain(self, worker_id: str) -> bool:
+        return await self._operate(lambda facts: operations.drain(facts, worker_id))
+
+    async def set_unreachable(self, worker_id: str, epoch: int, *, is_unreachable: bool) -> bool:
+        return await self._operate(
+            lambda facts: operations.set_unreachable(facts, worker_id, epoch, is_unreachable)
+        )
+
+    async def unregister(self, worker_id: str, epoch: int) -> bool:
+        await self._end_grants_of(worker_id, lambda known: known.epoch == epoch)
+        return await self._operate(lambda facts: operations.unregister(facts, worker_id, epoch))
+
+    async def enqueue(
+        self, request: lease_pb2.AcquireLeaseRequest, owner: str, order: int | None = None
+    ) -> Ticket | Grant:
+        is_abandoned = False
+
+        def step_of(facts: Facts) -> Step[Ticket | Grant]:
+            known = facts.requests.get(request.request_id)
+            if is_abandoned and not (known and known.ticket.owner == owner):
+                # It would take the ticket from a later call of the same caller.
+                raise FabricError(Reason.UNAVAILABLE, "the caller has gone")
+            return operations.enqueue(facts, request, owner, order, self._session.lease)
+
+        async def operate() -> Ticket | Grant:
+            if order is not None and order >= self._facts.number:
+                await self.catch_up()
+            return await self._commit(step_of)
+
+        async def undo(found: Ticket | Grant) -> None:
+            if isinstance(found, Ticket):
+                await self.cancel(found.order, owner)
+
+        try:
+            return await self._arrive(operate(), undo)
+        finally:
+            is_abandoned = True  # has no effect on an operation that is complete
+
+    async def cancel(self, order: int, owner: str | None = None) -> bool:
+        return await self._operate(lambda facts: operations.cancel(facts, order, owner))
+
+    async def try_grant(
+        self, ticket: Ticket, claims: lease_pb2.LeaseClaims, claim_timeout_s: float
+    ) -> Grant | None:
+        await self._let_others_grant(ticket)
+        self._made.add(claims.lease_id)
+        grant = await self._operate(
+            lambda facts: operations.try_grant(facts, ticket, claims, claim_timeout_s)
+        )
+        if grant is None:
+            self._made.discard(claims.lease_id)
+        return grant
+
+    async def claim(self, grant: Grant) -> bool:
+        return await self._operate(lambda facts: operations.claim(facts, grant))
+
+    async def give_back(self, grant: Grant) -> bool:
+        return await self._operate(lambda facts: operations.give_back(facts, grant))
+
+    async def release(self, grant: Grant) -> bool:
+        return await self._operate(lambda facts: operations.release(facts, grant))
+
+    async def adopt(self, grant: Grant) -> bool:
+        return await self._operate(lambda facts: operations.adopt(facts, grant))
+
+    async def _operate(self, step_of: Callable[[Facts], Step[Answer]]) -> Answer:
+        """Complete an operation, even if the caller is cancelled."""
+        return await asyncio.shield(self._begin(self._commit(step_of)))
+
+    async def _arrive(
+        self,
+        operating: Coroutine[Any, Any, Answer],
+        undo: Callable[[Answer], Coroutine[Any, Any, None]],
+    ) -> Answer:
+        """Complete an arrival in time, or undo it later, because its caller no longer waits."""
+        operation = self._begin(operating)
+
+        def on_done(done: asyncio.Task[Answer]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                self._begin(undo(done.result()))
+
+        try:
+            async with asyncio.timeout(ARRIVAL_TIMEOUT_S):
+                return await asyncio.shield(operation)
+        except TimeoutError:
+            operation.add_done_callback(on_done)
+            raise FabricError(Reason.UNAVAILABLE, "the store does not answer") from None
+        except asyncio.CancelledError:
+            operation.add_done_callback(on_done)
+            raise
+
+    def _begin(self, operating: Coroutine[Any, Any, Answer]) -> asyncio.Task[Answer]:
+        if self._is_closed:
+            operating.close()
+            raise FabricError(Reason.UNAVAILABLE, "the store is closed")
+        operation = asyncio.create_task(operating)
+        self._operations.add(operation)
+        operation.add_done_callback(self._operations.discard)
+        return operation
+
+    async def _commit(self, step_of: Callable[[Facts], Step[Answer]]) -> Answer:
+        """Apply an operation to the present facts until its transaction succeeds."""
+        while True:
+            await self._mirror.until(lambda: self._session.name in self._facts.sessions)
+            step = step_of(self._facts)
+            if isinstance(step, Done):
+                return step.answer
+            session_revision = self._facts.sessions[self._session.name]
+            try:
+                response = await self._client.txn(self._request(step))
+            except NoAnswerError:
+                await self._fence(session_revision)
+            except EtcdError as error:
+                if error.code is not grpc.StatusCode.NOT_FOUND:
+                    raise
+                await self.catch_up()  # a lease has ended; the deletion of its keys comes
+            else:
+                await self._mirror.reached(response.header.revision)
+                if response.succeeded:
+                    return step.answer(response.header.revision)
+
+    def _request(self, step: Transaction[Any]) -> etcd_pb2.TxnRequest:
+        step.require_unchanged(self._keys.base, self._keys.session(self._session.name))
+        return etcd_pb2.TxnRequest(
+            compare=step.compares, success=step.changes, failure=[self._barrier()]
+        )
+
+    def _barrier(self) -> etcd_pb2.RequestOp:
+        """Return a change after which the facts contain everything that was before it."""
+        return etcd_pb2.RequestOp(request_put=etcd_pb2.PutRequest(key=self._keys.barrier))
+
+    async def catch_up(self) -> None:
+        """Wait until the facts contain everything that etcd has confirmed by now."""
+        while True:
+            try:
+                revision = await self._client.put(self._keys.barrier, b"")
+            except NoAnswerError:
+                await asyncio.sleep(RETRY_PAUSE_S)
+            else:
+                await self._mirror.reached(revision)
+                return
+
+    async def _fence(self, session_revision: int) -> None:
+        """Void the transactions that named a revision of the session, and learn what they did."""
+        async with self._fencing:
+            while self._facts.sessions.get(self._session.name) == session_revision:
+                step = Transaction(self._facts, lambda revision: revision)
+                step.put(self._keys.session(self._session.name), b"", self._session.lease)
+                try:
+                    response = await self._client.txn(self._request(step))
+                except NoAnswerError:
+                    await asyncio.sleep(RETRY_PAUSE_S)
+                except EtcdError as error:
+                    if error.code is not grpc.StatusCode.NOT_FOUND:
+                        raise
+                    await self.catch_up()
+                else:
+                    await self._mirror.reached(response.header.revision)
+
+    async def _end_grants_of(self, worker_id: str, may_end: Callable[[Worker], bool]) -> None:
+        """End grants of a worker that goes, beyond those that one transaction can end."""
+        while await self._commit(
+            lambda facts: operations.end_some_grants(facts, worker_id, may_end)
+        ):
+            pass
+
+    async def _let_others_grant(self, ticket: Ticket) -> None:
+        """Wait while a ticket is left to the scheduler that its caller waits at.
+
+        Otherwise every scheduler would try every grant, and all but one in vain.
+        """
+        request = self._facts.requests.get(ticket.request.request_id)
+        if request and request.lease != self._session.lease:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PRECEDENCE_S):
+                    await self._mirror.until(
+                        lambda: self._facts.tickets.get(ticket.order) != ticket
+                    )
+
+    async def expire(self) -> float | None:
+        """End the unclaimed grants that are due; return the seconds to the next one, if any."""
+        for grant in list(self._deadlines.pop_expired(self._clock())):
+            await self._operate(partial(operations.expire, grant=grant))
+        return self._deadlines.next_in_s(self._clock())
+
+    async def _expire(self) -> None:
+        while True:
+            self._has_new_deadline.clear()
+            delay_s = await self.expire()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await self._has_new_deadline.wait()
+
+    def _on_change(self, change: Change) -> None:
+        match change:
+            case GrantPut(grant=grant) if not grant.is_claimed:
+                slot = self._facts.slots[grant.claims.worker_id, grant.claims.slot]
+                is_mine = grant.claims.lease_id in self._made
+                wait_s = slot.claim_timeout_s + (0 if is_mine else _EXPIRY_PRECEDENCE_S)
+                self._deadlines.add(grant, self._clock() + wait_s)
+                self._has_new_deadline.set()
+            case GrantGone(grant=grant):
+                self._made.discard(grant.claims.lease_id)
+            case _:
+                pass

@@ -1,0 +1,73 @@
+"""A lease store whose operations are counted and timed."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from prometheus_client import CollectorRegistry
+
+from duplane.fabric.monitoring.metrics import counters, histograms
+from duplane.scheduler.store.base import LeaseStore
+
+OPERATIONS = tuple(
+    sorted(
+        name
+        for name in LeaseStore.__abstractmethods__
+        if name != "run" and inspect.iscoroutinefunction(getattr(LeaseStore, name))
+    )
+)
+"""Every operation of a store; `subscribe`, `share_key` and `run` do not count as such."""
+
+_OUTCOMES = ("done", "void", "failed")  # void: the object of the operation had ended or changed
+_BUCKETS_S = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+_Operation = Callable[..., Awaitable[Any]]
+
+
+def measured(store: LeaseStore, registry: CollectorRegistry) -> LeaseStore:
+    """Return `store` with its operations counted and timed."""
+    return cast(LeaseStore, _MeasuredStore(store, registry))
+
+
+class _MeasuredStore:
+    """Has the methods of a store, those of `OPERATIONS` with a measurement around them."""
+
+    def __init__(self, store: LeaseStore, registry: CollectorRegistry) -> None:
+        self._counts = counters(
+            registry,
+            "duplane_store_operations_total",
+            "Operations of the lease store.",
+            operation=OPERATIONS,
+            outcome=_OUTCOMES,
+        )
+        self._durations = histograms(
+            registry,
+            "duplane_store_operation_duration_seconds",
+            "Duration of the lease store's operations.",
+            _BUCKETS_S,
+            operation=OPERATIONS,
+        )
+        self.subscribe = store.subscribe
+        self.run = store.run
+        self.share_key = store.share_key
+        for name in OPERATIONS:
+            setattr(self, name, self._measured(name, getattr(store, name)))
+
+    def _measured(self, name: str, operation: _Operation) -> _Operation:
+        duration = self._durations.of(name)
+        done, void, failed = (self._counts.of(name, outcome) for outcome in _OUTCOMES)
+
+        async def measure(*arguments: Any, **named: Any) -> Any:
+            began_s = time.perf_counter()
+            try:
+                result = await operation(*arguments, **named)
+            except BaseException:
+                failed.inc()
+                raise
+            duration.observe(time.perf_counter() - began_s)
+            (done if result else void).inc()
+            return result
+
+        return measure

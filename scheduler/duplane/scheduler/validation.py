@@ -1,0 +1,147 @@
+"""Checks of requests. Each raises INVALID_FIELD with the path of the invalid field."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from urllib.parse import unquote
+
+from duplane.fabric.addresses import is_this_machine, parse_address, parse_ip
+from duplane.fabric.durations import to_seconds
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.kinds import KIND_NAMES
+from duplane.fabric.settings import MAX_LABEL_COUNT, MAX_LABEL_LENGTH
+from duplane.fabric.v1 import admin_pb2, lease_pb2, registry_pb2
+
+MAX_ID_LENGTH = 256
+MAX_SLOT_COUNT = 1024
+MAX_REQUEST_BYTES = 128 * 1024  # more than the longest fields; etcd holds 1.5 MB
+MAX_AVOIDED_COUNT = 64
+MAX_HOLD_S = 86_400.0
+MAX_FENCING_NUMBER = 2**62  # about twice the present numbers, which come from the wall clock
+
+_TICKET_ID = re.compile(r"q_([0-9a-f]{16})")
+_STATES = frozenset(registry_pb2.SlotState.values()) - {registry_pb2.SLOT_STATE_UNSPECIFIED}
+
+
+def _require(is_met: bool, field: str, rule: str) -> None:
+    if not is_met:
+        raise FabricError(Reason.INVALID_FIELD, f"{field} {rule}", field=field)
+
+
+def _require_id(value: str, field: str) -> None:
+    _require(bool(value), field, "is required")
+    _require_short(value, field)
+
+
+def _require_short(value: str, field: str) -> None:
+    _require(len(value) <= MAX_ID_LENGTH, field, f"is longer than {MAX_ID_LENGTH} characters")
+
+
+def check_acquire(request: lease_pb2.AcquireLeaseRequest) -> None:
+    """Check a request for a slot."""
+    is_small = request.ByteSize() <= MAX_REQUEST_BYTES  # unknown fields and the trace count too
+    _require(is_small, "request", f"is larger than {MAX_REQUEST_BYTES} bytes")
+    _require_id(request.request_id, "request_id")
+    _require(request.kind in KIND_NAMES, "kind", "is not a session kind")
+    _require_short(request.pool, "pool")
+    _require_short(request.session_id, "session_id")
+    _require_short(request.client_id, "client_id")
+    _check_labels(request.needs, "needs")
+    is_bounded = len(request.avoided_worker_ids) <= MAX_AVOIDED_COUNT
+    _require(is_bounded, "avoided_worker_ids", f"names more than {MAX_AVOIDED_COUNT} workers")
+    for index, worker_id in enumerate(request.avoided_worker_ids):
+        _require_short(worker_id, f"avoided_worker_ids[{index}]")
+
+
+def _check_labels(labels: Mapping[str, str], field: str) -> None:
+    is_bounded = len(labels) <= MAX_LABEL_COUNT
+    _require(is_bounded, field, f"has more than {MAX_LABEL_COUNT} labels")
+    for text in itertools.chain(labels, labels.values()):
+        _require(bool(text), field, "has an empty name or value")
+        is_short = len(text) <= MAX_LABEL_LENGTH
+        _require(is_short, field, f"has a label longer than {MAX_LABEL_LENGTH} characters")
+
+
+def check_estimates(request: admin_pb2.UpdateEstimatesRequest) -> None:
+    """Check new base values for the estimates of waits."""
+    for index, base in enumerate(request.bases):
+        field = f"bases[{index}]"
+        _require(base.kind in KIND_NAMES, f"{field}.kind", "is not a session kind")
+        base_s = to_seconds(base.base_duration)
+        rule = f"must be above 0 and at most {MAX_HOLD_S:.0f} s"
+        _require(0 < base_s <= MAX_HOLD_S, f"{field}.base_duration", rule)
+    if request.HasField("smoothing"):
+        _require(0 < request.smoothing <= 1, "smoothing", "must be above 0 and at most 1")
+
+
+def parse_ticket_id(ticket_id: str) -> int:
+    """Return the order that a ticket id carries."""
+    match = _TICKET_ID.fullmatch(ticket_id)
+    if match is None:
+        raise FabricError(
+            Reason.INVALID_FIELD, "ticket_id was not issued by a scheduler", field="ticket_id"
+        )
+    return int(match[1], 16)
+
+
+def check_register(register: registry_pb2.Register) -> None:
+    """Check the first message of a worker."""
+    _require_id(register.worker_id, "register.worker_id")
+    _require_id(register.incarnation, "register.incarnation")
+    _require(_is_address(register.address), "register.address", "is not host:port")
+    _require_short(register.address, "register.address")
+    _require_short(register.pool, "register.pool")
+    _check_labels(register.labels, "register.labels")
+    _require(bool(register.kinds), "register.kinds", "is empty")
+    for index, kind in enumerate(register.kinds):
+        _require(kind in KIND_NAMES, f"register.kinds[{index}]", "is not a session kind")
+    is_counted = 0 < len(register.slots) <= MAX_SLOT_COUNT
+    _require(is_counted, "register.slots", f"does not have 1 to {MAX_SLOT_COUNT} slots")
+    _check_slots(register.slots, "register.slots")
+
+
+def check_reachable(address: str, peer: str) -> None:
+    """Refuse a loopback address from a worker on another machine: edges could not reach it.
+
+    `peer` is the other end of the worker's connection, as gRPC writes it: `ipv4:10.0.0.7:4711`.
+    """
+    host = unquote(peer.partition(":")[2].rpartition(":")[0])
+    ip = parse_ip(host)
+    is_elsewhere = ip is not None and not is_this_machine(ip)
+    is_local = parse_address(address).is_loopback or parse_address(address).is_any
+    rule = (
+        f"is {address}, which cannot be reached from other machines; set the worker's --advertise"
+    )
+    _require(not (is_local and is_elsewhere), "register.address", rule)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parse_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def check_report(report: registry_pb2.Report, slot_count: int) -> None:
+    """Check a later message of a worker that registered with `slot_count` slots."""
+    is_whole = len(report.slots) == slot_count
+    _require(is_whole, "report.slots", f"has {len(report.slots)} slots, {slot_count} registered")
+    _check_slots(report.slots, "report.slots")
+    _require(report.memory_used_bytes >= 0, "report.memory_used_bytes", "is negative")
+    _require(report.unit_count >= 0, "report.unit_count", "is negative")
+
+
+def _check_slots(slots: Sequence[registry_pb2.SlotReport], path: str) -> None:
+    for index, slot in enumerate(slots):
+        field = f"{path}[{index}]"
+        _require(slot.slot == index, f"{field}.slot", f"is {slot.slot}, not {index}")
+        _require(slot.state in _STATES, f"{field}.state", "is not a state")
+        is_sane = 0 <= slot.fencing_number < MAX_FENCING_NUMBER
+        _require(is_sane, f"{field}.fencing_number", "is out of range")
+        is_held = slot.state == registry_pb2.SLOT_STATE_OCCUPIED
+        _require(bool(slot.lease_id) or not is_held, f"{field}.lease_id", "is required")
+        _require_short(slot.lease_id, f"{field}.lease_id")
+        _require_short(slot.session_id, f"{field}.session_id")

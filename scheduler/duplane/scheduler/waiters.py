@@ -1,0 +1,238 @@
+"""The AcquireLease calls that wait in this scheduler, and their tickets and grants.
+
+Contains no policy. A waiter holds at most one ticket or one grant; when its call ends, the ticket
+is cancelled and a grant that was not delivered is given back at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.kinds import kind_name
+from duplane.fabric.v1 import lease_pb2
+from duplane.scheduler.policy.fifo import QueueEntry
+from duplane.scheduler.policy.needs import Needs, needs_of
+from duplane.scheduler.state import SchedulerState
+from duplane.scheduler.store.base import (
+    Change,
+    Grant,
+    GrantGone,
+    GrantPut,
+    LeaseStore,
+    Ticket,
+    TicketGone,
+    TicketPut,
+)
+from duplane.scheduler.validation import parse_ticket_id
+
+_STOPPING = "the scheduler is stopping"
+
+
+class Waiter:
+    """One waiting call. `changed` is set when there is something new to send to the caller."""
+
+    def __init__(self, request: lease_pb2.AcquireLeaseRequest) -> None:
+        self.request = request
+        self.owner = secrets.token_hex(8)
+        self.order: int | None = None
+        self.grant: Grant | None = None
+        self.is_delivered = False
+        self.has_lost_place = False  # neither a ticket nor a grant; it returns to its order
+        self.failure: FabricError | None = None
+        self.changed = asyncio.Event()
+
+    def fail(self, reason: Reason, message: str) -> None:
+        """End the wait with an error, unless it has one."""
+        self.failure = self.failure or FabricError(reason, message)
+        self.changed.set()
+
+
+class Waiters:
+    """The waiting calls of one scheduler.
+
+    At most `limit` tickets wait in the fabric. As many again are accepted from callers that
+    return to a ticket which they had before.
+    """
+
+    def __init__(self, store: LeaseStore, state: SchedulerState, limit: int) -> None:
+        self.limit = limit
+        self._store = store
+        self._state = state
+        self._is_closed = False
+        self._waiters: dict[str, Waiter] = {}  # by owner
+        self._by_order: dict[int, Waiter] = {}
+        self._by_request: dict[str, set[Waiter]] = {}  # by request id
+        state.listeners.append(self._on_change)
+        state.position_listeners.append(self._on_moved)
+
+    @property
+    def count(self) -> int:
+        """The number of calls that wait."""
+        return len(self._waiters)
+
+    @contextlib.asynccontextmanager
+    async def waiting(self, request: lease_pb2.AcquireLeaseRequest) -> AsyncGenerator[Waiter]:
+        """Hold a ticket or grant for a valid request during the body of the `with`.
+
+        Raises FabricError if the request is refused.
+        """
+        order = parse_ticket_id(request.ticket_id) if request.ticket_id else None
+        if self._is_closed:
+            raise FabricError(Reason.UNAVAILABLE, _STOPPING)
+        if not self._is_known(request, order):
+            self._admit(request, is_returning=order is not None)
+        waiter = Waiter(request)
+        self._waiters[waiter.owner] = waiter
+        self._by_request.setdefault(request.request_id, set()).add(waiter)
+        try:
+            if order is not None:
+                await self._give_back_former_grants(request.request_id, order)
+            await self._enqueue(waiter, order)
+            yield waiter
+        finally:
+            await self._leave(waiter)
+
+    async def enqueue_again(self, waiter: Waiter) -> None:
+        """Return to the old place in the queue, after a grant ended before its delivery, or the
+        store dropped the ticket.
+        """
+        waiter.has_lost_place = False
+        await self._enqueue(waiter, waiter.order)
+
+    def cancel_request(self, request_id: str) -> None:
+        """End the calls of a request that its caller has cancelled."""
+        for waiter in self._by_request.get(request_id, ()):
+            waiter.fail(Reason.SUPERSEDED, "the request was cancelled")
+
+    def close(self) -> None:
+        """End every wait with UNAVAILABLE, and refuse new ones."""
+        self._is_closed = True
+        for waiter in self._waiters.values():
+            waiter.fail(Reason.UNAVAILABLE, _STOPPING)
+
+    def entry(self, waiter: Waiter) -> QueueEntry | None:
+        """Return the queue entry of a waiter; None until the store has published it."""
+        ticket = None if waiter.order is None else self._state.tickets.get(waiter.order)
+        return self._state.entry(ticket) if ticket else None
+
+    async def _leave(self, waiter: Waiter) -> None:
+        """Give back what the waiter holds. A call whose ticket was taken over holds nothing."""
+        del self._waiters[waiter.owner]
+        same = self._by_request[waiter.request.request_id]
+        same.remove(waiter)
+        if not same:
+            del self._by_request[waiter.request.request_id]
+        if waiter.order is not None and self._by_order.get(waiter.order) is waiter:
+            del self._by_order[waiter.order]
+        if waiter.grant is None and waiter.order is not None:
+            await self._store.cancel(waiter.order, waiter.owner)
+        elif waiter.grant and not waiter.is_delivered:
+            await self._store.give_back(waiter.grant)
+
+    def _is_known(self, request: lease_pb2.AcquireLeaseRequest, order: int | None) -> bool:
+        """Return whether the request repeats another one or takes over its ticket.
+
+        Raises FabricError if the other one asked for something else.
+        """
+        field, ticket = "request_id", self._state.requests.get(request.request_id)
+        if ticket is None and order is not None:
+            field, ticket = "ticket_id", self._state.tickets.get(order)
+        if ticket is None:
+            return False
+        if _demand(ticket.request) != _demand(request):
+            message = f"{field} names a request of another kind or pool, or with other needs"
+            raise FabricError(Reason.INVALID_FIELD, message, field=field)
+        return True
+
+    def _admit(self, request: lease_pb2.AcquireLeaseRequest, *, is_returning: bool) -> None:
+        if self._state.workers and not self._state.serves(request):
+            needs = "".join(f" with {name}={value}" for name, value in sorted(needs_of(request)))
+            kind = kind_name(request.kind)
+            message = f"no worker of pool {request.pool!r}{needs} serves {kind}"
+            raise FabricError(Reason.KIND_NOT_SERVED, message)
+        if len(self._state.tickets) >= self.limit * (2 if is_returning else 1):
+            raise FabricError(Reason.QUEUE_FULL, f"{self.limit} wait already")
+
+    async def _give_back_former_grants(self, request_id: str, order: int) -> None:
+        """Give back unclaimed grants that other requests got from the ticket at `order`.
+
+        The caller returns with this ticket because it could not use that grant.
+        """
+        for grant in self._state.grants_of_order(order):
+            ticket = grant.ticket
+            if ticket and not grant.is_claimed and ticket.request.request_id != request_id:
+                self._supersede(ticket.owner)
+                await self._store.give_back(grant)
+
+    async def _enqueue(self, waiter: Waiter, order: int | None) -> None:
+        match await self._store.enqueue(waiter.request, waiter.owner, order):
+            case Ticket(order=taken):
+                waiter.order = taken
+            case Grant(ticket=ticket) as grant:
+                # A call that has not delivered the grant passes it on to this one. If there is
+                # none, the grant was delivered before, and its caller asks a second time.
+                waiter.is_delivered = not (ticket and self._supersede(ticket.owner))
+                waiter.order = ticket.order if ticket else None
+                waiter.grant = grant
+                if waiter.order is not None:
+                    self._by_order[waiter.order] = waiter
+
+    def _supersede(self, owner: str) -> bool:
+        """End a call whose ticket or grant another call has taken. False if it has ended."""
+        waiter = self._waiters.get(owner)
+        if waiter:
+            waiter.grant = None
+            waiter.fail(Reason.SUPERSEDED, "a later call took this one's place")
+        return waiter is not None
+
+    def _on_change(self, change: Change) -> None:
+        match change:
+            case TicketPut(ticket=ticket):
+                self._on_ticket(ticket)
+            case TicketGone(ticket=ticket, is_granted=False, is_expired=is_expired):
+                self._on_ticket_gone(ticket, is_expired)
+            case GrantPut(grant=Grant(ticket=Ticket(owner=owner)) as grant):
+                if waiter := self._waiters.get(owner):
+                    waiter.grant = grant
+                    waiter.changed.set()
+            case GrantGone(grant=Grant(ticket=Ticket(order=order)) as grant):
+                self._on_grant_gone(order, grant)
+            case _:
+                pass
+
+    def _on_moved(self, moved: Sequence[QueueEntry]) -> None:
+        for entry in moved:
+            if waiter := self._by_order.get(entry.ticket.order):
+                waiter.changed.set()
+
+    def _on_ticket(self, ticket: Ticket) -> None:
+        former = self._by_order.pop(ticket.order, None)
+        waiter = self._waiters.get(ticket.owner)
+        if former and former is not waiter:
+            self._supersede(former.owner)
+        if waiter:
+            self._by_order[ticket.order] = waiter
+            waiter.changed.set()
+
+    def _on_ticket_gone(self, ticket: Ticket, is_expired: bool) -> None:
+        waiter = self._waiters.get(ticket.owner)
+        if waiter and is_expired:
+            waiter.has_lost_place = True
+            waiter.changed.set()
+        elif waiter:
+            waiter.fail(Reason.TICKET_CANCELLED, "the ticket was cancelled")
+
+    def _on_grant_gone(self, order: int, grant: Grant) -> None:
+        waiter = self._by_order.get(order)
+        if waiter and waiter.grant and waiter.grant.claims.lease_id == grant.claims.lease_id:
+            waiter.grant = None
+            waiter.has_lost_place = not waiter.is_delivered
+            waiter.changed.set()
+
+
+def _demand(request: lease_pb2.AcquireLeaseRequest) -> tuple[lease_pb2.SessionKind, str, Needs]:
+    return request.kind, request.pool, needs_of(request)

@@ -1,0 +1,157 @@
+"""The state as operators see it: lists, and streams of a snapshot followed by every change.
+
+Each change is one message, shared by all watchers. A watcher that falls behind by more than its
+bound gets a new snapshot in place of the changes that it missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from typing import assert_never
+
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import admin_pb2, registry_pb2
+from duplane.scheduler.messages import lease_status, ticket_status, worker_status
+from duplane.scheduler.policy.fifo import QueueEntry
+from duplane.scheduler.state import SchedulerState
+from duplane.scheduler.store.base import (
+    Change,
+    GrantGone,
+    GrantPut,
+    TicketGone,
+    TicketPut,
+    Worker,
+    WorkerGone,
+    WorkerPut,
+)
+
+BACKLOG_LENGTH = 4096  # changes; one grant can move every ticket that waits
+
+
+class _Watcher:
+    """One stream of changes."""
+
+    def __init__(self) -> None:
+        self.backlog: deque[admin_pb2.WatchResponse] = deque()
+        self.is_behind = True  # needs a snapshot
+        self.has_more = asyncio.Event()
+        self.has_more.set()
+
+    def push(self, message: admin_pb2.WatchResponse) -> None:
+        if self.is_behind:
+            return
+        self.backlog.append(message)
+        if len(self.backlog) > BACKLOG_LENGTH:
+            self.backlog.clear()
+            self.is_behind = True
+        self.has_more.set()
+
+
+class Watch:
+    """Lists the state and publishes its changes."""
+
+    def __init__(self, state: SchedulerState, ticket_limit: int) -> None:
+        self._state = state
+        self.ticket_limit = ticket_limit
+        self._reports: dict[str, tuple[registry_pb2.Report, float]] = {}  # latest, by worker id
+        self._watchers: set[_Watcher] = set()
+        self._is_closed = False
+        state.listeners.append(self._on_change)
+        state.position_listeners.append(self._on_moved)
+
+    def note_report(self, worker_id: str, report: registry_pb2.Report) -> None:
+        """Keep a worker's last report, and its time."""
+        self._reports[worker_id] = report, self._state.clock()
+
+    def publish_worker(self, worker: Worker) -> None:
+        """Publish a report that changed nothing but its numbers."""
+        if self._watchers:
+            self._publish(admin_pb2.WatchResponse(worker=self._worker_status(worker)))
+
+    def workers(self) -> Sequence[admin_pb2.WorkerStatus]:
+        """Return the workers, by id."""
+        return [self._worker_status(worker) for _, worker in sorted(self._state.workers.items())]
+
+    def leases(self) -> Sequence[admin_pb2.LeaseStatus]:
+        """Return the leases, oldest first."""
+        return [lease_status(grant, self._state) for grant in self._state.grants.values()]
+
+    def tickets(self) -> Sequence[admin_pb2.TicketStatus]:
+        """Return the tickets by order."""
+        return [ticket_status(entry, self._state) for entry in self._state.entries()]
+
+    def snapshot(self) -> admin_pb2.Snapshot:
+        """Return the whole state."""
+        return admin_pb2.Snapshot(
+            workers=self.workers(),
+            leases=self.leases(),
+            tickets=self.tickets(),
+            ticket_limit=self.ticket_limit,
+        )
+
+    async def steps(self) -> AsyncGenerator[admin_pb2.WatchResponse]:
+        """Yield a snapshot, then each change. Raises UNAVAILABLE at shutdown."""
+        watcher = _Watcher()
+        self._watchers.add(watcher)
+        try:
+            while not self._is_closed:
+                await watcher.has_more.wait()
+                watcher.has_more.clear()
+                if watcher.is_behind:
+                    watcher.is_behind = False
+                    yield admin_pb2.WatchResponse(snapshot=self.snapshot())
+                while watcher.backlog:
+                    yield watcher.backlog.popleft()
+        finally:
+            self._watchers.discard(watcher)
+        raise FabricError(Reason.UNAVAILABLE, "the scheduler is stopping")
+
+    def close(self) -> None:
+        """End every watch."""
+        self._is_closed = True
+        for watcher in self._watchers:
+            watcher.has_more.set()
+
+    def _worker_status(self, worker: Worker) -> admin_pb2.WorkerStatus:
+        report, at = self._reports.get(worker.worker_id, (None, None))
+        age_s = self._state.attached_s(worker.worker_id)
+        if at is not None:
+            age_s = self._state.clock() - at
+        return worker_status(worker, report, age_s, self._state)
+
+    def _publish(self, message: admin_pb2.WatchResponse) -> None:
+        for watcher in self._watchers:
+            watcher.push(message)
+
+    def _on_change(self, change: Change) -> None:
+        if isinstance(change, WorkerGone):
+            self._reports.pop(change.worker.worker_id, None)
+        if self._watchers:
+            self._publish(self._message(change))
+
+    def _on_moved(self, moved: Sequence[QueueEntry]) -> None:
+        if self._watchers:
+            for entry in moved:
+                status = ticket_status(entry, self._state)
+                self._publish(admin_pb2.WatchResponse(ticket=status))
+
+    def _message(self, change: Change) -> admin_pb2.WatchResponse:
+        match change:
+            case WorkerPut(worker=worker):
+                return admin_pb2.WatchResponse(worker=self._worker_status(worker))
+            case WorkerGone(worker=worker):
+                return admin_pb2.WatchResponse(removed_worker_id=worker.worker_id)
+            case GrantPut(grant=grant):
+                return admin_pb2.WatchResponse(lease=lease_status(grant, self._state))
+            case GrantGone(grant=grant):
+                return admin_pb2.WatchResponse(removed_lease_id=grant.claims.lease_id)
+            case TicketPut(ticket=ticket):
+                entry = self._state.entry(ticket)
+                status = ticket_status(entry, self._state) if entry else None
+                return admin_pb2.WatchResponse(ticket=status)
+            case TicketGone(ticket=ticket):
+                return admin_pb2.WatchResponse(removed_ticket_id=ticket.ticket_id)
+            case _:
+                assert_never(change)

@@ -1,0 +1,33 @@
+"""One cluster for all tests of this folder; each test leaves it repaired."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import pytest
+from support.cluster import Cluster
+from support.debian_programs import debian_program
+from support.hosts import why_no_hosts
+
+
+@pytest.fixture(scope="session")
+async def running_cluster(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncGenerator[Cluster]:
+    if why := why_no_hosts():
+        pytest.skip(why)
+    debian_program("etcd", "etcd-server")  # skips the tests where there is none
+    async with Cluster.running(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def cluster(
+    running_cluster: Cluster, request: pytest.FixtureRequest
+) -> AsyncGenerator[Cluster]:
+    """Yield the cluster; afterwards assert that every slot is free again."""
+    yield running_cluster
+    try:
+        await running_cluster.repair()
+    finally:
+        request.node.add_report_section("teardown", "logs", running_cluster.logs())

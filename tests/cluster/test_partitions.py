@@ -1,0 +1,77 @@
+"""Pairs of hosts between which every packet is lost."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import pytest
+from support.cluster import Cluster, Server
+from support.cluster_clients import End, queueing, serve, serve_next, talking
+
+pytestmark = pytest.mark.timeout(240)
+
+LOST = End({"type": "session.closed", "reason": "error"}, 1011)
+
+
+@contextlib.contextmanager
+def cut(cluster: Cluster, some: Sequence[Server], others: Sequence[Server]) -> Iterator[None]:
+    """Separate every server of one side from every one of the other."""
+    pairs = [(one.host, other.host) for one in some for other in others]
+    for one, other in pairs:
+        cluster.network.cut(one, other)
+    try:
+        yield
+    finally:
+        for one, other in pairs:
+            cluster.network.mend(one, other)
+
+
+async def test_cut_between_edge_and_workers_ends_the_session_on_both_sides(
+    cluster: Cluster,
+) -> None:
+    async with talking(cluster, 0) as (caller,):
+        with cut(cluster, cluster.edges[:1], cluster.workers):
+            await caller.send_unit()
+            assert await caller.until_closed(40) == LOST
+            await serve_next(cluster, 1, 20)
+            await cluster.settled(40)
+
+
+async def test_cut_between_an_edge_and_its_scheduler_keeps_the_place_in_the_queue(
+    cluster: Cluster,
+) -> None:
+    async with (
+        talking(cluster, 1, 4) as talkers,
+        queueing(cluster, 0) as (first,),
+        queueing(cluster, 1) as (second,),
+    ):
+        with cut(cluster, cluster.edges[:1], cluster.schedulers[:2]):
+            await talkers[0].end()
+            await second.until_granted(60)
+            await talkers[1].end()
+            await serve(first, 60)
+
+
+async def test_cut_between_workers_and_a_scheduler_is_not_noticed_by_clients(
+    cluster: Cluster,
+) -> None:
+    async with talking(cluster, 0, 2) as talkers:
+        with cut(cluster, cluster.schedulers[:1], cluster.workers):
+            await cluster.until_count("free_slot_count", 2, 40)
+            for talker in talkers:
+                await talker.exchange()
+            await serve_next(cluster, 0, 30)
+            for talker in talkers:
+                await talker.end()
+
+
+async def test_cut_between_a_scheduler_and_etcd_leaves_the_others_at_work(
+    cluster: Cluster,
+) -> None:
+    async with talking(cluster, 0) as (talker,):
+        with cut(cluster, cluster.schedulers[:1], cluster.etcd):
+            await serve_next(cluster, 0, 40)
+            await serve_next(cluster, 1, 40)
+            await talker.exchange()
+            await talker.end()

@@ -1,0 +1,49 @@
+"""Marks tests by their path: those that `make unit` leaves out, and those that may run twice.
+
+Tests of `fabric/` and `cluster/` run real sockets and processes with time limits, which a loaded
+machine can miss. One that fails runs a second time. The summary counts it as `rerun`, which is a
+fault to look into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import hypothesis
+import pytest
+from support.paths import TESTS
+
+# A loaded machine may take any time for an example; `pytest-timeout` bounds the whole test.
+hypothesis.settings.register_profile(
+    "duplane", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("duplane")
+
+SLOW = (
+    "contract/test_stubs.py",
+    "unit/edge/dialects/test_fuzz.py",
+    "unit/scheduler/test_history.py",
+    "unit/test_declared_packages.py",
+    "unit/tools/test_bench_model.py",
+    "unit/tools/test_checkpoint_tools.py",
+    "unit/tools/test_default_checkpoint.py",
+    "unit/tools/test_gpu_scripts.py",
+    "unit/tools/test_random_checkpoint.py",
+    "unit/tools/test_up.py",
+    "unit/worker/model/test_checkpoint.py",
+    "unit/worker/model/tts/test_talker.py",
+    "unit/worker/model/vision/test_preprocessing.py",
+    "unit/worker/model/vocoder/test_vocoder.py",
+    "unit/worker/model/vocoder/test_voice.py",
+)
+
+RERUN = ("cluster", "fabric")
+
+
+def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
+    slow = {TESTS / name for name in SLOW}
+    for item in items:
+        if any(item.path.is_relative_to(TESTS / folder) for folder in RERUN):
+            item.add_marker(pytest.mark.flaky(reruns=1))
+        if item.path in slow:
+            item.add_marker(pytest.mark.slow)

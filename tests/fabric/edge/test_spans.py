@@ -1,0 +1,105 @@
+"""Every unit starts its own trace, links it to the session's span and carries its context."""
+
+from __future__ import annotations
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+from support.live_edge import APPEND, begin, closed, end, exchange, live_edge, receive, send
+
+from duplane.fabric import telemetry
+from duplane.fabric.telemetry import Telemetry
+from duplane.fabric.v1 import lease_pb2, session_pb2
+
+
+class Spans:
+    def __init__(self) -> None:
+        provider = TracerProvider()
+        self._exporter = InMemorySpanExporter()
+        provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.telemetry = Telemetry("edge", provider)
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self._exporter.get_finished_spans() if span.name == name]
+
+
+async def test_every_unit_is_a_root_span_linked_to_the_session() -> None:
+    spans = Spans()
+    received: list[session_pb2.Unit] = []
+    async with live_edge(telemetry=spans.telemetry) as edge, edge.connect() as client:
+        answer = edge.fabric.on_unit
+
+        def on_unit(unit: session_pb2.Unit) -> list[session_pb2.ConverseResponse]:
+            received.append(unit)
+            return list(answer(unit))
+
+        edge.fabric.on_unit = on_unit
+        await begin(client)
+        for _ in range(3):
+            await exchange(client)
+        await end(client)
+        await edge.settled()
+        (session,) = spans.named(telemetry.EDGE_SESSION)
+        units = spans.named(telemetry.EDGE_UNIT)
+        assert session.context
+        assert session.attributes
+        assert session.attributes[telemetry.DIALECT] == "A"
+        assert len({unit.context.trace_id for unit in units if unit.context}) == 3
+        for span, unit in zip(units, received, strict=True):
+            assert span.parent is None
+            assert [link.context.span_id for link in span.links] == [session.context.span_id]
+            assert span.context
+            assert telemetry.extract(unit.trace).span_id == span.context.span_id
+            assert span.start_time == unit.receive_time.ToNanoseconds()
+            assert span.attributes
+            assert span.attributes[telemetry.UNIT_OUTCOME] == "listen"
+            assert span.attributes[telemetry.SESSION_ID] == session.attributes[telemetry.SESSION_ID]
+
+
+async def test_lost_worker_fails_the_session_span_and_is_logged_with_its_cause(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    spans = Spans()
+    async with live_edge(telemetry=spans.telemetry) as edge, edge.connect() as client:
+        edge.fabric.on_unit = lambda unit: []
+        await begin(client)
+        conversation = await edge.fabric.conversation()
+        await send(client, APPEND)
+        while (await conversation.next_request()).WhichOneof("message") != "unit":
+            pass
+        conversation_worker = edge.fabric.worker
+        await edge.fabric.worker_server.stop(0)
+        await closed(client, 1011)
+        await edge.settled()
+    (unit,) = spans.named(telemetry.EDGE_UNIT)
+    (session,) = spans.named(telemetry.EDGE_SESSION)
+    assert unit.attributes
+    assert session.attributes
+    assert unit.attributes[telemetry.UNIT_OUTCOME] == "unanswered"
+    assert session.attributes[telemetry.ERROR_TYPE] == "failed"
+    assert session.status.status_code is StatusCode.ERROR
+    (record,) = [record for record in caplog.records if "ended after" in record.message]
+    assert record.levelname == "ERROR"
+    assert f"of 127.0.0.1 on worker {conversation_worker}" in record.message
+    assert "failed (the worker was lost)" in record.message
+
+
+async def test_wait_in_the_queue_is_a_span_below_the_session() -> None:
+    spans = Spans()
+    async with live_edge(telemetry=spans.telemetry) as edge:
+        edge.fabric.is_automatic = False
+        async with edge.connect() as client:
+            acquisition = await edge.fabric.acquisition()
+            acquisition.queued(lease_pb2.Queued(ticket_id="t", position=1, queue_length=1))
+            assert (await receive(client))["type"] == "session.queued"
+            edge.fabric.is_automatic = True
+            acquisition.grant()
+            await begin(client)
+            await end(client)
+        await edge.settled()
+    (wait,) = spans.named(telemetry.EDGE_QUEUE)
+    assert wait.parent
+    sessions = [session.context for session in spans.named(telemetry.EDGE_SESSION)]
+    assert wait.parent.span_id in {context.span_id for context in sessions if context}

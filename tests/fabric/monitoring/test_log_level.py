@@ -1,0 +1,88 @@
+"""The log of `duplane up` as JSON, and its level, which signals change in all processes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncGenerator
+
+import orjson
+import pytest
+from support.live_edge import UPDATE, receive, send
+from websockets.asyncio.client import connect
+
+WITHIN_S = 60.0
+FIELDS = {"time", "level", "role", "logger", "message"}
+pytestmark = pytest.mark.timeout(180)
+
+
+class Up:
+    """A running `duplane up` that logs JSON."""
+
+    def __init__(self, process: asyncio.subprocess.Process, edge: str) -> None:
+        self.process = process
+        self.edge = edge
+
+    async def next_line(self) -> dict[str, str]:
+        """Return the next line that any of the processes logs."""
+        assert self.process.stderr
+        async with asyncio.timeout(WITHIN_S):
+            return orjson.loads(await self.process.stderr.readline())
+
+    async def session(self) -> list[dict[str, str]]:
+        """Run a session; return the lines up to the one that reports its slot free again."""
+        async with connect(f"ws://{self.edge}/v1/realtime?mode=audio", proxy=None) as client:
+            assert (await receive(client))["type"] == "session.queue_done"
+            await send(client, UPDATE)
+            assert (await receive(client))["type"] == "session.created"
+            await send(client, {"type": "session.close", "reason": "user_stop"})
+            await client.wait_closed()
+        lines = [await self.next_line()]
+        while lines[-1]["message"] != "slot 0: free":
+            lines.append(await self.next_line())
+        return lines
+
+
+@pytest.fixture
+async def up() -> AsyncGenerator[Up]:
+    flags = ("--port", "0", "--slots", "1", "--checkpoint", "scripted", "--log-format", "json")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "duplane.tools", "up", *flags),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stdout
+        async with asyncio.timeout(WITHIN_S):
+            ready = (await process.stdout.readline()).decode()
+        edge = re.search(r"ws://(\S+?)/", ready)
+        assert edge, ready
+        yield Up(process, edge[1])
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_signals_change_the_level_of_every_process(up: Up) -> None:
+    lines = await up.session()
+    assert not [line for line in lines if line["level"] == "DEBUG"]
+    roles = Counter(line["role"] for line in lines)
+    assert roles.keys() <= {"up", "edge", "scheduler", "worker"}
+    assert all(line.keys() >= FIELDS for line in lines)
+
+    up.process.send_signal(signal.SIGUSR1)
+    debug: list[dict[str, str]] = []
+    async with asyncio.timeout(WITHIN_S):
+        while {line["role"] for line in debug} != {"edge", "scheduler", "worker"}:
+            debug += [line for line in await up.session() if line["level"] == "DEBUG"]
+    assert all(line["session_id"].startswith("sess_") for line in debug)
+    assert all("trace_id" not in line for line in debug), "nothing is exported"
+
+    up.process.send_signal(signal.SIGUSR2)
+    async with asyncio.timeout(WITHIN_S):
+        while [line for line in await up.session() if line["level"] == "DEBUG"]:
+            pass  # until the signal has reached every process

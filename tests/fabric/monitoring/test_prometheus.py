@@ -1,0 +1,307 @@
+"""The metrics of `duplane up` as Prometheus reads them, with the alerts and the dashboard.
+
+Those with a real Prometheus are skipped where Debian's package of it cannot be had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import signal
+import socket
+import sys
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+import yaml
+from support.debian_programs import debian_program
+from support.live_edge import APPEND, UPDATE, receive, send
+from support.metrics import Scrape, scrape
+from support.paths import ROOT
+from websockets.asyncio.client import connect
+
+from duplane.fabric.monitoring.metrics import OTHER
+from duplane.tools.metrics_page import metrics_page, registries
+
+DEPLOY = ROOT / "deploy"
+RULES = DEPLOY / "rules.yml"
+DASHBOARD = DEPLOY / "dashboard.json"
+WITHIN_S = 60.0
+ROLES = ("edge", "scheduler", "worker")
+pytestmark = pytest.mark.timeout(180)
+
+
+def program(name: str) -> str:
+    return debian_program(name, "prometheus")
+
+
+# --- the names that rules and dashboard use ---
+
+
+def rule_expressions() -> Iterator[tuple[str, str]]:
+    """Yield the name of each rule with its expression."""
+    for group in yaml.safe_load(RULES.read_text())["groups"]:
+        for rule in group["rules"]:
+            yield rule.get("alert") or rule["record"], rule["expr"]
+
+
+def panel_expressions() -> Iterator[tuple[str, str]]:
+    """Yield the title of each panel of the dashboard with each of its expressions."""
+    for panel in orjson.loads(DASHBOARD.read_bytes())["panels"]:
+        for target in panel.get("targets", ()):
+            yield panel["title"], target["expr"]
+
+
+def metric_names(expression: str) -> set[str]:
+    return set(re.findall(r"\b(?:duplane|process)[_:][a-z0-9_:]+", expression))
+
+
+def recorded_names() -> set[str]:
+    return {name for name, _ in rule_expressions() if ":" in name}
+
+
+# --- a running fabric ---
+
+
+@dataclass
+class Monitored:
+    """A running `duplane up` with metrics."""
+
+    edge: str
+    urls: dict[str, str]  # by role
+
+    async def scrapes(self) -> dict[str, Scrape]:
+        return {role: await scrape(url) for role, url in self.urls.items()}
+
+    async def converse(self, unit_count: int) -> None:
+        """Run one session to its end."""
+        async with connect(f"ws://{self.edge}/v1/realtime?mode=audio", proxy=None) as client:
+            while (await receive(client))["type"] != "session.queue_done":
+                pass
+            await send(client, UPDATE)
+            assert (await receive(client))["type"] == "session.created"
+            for _ in range(unit_count):
+                await send(client, APPEND)
+                await receive(client)
+            await send(client, {"type": "session.close", "reason": "user_stop"})
+            await client.wait_closed()
+
+
+def first_free_port(count: int) -> int:
+    """Return the first of `count` free ports that follow each other."""
+    for first in range(20_000, 30_000, count):
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
+    raise AssertionError("no free ports")
+
+
+@pytest.fixture(scope="module")
+async def fabric() -> AsyncGenerator[Monitored]:
+    flags = ("--port", "0", "--slots", "2", "--checkpoint", "scripted")
+    up = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "duplane.tools", "up", *flags),
+        *("--metrics-port", str(first_free_port(3))),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert up.stdout
+        async with asyncio.timeout(WITHIN_S):
+            ready = (await up.stdout.readline()).decode()
+            metrics = (await up.stdout.readline()).decode()
+        edge = re.search(r"ws://(\S+?)/", ready)
+        urls = re.findall(r"http://\S+", metrics)
+        assert edge, ready
+        yield Monitored(edge[1], dict(zip(ROLES, urls, strict=True)))
+        up.send_signal(signal.SIGINT)
+        assert await up.wait() == 0
+    finally:
+        if up.returncode is None:
+            up.kill()
+            await up.wait()
+
+
+async def test_every_process_serves_its_own_metrics(fabric: Monitored) -> None:
+    await fabric.converse(unit_count=3)
+    seen = await fabric.scrapes()
+    for role in ROLES:
+        (build,) = (labels for name, labels in seen[role] if name == "duplane_build_info")
+        assert dict(build)["role"] == role
+        assert seen[role].value("process_cpu_seconds_total") > 0
+    for role in ("edge", "worker"):
+        counted = seen[role].total("duplane_units_total", role=role)
+        assert counted >= 3
+        assert seen[role].total("duplane_unit_duration_seconds_count", role=role) == counted
+    assert seen["scheduler"].total("duplane_slots", role="scheduler") == 2
+    assert seen["scheduler"].value("duplane_lease_events_total", event="claimed") >= 1
+
+
+async def test_dashboard_and_rules_use_metrics_that_exist(fabric: Monitored) -> None:
+    seen = await fabric.scrapes()
+    existing = set().union(*(each.names for each in seen.values())) | recorded_names()
+    used = {
+        name
+        for _, expression in (*rule_expressions(), *panel_expressions())
+        for name in metric_names(expression)
+    }
+    assert len(used) > 30
+    assert used - existing == set()
+
+
+def test_dashboard_shows_every_metric() -> None:
+    shown = {name for _, expression in panel_expressions() for name in metric_names(expression)}
+    for name, expression in rule_expressions():
+        if name in shown:
+            shown |= metric_names(expression)
+    made = {
+        f"{metric.name}_total" if metric.type == "counter" else metric.name
+        for registry in registries().values()
+        for metric in registry.collect()
+        if metric.name.startswith("duplane_")
+    }
+    shown = {re.sub("_(bucket|sum|count)$", "", name) for name in shown}
+    assert made - shown == set()
+
+
+async def test_label_values_are_those_that_are_declared(fabric: Monitored) -> None:
+    await fabric.converse(unit_count=1)
+    for role, seen in (await fabric.scrapes()).items():
+        declared: dict[str, set[str]] = {}
+        for metric in registries()[role].collect():
+            for sample in metric.samples:
+                for label, value in sample.labels.items():
+                    declared.setdefault(label, {OTHER, ""}).add(value)
+        undeclared = {
+            (name, label, value)
+            for name, labels in seen
+            for label, value in labels
+            if name.startswith("duplane_") and label != "le" and value not in declared[label]
+        }
+        assert not undeclared
+
+
+async def test_sessions_add_no_series(fabric: Monitored) -> None:
+    await fabric.converse(unit_count=1)
+    before = {role: len(seen) for role, seen in (await fabric.scrapes()).items()}
+    for _ in range(5):
+        await fabric.converse(unit_count=2)
+    assert {role: len(seen) for role, seen in (await fabric.scrapes()).items()} == before
+
+
+def test_page_of_the_metrics_is_fresh() -> None:
+    assert (ROOT / "docs" / "metrics.md").read_text() == metrics_page(), "run: make metrics"
+
+
+# --- a real Prometheus ---
+
+
+async def run_promtool(*arguments: str, text: str = "") -> str:
+    """Run promtool; return what it prints. It must succeed."""
+    running = await asyncio.create_subprocess_exec(
+        *(program("promtool"), *arguments),
+        cwd=DEPLOY,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await running.communicate(text.encode())
+    assert running.returncode == 0, output.decode()
+    return output.decode()
+
+
+async def test_rules_and_configuration_are_valid_and_alerts_fire_when_they_should() -> None:
+    await run_promtool("check", "config", "prometheus.yml")
+    await run_promtool("check", "rules", "--lint-fatal", "rules.yml")
+    await run_promtool("test", "rules", "rules_test.yml")
+
+
+async def test_metrics_follow_the_conventions_of_prometheus(fabric: Monitored) -> None:
+    async with aiohttp.ClientSession() as client:
+        for url in fabric.urls.values():
+            async with client.get(url) as response:
+                complaints = await run_promtool("check", "metrics", text=await response.text())
+            assert not [line for line in complaints.splitlines() if "duplane" in line]
+
+
+class Prometheus:
+    """A real Prometheus that scrapes the fabric every half second."""
+
+    def __init__(self, address: str, client: aiohttp.ClientSession) -> None:
+        self._address = address
+        self._client = client
+
+    async def get(self, path: str, **parameters: str) -> Any:
+        url = f"http://{self._address}/api/v1/{path}"
+        async with self._client.get(url, params=parameters) as response:
+            answer = await response.json()
+        assert answer["status"] == "success", answer
+        return answer["data"]
+
+    async def values(self, expression: str) -> list[float]:
+        found = await self.get("query", query=expression)
+        return [float(each["value"][1]) for each in found["result"]]
+
+    async def until(self, expression: str, value: float) -> None:
+        """Wait until an expression has one result, which is `value`."""
+        async with asyncio.timeout(WITHIN_S):
+            while True:
+                with contextlib.suppress(aiohttp.ClientError):
+                    if await self.values(expression) == [value]:
+                        return
+                await asyncio.sleep(0.1)
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def running(cls, fabric: Monitored, directory: Path) -> AsyncGenerator[Prometheus]:
+        settings = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
+        settings["global"] = {"scrape_interval": "500ms", "evaluation_interval": "500ms"}
+        settings["rule_files"] = [str(RULES)]
+        targets = [re.sub("http://|/metrics", "", url) for url in fabric.urls.values()]
+        (job,) = settings["scrape_configs"]
+        job["static_configs"] = [{"targets": targets}]
+        file = directory / "prometheus.yml"
+        file.write_text(yaml.safe_dump(settings))
+        address = f"127.0.0.1:{first_free_port(1)}"
+        process = await asyncio.create_subprocess_exec(
+            *(program("prometheus"), f"--config.file={file}"),
+            f"--storage.tsdb.path={directory / 'data'}",
+            *(f"--web.listen-address={address}", "--log.level=error"),
+        )
+        try:
+            async with aiohttp.ClientSession() as client:
+                yield cls(address, client)
+        finally:
+            process.terminate()
+            await process.wait()
+
+
+async def test_prometheus_evaluates_every_rule_and_every_panel(
+    fabric: Monitored, tmp_path: Path
+) -> None:
+    async with Prometheus.running(fabric, tmp_path) as prometheus:
+        await prometheus.until('sum(up{job="duplane"})', 3)
+        await prometheus.until("sum(duplane:free_slots)", 2)
+        before = (await prometheus.values('sum(duplane_units_total{role="edge"})'))[0]
+        await fabric.converse(unit_count=4)
+        await prometheus.until('sum(duplane_units_total{role="edge"})', before + 4)
+
+        groups = (await prometheus.get("rules"))["groups"]
+        rules = [rule for group in groups for rule in group["rules"]]
+        assert {rule["name"] for rule in rules} == {name for name, _ in rule_expressions()}
+        assert {rule["health"] for rule in rules} <= {"ok", "unknown"}
+        assert not [rule for rule in rules if rule.get("lastError")]
+        assert not [rule["name"] for rule in rules if rule.get("state") == "firing"]
+
+        titles = {title for title, _ in panel_expressions()}
+        shown: set[str] = set()
+        for title, expression in panel_expressions():
+            if await prometheus.values(expression.replace("$__rate_interval", "1m")):
+                shown.add(title)
+        assert titles - shown == set()

@@ -1,0 +1,201 @@
+"""Watches and leases while members die, hang and compact: the traps of a client of etcd."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.etcd_server import EtcdCluster
+
+from duplane.scheduler.etcd.client import EtcdClient, NoAnswerError
+from duplane.scheduler.etcd.lease import LeaseKeeper
+from duplane.scheduler.etcd.v3 import etcd_pb2
+from duplane.scheduler.etcd.watch import CompactedError, Watch
+
+BOUND_S = 20.0
+
+
+class Seen:
+    """Every value that a watch delivered, in order."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.values: list[bytes] = []
+        self._news = asyncio.Condition()
+        self._batches = watch.batches()
+        self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async for batch in self._batches:
+            async with self._news:
+                self.values += [event.kv.value for event in batch]
+                self._news.notify_all()
+
+    async def until(self, count: int, bound_s: float = BOUND_S) -> None:
+        async with asyncio.timeout(bound_s), self._news:
+            await self._news.wait_for(lambda: len(self.values) >= count)
+
+    async def failure(self) -> BaseException:
+        async with asyncio.timeout(BOUND_S):
+            with pytest.raises(CompactedError) as failed:
+                await self._reading
+        return failed.value
+
+    async def close(self) -> None:
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+        await self._batches.aclose()
+
+
+async def put_until_confirmed(client: EtcdClient, key: bytes, value: bytes) -> None:
+    """Put a value once or several times."""
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            try:
+                await client.put(key, value)
+            except NoAnswerError:
+                await asyncio.sleep(0.05)
+            else:
+                return
+
+
+@pytest.fixture
+async def three(tmp_path: Path) -> AsyncGenerator[EtcdCluster]:
+    async with EtcdCluster.running(tmp_path, 3) as cluster:
+        await cluster.leader()
+        yield cluster
+
+
+async def test_watch_begins_at_its_revision_and_keeps_order(
+    client: EtcdClient, prefix: str
+) -> None:
+    key = prefix.encode()
+    first = await client.put(key, b"0")
+    for number in range(1, 20):
+        await client.put(key, b"%d" % number)
+    watch = Watch(client, key, first)
+    seen = Seen(watch)
+    await client.put(key, b"20")
+    await seen.until(21)
+    assert seen.values == [b"%d" % number for number in range(21)]
+    await seen.close()
+
+
+async def test_watch_resumes_after_a_restart_without_loss_or_repetition(tmp_path: Path) -> None:
+    async with EtcdCluster.running(tmp_path) as cluster:
+        client = EtcdClient(cluster.addresses)
+        start = await client.put(b"/k/0", b"0")
+        seen = Seen(Watch(client, b"/k/", start))
+        await seen.until(1)
+        for number in range(1, 4):
+            cluster.kill()
+            await cluster.start()
+            await put_until_confirmed(client, b"/k/%d" % number, b"%d" % number)
+            await seen.until(number + 1)
+        assert list(dict.fromkeys(seen.values)) == [b"0", b"1", b"2", b"3"]
+        await seen.close()
+        await client.close()
+
+
+async def test_compaction_is_reported(client: EtcdClient, prefix: str) -> None:
+    key = prefix.encode()
+    first = await client.put(key, b"0")
+    last = await client.put(key, b"1")
+    compact: Any = client.endpoints.pick().channel.unary_unary("/etcdserverpb.KV/Compact")
+    # The revision is field 1, as in this message.
+    await compact(etcd_pb2.LeaseRevokeRequest(ID=last).SerializeToString(), timeout=5)
+    await Seen(Watch(client, key, first)).failure()
+    seen = Seen(Watch(client, key, last))
+    await seen.until(1)
+    assert seen.values == [b"1"]
+    await seen.close()
+
+
+@pytest.mark.slow
+async def test_watch_leaves_a_frozen_member(three: EtcdCluster) -> None:
+    client = EtcdClient(three.addresses)
+    start = await client.put(b"/k/0", b"0")
+    seen = Seen(Watch(client, b"/k/", start))
+    await seen.until(1)
+    frozen = three.members[0]  # the first address is the first that a watch uses
+    frozen.freeze()
+    begin = time.monotonic()
+    await put_until_confirmed(client, b"/k/1", b"1")
+    await seen.until(2)
+    assert time.monotonic() - begin < 6
+    frozen.thaw()
+    await put_until_confirmed(client, b"/k/2", b"2")
+    await seen.until(3)
+    assert list(dict.fromkeys(seen.values)) == [b"0", b"1", b"2"]
+    await seen.close()
+    await client.close()
+
+
+@pytest.mark.slow
+async def test_connections_stay_open_while_idle(client: EtcdClient, prefix: str) -> None:
+    """etcd ends connections with frequent pings."""
+    start = await client.put(prefix.encode(), b"0")
+    watch = Watch(client, prefix.encode(), start)
+    seen = Seen(watch)
+    await seen.until(1)
+    await asyncio.sleep(25)  # more than two pings
+    await client.put(prefix.encode(), b"1")
+    await seen.until(2, bound_s=0.5)
+    await seen.close()
+
+
+@pytest.mark.slow
+async def test_lease_outlives_its_term_and_each_member(three: EtcdCluster) -> None:
+    client = EtcdClient(three.addresses)
+    lease = secrets.randbits(62)
+    await client.grant_lease(lease, 5)
+    keeper = LeaseKeeper(client, lease, 5)
+    keeping = asyncio.create_task(keeper.run())
+    for member in three.members:
+        member.kill()
+        await asyncio.sleep(3)
+        member.start()
+        await asyncio.sleep(1)
+    assert not keeping.done()
+    assert await client.lease_ttl_s(lease) > 0
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    await client.close()
+
+
+async def test_end_of_a_lease_is_noticed(client: EtcdClient) -> None:
+    lease = secrets.randbits(62)
+    await client.grant_lease(lease, 2)
+    keeper = LeaseKeeper(client, lease, 2)
+    keeping = asyncio.create_task(keeper.run())
+    await client.revoke_lease(lease)
+    async with asyncio.timeout(BOUND_S):
+        await keeping
+
+
+async def test_member_that_takes_a_live_lease_for_ended_is_not_believed(
+    etcd: EtcdCluster, client: EtcdClient
+) -> None:
+    """A thawed leader may answer so, until it learns of its successor."""
+    lease = secrets.randbits(62)
+    await client.grant_lease(lease, 5)
+    keeper = LeaseKeeper(client, lease, 5)
+    real, lies = keeper._renew, asyncio.Event()
+
+    async def stale(endpoint: Any) -> int | None:
+        if lies.is_set():
+            return await real(endpoint)
+        lies.set()
+        return 0
+
+    keeper._renew = stale
+    keeping = asyncio.create_task(keeper.run())
+    await lies.wait()
+    await asyncio.sleep(1)
+    assert not keeping.done()
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)

@@ -1,0 +1,336 @@
+"""Two schedulers on one etcd: another one's change, or a lost answer, at the worst moment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from support.etcd_server import EtcdCluster
+from support.scheduler_harness import AUDIO, FREE, register_message
+
+from duplane.fabric.errors import FabricError
+from duplane.fabric.v1 import lease_pb2, registry_pb2
+from duplane.scheduler.etcd.access import Credentials, EtcdUrl
+from duplane.scheduler.etcd.client import NoAnswerError
+from duplane.scheduler.etcd.v3 import etcd_pb2
+from duplane.scheduler.store.base import Grant, Ticket, TicketGone, Worker, WorkerGone
+from duplane.scheduler.store.etcd import operations
+from duplane.scheduler.store.etcd import store as etcd_store
+from duplane.scheduler.store.etcd.store import EtcdStore
+
+BOOT_MS = 1_700_000_000_000
+LONG_S = 60.0
+
+
+class Scheduler:
+    """A running store. A test does something before its next transaction, or loses its answer."""
+
+    def __init__(self, url: str) -> None:
+        self.store = EtcdStore(EtcdUrl.parse(url), Credentials(), BOOT_MS)
+        self.facts = self.store._facts
+        self.before_next: Callable[[], Awaitable[object]] | None = None
+        self.lost = ""
+        self.late: etcd_pb2.TxnRequest | None = None
+        self._txn = self.store._client.txn
+        self.store._client.txn = self.txn
+
+    async def txn(self, request: etcd_pb2.TxnRequest) -> etcd_pb2.TxnResponse:
+        if before := self.before_next:
+            self.before_next = None
+            await before()
+        lost, self.lost = self.lost, ""
+        if lost == "executed later":
+            self.late = request
+            raise NoAnswerError(lost)
+        response = await self._txn(request)
+        if lost:
+            raise NoAnswerError(lost)
+        return response
+
+    async def execute_late(self) -> bool:
+        assert self.late
+        return (await self._txn(self.late)).succeeded
+
+    async def enqueue(self, name: str, order: int | None = None, owner: str = "") -> Ticket | Grant:
+        request = lease_pb2.AcquireLeaseRequest(request_id=name, kind=AUDIO)
+        return await self.store.enqueue(request, owner or f"{name} at {id(self)}", order)
+
+    async def ticket(self, name: str, order: int | None = None) -> Ticket:
+        ticket = await self.enqueue(name, order)
+        assert isinstance(ticket, Ticket)
+        return ticket
+
+    async def grant(self, ticket: Ticket, worker: Worker, slot: int = 0) -> Grant | None:
+        claims = lease_pb2.LeaseClaims(
+            lease_id=f"{ticket.ticket_id} {id(self)} {slot}",
+            worker_id=worker.worker_id,
+            worker_epoch=worker.epoch,
+            slot=slot,
+            kind=AUDIO,
+        )
+        return await self.store.try_grant(ticket, claims, LONG_S)
+
+    async def worker(self, slot_count: int = 1) -> Worker:
+        worker = await self.store.register(register_message("w", slot_count))
+        assert worker
+        return worker
+
+
+@pytest.fixture
+async def pair(etcd: EtcdCluster, prefix: str) -> AsyncGenerator[tuple[Scheduler, Scheduler]]:
+    one, other = Scheduler(etcd.url(prefix)), Scheduler(etcd.url(prefix))
+    running = [asyncio.create_task(scheduler.store.run()) for scheduler in (one, other)]
+    for scheduler in (one, other):
+        await scheduler.store.cancel(0)  # returns as soon as the scheduler has a session
+    yield one, other
+    for task in running:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+Pair = tuple[Scheduler, Scheduler]
+
+
+async def settled(pair: Pair) -> None:
+    for scheduler in pair:
+        await scheduler.store.catch_up()
+    one, other = pair
+    assert one.facts.tickets == other.facts.tickets
+    assert one.facts.granted == other.facts.granted
+
+
+async def test_slot_is_granted_once(pair: Pair) -> None:
+    one, other = pair
+    worker = await one.worker()
+    first, second = await one.ticket("first"), await other.ticket("second")
+    await settled(pair)
+    one.before_next = lambda: other.grant(second, worker)
+    assert await one.grant(first, worker) is None
+    await settled(pair)
+    assert list(one.facts.granted) == ["second"]
+    assert list(one.facts.tickets.values()) == [first]
+
+
+async def test_ticket_is_granted_once(pair: Pair) -> None:
+    one, other = pair
+    worker, ticket = await one.worker(slot_count=2), await one.ticket("r")
+    await settled(pair)
+    one.before_next = lambda: other.grant(ticket, worker, 1)
+    assert await one.grant(ticket, worker, 0) is None
+    await settled(pair)
+    assert [grant.claims.slot for grant in one.facts.granted.values()] == [1]
+    assert len(one.facts.live_slots("w")) == 1
+
+
+async def test_ticket_that_is_cancelled_meanwhile_is_not_granted(pair: Pair) -> None:
+    one, other = pair
+    worker, ticket = await one.worker(), await one.ticket("r")
+    await settled(pair)
+    one.before_next = lambda: other.store.cancel(ticket.order)
+    assert await one.grant(ticket, worker) is None
+    assert not one.facts.granted
+
+
+async def test_former_registration_is_not_granted_from(pair: Pair) -> None:
+    one, other = pair
+    worker, ticket = await one.worker(), await one.ticket("r")
+    await settled(pair)
+    one.before_next = other.worker
+    assert await one.grant(ticket, worker) is None
+    assert one.facts.workers["w"].epoch > worker.epoch
+
+
+async def test_grant_that_another_makes_ends_with_its_worker(pair: Pair) -> None:
+    one, other = pair
+    worker, ticket = await one.worker(), await other.ticket("r")
+    await settled(pair)
+    one.before_next = lambda: other.grant(ticket, worker)
+    assert await one.store.unregister("w", worker.epoch)
+    await settled(pair)
+    assert not one.facts.granted
+    assert not one.facts.requests, "the request is taken for granted for ever"
+    assert isinstance(await one.enqueue("r"), Ticket)
+
+
+async def test_request_at_two_schedulers_has_one_ticket(pair: Pair) -> None:
+    one, other = pair
+    await settled(pair)
+    one.before_next = lambda: other.enqueue("r")
+    ticket = await one.ticket("r")
+    await settled(pair)
+    assert list(one.facts.tickets.values()) == [ticket]
+
+
+async def test_request_that_is_granted_meanwhile_gets_the_grant(pair: Pair) -> None:
+    one, other = pair
+    worker, ticket = await one.worker(), await other.ticket("r")
+    await settled(pair)
+    one.before_next = lambda: other.grant(ticket, worker)
+    found = await one.enqueue("r")
+    assert isinstance(found, Grant)
+    assert found.ticket == ticket
+
+
+async def test_old_order_is_taken_by_one_request(pair: Pair) -> None:
+    one, other = pair
+    former = await one.ticket("former")
+    await one.ticket("behind")
+    await one.store.cancel(former.order)
+    await settled(pair)
+    one.before_next = lambda: other.ticket("second", former.order)
+    first = await one.ticket("first", former.order)
+    await settled(pair)
+    names = set(one.facts.requests)
+    assert (first.order, names) == (former.order, {"first", "behind"}), "two at one order"
+
+
+async def test_order_from_another_scheduler_is_known_at_once(pair: Pair) -> None:
+    one, other = pair
+    former = await one.ticket("former")
+    await one.store.cancel(former.order)
+    assert (await other.ticket("late", former.order)).order == former.order
+
+
+@pytest.mark.parametrize("lost", ["executed", "executed later"])
+async def test_lost_answer_changes_nothing_for_the_caller(pair: Pair, lost: str) -> None:
+    one, other = pair
+    worker, gone = await one.worker(), list[TicketGone]()
+    one.store.subscribe(
+        lambda change: gone.append(change) if isinstance(change, TicketGone) else None
+    )
+    one.lost = lost
+    ticket = await one.ticket("r")
+    one.lost = lost
+    grant = await one.grant(ticket, worker)
+    assert grant
+    one.lost = lost
+    assert await one.store.claim(grant)
+    await settled(pair)
+    assert [(one.ticket, one.is_granted) for one in gone] == [(ticket, True)]
+    assert other.facts.granted["r"].is_claimed
+
+
+async def test_transaction_that_arrives_late_is_void(pair: Pair) -> None:
+    """A frozen leader may execute a request long after its caller has gone another way."""
+    one, _ = pair
+    one.lost = "executed later"
+    ticket = await one.ticket("r")
+    assert await one.store.cancel(ticket.order)
+    assert not await one.execute_late()
+    await settled(pair)
+    assert not one.facts.tickets
+
+
+async def test_arrival_whose_caller_leaves_is_undone(pair: Pair) -> None:
+    one, other = pair
+    await one.worker()
+    has_sent = asyncio.Event()
+
+    async def leave() -> None:
+        has_sent.set()
+        await asyncio.sleep(0)  # the caller is cancelled before the transaction is sent
+
+    one.before_next = leave
+    waiting = asyncio.create_task(one.enqueue("r"))
+    await has_sent.wait()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    behind = await one.ticket("behind")
+    async with asyncio.timeout(5):
+        await one.store._mirror.until(lambda: set(one.facts.tickets) == {behind.order})
+    await settled(pair)
+    assert set(other.facts.tickets) == {behind.order}
+
+
+async def test_all_grants_of_a_large_worker_end_with_it(pair: Pair) -> None:
+    one, other = pair
+    worker = await one.worker(slot_count=130)
+    for slot in range(130):
+        assert await one.grant(await one.ticket(f"r{slot}"), worker, slot)
+    later = await other.worker(slot_count=130)
+    await settled(pair)
+    assert not one.facts.granted
+    assert not one.facts.requests
+    assert await other.store.unregister("w", later.epoch)
+
+
+async def test_numbers_stay_above_those_of_a_restored_backup(pair: Pair) -> None:
+    """A worker that has seen a higher number lifts the numbers of all schedulers."""
+    one, other = pair
+    seen = one.facts.number + 10_000_000
+    slots = [registry_pb2.SlotReport(slot=0, state=FREE, fencing_number=seen)]
+    before = await other.ticket("before")
+    worker = await one.store.register(register_message("w", slots=slots))
+    assert worker
+    assert worker.epoch > seen
+    behind = await other.ticket("behind")
+    assert before.order < worker.epoch < behind.order
+    grant = await other.grant(before, worker)
+    assert grant
+    assert grant.claims.fencing_number > behind.order
+
+
+async def test_store_that_has_lost_its_data_begins_anew(tmp_path: Path) -> None:
+    async with EtcdCluster.running(tmp_path) as etcd:
+        one = Scheduler(etcd.url("/d/"))
+        running = asyncio.create_task(one.store.run())
+        worker, gone = await one.worker(), asyncio.Event()
+        for number in range(20):
+            await one.ticket(f"r{number}")
+        grant = await one.grant(one.facts.tickets[min(one.facts.tickets)], worker)
+        assert grant
+        one.store.subscribe(lambda change: gone.set() if isinstance(change, WorkerGone) else None)
+        etcd.kill()
+        shutil.rmtree(tmp_path / "m0")
+        await etcd.start()
+        async with asyncio.timeout(20):
+            await gone.wait()
+        assert not one.facts.tickets
+        seen = grant.claims.fencing_number
+        slots = [registry_pb2.SlotReport(slot=0, state=FREE, fencing_number=seen)]
+        again = await one.store.register(register_message("w", slots=slots))
+        assert again
+        assert again.epoch > seen
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_request_that_was_given_up_does_not_take_the_ticket_of_a_later_call(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = pair
+    monkeypatch.setattr(etcd_store, "ARRIVAL_TIMEOUT_S", 0.2)
+    answers = asyncio.Event()
+    one.before_next = answers.wait
+    with pytest.raises(FabricError, match="the store does not answer"):
+        await one.ticket("request")
+    later = await other.ticket("request")
+    answers.set()
+    await asyncio.gather(*one.store._operations, return_exceptions=True)
+    await settled(pair)
+    assert other.facts.tickets == {later.order: later}
+
+
+async def test_late_end_of_a_registration_spares_the_grants_of_the_next_one(pair: Pair) -> None:
+    one, other = pair
+    count = operations.MAX_ENDED_COUNT + 1
+    former, present = await one.worker(count), await other.worker(count)
+    for slot in range(count):
+        assert await other.grant(await other.ticket(str(slot)), present, slot)
+    assert not await one.store.unregister("w", former.epoch)
+    assert await one.store.register(register_message("w", count, incarnation="another")) is None
+    await settled(pair)
+    assert len(one.facts.granted) == count
+
+
+@pytest.mark.parametrize("key", ["worker/w", "slot/w/x", "slot", "base", "request/r"])
+async def test_record_that_cannot_be_read_is_ignored(pair: Pair, key: str) -> None:
+    one, _ = pair
+    await one.store._client.put(one.facts.keys.prefix + key.encode(), b"\xff")
+    await asyncio.wait_for(settled(pair), 5)

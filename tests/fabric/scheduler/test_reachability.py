@@ -1,0 +1,178 @@
+"""Workers that callers cannot reach: they get no grants, and no caller is refused for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import pytest
+from support.scheduler_harness import AUDIO, BOUND_S, CHAT, FakeWorker, SchedulerHarness
+
+from duplane.fabric.channel import FabricServer
+from duplane.fabric.client import FabricClient
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import lease_pb2, session_pb2, session_pb2_grpc
+
+NOWHERE = "127.0.0.1:1"  # nothing listens on this port
+
+pytestmark = pytest.mark.usefixtures("every_store")
+
+
+class Sessions(session_pb2_grpc.SessionServiceServicer):
+    """Accepts every claim, or never answers if `is_hung`."""
+
+    def __init__(self, *, is_hung: bool = False) -> None:
+        self.is_hung = is_hung
+        self.claim_count = 0
+
+    async def Converse(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: no async
+        self, requests: AsyncIterator[session_pb2.ConverseRequest], context: Any
+    ) -> AsyncIterator[session_pb2.ConverseResponse]:
+        async for request in requests:
+            if self.is_hung:
+                await asyncio.Event().wait()
+            if request.HasField("claim"):
+                self.claim_count += 1
+                yield session_pb2.ConverseResponse(claimed=session_pb2.Claimed())
+
+    async def Chat(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: no async
+        self, request: session_pb2.ChatRequest, context: Any
+    ) -> AsyncIterator[session_pb2.ChatResponse]:
+        yield session_pb2.ChatResponse(done=session_pb2.Done())
+
+
+@contextlib.asynccontextmanager
+async def served(sessions: Sessions, listen: str = "127.0.0.1:0") -> AsyncGenerator[str]:
+    server = FabricServer("duplane.fabric.v1.SessionService")
+    session_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server.grpc)
+    address = await server.start(listen)
+    try:
+        yield address
+    finally:
+        await server.stop(0)
+
+
+def audio_request(request_id: str = "r") -> lease_pb2.AcquireLeaseRequest:
+    return lease_pb2.AcquireLeaseRequest(request_id=request_id, kind=AUDIO)
+
+
+async def test_sessions_use_another_worker_when_one_cannot_be_reached() -> None:
+    sessions = Sessions()
+    async with (
+        served(sessions) as address,
+        SchedulerHarness.running() as harness,
+        FabricClient([harness.address]) as client,
+        asyncio.timeout(10),
+    ):
+        await harness.worker("broken", slot_count=9, address=NOWHERE)
+        await harness.worker("sound", slot_count=4, address=address)
+        for number in range(4):
+            async with client.session(audio_request(f"r{number}")) as stream:
+                assert stream.granted.worker_id == "sound"
+    assert sessions.claim_count == 4
+
+
+async def test_session_waits_at_its_place_while_the_only_worker_cannot_be_reached() -> None:
+    async with (
+        SchedulerHarness.running() as harness,
+        FabricClient([harness.address]) as client,
+        asyncio.timeout(10),
+    ):
+        operator = await harness.operator()
+        await harness.worker("broken", address=NOWHERE)
+        queued: asyncio.Queue[lease_pb2.Queued] = asyncio.Queue()
+
+        async def converse() -> str:
+            async with client.session(audio_request(), queued.put) as stream:
+                return stream.granted.worker_id
+
+        async with asyncio.TaskGroup() as tasks:
+            conversing = tasks.create_task(converse())
+            first = await queued.get()
+            await operator.until(
+                lambda seen: seen.workers["broken"].is_unreachable and not seen.leases
+            )
+            async with served(Sessions()) as address:
+                await harness.worker("sound", address=address)
+                assert await conversing == "sound"
+        tickets = {step.ticket.ticket_id for step in operator.steps if step.HasField("ticket")}
+        assert tickets == {first.ticket_id}
+        await operator.until(lambda seen: not seen.leases)
+
+
+async def test_worker_is_granted_again_after_it_answers_a_health_check() -> None:
+    async with SchedulerHarness.running() as harness:
+        operator = await harness.operator()
+        async with served(Sessions()) as address:
+            pass  # close the server to get a known, free port
+        await harness.worker("late", address=address)
+        granted = await (await harness.caller()).granted()
+        await harness.release(granted.lease_id, unreachable_worker_id="late")
+        waiting = await harness.caller()
+        await waiting.stands(1)
+        await operator.until(lambda seen: seen.workers["late"].is_unreachable)
+        async with served(Sessions(), address):
+            await waiting.granted()
+        await operator.until(lambda seen: not seen.workers["late"].is_unreachable)
+
+
+async def test_caller_is_granted_a_worker_that_it_avoids_only_without_another() -> None:
+    async with SchedulerHarness.running() as harness:
+        one = await harness.worker("one", slot_count=2)
+        avoiding = await harness.caller(avoided_worker_ids=["one"])
+        assert (await avoiding.granted()).worker_id == "one", "there was no other worker"
+        other = await harness.worker("other", slot_count=1)
+        taken = await (await harness.caller(avoided_worker_ids=["one"])).granted()
+        await other.claim(taken)
+        avoiding = await harness.caller(avoided_worker_ids=["one"])
+        await avoiding.stands(1)
+        assert (await (await harness.caller()).granted()).worker_id == "one"
+        await other.finish(0)
+        assert (await avoiding.granted()).worker_id == "other"
+        await one.vanish()
+
+
+async def test_session_goes_to_another_worker_when_one_hangs_on_an_open_channel() -> None:
+    hung, sound = Sessions(is_hung=True), Sessions()
+    async with (
+        served(hung) as hung_address,
+        served(sound) as sound_address,
+        SchedulerHarness.running(claim_timeout_s=0.5) as harness,
+        FabricClient([harness.address]) as client,
+        asyncio.timeout(10),
+    ):
+        await harness.worker("hung", slot_count=9, address=hung_address)
+        await harness.worker("sound", address=sound_address)
+        async with client.session(audio_request()) as stream:
+            assert stream.granted.worker_id == "sound"
+
+
+async def test_claim_of_a_worker_that_hangs_fails_with_a_reason() -> None:
+    granted = lease_pb2.Granted(lease_id="l", worker_id="w")
+    granted.claim_timeout.FromMilliseconds(200)
+    async with served(Sessions(is_hung=True)) as address, FabricClient([NOWHERE]) as client:
+        granted.worker_address = address
+        with pytest.raises(FabricError) as failed:
+            async with client.converse(granted):
+                pass
+    assert failed.value.reason is Reason.UNAVAILABLE
+
+
+async def test_chat_that_cannot_reach_its_worker_reports_it() -> None:
+    async with (
+        SchedulerHarness.running() as harness,
+        FabricClient([harness.address]) as client,
+        asyncio.timeout(BOUND_S),
+    ):
+        operator = await harness.operator()
+        worker: FakeWorker = await harness.worker("broken", kinds=[CHAT], address=NOWHERE)
+        request = lease_pb2.AcquireLeaseRequest(request_id="r", kind=CHAT)
+        granted = await client.acquire(request)
+        with pytest.raises(FabricError):
+            async with client.chat(granted, session_pb2.ChatRequest()) as responses:
+                await anext(responses)
+        await client.release(granted.lease_id)
+        await operator.until(lambda seen: seen.workers["broken"].is_unreachable)
+        await worker.vanish()

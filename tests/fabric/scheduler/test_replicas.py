@@ -1,0 +1,194 @@
+"""Three schedulers on one etcd: workers, callers and operators at different ones, and deaths."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+
+import pytest
+from support.etcd_server import EtcdCluster
+from support.scheduler_harness import BOUND_S, Caller, FakeWorker, SchedulerHarness
+
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import lease_pb2
+from duplane.scheduler.etcd.client import EtcdClient
+
+COUNT = 3
+
+
+@pytest.fixture
+async def replicas(etcd: EtcdCluster, prefix: str) -> AsyncGenerator[list[SchedulerHarness]]:
+    async with contextlib.AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(
+                SchedulerHarness.running(store=etcd.url(prefix), queued_interval_s=0.2)
+            )
+            for _ in range(COUNT)
+        ]
+
+
+async def keys_of_all(worker: FakeWorker) -> None:
+    """Wait until a worker has the keys of every scheduler."""
+    await worker.until(lambda: len(worker.registered.verification_keys) == COUNT)
+
+
+async def test_worker_and_caller_meet_at_different_schedulers(
+    replicas: list[SchedulerHarness],
+) -> None:
+    first, second, third = replicas
+    worker = await first.worker()
+    await keys_of_all(worker)
+    operator = await third.operator()
+    await operator.until(lambda seen: "w" in seen.workers)
+    granted = await (await second.caller(session_id="s")).granted()
+    await worker.claim(granted)
+    await operator.until(lambda seen: seen.leases[granted.lease_id].is_claimed)
+    await third.release(granted.lease_id)
+    assert (await worker.revoked()).lease_id == granted.lease_id
+    await worker.finish(0)
+    await operator.until(lambda seen: not seen.leases)
+    await operator.drain("w")
+    await worker.until(lambda: any(one.HasField("drain") for one in worker.received))
+
+
+async def test_one_queue_is_served_in_order_by_all(replicas: list[SchedulerHarness]) -> None:
+    worker = await replicas[0].worker()
+    await keys_of_all(worker)
+    running = await (await replicas[1].caller()).granted()
+    await worker.claim(running)
+    callers: list[Caller] = []
+    for position in range(1, 13):
+        callers.append(await replicas[position % COUNT].caller())
+        await callers[-1].stands(position)
+    for caller in callers:
+        await worker.finish(0)
+        await worker.claim(await caller.granted())
+    for caller in callers:
+        positions = [queued.position for queued in caller.queued]
+        assert positions == sorted(positions, reverse=True)
+
+
+async def test_callers_of_a_stopped_scheduler_keep_their_places(
+    replicas: list[SchedulerHarness],
+) -> None:
+    first, second, third = replicas
+    worker = await first.worker()
+    await worker.claim(await (await first.caller()).granted())
+    ahead = await second.caller()
+    await ahead.stands(1)
+    behind = await third.caller()
+    await behind.stands(2)
+    await second.stop()
+    assert (await ahead.refused()).reason is Reason.UNAVAILABLE
+    back = await third.caller(request_id=ahead.request.request_id, ticket_id=ahead.ticket_id)
+    await back.stands(1)
+    await worker.finish(0)
+    await worker.claim(await back.granted())
+    await worker.finish(0)
+    await worker.claim(await behind.granted())
+
+
+async def test_worker_attaches_at_another_scheduler_and_keeps_its_session(
+    replicas: list[SchedulerHarness],
+) -> None:
+    first, second, third = replicas
+    worker = await first.worker(slot_count=2)
+    await keys_of_all(worker)
+    granted = await (await third.caller()).granted()
+    claims = await worker.claim(granted)
+    moved = FakeWorker(await second.channel(), worker.register)
+    moved.slots = worker.slots
+    await moved.attach_again()
+    assert (await worker.ended()).reason is Reason.SUPERSEDED
+    assert moved.registered.worker_epoch > claims.worker_epoch
+    operator = await third.operator()
+    await operator.until(lambda seen: granted.lease_id in seen.leases)
+    later = await (await third.caller()).granted()
+    assert (await moved.claim(later)).slot != claims.slot
+    await moved.vanish()
+
+
+async def test_lost_session_brings_workers_and_callers_back(
+    replicas: list[SchedulerHarness], client: EtcdClient, prefix: str
+) -> None:
+    """etcd ends the lease of a live scheduler: its worker registers anew, its callers wait on."""
+    first, second, _ = replicas
+    worker = await first.worker(slot_count=1)
+    granted = await (await first.caller()).granted()
+    await worker.claim(granted)
+    waiting = await first.caller()
+    await waiting.stands(1)
+    behind = await second.caller()
+    await behind.stands(2)
+    (registration,) = (await client.read(f"{prefix}worker/w".encode())).kvs
+    await client.revoke_lease(registration.lease)
+    assert (await worker.ended()).reason is Reason.SUPERSEDED
+    await worker.attach_again()
+    operator = await second.operator()
+    await operator.until(lambda seen: granted.lease_id in seen.leases)
+    await operator.until(lambda seen: waiting.ticket_id in seen.tickets)
+    await worker.finish(0)
+    await worker.claim(await waiting.granted())
+    await worker.finish(0)
+    await worker.claim(await behind.granted())
+
+
+async def test_key_of_a_stopped_scheduler_is_still_trusted(
+    replicas: list[SchedulerHarness],
+) -> None:
+    """An edge may hold a lease that it has just signed."""
+    first, second, _ = replicas
+    worker = await first.worker()
+    await keys_of_all(worker)
+    granted = await (await second.caller()).granted()
+    await second.stop()
+    await worker.attach_again()
+    assert len(worker.registered.verification_keys) == COUNT
+    assert granted.lease.key_id in {key.key_id for key in worker.registered.verification_keys}
+
+
+async def served(caller: Caller, replicas: list[SchedulerHarness]) -> lease_pb2.Granted:
+    """Wait for the grant, at another scheduler whenever one dies."""
+    async with asyncio.timeout(6 * BOUND_S):
+        for attempt in range(100):
+            try:
+                return await caller.granted()
+            except (FabricError, EOFError):
+                ticket_id = caller.queued[-1].ticket_id if caller.queued else ""
+                harness = replicas[attempt % len(replicas)]
+                caller = await harness.caller(
+                    request_id=caller.request.request_id, ticket_id=ticket_id
+                )
+    raise AssertionError("never served")
+
+
+@pytest.mark.slow
+async def test_killed_scheduler_loses_no_ticket_and_no_order(
+    replicas: list[SchedulerHarness],
+) -> None:
+    killed, *alive = replicas
+    worker = await alive[0].worker(slot_count=1)
+    await worker.claim(await (await alive[0].caller()).granted())
+    callers: list[Caller] = []
+    for position in range(1, 10):
+        callers.append(await replicas[position % COUNT].caller())
+        await callers[-1].stands(position)
+    orders = [caller.ticket_id for caller in callers]
+    await killed.kill()
+    serving = [asyncio.create_task(served(caller, alive)) for caller in callers]
+    lease_ids: list[str] = []
+    served_in_order: list[str] = []
+    for _ in callers:
+        await worker.finish(0)
+        done, _ = await asyncio.wait(
+            [one for one in serving if not one.done() or one.result().lease_id not in lease_ids],
+            return_when=asyncio.FIRST_COMPLETED,
+            timeout=6 * BOUND_S,
+        )
+        (granted,) = (one.result() for one in done)
+        await worker.claim(granted)
+        lease_ids.append(granted.lease_id)
+        served_in_order.append(granted.ticket_id)
+    assert served_in_order == orders
+    assert len(set(lease_ids)) == len(callers)

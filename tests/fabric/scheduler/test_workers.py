@@ -1,0 +1,334 @@
+"""RegistryService over sockets: attach, report, drain, broken streams and new attachments."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from support.scheduler_harness import (
+    AUDIO,
+    BROKEN,
+    CHAT,
+    CLEANING,
+    FREE,
+    OCCUPIED,
+    FakeWorker,
+    Operator,
+    SchedulerHarness,
+    register_message,
+    slot_reports,
+)
+
+from duplane.fabric.durations import to_seconds
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import admin_pb2, lease_pb2, registry_pb2
+
+UNKNOWN = registry_pb2.SLOT_STATE_UNSPECIFIED
+
+pytestmark = pytest.mark.usefixtures("every_store")
+
+
+def states(seen: Operator, worker_id: str = "w") -> list[int]:
+    return [slot.state for slot in seen.workers[worker_id].worker.slots]
+
+
+async def refusal(harness: SchedulerHarness, message: registry_pb2.AttachRequest) -> FabricError:
+    """Return the error of a stream whose first message is `message`."""
+    worker = FakeWorker(await harness.channel(), register_message())
+    with pytest.raises(FabricError) as failed:
+        await worker.open_with(message)
+    await worker.vanish()
+    return failed.value
+
+
+async def test_registered_contains_epoch_keys_and_interval() -> None:
+    async with SchedulerHarness.running(report_interval_s=1.5) as harness:
+        told = (await harness.worker()).registered
+        assert told.worker_epoch > 0
+        assert told.report_interval.ToTimedelta().total_seconds() == 1.5
+        assert [len(key.public_key) for key in told.verification_keys] == [32]
+
+
+async def test_worker_whose_stream_breaks_gets_no_more_grants() -> None:
+    async with SchedulerHarness.running() as harness:
+        operator, worker = await harness.operator(), await harness.worker()
+        await worker.claim(await (await harness.caller()).granted())
+        await operator.until(lambda seen: any(one.is_claimed for one in seen.leases.values()))
+        await worker.vanish()
+        await operator.until(lambda seen: not seen.workers and not seen.leases)
+        caller = await harness.caller()
+        await caller.stands(1)
+
+
+async def test_sessions_of_a_worker_that_attaches_again_are_listed_again() -> None:
+    async with SchedulerHarness.running() as harness:
+        operator, worker = await harness.operator(), await harness.worker(slot_count=2)
+        granted = await (await harness.caller(session_id="s1")).granted()
+        claims = await worker.claim(granted)
+        first_epoch = worker.registered.worker_epoch
+        await worker.vanish()
+        await operator.until(lambda seen: not seen.workers)
+        await worker.attach_again()
+        assert worker.registered.worker_epoch > first_epoch
+        await operator.until(lambda seen: granted.lease_id in seen.leases)
+        lease = operator.leases[granted.lease_id]
+        assert lease.is_claimed
+        assert (lease.claims.session_id, lease.claims.kind) == ("s1", AUDIO)
+        other = await worker.claim(await (await harness.caller()).granted())
+        assert other.slot == 1 - claims.slot
+        await worker.finish(claims.slot)
+        await operator.until(lambda seen: granted.lease_id not in seen.leases)
+
+
+async def test_claim_that_overtakes_a_lost_stream_shows_when_reported() -> None:
+    """The grant ended with the stream, but the worker accepted the claim. Its report counts."""
+    async with SchedulerHarness.running() as harness:
+        operator, worker = await harness.operator(), await harness.worker()
+        granted = await (await harness.caller()).granted()
+        await worker.vanish()
+        await operator.until(lambda seen: not seen.workers and not seen.leases)
+        await worker.attach_again()
+        worker.slots[0].CopyFrom(
+            registry_pb2.SlotReport(
+                slot=0, state=OCCUPIED, fencing_number=7, lease_id=granted.lease_id
+            )
+        )
+        await worker.report()
+        await operator.until(lambda seen: granted.lease_id in seen.leases)
+        await (await harness.caller()).stands(1)
+
+
+async def test_same_process_that_attaches_again_supersedes_its_old_stream() -> None:
+    async with SchedulerHarness.running() as harness:
+        operator, worker = await harness.operator(), await harness.worker()
+        twin = FakeWorker(await harness.channel(), worker.register)
+        await twin.attach()
+        assert (await worker.ended()).reason is Reason.SUPERSEDED
+        assert twin.registered.worker_epoch > worker.registered.worker_epoch
+        await twin.claim(await (await harness.caller()).granted())
+        await operator.until(lambda seen: OCCUPIED in states(seen))
+        assert [one.worker_epoch for one in operator.workers.values()] == [
+            twin.registered.worker_epoch
+        ]
+        await twin.vanish()
+
+
+async def test_another_process_under_a_live_id_is_refused_and_the_first_goes_on() -> None:
+    async with SchedulerHarness.running() as harness:
+        worker = await harness.worker()
+        with pytest.raises(FabricError) as refused:
+            await harness.worker(incarnation="another")
+        assert refused.value.reason is Reason.WORKER_ATTACHED
+        await worker.claim(await (await harness.caller()).granted())
+
+
+async def test_restarted_process_may_take_the_id_of_a_dead_one() -> None:
+    async with SchedulerHarness.running() as harness:
+        operator, worker = await harness.operator(), await harness.worker()
+        await worker.vanish()
+        await operator.until(lambda seen: not seen.workers)
+        again = await harness.worker(incarnation="another")
+        assert again.registered.worker_epoch > worker.registered.worker_epoch
+
+
+@pytest.mark.parametrize("state", [CLEANING, BROKEN])
+async def test_slot_that_is_not_free_is_not_granted(state: registry_pb2.SlotState) -> None:
+    async with SchedulerHarness.running() as harness:
+        worker = await harness.worker(slots=slot_reports(state))
+        caller = await harness.caller()
+        await caller.stands(1)
+        worker.slots[0].state = FREE
+        await worker.report()
+        await caller.granted()
+
+
+async def test_slot_whose_cleanup_failed_is_never_granted_again() -> None:
+    async with SchedulerHarness.running() as harness:
+        operator, worker = await harness.operator(), await harness.worker(slot_count=2)
+        claims = await worker.claim(await (await harness.caller()).granted())
+        await worker.finish(claims.slot, BROKEN)
+        await operator.until(lambda seen: BROKEN in states(seen) and not seen.leases)
+        assert (
+            await worker.claim(await (await harness.caller()).granted())
+        ).slot == 1 - claims.slot
+        await (await harness.caller()).stands(1)
+
+
+async def test_silent_worker_is_not_granted_until_it_reports() -> None:
+    async with SchedulerHarness.running(report_interval_s=0.05) as harness:
+        operator, worker = await harness.operator(), await harness.worker()
+        # One message for its registration, one for its change to silent.
+        await operator.until(lambda seen: sum(one.HasField("worker") for one in seen.steps) == 2)
+        assert operator.workers["w"].is_silent
+        caller = await harness.caller()
+        await caller.stands(1)
+        await worker.report()
+        await caller.granted()
+        await operator.until(lambda seen: not seen.workers["w"].is_silent)
+
+
+async def test_age_of_the_last_report_is_shown() -> None:
+    async with SchedulerHarness.running(report_interval_s=0.05) as harness:
+        operator = await harness.operator()
+        await harness.worker()
+        await operator.until(lambda seen: "w" in seen.workers and seen.workers["w"].is_silent)
+        listed = await operator.stub.ListWorkers(admin_pb2.ListWorkersRequest())
+        assert to_seconds(listed.workers[0].report_age) >= 0.15
+
+
+async def test_sessions_are_spread_over_workers() -> None:
+    async with SchedulerHarness.running() as harness:
+        workers = [await harness.worker(f"w{index}", slot_count=2) for index in range(3)]
+        by_id = {worker.register.worker_id: worker for worker in workers}
+        order: list[str] = []
+        for _ in range(6):
+            granted = await (await harness.caller()).granted()
+            claims = lease_pb2.LeaseClaims.FromString(granted.lease.claims)
+            await by_id[claims.worker_id].claim(granted)
+            order.append(claims.worker_id)
+        assert sorted(order[:3]) == sorted(order[3:]) == ["w0", "w1", "w2"]
+
+
+async def test_drained_worker_is_asked_to_drain_and_gets_no_more_grants() -> None:
+    async with SchedulerHarness.running() as harness:
+        operator, worker = await harness.operator(), await harness.worker(slot_count=2)
+        running = await (await harness.caller()).granted()
+        await worker.claim(running)
+        await operator.drain("w")
+        await worker.until(lambda: any(one.HasField("drain") for one in worker.received))
+        waiting = await harness.caller()
+        await waiting.stands(1)
+        await worker.report(is_draining=True)
+        await operator.until(lambda seen: seen.workers["w"].report.is_draining)
+        assert operator.workers["w"].is_draining
+        assert running.lease_id in operator.leases, "a running session was touched"
+        await worker.finish(0)
+        await harness.worker("fresh")
+        assert (await waiting.granted()).worker_address
+
+
+async def test_worker_that_attaches_as_draining_gets_no_grants() -> None:
+    async with SchedulerHarness.running() as harness:
+        await harness.worker(is_draining=True)
+        await (await harness.caller()).stands(1)
+
+
+async def test_unknown_worker_cannot_be_drained() -> None:
+    async with SchedulerHarness.running() as harness:
+        with pytest.raises(FabricError) as refused:
+            await (await harness.operator()).drain("nobody")
+        assert (refused.value.reason, refused.value.field) == (Reason.UNKNOWN_WORKER, "worker_id")
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"worker_id": ""}, "register.worker_id"),
+        ({"incarnation": ""}, "register.incarnation"),
+        ({"address": "nowhere"}, "register.address"),
+        ({"address": "host:99999"}, "register.address"),
+        ({"kinds": []}, "register.kinds"),
+        ({"kinds": [AUDIO, 77]}, "register.kinds[1]"),
+        ({"slots": []}, "register.slots"),
+        ({"slots": slot_reports(*[FREE] * 1025)}, "register.slots"),
+        ({"slots": slot_reports(FREE, UNKNOWN)}, "register.slots[1].state"),
+        ({"slots": slot_reports(OCCUPIED)}, "register.slots[0].lease_id"),
+        ({"slots": slot_reports(FREE, FREE)[1:]}, "register.slots[0].slot"),
+        (
+            {"slots": [registry_pb2.SlotReport(state=FREE, fencing_number=-1)]},
+            "register.slots[0].fencing_number",
+        ),
+    ],
+)
+async def test_malformed_register_is_refused_by_field(fields: dict[str, Any], field: str) -> None:
+    async with SchedulerHarness.running() as harness:
+        message = registry_pb2.AttachRequest(register=register_message(**fields))
+        refused = await refusal(harness, message)
+        assert (refused.reason, refused.field) == (Reason.INVALID_FIELD, field)
+
+
+async def test_stream_that_does_not_begin_with_register_is_refused() -> None:
+    async with SchedulerHarness.running(register_timeout_s=0.05) as harness:
+        report = registry_pb2.AttachRequest(report=registry_pb2.Report())
+        for first in (report, registry_pb2.AttachRequest(), None):
+            worker = FakeWorker(await harness.channel(), register_message())
+            with pytest.raises(FabricError) as refused:
+                await worker.open_with(first)
+            assert (refused.value.reason, refused.value.field) == (Reason.OUT_OF_ORDER, "register")
+            await worker.vanish()
+
+
+async def test_second_register_ends_the_stream() -> None:
+    async with SchedulerHarness.running() as harness:
+        worker = await harness.worker()
+        await worker.send(registry_pb2.AttachRequest(register=worker.register))
+        assert (await worker.ended()).reason is Reason.OUT_OF_ORDER
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"slots": slot_reports(FREE)}, "report.slots"),
+        ({"slots": slot_reports(FREE, UNKNOWN)}, "report.slots[1].state"),
+        ({"slots": slot_reports(FREE, FREE), "unit_count": -1}, "report.unit_count"),
+    ],
+)
+async def test_malformed_report_ends_the_stream_and_nothing_else(
+    fields: dict[str, Any], field: str
+) -> None:
+    async with SchedulerHarness.running() as harness:
+        operator = await harness.operator()
+        worker, other = (
+            await harness.worker(slot_count=2),
+            await harness.worker("other", kinds=[CHAT]),
+        )
+        await worker.report(**fields)
+        ended = await worker.ended()
+        assert (ended.reason, ended.field) == (Reason.INVALID_FIELD, field)
+        await operator.until(lambda seen: list(seen.workers) == ["other"])
+        await other.claim(await (await harness.caller(CHAT)).granted())
+
+
+async def test_two_slots_cannot_name_one_lease() -> None:
+    """If a worker reports this, only one lease is listed, and the scheduler goes on."""
+    async with SchedulerHarness.running() as harness:
+        operator, slots = await harness.operator(), slot_reports(OCCUPIED, OCCUPIED)
+        slots[0].lease_id = slots[1].lease_id = "same"
+        worker = await harness.worker(slots=slots)
+        await operator.until(lambda seen: [one.claims.slot for one in seen.leases.values()] == [0])
+        await worker.finish(0)
+        await worker.finish(1)
+        await operator.until(lambda seen: not seen.leases)
+        await worker.claim(await (await harness.caller()).granted())
+
+
+async def test_worker_that_ends_its_stream_in_order_is_removed() -> None:
+    async with SchedulerHarness.running() as harness:
+        operator, worker = await harness.operator(), await harness.worker()
+        await worker.leave()
+        await operator.until(lambda seen: not seen.workers)
+
+
+async def test_worker_that_vanishes_while_it_attaches_does_not_stay_registered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with SchedulerHarness.running() as harness:
+        assert harness._scheduler
+        operator, adopting = await harness.operator(), asyncio.Event()
+
+        async def adopt(grant: object) -> bool:
+            del grant
+            adopting.set()
+            return await asyncio.Event().wait()
+
+        monkeypatch.setattr(harness._scheduler._store, "adopt", adopt)
+        slot = registry_pb2.SlotReport(lease_id="lease", state=OCCUPIED, fencing_number=1)
+        register = register_message(slots=[slot])
+        worker = FakeWorker(await harness.channel(), register)
+        attaching = asyncio.create_task(worker.attach())
+        await asyncio.wait_for(adopting.wait(), 5)
+        await operator.until(lambda seen: "w" in seen.workers)
+        await worker.vanish()
+        await asyncio.gather(attaching, return_exceptions=True)
+        await operator.until(lambda seen: not seen.workers)

@@ -1,0 +1,91 @@
+"""FabricClient with a real scheduler: a cancelled request leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+from support.fault_proxy import FaultProxy
+from support.scheduler_harness import AUDIO, BOUND_S, SchedulerHarness
+
+from duplane.fabric import client as client_module
+from duplane.fabric.client import FabricClient
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import admin_pb2, lease_pb2
+
+
+def test_scheduler_address_without_a_port_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^scheduler is 'foo', must be host:port$"):
+        FabricClient(["127.0.0.1:8010", "foo"])
+
+
+@pytest.mark.parametrize("iterations", range(0, 60, 3))
+async def test_request_cancelled_around_its_grant_holds_no_slot(iterations: int) -> None:
+    """The event loop runs `iterations` times between the release of a slot and the cancellation."""
+    async with SchedulerHarness.running(claim_timeout_s=60.0) as harness:
+        operator = await harness.operator()
+        worker = await harness.worker()
+        holder = await (await harness.caller()).granted()
+        is_queued = asyncio.Event()
+
+        async def on_queued(_: lease_pb2.Queued) -> None:
+            is_queued.set()
+
+        async with FabricClient([harness.address]) as client:
+            request = lease_pb2.AcquireLeaseRequest(request_id="r", kind=AUDIO)
+            acquiring = asyncio.create_task(client.acquire(request, on_queued))
+            await is_queued.wait()
+            releasing = asyncio.create_task(harness.release(holder.lease_id))
+            for _ in range(iterations):
+                await asyncio.sleep(0)
+            acquiring.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                granted = await acquiring
+                await client.release(granted.lease_id)
+            await releasing
+            await operator.until(lambda seen: not seen.leases and not seen.tickets)
+        await worker.vanish()
+
+
+async def test_scheduler_that_does_not_answer_is_left_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its connection stays open, as that of a process that is frozen."""
+    monkeypatch.setattr(client_module, "_FIRST_ANSWER_S", 0.5)
+    async with (
+        SchedulerHarness.running() as harness,
+        FaultProxy(harness.address) as proxy,
+        FabricClient([proxy.address, harness.address]) as client,
+    ):
+        worker = await harness.worker()
+        await client.release((await client.acquire(wanted("first"))).lease_id)
+        proxy.hold()
+        async with asyncio.timeout(4):  # less than the time of a ping of gRPC
+            await client.release((await client.acquire(wanted("second"))).lease_id)
+        await worker.vanish()
+
+
+def wanted(request_id: str) -> lease_pb2.AcquireLeaseRequest:
+    return lease_pb2.AcquireLeaseRequest(request_id=request_id, kind=AUDIO)
+
+
+async def test_operators_are_answered_by_the_next_scheduler_when_one_is_gone() -> None:
+    async with SchedulerHarness.running() as gone:
+        pass
+    async with SchedulerHarness.running(ticket_limit=7) as harness:
+        async with FabricClient([gone.address, harness.address]) as client:
+            told = await client.administer(
+                lambda admin: admin.ListTickets(admin_pb2.ListTicketsRequest(), timeout=BOUND_S)
+            )
+            assert told.ticket_limit == 7
+            wanted = admin_pb2.CancelTicketRequest(ticket_id="q_0000000000000001")
+            with pytest.raises(FabricError) as refused:
+                await client.administer(lambda admin: admin.CancelTicket(wanted, timeout=BOUND_S))
+            assert refused.value.reason is Reason.UNKNOWN_TICKET
+        async with FabricClient([gone.address]) as client:
+            with pytest.raises(FabricError) as silent:
+                await client.administer(
+                    lambda admin: admin.ListTickets(admin_pb2.ListTicketsRequest(), timeout=BOUND_S)
+                )
+            assert silent.value.reason is Reason.UNAVAILABLE

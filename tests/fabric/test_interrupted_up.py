@@ -1,0 +1,69 @@
+"""`duplane up` that is interrupted twice: calls are closed in order, without a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from typing import Any
+
+import orjson
+import psutil
+import pytest
+from support.real_fabric import Client, RealFabric, until
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+from duplane.fabric.process import EXIT_INTERRUPTED
+
+CHAT = {
+    "messages": [{"role": "user", "content": "Hello!"}],
+    "streaming": True,
+    "generation": {"max_new_tokens": 8000},
+}
+pytestmark = pytest.mark.timeout(180)
+
+
+async def last_event(connection: ClientConnection) -> dict[str, Any]:
+    """Return the last event before the end of the connection."""
+    event: dict[str, Any] = {}
+    with contextlib.suppress(ConnectionClosed):
+        while True:
+            event = orjson.loads(await connection.recv())
+    return event
+
+
+async def test_second_interrupt_closes_every_call_with_1001_and_without_a_traceback() -> None:
+    async with (
+        RealFabric.starting() as fabric,
+        connect(fabric.url, proxy=None) as duplex,
+        connect(f"ws://{fabric.edge}/ws/chat", proxy=None) as chat,
+    ):
+        children = psutil.Process(fabric.process.pid).children(recursive=True)
+        client = Client(duplex)
+        await client.begin()
+        await client.exchange()
+        await chat.send(orjson.dumps(CHAT), text=True)
+        while orjson.loads(await chat.recv())["type"] != "chunk":
+            pass
+
+        async def drains() -> bool:
+            return any("draining" in line for line in fabric.log)
+
+        fabric.process.send_signal(signal.SIGINT)
+        await until(drains, 10.0)
+        await client.exchange()  # running sessions go on
+        await client.send_unit()
+        fabric.process.send_signal(signal.SIGINT)
+        ended = await last_event(duplex)
+        assert (ended, duplex.close_code) == (
+            {"type": "session.closed", "reason": "server_shutdown"},
+            1001,
+        )
+        ended = await last_event(chat)
+        assert (ended, chat.close_code) == (
+            {"type": "error", "error": "Server is shutting down"},
+            1001,
+        )
+        assert await fabric.process.wait() == EXIT_INTERRUPTED
+        assert not [child for child in children if child.is_running()], "a process was left"
+    assert "Traceback" not in "".join(fabric.log)

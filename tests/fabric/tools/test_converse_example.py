@@ -1,0 +1,80 @@
+"""The example client ends in order, also when its last unit fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.paths import ROOT
+from support.scheduler_harness import SchedulerHarness
+
+from duplane.fabric.channel import FabricServer
+from duplane.fabric.v1 import session_pb2, session_pb2_grpc
+
+EXAMPLE = ROOT / "tools/examples/converse.py"
+Response = session_pb2.ConverseResponse
+
+
+class Sessions(session_pb2_grpc.SessionServiceServicer):
+    """Listens to every unit but one, which fails."""
+
+    def __init__(self, failed: int) -> None:
+        self.failed = failed
+
+    async def Converse(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: no async
+        self, requests: AsyncIterator[session_pb2.ConverseRequest], context: Any
+    ) -> AsyncIterator[session_pb2.ConverseResponse]:
+        async for request in requests:
+            match request.WhichOneof("message"):
+                case "claim":
+                    yield Response(claimed=session_pb2.Claimed())
+                case "open":
+                    yield Response(opened=session_pb2.Opened())
+                case "unit" if request.unit.sequence == self.failed:
+                    failed = session_pb2.Failed(sequence=self.failed, reason="UNIT_TOO_LONG")
+                    yield Response(failed=failed)
+                case "unit":
+                    listen = session_pb2.Listen()
+                    delta = session_pb2.Delta(sequence=request.unit.sequence, listen=listen)
+                    yield Response(delta=delta)
+                case _:
+                    yield Response(closed=session_pb2.Closed())
+                    return
+
+    async def Chat(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: no async
+        self, request: session_pb2.ChatRequest, context: Any
+    ) -> AsyncIterator[session_pb2.ChatResponse]:
+        yield session_pb2.ChatResponse(done=session_pb2.Done())
+
+
+@pytest.mark.parametrize("failed", [0, 2])
+async def test_example_goes_on_after_a_failed_unit_and_ends(tmp_path: Path, failed: int) -> None:
+    audio = tmp_path / "silence.f32"
+    audio.write_bytes(bytes(3 * 64_000))
+    server = FabricServer("duplane.fabric.v1.SessionService")
+    session_pb2_grpc.add_SessionServiceServicer_to_server(Sessions(failed), server.grpc)
+    address = await server.start("127.0.0.1:0")
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(server.stop, 0)
+        harness = await stack.enter_async_context(SchedulerHarness.running())
+        await harness.worker(address=address)
+        arguments = (str(EXAMPLE), harness.address, str(audio))
+        example = await asyncio.create_subprocess_exec(
+            sys.executable, *arguments, stdout=asyncio.subprocess.PIPE
+        )
+        try:
+            async with asyncio.timeout(20):
+                out, _ = await example.communicate()
+        finally:
+            if example.returncode is None:
+                example.kill()
+                await example.wait()
+    assert example.returncode == 0
+    expected = ["(listens)"] * 3
+    expected[failed] = "UNIT_TOO_LONG"
+    assert [line.split()[1] for line in out.decode().splitlines()] == expected

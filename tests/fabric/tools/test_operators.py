@@ -1,0 +1,91 @@
+"""`duplane status` and `duplane drain` against a scheduler on a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import orjson
+from support.command import run_command
+from support.scheduler_harness import CHAT, SchedulerHarness
+
+
+async def run(*arguments: str) -> tuple[int, str]:
+    """Run the command in a thread, beside the scheduler of the test."""
+    return await asyncio.to_thread(run_command, *arguments)
+
+
+async def test_status_shows_workers_slots_leases_and_queue() -> None:
+    async with SchedulerHarness.running(ticket_limit=9) as harness:
+        worker = await harness.worker("w1", slot_count=2, labels={"zone": "x"}, pool="p")
+        operator = await harness.operator()
+        granted = await (await harness.caller(pool="p", session_id="s1")).granted()
+        await worker.claim(granted)
+        await (await harness.caller(pool="p", session_id="s2")).granted()
+        waiting = await harness.caller(pool="p", session_id="s3", needs={"zone": "x"})
+        await waiting.stands(1)
+        await operator.until(lambda seen: seen.leases[granted.lease_id].is_claimed)
+        await operator.until(lambda seen: seen.workers["w1"].worker.slots[0].lease_id != "")
+        code, output = await run("status", "--scheduler", harness.address)
+    assert code == 0
+    rows = {row[0]: row[1:] for row in map(str.split, output.splitlines()) if row}
+    assert rows[harness.address] == ["answers", "1", "2", "1"]
+    assert rows["w1"] == ["ready", "1", "1", "0", "0", "p", "zone=x", "127.0.0.1:1"]
+    assert rows["s1"][:4] == ["w1", "0", "audio_duplex", "claimed"]
+    assert rows["s2"][:4] == ["w1", "1", "audio_duplex", "granted"]
+    assert rows["s3"][:4] == ["1", "audio_duplex", "p", "zone=x"]
+    assert "waiting: 1 of at most 9" in output
+
+
+async def test_status_says_how_many_rows_it_leaves_out() -> None:
+    async with SchedulerHarness.running() as harness:
+        await harness.queue(3)
+        _, output = await run("status", "--scheduler", harness.address, "--rows", "2")
+        assert "waiting: 3 of at most 1000; 1 more are not shown" in output
+
+
+async def test_status_as_json_is_whole_and_names_schedulers_that_do_not_answer() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        silent = f"127.0.0.1:{closed.getsockname()[1]}"
+        async with SchedulerHarness.running() as harness:
+            caller = await harness.caller(CHAT, session_id="s1")
+            await caller.stands(1)
+            addresses = f"{harness.address},{silent}"
+            code, output = await run("status", "--json", "--scheduler", addresses)
+    assert code == 0
+    state = orjson.loads(output)
+    assert [one["address"] for one in state["schedulers"]] == [harness.address, silent]
+    assert [bool(one["failure"]) for one in state["schedulers"]] == [False, True]
+    assert [one["session_id"] for one in state["tickets"]] == ["s1"]
+    assert state["workers"] == []
+
+
+async def test_commands_name_the_scheduler_that_cannot_be_used() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        silent = f"127.0.0.1:{closed.getsockname()[1]}"
+        code, output = await run("status", "--scheduler", silent)
+        assert code == 1
+        assert f"no scheduler answers: {silent}: UNAVAILABLE" in output
+    code, output = await run("drain", "w1", "--scheduler", "nowhere")
+    assert code == 2
+    assert "scheduler" in output
+
+
+async def test_drained_worker_gets_no_more_sessions() -> None:
+    async with SchedulerHarness.running() as harness:
+        worker = await harness.worker("w1")
+        code, output = await run("drain", "w1", "--scheduler", harness.address)
+        assert (code, output) == (0, "worker w1 accepts no more sessions\n")
+        await worker.until(lambda: any(one.HasField("drain") for one in worker.received))
+        await (await harness.caller()).stands(1)
+        _, output = await run("status", "--scheduler", harness.address)
+        assert ["w1", "draining"] in [row.split()[:2] for row in output.splitlines()]
+
+
+async def test_drain_of_a_worker_that_is_not_attached_fails_by_name() -> None:
+    async with SchedulerHarness.running() as harness:
+        code, output = await run("drain", "nobody", "--scheduler", harness.address)
+        assert code == 1
+        assert output == "duplane: no worker is attached as 'nobody'\n"

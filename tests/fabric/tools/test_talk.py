@@ -1,0 +1,170 @@
+"""`duplane talk` holds a conversation in every dialect and mode against a live edge."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import soundfile
+from support.certificates import write_certificate
+from support.command import run_command
+from support.live_edge import LiveEdge, live_edge
+from support.transcripts import jpeg, wav
+
+from duplane.fabric.v1 import session_pb2
+from duplane.tools.command import UsageError
+from duplane.tools.talk import client
+from duplane.tools.talk.chat import chat_with
+from duplane.tools.talk.client import ConnectError
+from duplane.tools.talk.duplex import talk_to
+from duplane.tools.talk.settings import Dialect, Mode, TalkSettings
+
+
+def settings_for(edge: LiveEdge, folder: Path, dialect: Dialect, mode: Mode) -> TalkSettings:
+    sound, picture = folder / "speech.wav", folder / "picture.jpg"
+    sound.write_bytes(wav(20_000))
+    picture.write_bytes(jpeg(4, 4))
+    return TalkSettings(
+        wav=sound,
+        url=f"ws://{edge.edge.address}",
+        dialect=dialect,
+        mode=mode,
+        frames=(picture,) if mode == "video" else (),
+        texts=("Hi", "And?") if mode == "chat" else (),
+        prompt="Be brief.",
+        voice=sound,
+        tail_s=0.0,
+    )
+
+
+@pytest.mark.parametrize("dialect", ["A", "B", "C"])
+@pytest.mark.parametrize("mode", ["audio", "video"])
+async def test_units_are_spoken_and_answered(
+    dialect: Dialect, mode: Mode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with live_edge() as edge:
+        settings = settings_for(edge, tmp_path, dialect, mode)
+        await asyncio.to_thread(talk_to, settings, out=None, as_json=True)
+        conversation = await edge.fabric.conversation()
+        requests = [conversation.received.get_nowait() for _ in range(3)]
+        units = [request.unit for request in requests if request.WhichOneof("message") == "unit"]
+        assert [len(unit.video_frames) for unit in units] == [int(mode == "video")] * 2
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+@pytest.mark.parametrize("dialect", ["B", "D"])
+async def test_turns_are_chatted_with_their_history(
+    dialect: Dialect, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with live_edge() as edge:
+        settings = replace(settings_for(edge, tmp_path, dialect, "chat"), wav=None)
+        out = tmp_path / "reply.wav"
+        await asyncio.to_thread(chat_with, settings, out=out, as_json=False)
+        roles = [
+            [message.role for message in (await edge.fabric.turn()).request.messages]
+            for _ in range(2)
+        ]
+        system, user = session_pb2.CHAT_ROLE_SYSTEM, session_pb2.CHAT_ROLE_USER
+        assert roles == [[system, user], [system, user, session_pb2.CHAT_ROLE_ASSISTANT, user]]
+        assert soundfile.info(out).frames == 4 * 240
+    assert capsys.readouterr().out == "Hello there.\n" * 2
+
+
+@pytest.mark.parametrize("dialect", ["B", "D"])
+async def test_a_video_file_goes_with_the_first_text(dialect: Dialect, tmp_path: Path) -> None:
+    video = tmp_path / "video.mp4"
+    video.write_bytes(b"a video")
+    async with live_edge() as edge:
+        settings = settings_for(edge, tmp_path, dialect, "chat")
+        settings = replace(settings, wav=None, videos=(video,))
+        await asyncio.to_thread(chat_with, settings, out=None, as_json=True)
+        request = (await edge.fabric.turn()).request
+        shown, said = request.messages[-1].parts
+        assert (shown.video, shown.video_stack_frame_count) == (b"a video", 1)
+        assert said.text == "Hi"
+    with pytest.raises(UsageError, match="for mode 'chat'"):
+        talk_to(
+            replace(settings, dialect="A", mode="audio", wav=tmp_path / "speech.wav"),
+            out=None,
+            as_json=True,
+        )
+
+
+@pytest.mark.parametrize(("dialect", "mode"), [("A", "chat"), ("C", "chat"), ("D", "chat")])
+async def test_what_cannot_work_is_said_before_connecting(
+    dialect: Dialect, mode: Mode, tmp_path: Path
+) -> None:
+    async with live_edge() as edge:
+        settings = replace(settings_for(edge, tmp_path, dialect, mode), texts=())
+        with pytest.raises(UsageError, match="chat"):
+            chat_with(settings, out=None, as_json=False)
+
+
+async def connect_error(answer: bytes | None, scheme: str) -> str:
+    """Return the error of `talk` with a server that sends these bytes, or nothing if None."""
+    writers: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        await reader.read(1)
+        if answer is not None:
+            writer.write(answer)
+            writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        talk = TalkSettings(url=f"{scheme}://127.0.0.1:{port}")
+        with pytest.raises(ConnectError) as failure:
+            await asyncio.to_thread(talk_to, talk, out=None, as_json=True)
+        for writer in writers:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+    return str(failure.value)
+
+
+async def test_tls_to_a_plain_port_and_plain_to_tls_are_distinguished() -> None:
+    plain = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
+    assert "does not speak TLS" in await connect_error(plain, "wss")
+    alert = b"\x15\x03\x01\x00\x02\x02\x0a"
+    assert "try wss://" in await connect_error(alert, "ws")
+
+
+async def test_server_that_does_not_answer_is_not_taken_for_one_without_tls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "_OPEN_TIMEOUT_S", 0.2)
+    for scheme in ("ws", "wss"):
+        assert "does not answer" in await connect_error(None, scheme)
+
+
+async def test_own_certificates_are_trusted_when_they_are_named(tmp_path: Path) -> None:
+    chain, key = write_certificate(tmp_path, "edge")
+    async with live_edge(tls_cert=chain, tls_key=key) as edge:
+        settings = replace(
+            settings_for(edge, tmp_path, "A", "audio"),
+            url=f"wss://127.0.0.1:{edge.edge.address.rpartition(':')[2]}",
+        )
+        with pytest.raises(ConnectError, match="--ca"):
+            await asyncio.to_thread(talk_to, settings, out=None, as_json=True)
+        await asyncio.to_thread(talk_to, replace(settings, ca=chain), out=None, as_json=True)
+
+
+async def test_seed_reaches_the_session_in_dialect_b(tmp_path: Path) -> None:
+    async with live_edge() as edge:
+        settings = replace(settings_for(edge, tmp_path, "B", "audio"), seed=7)
+        await asyncio.to_thread(talk_to, settings, out=None, as_json=True)
+        conversation = await edge.fabric.conversation()
+        opened = await conversation.next_request()
+        assert opened.open.seed == 7
+    with pytest.raises(ValueError, match="seed"):
+        TalkSettings(dialect="A", seed=7)
+
+
+def test_message_about_dialects_names_all_four() -> None:
+    code, output = run_command("talk", "--dialect", "E")
+    assert code == 2
+    assert "A, B, C, D" in output

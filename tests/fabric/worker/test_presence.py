@@ -1,0 +1,262 @@
+"""A worker's presence: attached to schedulers, reporting, draining, stopping, and traced."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from opentelemetry.trace import StatusCode
+from support.scripted_model import ScriptedModel
+from support.worker_harness import FakeScheduler, pcm, running_worker, unit
+
+from duplane.fabric import telemetry
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.process import Shutdown
+from duplane.fabric.v1 import lease_pb2, registry_pb2, session_pb2, trace_pb2
+from duplane.worker.engine.model_runner import ModelRunner
+from duplane.worker.service import serve
+from duplane.worker.settings import WorkerSettings
+
+FREE, OCCUPIED = registry_pb2.SLOT_STATE_FREE, registry_pb2.SLOT_STATE_OCCUPIED
+
+
+async def test_a_worker_says_who_it_is() -> None:
+    async with running_worker(
+        pool="blue", advertise="127.0.0.9:1", labels=("zone=a", "device=fast")
+    ) as rig:
+        register = rig.scheduler.registers[0]
+        assert register.worker_id == "worker-under-test"
+        assert register.incarnation
+        assert register.address == "127.0.0.9:1"
+        assert register.pool == "blue"
+        assert dict(register.labels) == {"model": "scripted", "device": "fast", "zone": "a"}
+        assert register.device.name == "scripted"
+        assert register.model.parameter_count == 42
+        assert register.model.context_token_limit == 8192
+        assert list(register.kinds) == [
+            lease_pb2.SESSION_KIND_AUDIO_DUPLEX,
+            lease_pb2.SESSION_KIND_OMNI_DUPLEX,
+            lease_pb2.SESSION_KIND_CHAT,
+        ]
+        assert [slot.state for slot in register.slots] == [FREE, FREE]
+
+
+async def test_every_change_of_a_slot_is_reported() -> None:
+    async with running_worker() as rig:
+        granted = rig.grant(1, fencing_number=9)
+        async with rig.opened(granted) as client:
+            await rig.scheduler.until_slot(1, OCCUPIED)
+            report = rig.scheduler.report.slots[1]
+            assert (report.lease_id, report.fencing_number) == (granted.lease_id, 9)
+            assert report.session_id.startswith("session-")
+            await client.send(unit(0))
+            await client.delta()
+        await rig.all_free()
+        report = rig.scheduler.report
+        assert report.slots[1].fencing_number == 9
+        assert report.slots[1].lease_id == ""
+        assert report.unit_count == 1
+        assert report.unit_time.nanos > 0
+        assert report.memory_used_bytes > 0
+
+
+async def test_a_worker_reports_at_the_interval_when_nothing_changes() -> None:
+    async with running_worker() as rig:
+        rig.scheduler.report_interval_s = 0  # the worker applies its own minimum
+        await rig.scheduler.stop()
+        await rig.scheduler.start(rig.scheduler.address)
+        count = rig.scheduler.report_count
+        await rig.scheduler.until(lambda: rig.scheduler.report_count >= count + 3)
+
+
+async def test_sessions_go_on_without_a_scheduler_and_are_named_to_the_next() -> None:
+    async with running_worker() as rig:
+        granted = rig.grant(1)
+        async with rig.opened(granted) as client:
+            await rig.scheduler.stop()
+            await client.send(unit(0))
+            assert (await client.delta()).sequence == 0
+            await rig.scheduler.start(rig.scheduler.address)
+            await rig.scheduler.until(lambda: len(rig.scheduler.registers) == 2)
+            first, second = rig.scheduler.registers
+            assert second.incarnation == first.incarnation
+            assert second.slots[1].state == OCCUPIED
+            assert second.slots[1].lease_id == granted.lease_id
+            await client.send(unit(1))
+            assert (await client.delta()).sequence == 1
+
+
+async def test_a_worker_that_is_refused_comes_back() -> None:
+    async with running_worker() as rig:
+        await rig.scheduler.stop()
+        rig.scheduler.refusal = FabricError(Reason.WORKER_ATTACHED, "somebody has your name")
+        await rig.scheduler.start(rig.scheduler.address)
+        await rig.scheduler.until(lambda: len(rig.scheduler.registers) == 3)
+        rig.scheduler.refusal = None
+        count = rig.scheduler.report_count
+        await rig.scheduler.until(lambda: rig.scheduler.report_count > count)
+
+
+async def test_a_worker_goes_to_the_next_scheduler_and_keeps_its_sessions() -> None:
+    second = FakeScheduler()
+    second.epochs = itertools.count(901)
+    await second.start()
+    await second.stop()
+    async with running_worker(schedulers=(second.address, "127.0.0.1:1")) as rig:
+        first = rig.scheduler
+        in_transit = rig.grant(1)
+        granted = rig.grant(0)
+        async with rig.opened(granted) as client:
+            await first.stop()
+            await second.start(second.address)
+            await second.until(lambda: second.report_count > 0)
+            assert second.registers[0].slots[0].lease_id == granted.lease_id
+            await client.send(unit(0))
+            assert (await client.delta()).sequence == 0
+            async with rig.claimed(in_transit):  # granted by the first scheduler
+                await second.until_slot(1, OCCUPIED)
+        await second.stop()
+        await first.start(first.address)
+        await first.until(lambda: len(first.registers) == 2)
+
+
+async def test_a_drained_worker_lets_sessions_end_and_then_stops() -> None:
+    async with running_worker() as rig:
+        async with rig.opened() as client:
+            rig.shutdown.drain()
+            await rig.scheduler.until(lambda: rig.scheduler.report.is_draining)
+            await client.send(unit(0))
+            assert (await client.delta()).sequence == 0
+            assert rig.worker
+            assert not rig.worker.done()
+            await client.close()
+            await client.closed()
+        async with asyncio.timeout(5):
+            await rig.worker
+
+
+async def test_a_session_that_outlasts_the_drain_is_closed() -> None:
+    async with running_worker(drain_timeout_s=0.05) as rig, rig.opened() as client:
+        rig.shutdown.drain()
+        assert (await client.closed()).reason == session_pb2.CLOSE_REASON_SHUTDOWN
+
+
+async def test_cancelling_a_worker_stops_it_at_once_in_mid_unit() -> None:
+    async with running_worker() as rig, rig.opened() as client:
+        rig.model.hold()
+        await client.send(unit(0))
+        await rig.model.held()
+        assert rig.worker
+        rig.worker.cancel()
+        assert (await client.refused()).reason is Reason.UNAVAILABLE
+        rig.model.let_go()
+        await asyncio.wait({rig.worker})
+        assert rig.worker.cancelled()
+        rig.shutdown.drain()
+
+
+async def health_of(address: str) -> int:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest(service="duplane.fabric.v1.SessionService")
+        return (await stub.Check(request)).status
+
+
+async def test_a_stuck_device_is_noticed_and_forgiven() -> None:
+    status = health_pb2.HealthCheckResponse
+    async with running_worker(stuck_after_s=0.3) as rig, rig.opened() as client:
+        assert await health_of(rig.address) == status.SERVING
+        rig.model.hold()
+        await client.send(unit(0))
+        await rig.scheduler.until(lambda: rig.scheduler.report.is_draining)
+        assert await health_of(rig.address) == status.NOT_SERVING
+        rig.model.let_go()
+        assert (await client.delta()).sequence == 0
+        await rig.scheduler.until(lambda: not rig.scheduler.report.is_draining)
+        assert await health_of(rig.address) == status.SERVING
+
+
+async def test_a_checkpoint_that_cannot_be_loaded_ends_the_worker_with_its_own_error() -> None:
+    model = ScriptedModel()
+
+    def fail() -> ScriptedModel:
+        raise FileNotFoundError("config.json")
+
+    model.load = fail
+    settings = WorkerSettings(checkpoint=Path("/nowhere"), schedulers=("127.0.0.1:1",))
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        await serve(settings, Shutdown(), model)
+
+
+async def test_a_model_that_does_not_clean_up_after_its_warm_up_is_not_served() -> None:
+    model = ScriptedModel()
+    model.is_dirty = lambda slot: True
+    settings = WorkerSettings(checkpoint=Path("/nowhere"), schedulers=("127.0.0.1:1",))
+    with pytest.raises(RuntimeError, match="does not clean up"):
+        await serve(settings, Shutdown(), model)
+
+
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+SESSION_TRACE_ID = "1af7651916cd43dd8448eb211c80319c"
+
+
+def trace(trace_id: str) -> trace_pb2.TraceContext:
+    return trace_pb2.TraceContext(traceparent=f"00-{trace_id}-b7ad6b7169203331-01")
+
+
+async def test_each_unit_is_a_span_below_its_own_trace_and_linked_to_its_session() -> None:
+    async with running_worker() as rig:
+        async with rig.opened(trace=trace(SESSION_TRACE_ID)) as client:
+            await client.send(unit(0, 0.5, trace=trace(TRACE_ID)))
+            delta = await client.delta()
+        await rig.all_free()
+        spans: dict[str, Any] = {span.name: span for span in rig.spans.get_finished_spans()}
+        session, run = spans[telemetry.WORKER_SESSION], spans[telemetry.WORKER_UNIT]
+        assert f"{session.context.trace_id:032x}" == SESSION_TRACE_ID
+        assert f"{run.context.trace_id:032x}" == TRACE_ID
+        assert f"{run.parent.span_id:016x}" == "b7ad6b7169203331"
+        assert f"{run.links[0].context.trace_id:032x}" == SESSION_TRACE_ID
+        assert f"{run.context.span_id:016x}" in delta.trace.traceparent
+        assert run.attributes[telemetry.UNIT_OUTCOME] == "speech"
+        assert run.attributes[telemetry.BATCH_SIZE] == 1
+        assert run.attributes[f"{telemetry.STAGE_PREFIX}decode_ms"] == pytest.approx(3)
+        assert run.attributes[telemetry.SESSION_ID].startswith("session-")
+        assert run.end_time > run.start_time
+
+
+async def test_a_refused_unit_is_a_span_with_its_reason() -> None:
+    async with running_worker() as rig:
+        async with rig.opened() as client:
+            await client.send(unit(0, audio=pcm()[:3], trace=trace(TRACE_ID)))
+            await client.failed()
+        await rig.all_free()
+        spans: dict[str, Any] = {span.name: span for span in rig.spans.get_finished_spans()}
+        run = spans[telemetry.WORKER_UNIT]
+        assert f"{run.context.trace_id:032x}" == TRACE_ID
+        assert run.status.status_code is StatusCode.ERROR
+        assert run.attributes[telemetry.ERROR_TYPE] == "INVALID_FIELD"
+        # The session has no trace context, but the unit's span still links to the session's span.
+        session = spans[telemetry.WORKER_SESSION]
+        assert run.links[0].context.span_id == session.context.span_id
+
+
+async def test_a_worker_whose_device_thread_fails_closes_its_sessions_and_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def die(*_: object) -> None:
+        raise KeyError("a bug of ours")
+
+    async with running_worker() as rig, rig.opened() as client:
+        monkeypatch.setattr(ModelRunner, "run_units", die)
+        await client.send(unit(0))
+        assert (await client.closed()).reason == session_pb2.CLOSE_REASON_ENGINE_FAILED
+        assert rig.worker
+        await asyncio.wait({rig.worker})
+        failure = rig.worker.exception()
+        assert isinstance(failure, ExceptionGroup)
+        assert failure.subgroup(KeyError)

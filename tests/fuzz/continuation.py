@@ -1,0 +1,131 @@
+"""After a case, a session that is still open must answer, and must close on request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fuzz.cases import Line
+from fuzz.event_rules import IllegalError
+from fuzz.messages import Message
+from fuzz.session_run import SessionRun
+
+from duplane.edge.close import CloseReason
+from duplane.edge.dialects.dialect import Phase
+
+_MESSAGES = [{"role": "user", "content": "Hi"}]
+SETTINGS: dict[str, Any] = {
+    "A": {"type": "session.update", "session": {"instructions": "Be brief."}},
+    "B": {"type": "session.init", "payload": {}},
+    "B chat": {"type": "session.init", "payload": {}},
+    "C": {"type": "prepare"},
+}
+UNIT: dict[str, Any] = {
+    "A": {"type": "input_audio_buffer.append", "audio": "@pcm:16000"},
+    "B": {"type": "input.append", "input": {"audio": "@pcm:16000"}},
+    "B chat": {"type": "input.append", "input": {"messages": _MESSAGES}},
+    "C": {"type": "audio_chunk", "audio_base64": "@pcm:16000"},
+    "D": {"messages": _MESSAGES},
+}
+LEAVE: dict[str, Any] = {
+    "A": {"type": "session.close"},
+    "B": {"type": "session.close"},
+    "B chat": {"type": "session.close"},
+    "C": {"type": "stop"},
+}
+_ANSWERS = {
+    "A": ("response.listen",),
+    "B": ("response.output.delta",),
+    "C": ("result",),
+    "B chat": ("response.done",),
+    "D": ("done",),
+}
+_UNIT_MESSAGE_BYTES = 100_000  # some transcripts set a lower limit
+_DELTA = Line("worker", "delta", '{"listen":{}}')
+
+
+def check_continuation(run: SessionRun) -> None:
+    """Send a unit or a turn, check that it is answered, then end the session."""
+    if run.is_over or run.message_bytes < _UNIT_MESSAGE_BYTES:
+        return
+    if run.chat:
+        _continue_chat(run)
+    else:
+        _continue_duplex(run)
+    if run.is_over:
+        if (
+            run.dialect == "D"
+            and run.session.closed
+            and run.session.closed.reason is CloseReason.ANSWERED
+        ):
+            return
+        raise IllegalError(f"is over where it should go on: {run.session.closed}")
+    _take(run, LEAVE[run.dialect])
+    if not run.session.closed or run.session.closed.reason is not CloseReason.CLIENT:
+        raise IllegalError("cannot be left")
+
+
+def _take(run: SessionRun, value: Any) -> None:
+    """Send a message that the session must accept."""
+    events = run.client(Message(value))
+    if any(event["type"] == "error" for event in events):
+        raise IllegalError(f"refused after all: {value['type']}: {events}")
+    run.take_requests()
+
+
+def _continue_duplex(run: SessionRun) -> None:
+    session = run.session
+    if session.dialect.phase is Phase.START:
+        _take(run, SETTINGS[run.dialect])
+    if not session.has_slot:
+        run.grant()
+    run.take_requests()
+    if session.dialect.phase is Phase.OPENING:
+        run.step(Line("worker", "opened", '{"prompt_token_count":7}'))
+    if session.dialect.phase is Phase.PAUSED:
+        _take(run, {"type": "resume"})
+    run.take_requests()
+    before = run.answers.copy()
+    _take(run, UNIT[run.dialect])
+    while run.unanswered:
+        run.step(_DELTA)
+        run.take_requests()
+    if not any(run.answers[kind] > before[kind] for kind in _ANSWERS[run.dialect]):
+        raise IllegalError("a unit is not answered")
+    if run.dialect == "C" and run.answered_chunks != run.taken_chunks:
+        raise IllegalError(f"{run.answered_chunks} answers to {run.taken_chunks} chunks")
+
+
+def _continue_chat(run: SessionRun) -> None:
+    if run.session.dialect.phase is Phase.START and run.dialect != "D":
+        _take(run, SETTINGS[run.dialect])
+    _answer_turns(run)
+    if run.is_over:
+        return
+    before = run.answers.copy()
+    if run.dialect == "D":
+        run.client(Message(UNIT["D"]))
+    else:
+        _take(run, UNIT[run.dialect])
+    _answer_turns(run)
+    if not any(run.answers[kind] > before[kind] for kind in _ANSWERS[run.dialect]):
+        raise IllegalError("a turn is not answered")
+    if run.dialect == "B chat" and run.answered_turns != run.taken_turns:
+        raise IllegalError(f"{run.answered_turns} answers to {run.taken_turns} turns")
+
+
+def _answer_turns(run: SessionRun) -> None:
+    """Grant slots and answer turns until no turn is left."""
+    chat = run.chat
+    assert chat
+    for _ in range(200):
+        run.take_requests()
+        if run.is_over:
+            return
+        if chat.is_running:
+            for what in ("prefilled", "piece", "done"):
+                run.step(Line("worker", what, '{"text":"x"}' if what == "piece" else "{}"))
+        elif chat.needs_slot:
+            run.grant()
+        else:
+            return
+    raise IllegalError("a chat never comes to rest")

@@ -1,0 +1,32 @@
+"""Checks that a session holds no more for its client than `Limits` allow."""
+
+from __future__ import annotations
+
+from fuzz.event_rules import IllegalError
+
+from duplane.edge.routing import AnySession
+from duplane.edge.session.chat_session import ChatSession
+from duplane.edge.session.unit_assembler import UNIT_BYTES
+from duplane.edge.settings import Limits
+
+
+def check_held(session: AnySession, limits: Limits) -> None:
+    """Raise IllegalError for the first exceeded bound."""
+    if isinstance(session, ChatSession):
+        held = {"turns": (len(session._turns), limits.pending_turn_count + 1)}
+    else:
+        units, replies = session.requests, session._replies
+        assembler = units._assembler
+        most_units = max(limits.early_unit_count, limits.pending_unit_count)
+        held = {
+            "units": (len(units._waiting), most_units),
+            "bytes of a unit": (assembler._held_bytes, UNIT_BYTES - 4),
+            "pictures": (len(assembler._frames), limits.frame_count),
+            "pending replies": (len(replies._ends), replies._LIMIT),
+            "outcomes": (len(replies._outcomes), replies._LIMIT),
+            "units sent": (len(units._sent), units._MAX_SENT),
+            "requests": (len(units._requests), most_units + 2),
+        }
+    for name, (count, bound) in held.items():
+        if count > bound:
+            raise IllegalError(f"{count} {name} are held, {bound} is the bound")

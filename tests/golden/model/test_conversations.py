@@ -1,0 +1,443 @@
+"""Conversations that join and leave a model each get the results they get alone."""
+
+import gc
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+from support.paths import GOLDEN
+from support.speech import assert_sounds_equal
+from torch import Tensor
+
+from duplane.tools.replay.audio import read_audio, read_clip
+from duplane.worker.model.checkpoint import CheckpointError
+from duplane.worker.model.llm.kv_cache import Rows
+from duplane.worker.model.model import DuplexModel
+from duplane.worker.model.types import (
+    ConversationOptions,
+    DecodeMode,
+    OptionError,
+    Unit,
+    UnitFailure,
+    UnitOutput,
+)
+
+AUDIO = GOLDEN / "audio"
+UNIT = 16_000
+TALK = read_audio(AUDIO / "talk.wav", 40 * UNIT)
+GREEDY = ConversationOptions(
+    "Streaming Omni Conversation.",
+    llm_voice=read_clip(AUDIO / "ref1.wav"),
+    seed=1,
+    decode_mode=DecodeMode.GREEDY,
+    force_listen_count=0,
+)
+SAMPLED = ConversationOptions(
+    "You are a helpful assistant.",
+    seed=7,
+    force_listen_count=1,
+    temperature=1.2,
+    top_k=0,
+    top_p=0.95,
+    text_repetition_window_size=4,
+    text_repetition_penalty=1.3,
+)
+TEXT_ONLY = ConversationOptions(
+    "Short.",
+    generate_audio=False,
+    decode_mode=DecodeMode.GREEDY,
+    length_penalty=2.0,
+    max_new_speak_tokens_per_chunk=6,
+)
+OTHER_VOICE = ConversationOptions(
+    "Speak like this.",
+    llm_voice=read_clip(AUDIO / "ref2.wav"),
+    seed=3,
+    decode_mode=DecodeMode.GREEDY,
+    force_listen_count=2,
+    listen_prob_scale=0.5,
+)
+
+
+@dataclass(frozen=True)
+class Script:
+    """One conversation: the round in which it joins, its offset in the talk, its unit count."""
+
+    options: ConversationOptions
+    joins: int
+    offset: int
+    units: int
+    forced: tuple[int, ...] = ()
+
+    def unit(self, slot: int, number: int) -> Unit:
+        start = (self.offset + number) * UNIT
+        return Unit(slot, TALK[start : start + UNIT], number in self.forced)
+
+
+SCRIPTS = (
+    Script(GREEDY, joins=0, offset=3, units=8, forced=(4,)),
+    Script(SAMPLED, joins=2, offset=9, units=6),
+    Script(TEXT_ONLY, joins=1, offset=0, units=5),
+    Script(OTHER_VOICE, joins=3, offset=14, units=6, forced=(3, 4)),
+)
+
+
+def unit_at(number: int, *, samples: int = UNIT) -> NDArray[np.float32]:
+    return TALK[number * UNIT : number * UNIT + samples]
+
+
+def run(model: DuplexModel, units: Sequence[Unit]) -> list[UnitOutput | UnitFailure]:
+    results = list(model.step(units))
+    model.settle([unit.slot for unit in units])
+    return results
+
+
+def outputs(model: DuplexModel, units: Sequence[Unit]) -> list[UnitOutput]:
+    results = run(model, units)
+    assert all(isinstance(result, UnitOutput) for result in results), results
+    return [result for result in results if isinstance(result, UnitOutput)]
+
+
+def play(model: DuplexModel, slots: dict[int, Script]) -> dict[int, list[UnitOutput]]:
+    """Run scripts together, each in its slot; close each when it ends."""
+    said: dict[int, list[UnitOutput]] = {slot: [] for slot in slots}
+    first = min(script.joins for script in slots.values())
+    last = max(script.joins + script.units for script in slots.values())
+    for clock in range(first, last):
+        for slot, script in slots.items():
+            if clock == script.joins:
+                model.open(slot, script.options)
+        present = {
+            slot: clock - script.joins
+            for slot, script in slots.items()
+            if script.joins <= clock < script.joins + script.units
+        }
+        units = [slots[slot].unit(slot, number) for slot, number in present.items()]
+        for output in outputs(model, units[::-1]):
+            said[output.slot].append(output)
+        for slot, number in present.items():
+            if number == slots[slot].units - 1:
+                model.close(slot)
+                assert model.is_clean(slot)
+    return said
+
+
+def assert_same(got: list[UnitOutput], want: list[UnitOutput]) -> None:
+    assert [output.token_ids for output in got] == [output.token_ids for output in want]
+    for ours, theirs in zip(got, want, strict=True):
+        assert ours.text == theirs.text
+        assert (ours.is_listen, ours.end_of_turn) == (theirs.is_listen, theirs.end_of_turn)
+        assert ours.context_length == theirs.context_length
+        assert ours.audio_token_count == theirs.audio_token_count
+        assert_sounds_equal(ours.audio, theirs.audio)
+
+
+@pytest.mark.parametrize("slots", [(0, 1), (2, 0), (0, 1, 2, 3), (3, 1, 0, 2)])
+def test_conversations_at_once_are_what_each_is_alone(
+    model: DuplexModel, slots: tuple[int, ...]
+) -> None:
+    together = play(model, dict(zip(slots, SCRIPTS, strict=False)))
+    for slot, script in zip(slots, SCRIPTS, strict=False):
+        alone = play(model, {1: script})
+        assert_same(together[slot], alone[1])
+
+
+def test_the_scripts_listen_speak_and_end_turns(model: DuplexModel) -> None:
+    said = [output for script in SCRIPTS for output in play(model, {0: script})[0]]
+    assert any(output.is_listen for output in said)
+    assert any(output.end_of_turn for output in said)
+    assert any(len(output.audio) == 24_000 for output in said)
+    assert any(output.text and not len(output.audio) for output in said)
+
+
+def test_listening_units_come_out_before_speaking_ones_are_finished(model: DuplexModel) -> None:
+    model.open(0, GREEDY)
+    model.open(1, OTHER_VOICE)
+    seen = [outputs(model, [Unit(0, unit_at(3)), Unit(1, unit_at(3))])]
+    for number in range(4, 8):
+        units = [Unit(0, unit_at(number)), Unit(1, unit_at(number), force_listen=True)]
+        seen.append(outputs(model, units))
+    mixed = [[output.is_listen for output in results] for results in seen]
+    assert [True, False] in mixed
+    assert [False, True] not in mixed
+
+
+def test_a_forced_listen_says_whether_it_interrupted_a_turn(model: DuplexModel) -> None:
+    model.open(0, GREEDY)
+    is_turn_open = False
+    interruptions: list[bool] = []
+    for number in range(3, 12):
+        is_forced = is_turn_open or number == 3
+        (output,) = outputs(model, [Unit(0, unit_at(number), force_listen=is_forced)])
+        assert output.interrupted_turn == (is_forced and is_turn_open)
+        assert not (output.interrupted_turn and output.end_of_turn)
+        interruptions.append(output.interrupted_turn)
+        is_turn_open = not output.is_listen and not output.end_of_turn
+    assert any(interruptions)
+
+
+def test_a_seeded_conversation_can_be_repeated_and_others_cannot(model: DuplexModel) -> None:
+    script = SCRIPTS[1]
+    first, again = play(model, {0: script})[0], play(model, {3: script})[3]
+    assert_same(first, again)
+    unseeded = Script(ConversationOptions(temperature=1.2, force_listen_count=0), 0, 9, 4)
+    runs = [play(model, {0: unseeded})[0] for _ in range(2)]
+    assert [o.token_ids for o in runs[0]] != [o.token_ids for o in runs[1]]
+
+
+def test_a_unit_is_whole_in_the_context_once_it_is_settled(model: DuplexModel) -> None:
+    opened = model.open(0, GREEDY)
+    length = opened.context_length
+    for number in range(6):
+        (output,) = outputs(model, [Unit(0, unit_at(number))])
+        length += 11 + len(output.token_ids)
+        assert output.context_length == length - 2
+        assert model.context_length(0) == length
+    records = model.conversation(0).window.units
+    assert sum(record.row_count for record in records) == length - opened.context_length
+
+
+def test_a_listening_unit_is_one_pass_of_the_llm(
+    model: DuplexModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[int] = []
+    forward = model.llm.model.forward
+
+    def counted(embeds: Tensor, rows: Rows) -> Tensor:
+        passes.append(len(embeds))
+        return forward(embeds, rows)
+
+    model.open(0, replace(GREEDY, force_listen_count=9))
+    monkeypatch.setattr(model.llm.model, "forward", counted)
+    for number in range(3):
+        outputs(model, [Unit(0, unit_at(number))])
+    # `<unit>` and the audio; from the second unit on, also two ids that close the unit before.
+    assert passes == [11, 13, 13]
+
+
+def test_too_little_audio_is_kept_for_the_next_unit(model: DuplexModel) -> None:
+    model.open(0, GREEDY)
+    outputs(model, [Unit(0, unit_at(0))])
+    before = model.context_length(0)
+    (failure,) = run(model, [Unit(0, unit_at(1, samples=UNIT // 2))])
+    assert isinstance(failure, UnitFailure)
+    assert (failure.reason, failure.is_fatal) == ("AUDIO_TOO_SHORT", False)
+    assert model.context_length(0) == before
+    rest = TALK[UNIT + UNIT // 2 : 2 * UNIT]
+    (late,) = outputs(model, [Unit(0, rest)])
+    model.open(1, GREEDY)
+    (_, prompt) = (outputs(model, [Unit(1, unit_at(n))]) for n in range(2))
+    assert late.token_ids == prompt[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("audio", "reason"),
+    [
+        (np.full(UNIT, np.nan, np.float32), "AUDIO_INVALID"),
+        (np.zeros(40 * UNIT, np.float32), "AUDIO_BACKLOG"),
+        (np.zeros(0, np.float32), "AUDIO_TOO_SHORT"),
+    ],
+)
+def test_a_bad_unit_fails_alone_and_its_conversation_goes_on(
+    model: DuplexModel, audio: NDArray[np.float32], reason: str
+) -> None:
+    model.open(0, GREEDY)
+    model.open(1, GREEDY)
+    results = run(model, [Unit(0, audio), Unit(1, unit_at(3))])
+    (failure,) = [result for result in results if isinstance(result, UnitFailure)]
+    assert (failure.slot, failure.reason, failure.is_fatal) == (0, reason, False)
+    (good,) = [result for result in results if isinstance(result, UnitOutput)]
+    (later,) = outputs(model, [Unit(0, unit_at(3))])
+    assert later.token_ids == good.token_ids
+
+
+def test_frames_are_refused_where_the_model_cannot_see(model: DuplexModel) -> None:
+    blind = DuplexModel(replace(model.parts, vision=None))
+    blind.open(0, GREEDY)
+    (failure,) = run(blind, [Unit(0, unit_at(0), frames=(b"jpeg",))])
+    assert isinstance(failure, UnitFailure)
+    assert (failure.reason, blind.sees_frames) == ("FRAMES_UNSUPPORTED", False)
+    blind.close(0)
+
+
+def test_a_conversation_whose_numbers_break_fails_and_no_other(model: DuplexModel) -> None:
+    for slot in (0, 1, 2):
+        model.open(slot, GREEDY)
+    model.llm.cache.values[:, 1, :, :4] = float("nan")
+    results = run(model, [Unit(slot, unit_at(3)) for slot in (0, 1, 2)])
+    (failure,) = [result for result in results if isinstance(result, UnitFailure)]
+    assert (failure.slot, failure.reason, failure.is_fatal) == (1, "NOT_FINITE", True)
+    model.close(1)
+    assert model.is_clean(1)
+    model.open(1, GREEDY)
+    (fresh,) = outputs(model, [Unit(1, unit_at(3))])
+    assert {o.token_ids for o in results if isinstance(o, UnitOutput)} == {fresh.token_ids}
+
+
+def test_the_unit_that_fills_the_context_is_whole_and_the_next_is_refused(
+    model: DuplexModel,
+) -> None:
+    model.open(0, GREEDY)
+    lengths = [0]
+    numbers = (number % 30 for number in range(60))
+    results = (run(model, [Unit(0, unit_at(number))])[0] for number in numbers)
+    result = next(results)
+    while isinstance(result, UnitOutput):
+        lengths.append(result.context_length)
+        result = next(results)
+    assert (result.reason, result.is_fatal) == ("CONTEXT_FULL", False)
+    assert lengths[-2] < model.context_capacity <= model.context_length(0)
+
+
+def test_an_unsettled_slot_takes_no_unit(model: DuplexModel) -> None:
+    model.open(0, GREEDY)
+    list(model.step([Unit(0, unit_at(0))]))
+    with pytest.raises(ValueError, match="not settled"):
+        list(model.step([Unit(0, unit_at(1))]))
+    model.settle([0])
+    model.settle([0])
+    outputs(model, [Unit(0, unit_at(1))])
+
+
+def test_slots_without_conversation_and_slots_named_twice_are_refused(model: DuplexModel) -> None:
+    with pytest.raises(ValueError, match="no conversation"):
+        list(model.step([Unit(2, unit_at(0))]))
+    model.open(0, GREEDY)
+    with pytest.raises(ValueError, match="has a conversation"):
+        model.open(0, GREEDY)
+    with pytest.raises(ValueError, match="twice"):
+        list(model.step([Unit(0, unit_at(0))] * 2))
+
+
+def test_a_prompt_that_does_not_fit_leaves_the_slot_clean(model: DuplexModel) -> None:
+    for text in ("word " * 600, "a" * 10_000_000):
+        with pytest.raises(OptionError, match="system_prompt"):
+            model.open(0, ConversationOptions(text))
+        assert model.is_clean(0)
+
+
+def test_a_step_that_is_abandoned_leaves_nothing_after_close(model: DuplexModel) -> None:
+    for slot in (0, 1):
+        model.open(slot, GREEDY)
+    results = model.step([Unit(0, unit_at(3), force_listen=True), Unit(1, unit_at(3))])
+    assert isinstance(next(results), UnitOutput)
+    results.close()
+    for slot in (0, 1):
+        assert not model.is_clean(slot)
+        model.close(slot)
+        assert model.is_clean(slot)
+
+
+def test_memory_is_the_same_after_many_conversations(model: DuplexModel) -> None:
+    def tensor_bytes() -> int:
+        gc.collect()
+        tensors = [found for found in gc.get_objects() if issubclass(type(found), torch.Tensor)]
+        storages = {found.untyped_storage().data_ptr(): found for found in tensors}
+        return sum(found.untyped_storage().nbytes() for found in storages.values())
+
+    def converse() -> None:
+        play(model, {0: Script(GREEDY, 0, 3, 2), 2: Script(SAMPLED, 0, 3, 2)})
+
+    converse()
+    before, stated = tensor_bytes(), model.memory_bytes
+    for _ in range(10):
+        converse()
+    assert tensor_bytes() == before
+    assert model.memory_bytes == stated
+    assert stated <= before
+
+
+def test_what_has_no_effect_is_said(model: DuplexModel, speaking_checkpoint: Path) -> None:
+    voice = np.zeros(UNIT, np.float32)
+    assert model.open(0, ConversationOptions(tts_voice=voice)).ignored == ("tts_voice",)
+    silent = DuplexModel.load(speaking_checkpoint.parents[0] / "silent", slot_count=1)
+    assert silent.open(0, GREEDY).ignored == ("generate_audio",)
+
+
+def test_it_runs_in_half_precision(speaking_checkpoint: Path) -> None:
+    half = DuplexModel.load(speaking_checkpoint, slot_count=2, dtype="bfloat16")
+    for slot in range(2):
+        half.open(slot, GREEDY)
+    said = [
+        output
+        for number in range(6)
+        for output in outputs(half, [Unit(slot, unit_at(number)) for slot in range(2)])
+    ]
+    assert any(len(output.audio) for output in said)
+    assert all(np.isfinite(output.audio).all() for output in said)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"vocab_size": 1500}, "ids beyond vocab_size"),
+        ({"hidden_size": 256}, "llm_dim is 128, not hidden_size"),
+        (
+            {"hidden_size": 256, "tts_config": {"llm_dim": 256}},
+            r"llm\.model\.embed_tokens\.weight has shape.*tts\.projector_semantic\.\S+ has shape",
+        ),
+        ({"tts_config": {"llm_dim": 64}}, "llm_dim"),
+        ({"tts_config": {"num_text_tokens": 1000}}, "num_text_tokens"),
+        ({"tts_config": {"num_audio_tokens": 100}}, r"tts\.emb_code\.0\.weight has shape"),
+        ({"num_hidden_layers": 3}, r"llm\.model\.layers\.2\..* is missing"),
+    ],
+)
+def test_a_checkpoint_that_contradicts_its_configuration_is_refused(
+    speaking_checkpoint: Path, tmp_path: Path, change: dict[str, Any], complaint: str
+) -> None:
+    for path in speaking_checkpoint.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    config = orjson.loads((tmp_path / "config.json").read_bytes())
+    for name, value in change.items():
+        config[name] = {**config[name], **value} if isinstance(value, dict) else value
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_bytes(orjson.dumps(config))
+    with pytest.raises(CheckpointError, match=complaint):
+        DuplexModel.load(tmp_path, slot_count=1)
+
+
+def test_a_built_in_voice_that_does_not_fit_is_refused(
+    speaking_checkpoint: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(speaking_checkpoint, tmp_path / "checkpoint")
+    path = tmp_path / "checkpoint" / "assets" / "token2wav" / "voice.safetensors"
+    save_file({"prompt_tokens": np.zeros(3, np.int64)}, path)
+    with pytest.raises(CheckpointError, match=r"voice\.safetensors lacks 'prompt_mel'"):
+        DuplexModel.load(tmp_path / "checkpoint", slot_count=1)
+    voice = {
+        "prompt_tokens": np.zeros(3, np.int64),
+        "prompt_mel": np.zeros((4, 80), np.float32),
+        "speaker_embedding": np.zeros(192, np.float32),
+    }
+    save_file(voice, path)
+    with pytest.raises(CheckpointError, match="built-in voice"):
+        DuplexModel.load(tmp_path / "checkpoint", slot_count=1)
+
+
+def test_a_checkpoints_own_prompt_voice_is_heard_when_the_client_sends_none(
+    speaking_checkpoint: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(speaking_checkpoint, tmp_path / "checkpoint")
+    shutil.copy(AUDIO / "ref1.wav", tmp_path / "checkpoint" / "assets" / "system_ref_audio.wav")
+    voiced = DuplexModel.load(tmp_path / "checkpoint", slot_count=2)
+    assert voiced.open(0, GREEDY) == voiced.open(1, replace(GREEDY, llm_voice=None))
+    default, sent = (outputs(voiced, [Unit(slot, unit_at(0))])[0].token_ids for slot in range(2))
+    assert default == sent
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _silent_checkpoint(speaking_checkpoint: Path) -> None:
+    """Link the checkpoint's files, except for the vocoder, into a folder beside it."""
+    silent = speaking_checkpoint.parent / "silent"
+    silent.mkdir()
+    for path in speaking_checkpoint.iterdir():
+        if path.is_file():
+            (silent / path.name).symlink_to(path)

@@ -1,0 +1,195 @@
+"""Steps of fixed sizes, run on a CPU, meet the conditions of a capture by CUDA graphs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from support.paths import GOLDEN
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from duplane.tools.bench.host_waits import SyncCount
+from duplane.tools.replay.audio import read_audio
+from duplane.worker.model.llm import cuda_graphs as graphs
+from duplane.worker.model.llm.kv_cache import KVCache
+from duplane.worker.model.model import DuplexModel
+from duplane.worker.model.types import ConversationOptions, DecodeMode, Unit, UnitOutput
+
+UNIT = 16_000
+TALK = read_audio(GOLDEN / "audio" / "talk.wav", 40 * UNIT)
+SLOTS = 4
+SAMPLED = ConversationOptions(force_listen_count=0, temperature=0.9, text_repetition_window_size=4)
+GREEDY = replace(SAMPLED, decode_mode=DecodeMode.GREEDY)
+# The slots that take part in each second: neighbours, gaps, the last slot alone.
+ROUNDS = ((0, 1, 2), (0,), (0, 1), (0, 2), (0,), (0, 1), (1, 3), (3,), (0, 1, 2, 3))
+
+
+def load(checkpoint: Path) -> DuplexModel:
+    return DuplexModel.load(checkpoint, slot_count=SLOTS, context_capacity=1024)
+
+
+@pytest.fixture(scope="module")
+def static(speaking_checkpoint: Path) -> Iterator[DuplexModel]:
+    """A model that runs a step of a fixed size wherever one exists."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphs, "LAUNCH_S", float("inf"))
+        patch.setattr(graphs, "GATHER_COST", 1)
+        model = load(speaking_checkpoint)
+        model.capture(is_replayed=False)
+        yield model
+
+
+def play(model: DuplexModel) -> dict[int, list[tuple[Any, ...]]]:
+    for slot in range(SLOTS):
+        model.open(slot, replace(GREEDY if slot == 1 else SAMPLED, seed=slot))
+    said: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
+    for second, slots in enumerate(ROUNDS):
+        audio = TALK[(3 + second) * UNIT :][:UNIT]
+        for output in model.step([Unit(slot, audio) for slot in slots]):
+            assert isinstance(output, UnitOutput)
+            spoken = (output.audio_token_count, len(output.audio), output.context_length)
+            said[output.slot].append((output.token_ids, *spoken))
+        model.settle(slots)
+    for slot in range(SLOTS):
+        model.close(slot)
+        assert model.is_clean(slot)
+    return said
+
+
+def test_steps_of_fixed_sizes_choose_what_others_choose(
+    speaking_checkpoint: Path, static: DuplexModel
+) -> None:
+    called: list[str] = []
+    for kind, found in (("llm", static.llm.graphs), ("talker", static.parts.talker.graphs)):  # type: ignore[union-attr]
+        assert found
+        for size, (step, run) in found._steps.items():
+
+            def counted(run: Any = run, kind: str = kind, size: Any = size) -> None:
+                called.append(f"{kind} {size[0]}")
+                run()
+
+            cast("Any", found)._steps[size] = (step, counted)
+    assert play(static) == play(load(speaking_checkpoint))
+    assert set(called) == {f"{kind} {width}" for kind in ("llm", "talker") for width in (1, 2, 4)}
+
+
+class Trace(TorchDispatchMode):
+    """Records operations, the shapes of their tensors, and the addresses of the staying ones."""
+
+    def __init__(self, staying: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._staying = {tensor.untyped_storage().data_ptr() for tensor in staying}
+        self.done: list[tuple[Any, ...]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.done.append((str(func), *(self._seen(value) for value in args)))
+        return func(*args, **(kwargs or {}))
+
+    def _seen(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            place = value.untyped_storage().data_ptr()
+            return value.shape, value.dtype, place if place in self._staying else None
+        if isinstance(value, list | tuple):
+            return tuple(self._seen(part) for part in value)
+        return value
+
+
+def staying(model: DuplexModel, step: object) -> list[Tensor]:
+    """Return the tensors whose addresses are the same at capture and replay."""
+    held = [value for value in vars(step).values() if isinstance(value, Tensor)]
+    for part in (model.llm, model.parts.talker):
+        assert part
+        held += [*part.parameters(), *part.buffers(), part.cache.keys, part.cache.values]
+    return held
+
+
+@pytest.mark.parametrize("part", ["llm", "talker"])
+@torch.inference_mode()
+def test_a_step_does_the_same_whatever_it_is_given_and_waits_for_nothing(
+    static: DuplexModel, part: str
+) -> None:
+    found = static.llm.graphs if part == "llm" else static.parts.talker.graphs  # type: ignore[union-attr]
+    assert found
+    (width, length), (step, _) = max(found._steps.items())
+    assert width == SLOTS
+    static_rows = step.rows if part == "llm" else step.static  # type: ignore[union-attr]
+    traces: list[list[tuple[Any, ...]]] = []
+    for positions in ([0, 3, 7, length - 5], [static.llm.cache.capacity] * SLOTS):
+        capacity = static_rows._cache.capacity
+        static_rows.begin(range(SLOTS), [min(position, capacity) for position in positions])
+        if part == "llm":
+            step.embeds.normal_()  # type: ignore[union-attr]
+        else:
+            step._step.fill_(1 + len(traces))  # type: ignore[union-attr]
+        with SyncCount() as syncs, Trace(staying(static, step)) as trace:
+            step.run()
+        assert syncs.count == 0
+        traces.append(trace.done)
+    assert traces[0] == traces[1]
+    assert sum("linear" in entry[0] for entry in traces[0]) > 5
+    for slot in range(SLOTS):
+        for cache in (static.llm.cache, static.parts.talker.cache):  # type: ignore[union-attr]
+            cache._touched[slot] = cache.capacity
+        static.close(slot)
+        assert static.is_clean(slot)
+
+
+def test_who_does_not_take_part_is_not_touched(static: DuplexModel) -> None:
+    for slot in range(SLOTS):
+        static.open(slot, replace(SAMPLED, seed=slot))
+    cache = static.llm.cache
+    before = cache.keys[:, 1, :, : cache.capacity].clone()
+    list(static.step([Unit(slot, TALK[:UNIT]) for slot in (0, 2)]))
+    static.settle([0, 2])
+    assert torch.equal(cache.keys[:, 1, :, : cache.capacity], before)
+    for slot in range(SLOTS):
+        static.close(slot)
+        assert static.is_clean(slot)
+
+
+def test_a_step_is_used_unless_launching_its_kernels_is_faster(
+    speaking_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(speaking_checkpoint)
+    model.capture(is_replayed=False)
+    found = model.llm.graphs
+    assert found
+    for name, value in (("LAUNCH_S", 5e-6), ("GATHER_COST", 3)):
+        monkeypatch.setattr(graphs, name, value)
+    # The choice depends on the count of slots and the context length, not on slot numbers.
+    for slots, width in (([0], 1), ([3], 1), ([1, 3], SLOTS), ([0, 1, 3], SLOTS)):
+        step = found.find(slots, 501)
+        assert step is not None
+        assert len(step[0].embeds) == width
+    assert found.find([3], model.llm.cache.capacity + 1) is None
+    monkeypatch.setattr(graphs, "LAUNCH_S", 0.0)
+    assert found.find([3], 501) is None
+
+
+@pytest.mark.parametrize("count", [1, 8, 16, 32, 48, 64])
+def test_at_full_size_replay_beats_launching_for_every_batch(count: int) -> None:
+    """Uses the sizes of the released talker and LLM, with 64 slots and contexts half full."""
+    for layers, heads, dim, length in ((20, 12, 64, 1024), (36, 8, 128, 4096)):
+        with torch.device("meta"):
+            cache = KVCache(
+                layers=layers,
+                slots=64,
+                heads=heads,
+                queries_per_head=1,
+                capacity=2 * length,
+                head_dim=dim,
+                device=torch.device("meta"),
+                dtype=torch.bfloat16,
+            )
+        found = graphs.StepGraphs[Any](cache)
+        found.capture(lambda width, length: SimpleNamespace(run=None), is_replayed=False)
+        assert found.find(range(63, 63 - count, -1)[::-1], length) is not None

@@ -1,0 +1,26 @@
+from pathlib import Path
+
+import pytest
+from support.paths import GOLDEN
+
+from duplane.tools.replay import audio
+from duplane.tools.replay.check import Check, Verdict
+
+CHECKS = list(audio.checks(GOLDEN))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_the_audio_traces_are_reproduced(check: Check) -> None:
+    assert check.verdict is Verdict.OK, check.note
+    assert check.error <= 2e-6, "float32 alone should come much closer than the traces allow"
+
+
+def test_every_kind_of_audio_trace_was_compared() -> None:
+    names = {check.name for check in CHECKS}
+    stream = {"mel_frames", "mel", "embeds", "embeds_c8", "encoder_kv_after", "buffer_left"}
+    assert names >= {f"audio_stream {kind}" for kind in stream}
+    assert names >= {"audio_offline talk31s_embeds_c8", "audio_offline ref2_mel"}
+
+
+def test_a_directory_without_audio_traces_has_no_checks(tmp_path: Path) -> None:
+    assert list(audio.checks(tmp_path)) == []

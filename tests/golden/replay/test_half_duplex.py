@@ -1,0 +1,160 @@
+"""Half duplex for an hour: without its oldest rounds, the context is as if built afresh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from support.paths import GOLDEN
+
+from duplane.tools.replay.audio import read_clip
+from duplane.tools.replay.half_duplex import ANSWER_END, HalfDuplex, TextWindow
+from duplane.worker.model.chat.types import ChatAudio, ChatOptions, ChatOutput, ChatPart
+from duplane.worker.model.model import DuplexModel
+from duplane.worker.model.types import DecodeMode, OptionError
+
+USER = ChatAudio(read_clip(GOLDEN / "audio" / "user.wav"))
+OPTIONS = ChatOptions(decode_mode=DecodeMode.GREEDY, max_new_tokens=12, seed=0)
+WINDOW = TextWindow(high_tokens=220, low_tokens=130)
+SYSTEM = "You are a helpful assistant who never forgets."
+
+
+@dataclass
+class Talk:
+    """A half-duplex conversation, and the token ids of each of its rounds."""
+
+    model: DuplexModel
+    slot: int
+    half_duplex: HalfDuplex
+    system: list[int] = field(default_factory=list[int])
+    rounds: list[list[int]] = field(default_factory=list[list[int]])
+
+    @classmethod
+    def begin(
+        cls, model: DuplexModel, slot: int, window: TextWindow, options: ChatOptions = OPTIONS
+    ) -> Talk:
+        talk = HalfDuplex(model.chats, model.parts, slot, options, window=window)
+        talk.instruct([SYSTEM])
+        return cls(model, slot, talk, list(talk.prompt.ids))
+
+    def say(self, *parts: ChatPart) -> int:
+        """Feed an utterance and run the answer; return the context length after it."""
+        end = self.model.tokens.encode(ANSWER_END)
+        self.half_duplex.hear(parts)
+        ids = list(self.half_duplex.prompt.ids)
+        if not self.rounds:
+            ids = ids[len(self.system) :]
+        elif ids[: len(end)] == end:
+            self.rounds[-1] += end
+            ids = ids[len(end) :]
+        finish = None
+        while finish is None:
+            for output in self.model.chat_step([self.slot]):
+                assert isinstance(output, ChatOutput)
+                ids += output.token_ids
+                finish = output.finish
+        self.rounds.append(ids)
+        return self.length
+
+    @property
+    def length(self) -> int:
+        return self.model.context_length(self.slot)
+
+    def kept(self) -> list[list[int]]:
+        """Return the newest rounds, as many as the context contains."""
+        rows, kept = self.length - len(self.system), list[list[int]]()
+        for said in reversed(self.rounds):
+            if rows <= 0:
+                break
+            rows -= len(said)
+            kept.insert(0, said)
+        assert rows == 0, "the context does not begin with a whole round"
+        return kept
+
+
+def check_like_rebuilt(talk: Talk, slot: int) -> None:
+    """Compare with a context to which the prompt and the kept rounds were fed afresh.
+
+    Compares the first layer only, where a row depends on its own id and position alone.
+    """
+    model = talk.model
+    ids = [*talk.system, *(token for said in talk.kept() for token in said)]
+    with torch.inference_mode():
+        model.llm.append_long(slot, model.llm.embed(ids))
+    cache = model.llm.cache
+    assert cache.length(slot) == talk.length
+    for rows in (cache.keys, cache.values):
+        ours, afresh = (rows[0, one, :, : talk.length] for one in (talk.slot, slot))
+        torch.testing.assert_close(ours, afresh, rtol=0, atol=2e-5)
+    model.close(slot)
+
+
+def test_an_hour_stays_in_a_bounded_context_of_whole_rounds(model: DuplexModel) -> None:
+    talk = Talk.begin(model, 0, WINDOW)
+    highest = 0
+    for number in range(60):
+        highest = max(highest, talk.say(f"This is what I say to you for the time number {number}."))
+        if number % 7 == 0:
+            check_like_rebuilt(talk, 1)
+    assert len(talk.kept()) < len(talk.rounds)
+    assert WINDOW.low_tokens < highest <= WINDOW.high_tokens + OPTIONS.max_new_tokens + 20
+    check_like_rebuilt(talk, 1)
+
+
+def test_a_context_below_the_marks_is_as_it_was(model: DuplexModel) -> None:
+    talks = [Talk.begin(model, slot, window) for slot, window in enumerate((WINDOW, TextWindow()))]
+    for number in range(3):
+        for talk in talks:
+            talk.say(f"Number {number}.")
+    assert talks[0].rounds == talks[1].rounds
+    assert (
+        talks[0].length == talks[1].length == sum(map(len, talks[0].rounds)) + len(talks[0].system)
+    )
+
+
+def test_a_small_context_moves_before_it_is_full(model: DuplexModel) -> None:
+    talk = Talk.begin(model, 0, TextWindow())
+    for _ in range(80):
+        assert talk.say("Go on, please, I would like to hear more of it.") <= model.context_capacity
+    assert talk.length > model.context_capacity // 2
+    check_like_rebuilt(talk, 1)
+
+
+def test_an_utterance_that_leaves_room_for_nothing_else_drops_all_rounds(
+    model: DuplexModel,
+) -> None:
+    talk = Talk.begin(model, 0, WINDOW)
+    talk.say("Hi.")
+    talk.say("And?")
+    talk.say("word " * 200)
+    assert len(talk.kept()) == 1
+    check_like_rebuilt(talk, 1)
+    talk.say("And now?")
+    assert len(talk.kept()) == 1, "a round over the mark goes whole"
+
+
+def test_one_too_long_is_refused_and_the_conversation_goes_on(model: DuplexModel) -> None:
+    talk = Talk.begin(model, 0, WINDOW)
+    talk.say("Hi.")
+    with pytest.raises(OptionError, match="more than"):
+        talk.half_duplex.hear(["word " * 4000])
+    talk.say("And?")
+    assert len(talk.kept()) == 2
+    check_like_rebuilt(talk, 1)
+
+
+def test_speech_goes_on_over_many_rounds(model: DuplexModel) -> None:
+    options = ChatOptions(
+        decode_mode=DecodeMode.GREEDY, max_new_tokens=8, seed=0, generate_audio=True
+    )
+    talk = Talk.begin(model, 0, WINDOW, options)
+    lengths = [talk.say(USER) for _ in range(8)]
+    assert max(lengths) <= WINDOW.high_tokens + 30
+    assert lengths != sorted(lengths), "something was dropped"
+    assert len(talk.kept()) < 8
+
+
+def test_marks_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(OptionError, match="text_window_low_tokens"):
+        TextWindow(high_tokens=10, low_tokens=11)

@@ -1,0 +1,81 @@
+"""The connections of a simulated fabric: calls of real servicers with delays and cuts."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any
+
+
+class CallError(Exception):
+    """A call ended with a status other than OK."""
+
+    def __init__(self, code: str, details: str = "") -> None:
+        super().__init__(f"{code}: {details}")
+        self.code = code
+
+
+class Call:
+    """One call: the server's context, and the client's end of it."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self._to_client: asyncio.Queue[Any] = asyncio.Queue()
+        self._to_server: asyncio.Queue[Any] = asyncio.Queue()
+        self._serving: asyncio.Task[None] | None = None
+
+    def begin(self, serve: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+        """Run the server's half with this object as its context."""
+        self._serving = asyncio.create_task(self._serve(serve))
+
+    async def _serve(self, serve: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+        end = CallError("UNAVAILABLE", "cut")
+        try:
+            await serve(self)
+            end = CallError("OK")
+        except CallError as error:
+            end = error
+        finally:
+            self._to_client.put_nowait(end)
+
+    def cut(self) -> None:
+        """Break the connection: both ends notice at once."""
+        if self._serving and not self._serving.done():
+            self._serving.cancel()
+
+    async def read(self) -> Any:
+        """Return the next message for the client. Raises CallError at the end of the call."""
+        message = await self._to_client.get()
+        if isinstance(message, CallError):
+            raise message
+        return message
+
+    def send(self, message: Any) -> None:
+        """Send a message to the server."""
+        self._to_server.put_nowait(message)
+
+    async def requests(self) -> AsyncGenerator[Any]:
+        """Yield the messages to the server, as gRPC gives them to a servicer."""
+        while True:
+            message = await self._to_server.get()
+            await delay(self._chance)
+            yield message
+
+    async def write(self, message: Any) -> None:
+        """Send a message to the client, as a servicer does."""
+        await delay(self._chance)
+        self._to_client.put_nowait(message)
+
+    def peer(self) -> str:
+        """Return the client's address, as gRPC writes it."""
+        return "ipv4:127.0.0.1:1"
+
+    async def abort_with_status(self, status: Any) -> None:
+        """End the call with an error, as a servicer does."""
+        raise CallError(status.code.name, status.details)
+
+
+async def delay(chance: random.Random) -> None:
+    """Wait as long as a message travels: mostly a short time, now and then a very long one."""
+    await asyncio.sleep(chance.uniform(0, 0.02) if chance.random() < 0.97 else chance.uniform(0, 8))

@@ -1,0 +1,28 @@
+"""Simulates the fabric of one seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simulation.fabric import SimulatedFabric
+from simulation.virtual_time import run
+
+
+def simulate(seed: int) -> Sequence[str]:
+    """Simulate a fabric; return the kinds of all changes. Raises BrokenLawError."""
+
+    async def simulated() -> Sequence[str]:
+        fabric = SimulatedFabric(seed)
+        await fabric.run()
+        return fabric.laws.history
+
+    return run(simulated())
+
+
+def failure_of(seed: int) -> str:
+    """Simulate a fabric; return which law was broken, empty for none."""
+    try:
+        simulate(seed)
+    except Exception as error:  # noqa: BLE001 - every error of a seed is a finding
+        return f"seed {seed}: {type(error).__name__}: {error}"
+    return ""

@@ -1,0 +1,52 @@
+"""Runs the `duplane` command within the test process."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from duplane.tools.main import run
+
+
+def run_command(*arguments: str, **environment: str) -> tuple[int, str]:
+    """Return the exit code, and everything written to stdout and stderr."""
+    output = io.StringIO()
+    with (
+        _environment({"COLUMNS": "200", **environment}),
+        _logging(),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(output),
+    ):
+        try:
+            code = run(arguments)
+        except SystemExit as exit_:
+            code = exit_.code if isinstance(exit_.code, int) else 1
+    return code, output.getvalue()
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        # `--config` sets this variable for child processes; set it here first, so that it is
+        # restored at the end.
+        patch.setenv("DUPLANE_CONFIG", "")
+        patch.delenv("DUPLANE_CONFIG")
+        yield
+
+
+@contextlib.contextmanager
+def _logging() -> Iterator[None]:
+    """Restore the root logger, which a command configures for its process."""
+    root = logging.getLogger()
+    level, outputs = root.level, list(root.handlers)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        root.handlers[:] = outputs

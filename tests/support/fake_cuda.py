@@ -1,0 +1,354 @@
+"""Simulates a CUDA device on the CPU. Operations that mix device and host tensors raise an error.
+
+Its tensors are wrappers around CPU tensors. Within `elsewhere()`, `device="cuda"` creates such
+wrappers, and a `Border` records each copy between host and device and each wait, with the worker
+function that caused it. The simulation does not cover kernels, streams, memory or time.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from duplane.worker.model.llm import cuda_graphs as graphs
+
+DEVICE = "cuda:0"
+WORKER = f"{Path('duplane', 'worker')}/"
+
+aten = torch.ops.aten
+# These may copy between host and device, in either direction.
+COPIES = {"aten::copy_", "aten::_to_copy", "aten::copy"}
+# CUDA accepts indices on the host: it copies them to the device, and the host waits.
+INDEXED = {"aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_"}
+# The host waits for a value or for the size of the result.
+READS = {
+    "aten::_local_scalar_dense",
+    "aten::item",
+    "aten::equal",
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::is_nonzero",
+    "aten::unique_dim",
+    "aten::_unique2",
+}
+# Functions that must see the device. Others see a CPU tensor, or C++ would look for a driver.
+PLACED = {
+    torch.as_tensor,
+    *(getattr(Tensor, name) for name in ("to", "cpu", "cuda", "is_cuda", "is_cpu")),
+    cast("Any", Tensor.device).__get__,
+}
+PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "addmv", "mv", "dot"}
+
+
+class Way(Enum):
+    """The direction of a copy: UP to the device, DOWN to the host."""
+
+    UP = "up"
+    DOWN = "down"
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """One copy between host and device, or one wait of the host for the device."""
+
+    way: Way
+    operation: str
+    where: str
+    """File and function of the worker, such as `transfer.py upload`; empty outside of it."""
+    callers: str
+    """The same of what called that."""
+
+
+class DeviceError(RuntimeError):
+    """An operation that CUDA would refuse."""
+
+
+class Elsewhere(Tensor):
+    """A tensor on the simulated device."""
+
+    _inside: Tensor
+    _seems_here = False
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Elsewhere:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device=torch.device("cpu"),
+            dispatch_device=True,
+        )
+        made._inside = inner
+        return cast("Elsewhere", made)
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        return f"Elsewhere({self._inside!r})"
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call `func`; the tensor reports the CPU unless `func` is in PLACED."""
+        if func is Tensor.tolist:  # PyTorch refuses it to subclasses
+            return args[0].cpu().tolist()
+        before, Elsewhere._seems_here = Elsewhere._seems_here, func not in PLACED
+        try:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        finally:
+            Elsewhere._seems_here = before
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.prim.device.default:
+            return torch.device("cpu" if cls._seems_here else DEVICE)
+        raise DeviceError(f"{func}: a tensor of the device is used outside of elsewhere()")
+
+
+@contextmanager
+def _truly_placed() -> Iterator[None]:
+    before, Elsewhere._seems_here = Elsewhere._seems_here, False
+    try:
+        yield
+    finally:
+        Elsewhere._seems_here = before
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for one in cast("list[Any]", value):
+            yield from _tensors(one)
+
+
+def _inside(value: Any) -> Any:
+    """Return `value` with each wrapper replaced by its inner tensor."""
+    if isinstance(value, Elsewhere):
+        return value._inside
+    if isinstance(value, list | tuple):
+        return type(value)(_inside(one) for one in cast("list[Any]", value))
+    return value
+
+
+def _outside(value: Any, known: dict[int, Elsewhere]) -> Any:
+    """Return `value` with each tensor wrapped; reuse the wrapper in `known` if there is one."""
+    if isinstance(value, Tensor):
+        if value.device.type == "meta":
+            return value
+        return known[id(value)] if id(value) in known else Elsewhere(value)
+    if isinstance(value, list | tuple):
+        return tuple(_outside(one, known) for one in cast("list[Any]", value))
+    return value
+
+
+_generators: set[int] = set()
+
+
+def _address(generator: torch.Generator) -> int:
+    """Return the address of the C++ object, which stays the same if PyTorch rewraps it."""
+    return cast("Any", generator)._cdata
+
+
+class _Generator(torch.Generator):
+    """A CPU generator that may be created for `cuda`; `_generators` lists those."""
+
+    def __new__(cls, device: str | torch.device = "cpu") -> _Generator:
+        return super().__new__(cls)
+
+    def __init__(self, device: str | torch.device = "cpu") -> None:
+        if torch.device(device).type == "cuda":
+            _generators.add(_address(self))
+            weakref.finalize(self, _generators.discard, _address(self))
+
+
+class Border(TorchDispatchMode):
+    """Carries out each operation on the inner tensors, records crossings, or raises DeviceError."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.crossings: list[Crossing] = []
+        self.is_capturing = False
+        self._refuses_waits = False
+
+    def set_sync_debug_mode(self, mode: int | str) -> None:
+        """Replace `torch.cuda.set_sync_debug_mode`, with its warning about a prototype."""
+        self._refuses_waits = mode in (2, "error")
+        warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=2)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.prim.device.default:
+            return args[0].__torch_dispatch__(func, types, args)
+        given: dict[str, Any] = kwargs or {}
+        name: str = func._schema.name
+        if name == "aten::to":  # `decompose` reduces its overloads
+            args, given = tree_map_only(torch.device, _with_index, (args, given))
+            with self, _truly_placed():
+                return func.decompose(*args, **given)
+        tensors = list(_tensors((args, *given.values())))
+        is_there = any(isinstance(tensor, Elsewhere) for tensor in tensors)
+        place = given.get("device")
+        goes_there = is_there if place is None else torch.device(place).type == "cuda"
+        if not is_there and not goes_there:
+            return func(*args, **given)
+        self._check(func, name, args, given, tensors, is_there=is_there, goes_there=goes_there)
+        # A view of an ordinary tensor must be an ordinary tensor, so leave inference mode.
+        with torch.inference_mode(False), torch.no_grad():
+            return self._carry_out(func, args, given, tensors, goes_there=goes_there)
+
+    def _carry_out(
+        self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], *, goes_there: bool
+    ) -> Any:
+        if kwargs.get("device") is not None and goes_there:
+            kwargs = {**kwargs, "device": torch.device("cpu")}
+        inside = {name: _inside(value) for name, value in kwargs.items() if name != "pin_memory"}
+        result = func(*_inside(args), **inside)
+        known = {id(one._inside): one for one in tensors if isinstance(one, Elsewhere)}
+        for wrapper in known.values():
+            if wrapper.shape != wrapper._inside.shape:
+                raise NotImplementedError(f"{func} changes a shape in place")
+        return _outside(result, known) if goes_there else result
+
+    def _check(
+        self,
+        func: Any,
+        name: str,
+        args: Any,
+        kwargs: Any,
+        tensors: list[Tensor],
+        *,
+        is_there: bool,
+        goes_there: bool,
+    ) -> None:
+        host = [tensor for tensor in tensors if _is_host(tensor)]
+        if name in COPIES:
+            target = _is_elsewhere(args[0]) if name != "aten::_to_copy" else goes_there
+            source = _is_elsewhere(args[0] if name == "aten::_to_copy" else args[1])
+            if target != source:
+                self._cross(Way.UP if target else Way.DOWN, name)
+            return
+        if name in READS and is_there:
+            self._cross(Way.DOWN, name)
+        if name in INDEXED and is_there:
+            self._check_indices(name, args)
+            indices = [id(index) for index in args[1] if index is not None]
+            host = [tensor for tensor in host if id(tensor) not in indices]
+        takes_scalars = torch.Tag.pointwise in func.tags or name in INDEXED or "fill" in name
+        if is_there and any(tensor.dim() or not takes_scalars for tensor in host):
+            shapes = [(tuple(tensor.shape), str(tensor.device)) for tensor in tensors]
+            raise DeviceError(
+                f"{name}: Expected all tensors to be on the same device, but found at least two "
+                f"devices, {DEVICE} and cpu! {shapes}"
+            )
+        if name.removeprefix("aten::") in PRODUCTS and not tensors[0].is_floating_point():
+            raise DeviceError(f"{name} is not implemented for {tensors[0].dtype} on CUDA")
+        generator = kwargs.get("generator")
+        if goes_there and generator is not None and _address(generator) not in _generators:
+            raise DeviceError(f"{name}: Expected a 'cuda' device type for generator, found 'cpu'")
+
+    def _check_indices(self, name: str, args: Any) -> None:
+        indices = [index for index in args[1] if index is not None]
+        if not _is_elsewhere(args[0]):
+            raise DeviceError(f"{name}: indices should be on the same device as the tensor (cpu)")
+        if any(_is_host(index) for index in indices):
+            self._cross(Way.UP, name)
+        if any(index.dtype in (torch.bool, torch.uint8) for index in indices):
+            self._cross(Way.DOWN, name)
+
+    def _cross(self, way: Way, operation: str) -> None:
+        frames = list(_worker_frames())
+        self.crossings.append(
+            Crossing(way, operation, frames[0] if frames else "", " < ".join(frames[1:4]))
+        )
+        if self.is_capturing:
+            raise DeviceError(f"{operation} while a graph is captured: {frames}")
+        if self._refuses_waits and way is Way.DOWN:
+            raise DeviceError(f"{operation} called a synchronizing CUDA operation: {frames}")
+
+
+def _with_index(device: torch.device) -> torch.device:
+    return torch.device(DEVICE) if device.type == "cuda" else device
+
+
+def _is_elsewhere(tensor: object) -> bool:
+    return isinstance(tensor, Elsewhere)
+
+
+def _is_host(tensor: Tensor) -> bool:
+    return not isinstance(tensor, Elsewhere) and tensor.device.type == "cpu"
+
+
+def _worker_frames() -> Iterator[str]:
+    frame = sys._getframe()
+    while frame is not None:
+        code = frame.f_code
+        if WORKER in code.co_filename:
+            yield f"{Path(code.co_filename).name} {code.co_name}"
+        frame = frame.f_back
+
+
+class _PlayedGraph:
+    """Replaces `graphs.Graph`. No copy or wait is allowed during capture; replay calls again."""
+
+    pool = None
+
+    def __init__(self, border: Border, call: Callable[[], None]) -> None:
+        call()
+        call()
+        border.is_capturing = True
+        try:
+            call()
+        finally:
+            border.is_capturing = False
+        self.replay = call
+
+
+def _played_names(border: Border) -> Iterable[tuple[Any, str, Any]]:
+    """Return the owner, name and replacement of each function that needs the real device."""
+    return (
+        (torch.cuda, "_lazy_init", lambda: None),
+        (Tensor, "pin_memory", lambda tensor: tensor),
+        (torch.cuda, "device_count", lambda: 1),
+        (torch.cuda, "is_available", lambda: True),
+        (torch.cuda, "set_device", lambda device: None),
+        (torch.cuda, "synchronize", lambda device=None: None),
+        (torch.cuda, "set_sync_debug_mode", border.set_sync_debug_mode),
+        (torch.cuda, "memory_allocated", lambda device=None: 0),
+        (torch.cuda, "mem_get_info", lambda device=None: (1 << 30, 1 << 30)),
+        (torch.cuda, "get_device_name", lambda device=None: "played"),
+        (torch, "Generator", _Generator),
+        (graphs, "Graph", lambda call, pool=None: _PlayedGraph(border, call)),
+    )
+
+
+@contextmanager
+def elsewhere() -> Iterator[Border]:
+    """Simulate the CUDA device `cuda:0` for the operations of this thread."""
+    border = Border()
+    with pytest.MonkeyPatch.context() as patch, border:
+        for owner, name, played in _played_names(border):
+            patch.setattr(owner, name, played)
+        torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor` builds on the CPU first
+        try:
+            yield border
+        finally:
+            torch._C._set_only_lift_cpu_tensors(False)

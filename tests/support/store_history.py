@@ -1,0 +1,171 @@
+"""What subscribers of lease stores must see, and stores whose transactions lose their answers."""
+
+from __future__ import annotations
+
+import asyncio
+
+from duplane.scheduler.etcd.client import EtcdClient, NoAnswerError
+from duplane.scheduler.etcd.v3 import etcd_pb2
+from duplane.scheduler.store.base import (
+    Change,
+    Grant,
+    GrantEnd,
+    GrantGone,
+    GrantPut,
+    LeaseStore,
+    Ticket,
+    TicketGone,
+    TicketPut,
+    Worker,
+    WorkerGone,
+    WorkerPut,
+)
+from duplane.scheduler.store.etcd.store import EtcdStore
+from duplane.scheduler.store.memory import MemoryStore
+
+CLAIM_TIMEOUT_S = 5.0
+SlotKey = tuple[str, int]
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def slot_key(grant: Grant) -> SlotKey:
+    return grant.claims.worker_id, grant.claims.slot
+
+
+class Grants:
+    """Every grant of a history, as the first subscriber saw it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seen_at: dict[int, float] = {}  # by fencing number
+        self._highest: dict[SlotKey, int] = {}
+
+    def add(self, grant: Grant) -> None:
+        key, number = slot_key(grant), grant.claims.fencing_number
+        if number not in self._seen_at:
+            assert number > self._highest.get(key, 0), "a fencing number fell"
+            self._highest[key] = number
+            self._seen_at[number] = self._clock.now
+
+    def age_s(self, grant: Grant) -> float:
+        return self._clock.now - self._seen_at[grant.claims.fencing_number]
+
+
+class View:
+    """The facts that one subscriber knows. Each change must be possible after those before it."""
+
+    def __init__(self, history: Grants) -> None:
+        self.workers: dict[str, Worker] = {}
+        self.tickets: dict[int, Ticket] = {}
+        self.grants: dict[SlotKey, Grant] = {}
+        self._history = history
+        self._revision = 0
+
+    def apply(self, change: Change) -> None:
+        assert change.revision >= self._revision, "changes came out of order"
+        self._revision = change.revision
+        match change:
+            case WorkerPut(worker=worker):
+                known = self.workers.get(worker.worker_id)
+                assert known is None or known.epoch == worker.epoch, "an epoch without its end"
+                self.workers[worker.worker_id] = worker
+            case WorkerGone(worker=worker):
+                assert self.workers.pop(worker.worker_id).epoch == worker.epoch
+                assert not any(worker.worker_id == name for name, _ in self.grants)
+            case TicketPut(ticket=ticket):
+                self.tickets[ticket.order] = ticket
+            case TicketGone(ticket=ticket, is_granted=is_granted):
+                assert self.tickets.pop(ticket.order) == ticket, "a ticket ended twice"
+                orders = {one.ticket.order for one in self.grants.values() if one.ticket}
+                assert is_granted == (ticket.order in orders)
+            case GrantPut(grant=grant):
+                self._put(grant)
+            case GrantGone(grant=grant, end=end):
+                self._end(grant, end)
+
+    def _put(self, grant: Grant) -> None:
+        key, number = slot_key(grant), grant.claims.fencing_number
+        present = self.grants.get(key)
+        if present:
+            assert present.claims.fencing_number == number, "two live grants on one slot"
+            assert grant.is_claimed >= present.is_claimed, "a claim was taken back"
+        assert self.workers[grant.claims.worker_id].epoch == grant.claims.worker_epoch
+        self._history.add(grant)
+        self.grants[key] = grant
+
+    def _end(self, grant: Grant, end: GrantEnd) -> None:
+        live = self.grants.pop(slot_key(grant))
+        assert live.claims.fencing_number == grant.claims.fencing_number
+        if end in (GrantEnd.EXPIRED, GrantEnd.RETURNED):
+            assert not live.is_claimed
+        if end is GrantEnd.EXPIRED:
+            assert self._history.age_s(live) >= CLAIM_TIMEOUT_S, "expired early"
+
+
+class Faults:
+    """Loses the answer of a transaction, which is executed at once, later or never."""
+
+    def __init__(self, client: EtcdClient) -> None:
+        self.next_fault = ""
+        self._late: list[etcd_pb2.TxnRequest] = []
+        self._txn = client.txn
+        client.txn = self.txn
+
+    async def txn(self, request: etcd_pb2.TxnRequest) -> etcd_pb2.TxnResponse:
+        fault, self.next_fault = self.next_fault, ""
+        if fault == "executed later":
+            self._late.append(request)
+        if fault in ("executed later", "not executed"):
+            raise NoAnswerError(fault)
+        response = await self._txn(request)
+        if fault == "executed":
+            raise NoAnswerError(fault)
+        return response
+
+    async def arrive(self) -> None:
+        """Execute what was sent earlier, as a leader does that was frozen meanwhile."""
+        for request in self._late:
+            await self._txn(request)
+        self._late.clear()
+
+
+class Replica:
+    """One scheduler's store, running, and what its subscriber knows."""
+
+    def __init__(self, store: LeaseStore, history: Grants) -> None:
+        self.store = store
+        self.view = View(history)
+        self.faults = Faults(store._client) if isinstance(store, EtcdStore) else None
+        store.subscribe(self.view.apply)
+        self._running = asyncio.create_task(store.run())
+
+    def check(self) -> None:
+        """Raise what the store, or its subscriber, has failed with."""
+        if self._running.done() and not self._running.cancelled():
+            self._running.result()
+
+    async def settle(self) -> None:
+        """Wait until the view contains everything that is in the store."""
+        if isinstance(self.store, EtcdStore):
+            await self.store.catch_up()
+
+    async def expire(self) -> None:
+        if isinstance(self.store, EtcdStore):
+            await self.store.expire()
+        elif isinstance(self.store, MemoryStore):
+            self.store.expire()
+
+    async def lose_session(self) -> None:
+        """End the leases of the scheduler, as etcd does when nobody renews them."""
+        if isinstance(self.store, EtcdStore):
+            await self.store._client.revoke_lease(self.store._session.lease)
+
+    async def close(self) -> None:
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)

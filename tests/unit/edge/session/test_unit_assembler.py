@@ -1,0 +1,167 @@
+"""Chunks of any length become units of one second, and every dropped unit is counted."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from support.transcripts import pcm
+
+from duplane.edge.dialects.actions import NO_TAG, NOTHING_DROPPED, Append, Dropped, Tag
+from duplane.edge.session.request_queue import RequestQueue
+from duplane.edge.session.unit_assembler import UNIT_BYTES, UnitAssembler
+from duplane.fabric.durations import to_wall_ns
+
+
+def gather(*appends: Append) -> list[bytes]:
+    assembler = UnitAssembler(frame_count=4)
+    return [unit.audio for append in appends for unit in assembler.add(append)]
+
+
+def test_a_chunk_of_exactly_one_unit_is_passed_on_without_a_copy() -> None:
+    audio = pcm(16_000)
+    assert gather(Append(audio))[0] is audio
+
+
+def test_short_chunks_wait_until_a_unit_is_full() -> None:
+    chunks = [Append(pcm(3200))] * 5
+    assert gather(*chunks[:4]) == []
+    assert gather(*chunks) == [pcm(3200) * 5]
+
+
+def test_a_long_chunk_is_cut_and_its_rest_begins_the_next_unit() -> None:
+    audio = pcm(40_000)
+    assert gather(Append(audio), Append(pcm(8_000))) == [
+        audio[:UNIT_BYTES],
+        audio[UNIT_BYTES : 2 * UNIT_BYTES],
+        audio[2 * UNIT_BYTES :] + pcm(8_000),
+    ]
+
+
+@given(st.lists(st.integers(1, 50_000), max_size=12))
+def test_units_are_the_chunks_end_to_end(lengths: list[int]) -> None:
+    audio = [pcm(length) for length in lengths]
+    whole = b"".join(audio)
+    units = gather(*(Append(chunk) for chunk in audio))
+    assert b"".join(units) == whole[: len(whole) // UNIT_BYTES * UNIT_BYTES]
+    assert all(len(unit) == UNIT_BYTES for unit in units)
+
+
+def test_force_listen_holds_for_every_unit_with_audio_that_asked_for_it() -> None:
+    assembler = UnitAssembler(frame_count=4)
+    appends = (
+        Append(pcm(8_000)),
+        Append(pcm(24_000), force_listen=True),
+        Append(pcm(8_000), force_listen=True),
+        Append(pcm(8_000)),
+        Append(pcm(16_000)),
+    )
+    units = [unit for append in appends for unit in assembler.add(append)]
+    assert [unit.force_listen for unit in units] == [True, True, True, False]
+
+
+def open_queue(limit: int, frame_count: int) -> RequestQueue:
+    queue = RequestQueue(limit, frame_count)
+    queue.is_open = True
+    return queue
+
+
+def test_a_unit_carries_the_tag_and_the_time_of_its_last_chunk() -> None:
+    assembler = UnitAssembler(frame_count=4)
+    assert not assembler.add(Append(pcm(8_000), tag=Tag("first")))
+    (unit,) = assembler.add(Append(pcm(8_000), tag=Tag("second")))
+    assert unit.tag == Tag("second")
+    queue = open_queue(limit=2, frame_count=4)
+    queue.add(Append(pcm(8_000)), 1)
+    queue.add(Append(pcm(8_000)), 2_000_000_003)
+    request = queue.take()
+    assert request
+    assert to_wall_ns(request.unit.receive_time) == 2_000_000_003
+
+
+def test_the_newest_units_win_and_the_dropped_ones_are_counted_once() -> None:
+    queue = open_queue(limit=2, frame_count=4)
+    for number in range(5):
+        queue.add(Append(pcm(16_000), tag=Tag(str(number))), 0)
+    taken = [queue.take() for _ in range(3)]
+    sequences = [request.unit.sequence for request in taken if request]
+    tags = [queue.finish(sequence)[0].input_id for sequence in sequences]
+    assert list(zip(sequences, tags, strict=True)) == [(0, "3"), (1, "4")]
+    assert taken[2] is None
+    assert [queue.take_dropped(2), queue.take_dropped(0)] == [Dropped(5), NOTHING_DROPPED]
+
+
+def test_an_answer_forgets_the_tags_of_all_units_before_it() -> None:
+    queue = open_queue(limit=9, frame_count=4)
+    for number in range(4):
+        queue.add(Append(pcm(16_000), tag=Tag(str(number))), 0)
+        queue.take()
+    assert queue.finish(2) == (Tag("2"), 2)
+    assert queue.finish(1) == (NO_TAG, -1)
+    assert queue.finish(3) == (Tag("3"), 3)
+
+
+def test_tags_of_a_worker_that_never_answers_are_bounded() -> None:
+    queue, unanswered = open_queue(limit=1, frame_count=4), 2000
+    audio = pcm(16_000)
+    for number in range(unanswered):
+        queue.add(Append(audio, tag=Tag(str(number))), 0)
+        queue.take()
+    assert queue.finish(0) == (NO_TAG, -1)
+    assert queue.finish(unanswered - 1) == (Tag(str(unanswered - 1)), unanswered - 1)
+
+
+def picture(number: int) -> bytes:
+    return bytes([number])
+
+
+@given(st.lists(st.tuples(st.integers(1, 40_000), st.integers(0, 3)), max_size=12))
+def test_pictures_go_with_the_last_sample_of_their_audio(chunks: list[tuple[int, int]]) -> None:
+    assembler, sample_count, expected = UnitAssembler(frame_count=99), 0, dict[int, list[bytes]]()
+    units = []
+    for number, (length, count) in enumerate(chunks):
+        frames = (picture(number),) * count
+        units += assembler.add(Append(pcm(length), frames=frames))
+        sample_count += length
+        expected.setdefault((sample_count - 1) // 16_000, []).extend(frames)
+    assert [list(unit.frames) for unit in units] == [
+        expected.get(index, []) for index in range(len(units))
+    ]
+
+
+def test_pictures_alone_are_a_unit_and_audio_that_waits_goes_on_waiting() -> None:
+    assembler = UnitAssembler(frame_count=4)
+    assert not list(assembler.add(Append(pcm(8_000))))
+    (alone,) = assembler.add(Append(b"", frames=(picture(1),), force_listen=True))
+    assert (alone.audio, alone.frames, alone.force_listen) == (b"", (picture(1),), True)
+    (unit,) = assembler.add(Append(pcm(8_000)))
+    assert (unit.audio, unit.frames, unit.force_listen) == (pcm(8_000) * 2, (), False)
+
+
+def test_of_the_pictures_that_wait_the_newest_win() -> None:
+    assembler = UnitAssembler(frame_count=2)
+    for number in range(3):
+        assert not list(assembler.add(Append(pcm(4_000), frames=(picture(number),))))
+    (unit,) = assembler.add(Append(pcm(4_000)))
+    assert unit.frames == (picture(1), picture(2))
+
+
+def test_pictures_above_the_bound_of_a_unit_are_counted() -> None:
+    queue = open_queue(limit=9, frame_count=2)
+    for number in range(5):
+        queue.add(Append(pcm(3_200), frames=(picture(number),)), 0)
+    request = queue.take()
+    assert request
+    assert list(request.unit.video_frames) == [picture(3), picture(4)]
+    assert [queue.take_dropped(0), queue.take_dropped(0)] == [Dropped(0, 3), NOTHING_DROPPED]
+
+
+def test_the_unit_after_dropped_ones_must_listen_if_one_of_them_had_to() -> None:
+    queue = open_queue(limit=2, frame_count=4)
+    for must_listen in (False, True, False, False, False):
+        queue.add(Append(pcm(16_000), force_listen=must_listen), 0)
+    taken = [queue.take(), queue.take()]
+    assert [request.unit.force_listen for request in taken if request] == [True, False]
+    for _ in range(3):
+        queue.add(Append(pcm(16_000)), 0)
+    taken = [queue.take(), queue.take()]
+    assert [request.unit.force_listen for request in taken if request] == [False, False]

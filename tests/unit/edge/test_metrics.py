@@ -1,0 +1,120 @@
+"""Units of a session as the edge's metrics count them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.metrics import Scrape, read
+
+from duplane.edge.clock import Moment
+from duplane.edge.metrics import OUTCOMES, EdgeMetrics, SessionMetrics
+from duplane.fabric.v1 import session_pb2
+
+BEGAN_S = 1_714_200_000.0
+SECOND = bytes(4 * 24_000)
+
+
+class Session:
+    """A session that receives one unit a second from `BEGAN_S` on."""
+
+    def __init__(self) -> None:
+        self.edge = EdgeMetrics(lambda: (), playback_delay_s=0.25)
+        self.units = SessionMetrics(self.edge)
+        self.sent_count = 0
+        self.dropped_count = 0
+
+    def send(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.units.sent.append((self.sent_count, BEGAN_S + self.sent_count))
+            self.sent_count += 1
+
+    def answer(
+        self, sequence: int, after_s: float, audio: bytes | None = None, **fields: Any
+    ) -> None:
+        delta = session_pb2.Delta(sequence=sequence, **fields)
+        if audio is None:
+            delta.listen.SetInParent()
+        else:
+            delta.speech.audio = audio
+        at_s = sequence + after_s
+        moment = Moment(at_s, int((BEGAN_S + at_s) * 1e9))
+        self.units.answered(delta, self.dropped_count, moment)
+
+    def read(self) -> Scrape:
+        return read(self.edge.registry)
+
+    def outcomes(self) -> dict[str, float]:
+        name = "duplane_units_total"
+        counts = {
+            outcome: self.read().value(name, role="edge", outcome=outcome) for outcome in OUTCOMES
+        }
+        return {outcome: count for outcome, count in counts.items() if count}
+
+
+@pytest.fixture
+def session() -> Session:
+    return Session()
+
+
+def test_unit_is_timed_from_its_receipt_to_its_answer(session: Session) -> None:
+    session.send(2)
+    session.answer(0, after_s=0.25)
+    session.answer(1, after_s=0.5, audio=SECOND)
+    assert session.outcomes() == {"listen": 1, "speech": 1}
+    name, seen = "duplane_unit_duration_seconds_sum", session.read()
+    assert seen.value(name, role="edge", outcome="listen") == pytest.approx(0.25, abs=1e-6)
+    assert seen.value(name, role="edge", outcome="speech") == pytest.approx(0.5, abs=1e-6)
+    assert seen.value("duplane_unit_deadlines_missed_total", role="edge") == 0
+
+
+def test_unit_that_takes_longer_than_its_second_misses_its_deadline(session: Session) -> None:
+    session.send(2)
+    session.answer(0, after_s=0.99)
+    session.answer(1, after_s=1.01)
+    assert session.read().value("duplane_unit_deadlines_missed_total", role="edge") == 1
+
+
+def test_units_before_an_answered_one_were_dropped(session: Session) -> None:
+    session.send(4)
+    session.answer(2, after_s=0.1)
+    assert session.outcomes() == {"dropped": 2, "listen": 1}
+    session.units.end(dropped_count=0)
+    assert session.outcomes() == {"dropped": 2, "listen": 1, "unanswered": 1}
+
+
+def test_units_that_were_never_sent_are_dropped_once(session: Session) -> None:
+    session.send(2)
+    session.dropped_count = 3
+    session.answer(0, after_s=0.1)
+    session.answer(1, after_s=0.1)
+    assert session.outcomes() == {"dropped": 3, "listen": 2}
+    session.units.end(dropped_count=5)
+    assert session.outcomes() == {"dropped": 5, "listen": 2}
+
+
+def test_failed_unit_is_counted_and_not_timed(session: Session) -> None:
+    session.send()
+    session.units.answered(session_pb2.Failed(sequence=0), 0, Moment(0.0, int(BEGAN_S * 1e9)))
+    assert session.outcomes() == {"failed": 1}
+    assert session.read().total("duplane_unit_duration_seconds_count") == 0
+
+
+def test_gap_within_a_turn_longer_than_its_sound_is_an_underrun(session: Session) -> None:
+    session.send(6)
+    session.answer(0, 0.1, SECOND)
+    session.answer(1, 0.1, SECOND)
+    session.answer(2, 0.9, SECOND, end_of_turn=True)
+    session.answer(3, 0.9)
+    session.answer(4, 0.9, SECOND)
+    session.answer(5, 0.9)
+    seen = session.read()
+    assert seen.value("duplane_speech_gap_seconds_count") == 2
+    assert seen.value("duplane_speech_gap_seconds_sum") == pytest.approx(2.8)
+    assert seen.value("duplane_playout_underruns_total") == 1
+    assert seen.value("duplane_playout_stalled_seconds_total") == pytest.approx(0.55)
+
+
+def test_memory_of_a_session_without_answers_is_bounded(session: Session) -> None:
+    session.send(5000)
+    assert len(session.units.sent) == 1024

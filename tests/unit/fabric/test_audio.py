@@ -1,0 +1,108 @@
+"""PCM and sound files: valid audio is decoded, everything else is refused."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duplane.fabric.audio import (
+    AudioError,
+    is_wav,
+    pcm_from_samples,
+    read_audio_file,
+    samples_from_pcm,
+)
+
+
+def tone(rate: int, seconds: float, channels: int = 1) -> np.ndarray:
+    wave = 0.5 * np.sin(2 * np.pi * 440 * np.arange(int(rate * seconds)) / rate)
+    return np.tile(wave.astype(np.float32)[:, None], (1, channels))
+
+
+def test_samples_survive_the_wire() -> None:
+    samples = tone(16_000, 0.1)[:, 0]
+    assert np.array_equal(samples_from_pcm(pcm_from_samples(samples)), samples)
+
+
+def test_no_audio_is_audio() -> None:
+    assert samples_from_pcm(b"").size == 0
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])
+def test_samples_that_are_no_sound_are_refused(bad: float) -> None:
+    samples = np.zeros(16_000, np.float32)
+    samples[123] = bad
+    with pytest.raises(AudioError, match="finite"):
+        samples_from_pcm(samples.tobytes())
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes_are_samples_or_refused(pcm: bytes) -> None:
+    try:
+        samples = samples_from_pcm(pcm)
+    except AudioError:
+        return
+    assert samples.size * 4 == len(pcm)
+    assert np.isfinite(samples).all()
+
+
+@pytest.mark.parametrize("rate", [8_000, 16_000, 44_100])
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("subtype", ["PCM_16", "FLOAT", "PCM_24"])
+def test_any_wav_becomes_16_khz_mono(
+    tmp_path: Path, rate: int, channels: int, subtype: str
+) -> None:
+    file = tmp_path / "sound.wav"
+    soundfile.write(file, tone(rate, 1.0, channels), rate, subtype=subtype)
+    samples = read_audio_file(file)
+    assert abs(samples.size - 16_000) <= 2
+    assert 0.3 < float(np.sqrt(np.mean(samples**2))) < 0.4
+    assert is_wav(file.read_bytes())
+    assert np.array_equal(read_audio_file(file.read_bytes()), samples)
+
+
+@pytest.mark.parametrize("subtype", ["GSM610", "G721_32", "IMA_ADPCM", "MS_ADPCM", "ULAW"])
+def test_wav_of_any_codec_is_read_when_trusted_and_refused_when_not(
+    tmp_path: Path, subtype: str
+) -> None:
+    file = tmp_path / "sound.wav"
+    soundfile.write(file, tone(8_000, 1.0), 8_000, subtype=subtype)
+    assert abs(read_audio_file(file).size - 16_000) < 1_000
+    with pytest.raises(AudioError, match="must be PCM or float"):
+        read_audio_file(file.read_bytes(), is_trusted=False)
+
+
+@pytest.mark.parametrize(
+    ("rate", "channels"), [(2_000_000_000, 1), (96_000, 1), (100, 1), (16_000, 3)]
+)
+def test_wav_that_would_cost_too_much_is_refused(rate: int, channels: int) -> None:
+    stream = io.BytesIO()
+    soundfile.write(stream, np.zeros((160, channels), np.float32), rate, format="WAV")
+    with pytest.raises(AudioError, match="must have"):
+        read_audio_file(stream.getvalue(), is_trusted=False)
+
+
+def test_wav_with_nan_is_refused() -> None:
+    stream = io.BytesIO()
+    soundfile.write(stream, np.full(100, np.nan, np.float32), 16_000, format="WAV", subtype="FLOAT")
+    with pytest.raises(AudioError, match="finite"):
+        read_audio_file(stream.getvalue())
+
+
+def test_long_file_is_refused_before_it_is_decoded() -> None:
+    stream = io.BytesIO()
+    soundfile.write(stream, tone(16_000, 2.0), 16_000, format="WAV")
+    with pytest.raises(AudioError, match="more than 1 s"):
+        read_audio_file(stream.getvalue(), max_s=1.0)
+
+
+@pytest.mark.parametrize("garbage", [b"", b"RIFF", b"RIFF\0\0\0\0WAVE", b"RIFF" + b"\xff" * 60])
+def test_broken_file_is_refused(garbage: bytes) -> None:
+    with pytest.raises(AudioError):
+        read_audio_file(garbage)

@@ -1,0 +1,51 @@
+"""Signed leases verify; changed ones and unknown keys are refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.lease_signing import LeaseSigner, LeaseVerifier
+from duplane.fabric.v1 import lease_pb2
+
+CLAIMS = lease_pb2.LeaseClaims(lease_id="l1", worker_id="w1", slot=3, fencing_number=7)
+SIGNER = LeaseSigner()
+
+
+def trusting(*signers: LeaseSigner) -> LeaseVerifier:
+    verifier = LeaseVerifier()
+    verifier.trust([signer.verification_key for signer in signers])
+    return verifier
+
+
+def test_signed_claims_verify() -> None:
+    assert trusting(SIGNER).verify(SIGNER.sign(CLAIMS)) == CLAIMS
+
+
+def test_lease_of_an_unknown_signer_is_forged() -> None:
+    with pytest.raises(FabricError) as refused:
+        trusting(LeaseSigner()).verify(SIGNER.sign(CLAIMS))
+    assert refused.value.reason is Reason.LEASE_FORGED
+
+
+def test_new_keys_replace_the_old() -> None:
+    verifier = trusting(SIGNER)
+    verifier.trust([LeaseSigner().verification_key])
+    with pytest.raises(FabricError):
+        verifier.verify(SIGNER.sign(CLAIMS))
+
+
+@given(position=st.integers(0, 2**16), bit=st.integers(0, 7), is_claims=st.booleans())
+def test_no_flipped_bit_passes(position: int, bit: int, is_claims: bool) -> None:
+    lease = SIGNER.sign(CLAIMS)
+    forged = bytearray(lease.claims if is_claims else lease.signature)
+    forged[position % len(forged)] ^= 1 << bit
+    if is_claims:
+        lease.claims = bytes(forged)
+    else:
+        lease.signature = bytes(forged)
+    with pytest.raises(FabricError) as refused:
+        trusting(SIGNER).verify(lease)
+    assert refused.value.reason is Reason.LEASE_FORGED

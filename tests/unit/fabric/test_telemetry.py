@@ -1,0 +1,56 @@
+"""Spans: context in messages keeps parents and links; nothing is exported by default."""
+
+from __future__ import annotations
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from duplane.fabric import telemetry
+from duplane.fabric.process import StartError
+from duplane.fabric.telemetry import Telemetry
+
+
+def recording() -> tuple[Telemetry, InMemorySpanExporter]:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return Telemetry("test", provider), exporter
+
+
+def test_unit_is_a_trace_of_its_own_with_a_link_to_its_session() -> None:
+    tracer, exporter = recording()
+    session = tracer.start(telemetry.EDGE_SESSION)
+    unit = tracer.start(telemetry.EDGE_UNIT, link=telemetry.inject(session))
+    step = tracer.start(telemetry.WORKER_UNIT, parent=telemetry.inject(unit))
+    for span in (step, unit, session):
+        span.end()
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    of_unit, of_step = spans[telemetry.EDGE_UNIT], spans[telemetry.WORKER_UNIT]
+    assert of_unit.context
+    assert of_step.context
+    assert of_unit.parent is None
+    session_trace = session.get_span_context().trace_id
+    assert of_unit.context.trace_id != session_trace
+    assert of_unit.links[0].context.trace_id == session_trace
+    assert of_step.parent
+    assert of_step.parent.span_id == of_unit.context.span_id
+    assert of_step.context.trace_id == of_unit.context.trace_id
+
+
+def test_untraced_span_has_no_context_to_send() -> None:
+    assert telemetry.inject(Telemetry("test").start(telemetry.EDGE_UNIT)) is None
+    assert not telemetry.extract(None).is_valid
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("OTEL_TRACES_EXPORTER", "console"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")],
+)
+def test_exporter_that_is_not_there_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, setting: str, value: str
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4317")
+    monkeypatch.setenv(setting, value)
+    with pytest.raises(StartError, match=setting):
+        Telemetry("test")

@@ -1,0 +1,32 @@
+"""URLs of etcd clusters."""
+
+from __future__ import annotations
+
+import pytest
+
+from duplane.scheduler.etcd.access import DEFAULT_PREFIX, EtcdUrl
+
+
+def test_url_names_members_and_prefix() -> None:
+    one = EtcdUrl.parse("etcd://host:2379")
+    assert (one.addresses, one.prefix) == (("host:2379",), DEFAULT_PREFIX)
+    three = EtcdUrl.parse("etcd://a:1,[::1]:2,c:3?prefix=/blue/")
+    assert (three.addresses, three.prefix) == (("a:1", "[::1]:2", "c:3"), "/blue/")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "etcd:",
+        "etcd://",
+        "etcd://host",
+        "etcd://host:2379/path",
+        "etcd://host:2379?prefix=",
+        "etcd://host:2379?ttl=5",
+        "etcd://a:1,,b:2",
+        "http://host:2379",
+    ],
+)
+def test_other_url_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match=r"cannot be used|must be host:port"):
+        EtcdUrl.parse(url)

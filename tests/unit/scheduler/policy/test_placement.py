@@ -1,0 +1,228 @@
+"""Placement: which ticket is next, and which slot it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pytest
+from support.scheduler_harness import (
+    AUDIO,
+    BROKEN,
+    CHAT,
+    CLEANING,
+    FREE,
+    OCCUPIED,
+    OMNI,
+    register_message,
+    slot_reports,
+)
+
+from duplane.fabric.v1 import lease_pb2, registry_pb2
+from duplane.scheduler.policy.fifo import FifoQueue
+from duplane.scheduler.policy.needs import NO_NEEDS
+from duplane.scheduler.policy.placement import Candidate, SlotIndex, next_grant
+from duplane.scheduler.store.base import Grant, Ticket, Worker
+
+GRANTED_AT = {"": 0.0}  # by lease id, which grants have none of here
+
+
+def ticket(
+    order: int, kind: lease_pb2.SessionKind = AUDIO, avoided: tuple[str, ...] = ()
+) -> Ticket:
+    request = lease_pb2.AcquireLeaseRequest(
+        request_id=f"request-{order}", kind=kind, avoided_worker_ids=avoided
+    )
+    return Ticket(order, f"owner-{order}", request)
+
+
+def worker(worker_id: str = "w", *states: registry_pb2.SlotState, **facts: bool) -> Worker:
+    register = register_message(worker_id, slots=slot_reports(*states or (FREE,)))
+    return Worker(1, register, **{"is_draining": False, **facts})
+
+
+def grant(slot: int, fencing_number: int) -> Grant:
+    return Grant(lease_pb2.LeaseClaims(slot=slot, fencing_number=fencing_number))
+
+
+def candidate(one: Worker, *granted: int) -> Candidate:
+    return Candidate.of(one, {slot: grant(slot, 10 + slot) for slot in granted}, {}, GRANTED_AT)
+
+
+def granted_slots(tickets: list[Ticket], *candidates: Candidate) -> list[tuple[int, str, int]]:
+    """Grant until nothing is left to grant: (order of the ticket, worker, slot) of each."""
+    queue, slots = FifoQueue(), SlotIndex()
+    for one in tickets:
+        queue.put(one, 0.0)
+    for one in candidates:
+        slots.put(one)
+    grants: dict[str, dict[int, Grant]] = {}
+    for one in candidates:
+        states = one.worker.register.slots
+        held = {report.slot for report in states if report.state == FREE} - set(one.free_slots)
+        is_open = one.worker.takes_sessions
+        grants[one.worker.worker_id] = {slot: grant(slot, 10 + slot) for slot in held if is_open}
+    made: list[tuple[int, str, int]] = []
+    while found := next_grant(queue, slots):
+        next_ticket, chosen = found
+        slot, held_slots = chosen.free_slots[0], grants[chosen.worker.worker_id]
+        made.append((next_ticket.order, chosen.worker.worker_id, slot))
+        held_slots[slot] = grant(slot, 1000 + len(made))
+        queue.remove(next_ticket.order)
+        slots.put(Candidate.of(chosen.worker, held_slots, {}, GRANTED_AT))
+    return made
+
+
+def test_first_tickets_get_the_free_slots() -> None:
+    tickets = [ticket(order) for order in (3, 5, 9)]
+    assert granted_slots(tickets, candidate(worker("w", FREE, FREE))) == [(3, "w", 0), (5, "w", 1)]
+
+
+def test_worker_with_the_most_free_slots_is_chosen() -> None:
+    busy, idle = worker("busy", FREE, FREE), worker("idle", FREE, FREE)
+    assert granted_slots([ticket(1)], candidate(busy, 0), candidate(idle)) == [(1, "idle", 0)]
+
+
+def test_longest_unused_is_chosen_among_equals() -> None:
+    late, early = worker("late", FREE), worker("early", FREE)
+    late.register.slots[0].fencing_number, early.register.slots[0].fencing_number = 9, 4
+    assert granted_slots([ticket(1)], candidate(late), candidate(early)) == [(1, "early", 0)]
+
+
+def test_longest_unused_slot_of_a_worker_is_chosen() -> None:
+    one = worker("w", FREE, FREE)
+    one.register.slots[0].fencing_number = 5
+    assert granted_slots([ticket(1)], candidate(one)) == [(1, "w", 1)]
+
+
+@pytest.mark.parametrize("state", [OCCUPIED, CLEANING, BROKEN])
+def test_only_free_slots_are_granted(state: registry_pb2.SlotState) -> None:
+    assert granted_slots([ticket(1), ticket(2)], candidate(worker("w", state, FREE))) == [
+        (1, "w", 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    "fact", ["is_draining", "is_drain_requested", "is_silent", "is_unreachable"]
+)
+def test_worker_that_takes_no_sessions_is_passed_over(fact: str) -> None:
+    assert granted_slots([ticket(1)], candidate(worker("w", FREE, **{fact: True}))) == []
+
+
+def test_granted_slot_is_not_granted_twice() -> None:
+    assert granted_slots([ticket(1)], candidate(worker("w", FREE), 0)) == []
+
+
+def test_slot_of_a_void_grant_is_free_once_the_worker_reports_its_number() -> None:
+    one = worker("w", FREE, FREE)
+    assert Candidate.of(one, {}, {0: 7}, {}).free_slots == (1,)
+    one.register.slots[0].fencing_number = 7
+    assert set(Candidate.of(one, {}, {0: 7}, {}).free_slots) == {0, 1}
+
+
+def test_no_ticket_is_granted_before_a_head_that_will_be_served() -> None:
+    audio, chat = worker("audio", OCCUPIED), worker("chat", FREE)
+    chat.register.kinds[:] = [CHAT]
+    tickets = [ticket(1, AUDIO), ticket(2, CHAT)]
+    assert granted_slots(tickets, candidate(audio), candidate(chat)) == []
+
+
+@pytest.mark.parametrize(
+    "unable",
+    [worker("omni", FREE, is_draining=True), worker("omni", BROKEN)],
+    ids=["draining", "broken"],
+)
+def test_head_that_no_worker_can_serve_is_passed_over(unable: Worker) -> None:
+    unable.register.kinds[:] = [OMNI]
+    tickets = [ticket(1, OMNI), ticket(2, AUDIO)]
+    assert granted_slots(tickets, candidate(unable), candidate(worker("w"))) == [(2, "w", 0)]
+
+
+def test_head_that_only_a_silent_worker_serves_is_waited_for() -> None:
+    omni = worker("omni", FREE, is_silent=True)
+    omni.register.kinds[:] = [OMNI]
+    tickets = [ticket(1, OMNI), ticket(2, AUDIO)]
+    assert granted_slots(tickets, candidate(omni), candidate(worker("w"))) == []
+
+
+def test_draining_workers_count_as_attached_but_not_as_able() -> None:
+    def kinds(slots: SlotIndex) -> tuple[Collection[int], Collection[int]]:
+        return set(slots.attached_kinds(NO_NEEDS)), set(slots.able_kinds(NO_NEEDS))
+
+    slots = SlotIndex()
+    slots.put(candidate(worker("w", FREE, is_draining=True)))
+    assert (kinds(slots)) == (
+        {AUDIO},
+        set(),
+    )
+    slots.put(candidate(worker("w", FREE)))
+    assert (kinds(slots)) == (
+        {AUDIO},
+        {AUDIO},
+    )
+    slots.remove("w")
+    assert (kinds(slots)) == (set(), set())
+
+
+def test_worker_attached_first_is_chosen_among_new_ones() -> None:
+    first, second = worker("b"), worker("a")
+    second = Worker(2, second.register, is_draining=False)
+    assert granted_slots([ticket(1)], candidate(second), candidate(first)) == [(1, "b", 0)]
+
+
+def test_avoided_worker_is_granted_to_the_next_ticket() -> None:
+    free, busy = worker("free", FREE, FREE), worker("busy", OCCUPIED)
+    tickets = [ticket(1, avoided=("free",)), ticket(2)]
+    assert granted_slots(tickets, candidate(free), candidate(busy)) == [(2, "free", 0)]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [worker("other", BROKEN), worker("other", is_silent=True), worker("other", is_draining=True)],
+    ids=["broken", "silent", "draining"],
+)
+def test_avoided_worker_is_granted_if_no_other_takes_sessions(other: Worker) -> None:
+    avoided = ticket(1, avoided=("free", "gone"))
+    assert granted_slots([avoided], candidate(worker("free")), candidate(other)) == [(1, "free", 0)]
+
+
+def test_worker_that_is_not_avoided_is_chosen_even_with_fewer_free_slots() -> None:
+    many, few = worker("many", FREE, FREE, FREE), worker("few", FREE)
+    avoiding = ticket(1, avoided=("many",))
+    assert granted_slots([avoiding], candidate(many), candidate(few)) == [(1, "few", 0)]
+
+
+def labelled(worker_id: str, **labels: str) -> Worker:
+    one = worker(worker_id)
+    one.register.labels.update(labels)
+    return one
+
+
+def test_only_a_worker_with_the_needed_labels_is_granted() -> None:
+    queue, slots = FifoQueue(frozenset({("model", "a"), ("zone", "x")})), SlotIndex()
+    queue.put(ticket(1), 0.0)
+    for one in (labelled("w1"), labelled("w2", model="a"), labelled("w3", model="b", zone="x")):
+        slots.put(candidate(one))
+    assert next_grant(queue, slots) is None
+    slots.put(candidate(labelled("w4", model="a", zone="x", device="cuda")))
+    found = next_grant(queue, slots)
+    assert found
+    assert found[1].worker.worker_id == "w4"
+
+
+def test_worker_that_registers_with_other_labels_moves_to_their_group() -> None:
+    slots = SlotIndex()
+    slots.put(candidate(labelled("w", model="a")))
+    slots.put(candidate(labelled("w", model="b")))
+    assert not slots.attached_kinds(frozenset({("model", "a")}))
+    assert slots.attached_kinds(frozenset({("model", "b")}))
+    assert len(slots) == 1
+
+
+def test_avoided_worker_is_granted_if_no_other_has_the_needed_labels() -> None:
+    queue, slots = FifoQueue(frozenset({("model", "a")})), SlotIndex()
+    queue.put(ticket(1, avoided=("w1",)), 0.0)
+    slots.put(candidate(labelled("w1", model="a")))
+    slots.put(candidate(labelled("w2", model="b")))
+    found = next_grant(queue, slots)
+    assert found
+    assert found[1].worker.worker_id == "w1"

@@ -1,0 +1,132 @@
+"""The simulated fabric: its laws hold, a seed reproduces, and planted faults are found."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from simulation.runs import failure_of, simulate
+from simulation.virtual_time import DeadlockError, run
+
+from duplane.fabric.v1 import registry_pb2
+from duplane.scheduler.granting import GrantLoop
+from duplane.scheduler.policy.fifo import FifoQueue, QueueEntry
+from duplane.scheduler.policy.placement import Candidate
+from duplane.scheduler.policy.slot_reports import Verdict, judge
+from duplane.scheduler.rpc import registry
+from duplane.scheduler.store.base import Grant, Ticket
+from duplane.scheduler.store.memory import MemoryStore
+from duplane.scheduler.store.unclaimed_grants import ClaimDeadlines
+from duplane.scheduler.waiters import Waiters
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.fixture(autouse=True)
+def quiet_logs() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.slow
+def test_laws_hold_whatever_fails() -> None:
+    assert [failure for seed in range(1, 21) if (failure := failure_of(seed))] == []
+
+
+def test_seed_reproduces_its_run() -> None:
+    first, second = simulate(5), simulate(5)
+    assert len(first) > 20
+    assert first == second
+    assert first != simulate(6)
+
+
+def two_grants(patch: pytest.MonkeyPatch) -> None:
+    candidate, granted = Candidate.of, MemoryStore.try_grant
+
+    async def forgetful(store: Any, ticket: Ticket, claims: Any, timeout_s: float) -> Any:
+        store._grants.get(claims.worker_id, {}).pop(claims.slot, None)
+        return await granted(store, ticket, claims, timeout_s)
+
+    patch.setattr(Candidate, "of", lambda worker, _, *others: candidate(worker, {}, *others))
+    patch.setattr(MemoryStore, "try_grant", forgetful)
+
+
+def no_expiry(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ClaimDeadlines, "add", lambda *_: None)
+
+
+def no_release(patch: pytest.MonkeyPatch) -> None:
+    def judged(grant: Grant | None, report: registry_pb2.SlotReport) -> Verdict:
+        verdict = judge(grant, report)
+        return Verdict.NOTHING if verdict is Verdict.ENDED else verdict
+
+    patch.setattr(registry, "judge", judged)
+
+
+def last_first(patch: pytest.MonkeyPatch) -> None:
+    in_order = FifoQueue.of_kinds
+    patch.setattr(FifoQueue, "of_kinds", lambda *args: reversed(list(in_order(*args))))
+
+
+def growing_positions(patch: pytest.MonkeyPatch) -> None:
+    def ranked(queue: Any, order: int, rank: int) -> QueueEntry:
+        entry = queue._entries[order]
+        entry.position = rank
+        return entry
+
+    patch.setattr(FifoQueue, "_ranked", ranked)
+
+
+def lost_wakeups(patch: pytest.MonkeyPatch) -> None:
+    noted = GrantLoop._on_change  # pyright: ignore[reportPrivateUsage]  # the planted fault
+    changes = iter(range(1_000_000))
+
+    def on_change(loop: GrantLoop, change: Any) -> None:
+        if next(changes) < 5:
+            noted(loop, change)
+
+    patch.setattr(GrantLoop, "_on_change", on_change)
+
+
+def forgotten_calls(patch: pytest.MonkeyPatch) -> None:
+    async def leave(waiters: Waiters, waiter: object) -> None:
+        """Leave the queue and keep the waiter."""
+
+    patch.setattr(Waiters, "_leave", leave)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plant", "law"),
+    [
+        (two_grants, "two live grants on one slot"),
+        (no_expiry, "grants are left"),
+        (no_release, "grants are left"),
+        (last_first, "a ticket was overtaken"),
+        (growing_positions, "a position has grown"),
+        (lost_wakeups, "a ticket was lost"),
+        (forgotten_calls, "waiting calls are left"),
+    ],
+)
+def test_planted_fault_is_found(monkeypatch: pytest.MonkeyPatch, plant: Plant, law: str) -> None:
+    plant(monkeypatch)
+    failures = (failure_of(seed) for seed in range(1, 41))
+    assert any(law in failure for failure in failures)
+
+
+def test_time_passes_only_in_the_simulation() -> None:
+    async def sleep() -> float:
+        await asyncio.sleep(3600)
+        return asyncio.get_running_loop().time()
+
+    assert run(sleep()) == 3600
+
+    async def wait_for_nobody() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(DeadlockError):
+        run(wait_for_nobody())

@@ -1,0 +1,47 @@
+"""Checks of requests that tests over sockets cannot reach."""
+
+from __future__ import annotations
+
+import pytest
+
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import lease_pb2, trace_pb2
+from duplane.scheduler.validation import check_acquire, check_reachable
+
+ELSEWHERE = "ipv4:203.0.113.7:4711"  # an address for documentation: no interface has it
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:8020", "localhost:8020", "[::1]:8020", "0.0.0.0:1"])
+@pytest.mark.parametrize("peer", [ELSEWHERE, "ipv6:%5B2001:db8::7%5D:4711"])
+def test_loopback_address_of_a_worker_on_another_machine_is_refused(
+    address: str, peer: str
+) -> None:
+    with pytest.raises(FabricError, match="--advertise") as refused:
+        check_reachable(address, peer)
+    assert (refused.value.reason, refused.value.field) == (
+        Reason.INVALID_FIELD,
+        "register.address",
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "peer"),
+    [
+        ("203.0.113.7:8020", ELSEWHERE),
+        ("worker.example:8020", ELSEWHERE),
+        ("127.0.0.1:8020", "ipv4:127.0.0.1:4711"),
+        ("127.0.0.1:8020", "ipv6:%5B::1%5D:4711"),
+        ("127.0.0.1:8020", "unix:/run/socket"),
+    ],
+)
+def test_other_addresses_are_accepted(address: str, peer: str) -> None:
+    check_reachable(address, peer)
+
+
+def test_request_that_etcd_could_not_hold_is_refused() -> None:
+    trace = trace_pb2.TraceContext(tracestate="x" * 140_000)
+    request = lease_pb2.AcquireLeaseRequest(
+        request_id="r", kind=lease_pb2.SESSION_KIND_CHAT, trace=trace
+    )
+    with pytest.raises(FabricError, match="larger than"):
+        check_acquire(request)

@@ -1,0 +1,245 @@
+"""Waiting calls: tickets and grants at moments that tests over sockets rarely reach."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+
+import pytest
+from support.scheduler_harness import AUDIO, register_message
+
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import admin_pb2, lease_pb2, registry_pb2
+from duplane.scheduler.rpc.worker_stream import OUTBOX_LENGTH, WorkerStream
+from duplane.scheduler.state import SchedulerState
+from duplane.scheduler.store.base import Grant, Worker
+from duplane.scheduler.store.memory import MemoryStore
+from duplane.scheduler.waiters import Waiter, Waiters
+from duplane.scheduler.watch import BACKLOG_LENGTH, Watch
+
+
+class Fabric:
+    """Store, state and waiters of one scheduler; a test makes each grant itself."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore(1_700_000_000_000)
+        self.state = SchedulerState(time.monotonic)
+        self.waiters = Waiters(self.store, self.state, limit=10)
+        self.watch = Watch(self.state, ticket_limit=10)
+        self.store.subscribe(self.state.apply)
+
+    async def attach(self, slot_count: int = 1) -> Worker:
+        worker = await self.store.register(register_message(slot_count=slot_count))
+        assert worker
+        return worker
+
+    async def grant(self) -> Grant:
+        proposal = self.state.next_grant("")
+        assert proposal
+        ticket, candidate = proposal
+        claims = lease_pb2.LeaseClaims(
+            lease_id=f"lease-{ticket.request.request_id}",
+            worker_id=candidate.worker.worker_id,
+            worker_epoch=candidate.worker.epoch,
+            slot=candidate.free_slots[0],
+            kind=ticket.request.kind,
+        )
+        grant = await self.store.try_grant(ticket, claims, 60)
+        assert grant
+        return grant
+
+
+def request(request_id: str = "r", ticket_id: str = "") -> lease_pb2.AcquireLeaseRequest:
+    return lease_pb2.AcquireLeaseRequest(request_id=request_id, kind=AUDIO, ticket_id=ticket_id)
+
+
+def reason(waiter: Waiter) -> Reason | None:
+    return waiter.failure.reason if waiter.failure else None
+
+
+async def test_ticket_is_cancelled_when_its_call_ends() -> None:
+    fabric = Fabric()
+    async with fabric.waiters.waiting(request()) as waiter:
+        entry = fabric.waiters.entry(waiter)
+        assert entry
+        assert entry.position == 1
+    assert not fabric.state.tickets
+
+
+async def test_undelivered_grant_is_given_back_at_once() -> None:
+    fabric = Fabric()
+    await fabric.attach()
+    async with fabric.waiters.waiting(request()) as waiter:
+        grant = await fabric.grant()
+        assert waiter.grant == grant
+        assert waiter.changed.is_set()
+    assert not fabric.state.grants
+
+
+async def test_delivered_grant_stays_when_its_call_ends() -> None:
+    fabric = Fabric()
+    await fabric.attach()
+    async with fabric.waiters.waiting(request()) as waiter:
+        grant = await fabric.grant()
+        waiter.is_delivered = True
+    assert list(fabric.state.grants.values()) == [grant]
+
+
+async def test_cancelled_call_gives_back_what_it_holds() -> None:
+    fabric, is_waiting = Fabric(), asyncio.Event()
+    await fabric.attach()
+
+    async def call() -> None:
+        async with fabric.waiters.waiting(request()):
+            is_waiting.set()
+            await asyncio.Event().wait()
+
+    waiting = asyncio.create_task(call())
+    await is_waiting.wait()
+    await fabric.grant()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert not fabric.state.grants
+    assert not fabric.state.requests
+
+
+async def test_call_whose_grant_ended_before_delivery_waits_again_at_its_old_place() -> None:
+    fabric = Fabric()
+    worker = await fabric.attach()
+    async with (
+        fabric.waiters.waiting(request("first")) as first,
+        fabric.waiters.waiting(request("second")),
+    ):
+        order = first.order
+        await fabric.grant()
+        await fabric.store.unregister(worker.worker_id, worker.epoch)
+        assert first.grant is None
+        assert first.has_lost_place
+        await fabric.waiters.enqueue_again(first)
+        assert first.order == order
+        await fabric.attach()
+        assert await fabric.grant() == first.grant
+    assert not fabric.state.requests
+
+
+async def test_repeated_call_takes_over_an_undelivered_grant() -> None:
+    fabric = Fabric()
+    await fabric.attach()
+    async with fabric.waiters.waiting(request()) as first:
+        grant = await fabric.grant()
+        async with fabric.waiters.waiting(request()) as second:
+            assert reason(first) is Reason.SUPERSEDED
+            assert second.grant == grant
+            assert not second.is_delivered
+        assert not fabric.state.grants, "the call that took it over ended, and the grant remains"
+    async with fabric.waiters.waiting(request()) as third:
+        assert third.grant is None
+
+
+async def test_repeated_call_that_fails_leaves_a_delivered_grant_alone() -> None:
+    fabric = Fabric()
+    await fabric.attach()
+    async with fabric.waiters.waiting(request()) as first:
+        grant = await fabric.grant()
+        first.is_delivered = True
+    async with fabric.waiters.waiting(request()) as second:
+        assert second.grant == grant
+    assert list(fabric.state.grants.values()) == [grant]
+
+
+async def test_superseded_call_gives_nothing_back() -> None:
+    fabric = Fabric()
+    async with fabric.waiters.waiting(request()) as first:
+        ticket = fabric.state.tickets[first.order or 0]
+        async with fabric.waiters.waiting(request("other", ticket.ticket_id)) as second:
+            assert reason(first) is Reason.SUPERSEDED
+            assert second.order == first.order
+            async with fabric.waiters.waiting(request("other")) as third:
+                assert reason(second) is Reason.SUPERSEDED
+                assert third.order == first.order
+            assert not fabric.state.tickets
+
+
+async def test_call_with_the_ticket_of_an_undelivered_grant_ends_the_former_call() -> None:
+    fabric = Fabric()
+    await fabric.attach(slot_count=2)
+    async with fabric.waiters.waiting(request("first")) as first:
+        grant = await fabric.grant()
+        assert grant.ticket
+        async with fabric.waiters.waiting(request("second", grant.ticket.ticket_id)) as second:
+            assert reason(first) is Reason.SUPERSEDED
+            assert not fabric.state.grants
+            assert second.order == first.order
+            assert (await fabric.grant()) == second.grant
+
+
+async def test_close_ends_every_wait_and_refuses_new_ones() -> None:
+    fabric = Fabric()
+    async with fabric.waiters.waiting(request()) as waiter:
+        fabric.waiters.close()
+        assert reason(waiter) is Reason.UNAVAILABLE
+    with pytest.raises(FabricError) as refused:
+        async with fabric.waiters.waiting(request()):
+            pass
+    assert refused.value.reason is Reason.UNAVAILABLE
+
+
+async def test_slow_watcher_gets_a_snapshot_in_place_of_what_it_missed() -> None:
+    fabric = Fabric()
+    quick, slow = fabric.watch.steps(), fabric.watch.steps()
+    assert (await anext(quick)).HasField("snapshot")
+    assert (await anext(slow)).HasField("snapshot")
+    for count in range(BACKLOG_LENGTH // 2 + 1):
+        ticket = await fabric.store.enqueue(request(f"r{count}"), "owner")
+        assert not isinstance(ticket, Grant)
+        assert (await anext(quick)).ticket.ticket_id == ticket.ticket_id
+        await fabric.store.cancel(ticket.order)
+        assert (await anext(quick)).removed_ticket_id == ticket.ticket_id
+    last = await fabric.store.enqueue(request("last"), "owner")
+    assert not isinstance(last, Grant)
+    snapshot = (await anext(slow)).snapshot
+    assert [one.ticket_id for one in snapshot.tickets] == [last.ticket_id]
+    await fabric.store.cancel(last.order)
+    assert (await anext(slow)).removed_ticket_id == last.ticket_id
+    fabric.watch.close()
+    for reader in (quick, slow):
+        with pytest.raises(FabricError):
+            await drained(reader)
+
+
+async def drained(reader: AsyncGenerator[admin_pb2.WatchResponse]) -> None:
+    async for _ in reader:
+        pass
+
+
+class Unread:
+    """A gRPC context whose peer has stopped reading."""
+
+    def __init__(self) -> None:
+        self.is_writing = asyncio.Event()
+
+    async def write(self, message: object) -> None:
+        self.is_writing.set()
+        await asyncio.Event().wait()
+
+
+async def test_stream_of_a_worker_that_does_not_read_is_ended() -> None:
+    context, stream = Unread(), WorkerStream(Worker(1, register_message(), is_draining=False))
+    writing = stream.write_messages(context)  # pyright: ignore[reportArgumentType]  # a stand-in
+    sending = asyncio.create_task(writing)
+    failing = asyncio.create_task(stream.raise_failure())
+    stream.send(registry_pb2.AttachResponse())
+    await context.is_writing.wait()
+    for _ in range(OUTBOX_LENGTH):
+        stream.send(registry_pb2.AttachResponse())
+    await asyncio.sleep(0)
+    assert not failing.done()
+    stream.send(registry_pb2.AttachResponse())
+    with pytest.raises(FabricError) as ended:
+        await failing
+    assert ended.value.reason is Reason.UNAVAILABLE
+    sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending

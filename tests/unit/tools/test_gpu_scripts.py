@@ -1,0 +1,75 @@
+"""The scripts of tools/gpu run to their end with a tiny model on the CPU."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import torch
+from support.paths import ROOT
+
+SCRIPTS = ROOT / "tools" / "gpu"
+TABLES = {
+    "sanity": {"peaks", "settings of torch", "attention of one layer, ms"},
+    "batches": {"units, ms; contexts of 50 to 200 rows"},
+    "passes": {"decoder pass, ms", "talker, a second of speech, ms", "two streams, ms"},
+    "bitwise": {"units that are equal to the conversation's own, alone in slot 0"},
+    "soak": {"2 sessions, a unit a second each; ms from sent to answered"},
+}
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def run(name: str, out: Path, *flags: str) -> tuple[int, dict[str, Any]]:
+    """Run a script; return its exit code and its output."""
+    code = importlib.import_module(name).main(["--small", "--out", str(out), *flags])
+    return code, orjson.loads((out / f"gpu-{name}.json").read_bytes())
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_script_fills_its_tables(name: str, tmp_path: Path) -> None:
+    minutes = "0.1" if name == "soak" else "10"
+    code, report = run(name, tmp_path, "--minutes", minutes)
+    assert report["failures"] == []
+    assert code == 0
+    tables = {table["title"]: table for table in report["tables"]}
+    assert set(tables) >= TABLES[name]
+    for title in TABLES[name]:
+        assert tables[title]["rows"]
+        columns = len(tables[title]["columns"])
+        assert all(len(row) == columns for row in tables[title]["rows"])
+
+
+def test_a_script_begins_nothing_when_its_minutes_are_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, report = run("batches", tmp_path, "--minutes", "0")
+    assert code == 0
+    assert report["tables"][0]["rows"] == []
+    assert "no time left for: 1 graphs, 100% listening" in capsys.readouterr().out
+
+
+def test_a_failing_case_is_kept_and_the_next_one_runs(tmp_path: Path) -> None:
+    measure = importlib.import_module("measure")
+    report = measure.Report("failing", measure.read_options(["--small", "--out", str(tmp_path)]))
+    with report.case("the first"):
+        raise ValueError("no such thing")
+    with report.case("the second"):
+        report.table("a table", ("", "ms")).add("a row", 1.5)
+    written = orjson.loads((tmp_path / "gpu-failing.json").read_bytes())
+    assert written["failures"] == [{"case": "the first", "error": "ValueError('no such thing')"}]
+    assert written["tables"][0]["rows"] == [["a row", 1.5]]
+    assert report.exit_code == 1

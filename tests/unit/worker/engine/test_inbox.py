@@ -1,0 +1,110 @@
+"""The inbox: bounded, newest wins, every drop counted, no interruption lost, nothing reordered."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duplane.worker.engine.events import FailedUnit
+from duplane.worker.engine.inbox import Entry, Inbox
+from duplane.worker.model.types import Unit
+
+SILENCE = np.zeros(4, np.float32)
+
+
+def unit(sequence: int, *, force_listen: bool = False) -> Unit:
+    return Unit(0, SILENCE, force_listen, sequence=sequence)
+
+
+def refusal(sequence: int) -> FailedUnit:
+    return FailedUnit(sequence, "INVALID_FIELD", "bad")
+
+
+def drain(inbox: Inbox) -> list[Entry]:
+    entries: list[Entry] = []
+    while entry := inbox.take():
+        entries.append(entry)
+    return entries
+
+
+def test_an_empty_inbox_gives_nothing() -> None:
+    assert Inbox().take() is None
+
+
+def test_units_come_out_in_order() -> None:
+    inbox = Inbox()
+    for sequence in range(4):
+        inbox.put(unit(sequence))
+    assert [entry.sequence for entry in drain(inbox)] == [0, 1, 2, 3]
+    assert inbox.dropped_count == 0
+
+
+def test_the_oldest_unit_makes_room_for_the_newest() -> None:
+    inbox = Inbox(capacity=2)
+    for sequence in range(5):
+        inbox.put(unit(sequence))
+    assert [entry.sequence for entry in drain(inbox)] == [3, 4]
+    assert inbox.dropped_count == 3
+
+
+def test_an_interruption_passes_from_a_dropped_unit_to_the_next_and_no_further() -> None:
+    inbox = Inbox(capacity=2)
+    inbox.put(unit(0, force_listen=True))
+    for sequence in (1, 2, 3):
+        inbox.put(unit(sequence))
+    listens = [entry.force_listen for entry in drain(inbox) if isinstance(entry, Unit)]
+    assert listens == [True, False]
+
+
+def test_an_interruption_waits_behind_an_answer_that_is_owed() -> None:
+    inbox = Inbox(capacity=1)
+    inbox.put(unit(0, force_listen=True))
+    inbox.put(refusal(1))
+    inbox.put(unit(2))
+    answer, kept = drain(inbox)
+    assert answer == refusal(1)
+    assert isinstance(kept, Unit)
+    assert kept.force_listen
+
+
+def test_garbage_pushes_out_no_unit() -> None:
+    inbox = Inbox()
+    inbox.put(unit(0))
+    for sequence in range(1, 1000):
+        inbox.put(refusal(sequence))
+    entries = drain(inbox)
+    assert entries[0].sequence == 0
+    assert len(entries) < 30
+    assert entries[-1] == refusal(999)
+
+
+def test_clearing_counts_what_waited() -> None:
+    inbox = Inbox()
+    inbox.put(unit(0))
+    inbox.put(refusal(1))
+    inbox.clear()
+    assert inbox.take() is None
+    assert inbox.dropped_count == 2
+
+
+@given(
+    capacity=st.integers(1, 5),
+    steps=st.lists(st.sampled_from(["listen", "unit", "bad", "take"]), max_size=60),
+)
+def test_every_entry_comes_out_once_in_order_or_is_counted(capacity: int, steps: list[str]) -> None:
+    inbox = Inbox(capacity)
+    taken: list[Entry] = []
+    put = 0
+    for step in steps:
+        if step == "take":
+            if entry := inbox.take():
+                taken.append(entry)
+            continue
+        inbox.put(refusal(put) if step == "bad" else unit(put, force_listen=step == "listen"))
+        put += 1
+        assert len(inbox.entries) <= capacity + 16
+    taken += drain(inbox)
+    sequences = [entry.sequence for entry in taken]
+    assert sequences == sorted(set(sequences))
+    assert len(taken) + inbox.dropped_count == put

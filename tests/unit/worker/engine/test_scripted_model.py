@@ -1,0 +1,92 @@
+"""The scripted model as `duplane worker --checkpoint scripted` runs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from duplane.fabric.process import Shutdown
+from duplane.worker.engine.interfaces import DeviceLostError
+from duplane.worker.engine.model_runner import ModelRunner
+from duplane.worker.engine.scripted_model import Mark, ScriptedDevice, ScriptedModel
+from duplane.worker.engine.warm_up import warm_up
+from duplane.worker.model.types import ConversationOptions, Unit, UnitFailure, UnitOutput
+from duplane.worker.service import serve
+from duplane.worker.settings import WorkerSettings
+
+
+def opened(**settings: int) -> ScriptedModel:
+    model = ScriptedModel(2, **settings)
+    model.open(0, ConversationOptions())
+    return model
+
+
+def run(model: ScriptedModel, first_sample: float = 0.5) -> UnitOutput | UnitFailure:
+    audio = np.zeros(16_000, np.float32)
+    audio[0] = first_sample
+    (result,) = model.step([Unit(0, audio)])
+    return result
+
+
+def texts(model: ScriptedModel) -> list[str]:
+    results = [run(model) for _ in range(8)]
+    return [result.text for result in results if isinstance(result, UnitOutput)]
+
+
+def test_it_listens_to_silence_and_speaks_to_sound() -> None:
+    model = opened()
+    silent, loud = run(model, 0.0), run(model)
+    assert isinstance(silent, UnitOutput)
+    assert isinstance(loud, UnitOutput)
+    assert silent.is_listen
+    assert not silent.audio.size
+    assert not loud.is_listen
+    assert loud.audio.size == 24_000
+
+
+def test_the_seed_chooses_the_words() -> None:
+    assert texts(opened(seed=1)) == texts(opened(seed=1)) != texts(opened(seed=2))
+
+
+def test_a_full_context_refuses_units() -> None:
+    model = opened(context_capacity=20)
+    assert isinstance(run(model), UnitOutput)
+    refused = run(model)
+    assert isinstance(refused, UnitFailure)
+    assert refused.reason == "CONTEXT_FULL"
+    assert not refused.is_fatal
+
+
+def test_it_passes_the_warm_up_of_a_worker() -> None:
+    model = ScriptedModel(1)
+    warm_up(model)
+    assert model.is_clean(0)
+
+
+def test_a_unit_can_be_marked_to_fail() -> None:
+    failure = run(opened(), Mark.FAILED_UNIT.value)
+    assert isinstance(failure, UnitFailure)
+    assert failure.is_fatal
+
+
+def test_a_unit_can_be_marked_to_lose_the_device() -> None:
+    model = ScriptedModel(1)
+    runner = ModelRunner(ScriptedDevice(model), 0, lambda slot, event: None)
+    runner.open(0, ConversationOptions())
+    unit = Unit(0, np.full(16_000, Mark.LOST_DEVICE.value, np.float32))
+    with pytest.raises(DeviceLostError):
+        runner.run_units([unit])
+
+
+async def test_a_worker_of_it_starts_and_stops() -> None:
+    shutdown = Shutdown()
+    shutdown.drain()
+    await serve(WorkerSettings(checkpoint="scripted", schedulers=("127.0.0.1:1",)), shutdown)
+
+
+def test_a_worker_imports_no_torch_before_it_opens_a_checkpoint() -> None:
+    code = "import sys, duplane.worker.service; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

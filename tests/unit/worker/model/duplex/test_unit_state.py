@@ -1,0 +1,117 @@
+import pytest
+from support.paths import GOLDEN
+
+from duplane.worker.model.duplex.unit_state import MAX_UNIT_CHARACTERS, TurnState, UnitState
+from duplane.worker.model.llm.tokenizer import Tokens
+
+TOKENS = Tokens.load(GOLDEN / "checkpoint")
+WORD = TOKENS.encode(" last")[0]
+
+
+def begin(turn: TurnState, *, force_listen: bool = False) -> UnitState:
+    return UnitState.begin(TOKENS, turn, force_listen=force_listen)
+
+
+def turn(*, is_open: bool = False, max_tokens: int = 20, force_listen_count: int = 0) -> TurnState:
+    return TurnState(force_listen_count, max_tokens, is_open)
+
+
+def advance_all(unit: UnitState, *chosen: int) -> list[int | None]:
+    return [unit.advance(token) for token in chosen]
+
+
+def test_listening_ends_the_unit_at_once() -> None:
+    unit = begin(turn())
+    assert unit.advance(TOKENS.listen) is None
+    assert unit.is_over
+    assert unit.is_listen
+    assert unit.token_ids == [TOKENS.listen, TOKENS.unit_end]
+    assert unit.closing_ids == (TOKENS.listen, TOKENS.unit_end)
+
+
+def test_the_first_token_opens_the_turn_and_is_no_text() -> None:
+    state = turn()
+    unit = begin(state)
+    assert advance_all(unit, TOKENS.speak, WORD, TOKENS.chunk_eos) == [TOKENS.speak, WORD, None]
+    assert state.is_open
+    assert unit.text_ids == [WORD]
+    assert unit.token_ids == [TOKENS.speak, WORD, TOKENS.chunk_eos, TOKENS.unit_end]
+    assert not unit.end_of_turn
+
+
+def test_listen_inside_an_open_turn_becomes_the_start_of_speech() -> None:
+    state = turn(is_open=True)
+    unit = begin(state)
+    assert unit.advance(TOKENS.listen) == TOKENS.tts_bos
+    assert not unit.is_over
+    assert state.is_open
+
+
+def test_the_end_of_the_turn_is_a_text_id_and_closes_the_turn() -> None:
+    state = turn(is_open=True)
+    unit = begin(state)
+    advance_all(unit, TOKENS.speak, WORD, TOKENS.turn_eos, TOKENS.chunk_eos)
+    assert unit.end_of_turn
+    assert not state.is_open
+    assert unit.text_ids == [WORD, TOKENS.turn_eos]
+
+
+def test_speech_after_the_end_of_a_turn_opens_another() -> None:
+    state = turn()
+    unit = begin(state)
+    advance_all(unit, TOKENS.speak, TOKENS.turn_eos, WORD, TOKENS.chunk_eos)
+    assert not unit.end_of_turn
+    assert state.is_open
+
+
+def test_listen_after_the_end_of_the_turn_makes_the_unit_a_listening_one() -> None:
+    unit = begin(turn())
+    advance_all(unit, TOKENS.speak, WORD, TOKENS.turn_eos, TOKENS.listen)
+    assert unit.is_listen
+    assert unit.closing_ids == (TOKENS.listen, TOKENS.unit_end)
+
+
+def test_a_token_that_makes_the_text_too_long_is_dropped() -> None:
+    unit = begin(turn())
+    unit.advance(TOKENS.speak)
+    while unit.advance(WORD) is not None:
+        pass
+    text = TOKENS.decode(unit.text_ids)
+    assert len(text) < MAX_UNIT_CHARACTERS <= len(text + " last")
+    assert unit.closing_ids == (TOKENS.chunk_eos, TOKENS.unit_end)
+    assert not unit.is_listen
+
+
+@pytest.mark.parametrize("most", [1, 2, 20])
+def test_the_last_step_ends_the_unit_whatever_the_model_chooses(most: int) -> None:
+    unit = begin(turn(max_tokens=most))
+    special = TOKENS.tts_bos  # this id has no text, so only the count ends the unit
+    fed = 0
+    while unit.needs_choice:
+        assert unit.advance(special) == special
+        fed += 1
+    assert fed == most - 1
+    assert unit.advance(None) is None
+    assert unit.closing_ids == (TOKENS.chunk_eos, TOKENS.unit_end)
+
+
+def test_the_first_units_listen_without_a_choice_of_the_model() -> None:
+    state = turn(force_listen_count=2)
+    for _ in range(2):
+        unit = begin(state)
+        assert not unit.needs_choice
+        assert unit.advance(None) is None
+        assert unit.is_listen
+    assert begin(state).needs_choice
+
+
+def test_a_forced_listen_closes_the_open_turn_first() -> None:
+    state = turn(is_open=True)
+    unit = begin(state, force_listen=True)
+    assert unit.interrupt() == TOKENS.turn_eos
+    assert not state.is_open
+    assert unit.advance(None) is None
+    assert unit.token_ids == [TOKENS.turn_eos, TOKENS.listen, TOKENS.unit_end]
+    assert unit.is_listen
+    assert not unit.text_ids
+    assert not unit.end_of_turn

@@ -1,0 +1,224 @@
+"""Slot admission: no order of claims, revokes and cleanups puts two sessions on one slot."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.lease_signing import LeaseSigner
+from duplane.fabric.v1 import lease_pb2, registry_pb2
+from duplane.worker.admission import CLOCK_SKEW, Admission, SlotState
+
+WORKER_ID = "w"
+KIND = lease_pb2.SESSION_KIND_AUDIO_DUPLEX
+SLOTS = 3
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+SIGNER = LeaseSigner()
+
+slots = st.integers(0, SLOTS - 1)
+numbers = st.integers(1, 12)
+
+
+def lease(signer: LeaseSigner = SIGNER, **claims: object) -> lease_pb2.Lease:
+    granted = lease_pb2.LeaseClaims(
+        **{
+            "lease_id": "lease",
+            "worker_id": WORKER_ID,
+            "worker_epoch": 1,
+            "slot": 0,
+            "fencing_number": 1,
+            "kind": KIND,
+            **claims,
+        }
+    )
+    if not granted.HasField("expire_time"):
+        granted.expire_time.FromDatetime(NOW)
+    return signer.sign(granted)
+
+
+def new_admission() -> Admission:
+    admission = Admission(WORKER_ID, SLOTS, [KIND])
+    admission.register("a", 1, [SIGNER.verification_key])
+    return admission
+
+
+def refusal(admission: Admission, refused: lease_pb2.Lease, now: datetime = NOW) -> FabricError:
+    before = admission.slots
+    with pytest.raises(FabricError) as caught:
+        admission.claim(refused, now)
+    assert admission.slots == before
+    return caught.value
+
+
+class AdmissionMachine(RuleBasedStateMachine):
+    """Compares claims, revokes and cleanups in any order with the simplest possible model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes = 0
+        self.admission = new_admission()
+        self.admission.on_change = self._count
+        self.running: dict[int, str] = {}
+        self.cleaning: set[int] = set()
+        self.broken: set[int] = set()
+        self.seen = dict.fromkeys(range(SLOTS), 0)
+
+    def _count(self) -> None:
+        self.changes += 1
+
+    @rule(slot=slots, number=numbers)
+    def claim(self, slot: int, number: int) -> None:
+        lease_id = f"{slot}/{number}"
+        granted = lease(slot=slot, fencing_number=number, lease_id=lease_id)
+        is_free = slot not in {*self.running, *self.cleaning, *self.broken}
+        if is_free and number > self.seen[slot] and not self.admission.is_draining:
+            self.admission.claim(granted, NOW)
+            self.running[slot] = lease_id
+            self.seen[slot] = number
+            return
+        changes = self.changes
+        assert refusal(self.admission, granted).reason in {
+            Reason.LEASE_STALE,
+            Reason.SLOT_OCCUPIED,
+            Reason.DRAINING,
+        }
+        assert self.changes == changes
+
+    @rule(slot=slots, number=numbers)
+    def revoke(self, slot: int, number: int) -> None:
+        lease_id = f"{slot}/{number}"
+        must_end = self.admission.revoke(slot, number, lease_id)
+        assert must_end == (self.running.get(slot) == lease_id)
+        self.seen[slot] = max(self.seen[slot], number)
+
+    @precondition(lambda self: self.running)
+    @rule(choice=st.randoms(use_true_random=False))
+    def end_session(self, choice) -> None:
+        slot = choice.choice(sorted(self.running))
+        del self.running[slot]
+        self.cleaning.add(slot)
+        self.admission.begin_cleanup(slot)
+
+    @precondition(lambda self: self.cleaning)
+    @rule(is_clean=st.booleans(), choice=st.randoms(use_true_random=False))
+    def finish_cleanup(self, is_clean: bool, choice) -> None:
+        slot = choice.choice(sorted(self.cleaning))
+        self.cleaning.remove(slot)
+        if not is_clean:
+            self.broken.add(slot)
+        self.admission.finish_cleanup(slot, is_clean=is_clean)
+
+    @rule(slot=slots)
+    def cleanup_out_of_turn_is_our_own_fault(self, slot: int) -> None:
+        before = self.admission.slots
+        if slot not in self.running:
+            with pytest.raises(ValueError, match="not OCCUPIED"):
+                self.admission.begin_cleanup(slot)
+        if slot not in self.cleaning:
+            with pytest.raises(ValueError, match="not CLEANING"):
+                self.admission.finish_cleanup(slot, is_clean=True)
+        assert self.admission.slots == before
+
+    @rule(is_stuck=st.booleans())
+    def stick(self, is_stuck: bool) -> None:
+        self.admission.set_stuck(is_stuck)
+
+    @invariant()
+    def slots_are_as_the_model_says(self) -> None:
+        for slot in self.admission.slots:
+            assert slot.fencing_number == self.seen[slot.index]
+            match slot.state:
+                case SlotState.OCCUPIED:
+                    assert slot.lease_id == self.running[slot.index]
+                case SlotState.CLEANING:
+                    assert slot.index in self.cleaning
+                case SlotState.BROKEN:
+                    assert slot.index in self.broken
+                case SlotState.FREE:
+                    assert slot.index not in {*self.running, *self.cleaning, *self.broken}
+                    assert slot.lease_id == ""
+        assert self.admission.is_idle == (not self.running and not self.cleaning)
+
+
+TestAdmission = AdmissionMachine.TestCase
+TestAdmission.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.parametrize(
+    ("claims", "reason"),
+    [
+        ({"worker_id": "v"}, Reason.WRONG_WORKER),
+        ({"worker_epoch": 2}, Reason.WRONG_EPOCH),
+        ({"slot": SLOTS}, Reason.INVALID_FIELD),
+        ({"slot": -1}, Reason.INVALID_FIELD),
+        ({"kind": lease_pb2.SESSION_KIND_CHAT}, Reason.KIND_NOT_SERVED),
+        ({"kind": lease_pb2.SESSION_KIND_UNSPECIFIED}, Reason.KIND_NOT_SERVED),
+        ({"fencing_number": 0}, Reason.LEASE_STALE),
+    ],
+)
+def test_a_lease_for_something_else_is_refused(claims: dict, reason: Reason) -> None:
+    assert refusal(new_admission(), lease(**claims)).reason is reason
+
+
+def test_clocks_may_differ_by_the_allowance_and_no_more() -> None:
+    admission = new_admission()
+    late = NOW + CLOCK_SKEW + timedelta(milliseconds=1)
+    assert refusal(admission, lease(), late).reason is Reason.LEASE_EXPIRED
+    admission.claim(lease(), NOW + CLOCK_SKEW)
+
+
+def test_a_lease_without_an_end_has_ended() -> None:
+    claims = lease_pb2.LeaseClaims(
+        worker_id=WORKER_ID, worker_epoch=1, slot=0, fencing_number=1, kind=KIND
+    )
+    assert refusal(new_admission(), SIGNER.sign(claims)).reason is Reason.LEASE_EXPIRED
+
+
+def test_before_any_registration_every_lease_is_forged() -> None:
+    admission = Admission(WORKER_ID, SLOTS, [KIND])
+    assert refusal(admission, lease()).reason is Reason.LEASE_FORGED
+
+
+def test_each_scheduler_replaces_its_own_keys_only() -> None:
+    admission = new_admission()
+    other, newer = LeaseSigner(), LeaseSigner()
+    admission.register("b", 7, [other.verification_key])
+    admission.register("a", 2, [newer.verification_key])
+    assert refusal(admission, lease()).reason is Reason.LEASE_FORGED
+    admission.claim(lease(other, slot=0, worker_epoch=7), NOW)
+    admission.claim(lease(newer, slot=1, worker_epoch=2), NOW)
+
+
+def test_a_lease_of_a_former_registration_is_good() -> None:
+    admission = new_admission()
+    admission.register("a", 2, [SIGNER.verification_key])
+    admission.claim(lease(worker_epoch=1, slot=0), NOW)
+    admission.claim(lease(worker_epoch=2, slot=1), NOW)
+
+
+def test_bytes_that_are_no_key_change_nothing() -> None:
+    admission = new_admission()
+    bad = registry_pb2.VerificationKey(key_id="bad", public_key=b"short")
+    with pytest.raises(ValueError, match="32"):
+        admission.register("a", 2, [bad])
+    admission.claim(lease(), NOW)
+
+
+def test_revoking_a_slot_that_does_not_exist_does_nothing() -> None:
+    admission = new_admission()
+    assert not admission.revoke(SLOTS, 5, "lease")
+    assert not admission.revoke(-1, 5, "lease")
+    assert all(slot.fencing_number == 0 for slot in admission.slots)
+
+
+def test_a_drained_worker_stays_drained_when_the_device_answers_again() -> None:
+    admission = new_admission()
+    admission.set_stuck(True)
+    admission.drain()
+    admission.set_stuck(False)
+    assert refusal(admission, lease()).reason is Reason.DRAINING

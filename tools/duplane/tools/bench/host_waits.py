@@ -1,0 +1,75 @@
+"""Counts the host's waits for the device: reads of values, and shapes that depend on values.
+
+Operations are counted by name. So a run on a CPU, where nothing waits, shows the waits of a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_aten = torch.ops.aten
+READS: set[Any] = {getattr(Tensor, name) for name in ("cpu", "tolist")}
+DEPENDENT = {
+    _aten._local_scalar_dense.default,  # pyright: ignore[reportPrivateUsage]
+    _aten.nonzero.default,
+    _aten.masked_select.default,
+    _aten.repeat_interleave.Tensor,
+    _aten.equal.default,
+}
+INDEXED = {_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default}
+
+
+class SyncCount:
+    """Counts the waits within `with SyncCount() as syncs`, in `syncs.count`."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._modes: tuple[Any, Any] = (_Reads(self), _Dependent(self))
+
+    def __enter__(self) -> SyncCount:
+        for mode in self._modes:
+            mode.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for mode in reversed(self._modes):
+            mode.__exit__(*error)
+
+
+class _Reads(TorchFunctionMode):
+    """Counts copies to the host."""
+
+    def __init__(self, syncs: SyncCount) -> None:
+        super().__init__()
+        self._syncs = syncs
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self._syncs.count += func in READS
+        return func(*args, **(kwargs or {}))
+
+
+class _Dependent(TorchDispatchMode):
+    """Counts operations that wait for values, wherever they are called from."""
+
+    def __init__(self, syncs: SyncCount) -> None:
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
+        self._syncs = syncs
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self._syncs.count += func in DEPENDENT or (func in INDEXED and _has_mask(args[1]))
+        return func(*args, **(kwargs or {}))
+
+
+def _has_mask(indices: object) -> bool:
+    found = cast("Sequence[Tensor | None]", indices)
+    return any(index is not None and index.dtype is torch.bool for index in found)

@@ -1,0 +1,121 @@
+"""The verbs of `duplane bench`: measure the hot paths and print tables."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from annotated_types import Ge
+from cyclopts import App
+
+from duplane.fabric import process
+from duplane.fabric.monitoring.logs import configure_logging
+from duplane.fabric.settings import Names, PositiveInt
+from duplane.tools.bench.options import LeaseBench, ModelBench
+from duplane.tools.command import UsageError, app
+
+bench = App(name="bench", help="Measure the hot paths and print tables.")
+app.command(bench)
+
+
+@bench.command
+def codec() -> None:
+    """Measure what one unit costs the edge in JSON and base64, beside the least possible."""
+    from duplane.tools.bench.codec import bench_codec
+
+    bench_codec()
+
+
+@bench.command
+def telemetry() -> None:
+    """Measure what metrics and spans of one unit cost edge and worker, and what a scrape costs."""
+    from duplane.tools.bench.telemetry import bench_telemetry
+
+    bench_telemetry()
+
+
+@bench.command
+def fabric(*, slots: PositiveInt = 4, units: PositiveInt = 50) -> None:
+    """Measure the time that the fabric adds to the model, with real processes and a small model.
+
+    Parameters
+    ----------
+    slots
+        Sessions at once.
+    units
+        Units per session.
+    """
+    from duplane.tools.bench.fabric import bench_fabric
+    from duplane.tools.up.fabric import UpSettings
+
+    configure_logging("bench", "WARNING")
+    settings = UpSettings(port=0, slot_count=slots, log_level="WARNING")
+    asyncio.run(bench_fabric(settings, units))
+
+
+@bench.command
+def neighbours(
+    *,
+    only: Names = (),
+    slots: Annotated[int, Ge(3)] = 6,
+    connections: PositiveInt = 300,
+    wait_s: Annotated[float, Ge(0.1)] = 3.0,
+    seconds: Annotated[float, Ge(1)] = 8.0,
+) -> None:
+    """Measure what clients that misbehave cost the edge and the other sessions.
+
+    Linux only. Uses real processes and a small model.
+
+    Parameters
+    ----------
+    only
+        Kinds of bad clients to measure, separated by commas. Default: all.
+    slots
+        Slots of the worker; two of them are used by good sessions.
+    connections
+        Bad clients of the kinds that use no slot.
+    wait_s
+        Seconds of every wait of the edge.
+    seconds
+        Seconds of each measurement.
+    """
+    from duplane.tools.bench.bad_clients import KINDS
+    from duplane.tools.bench.neighbours import bench_neighbours
+    from duplane.tools.up.fabric import UpSettings
+
+    if unknown := set(only) - set(KINDS):
+        raise UsageError(f"only: {', '.join(sorted(unknown))} is none of {', '.join(KINDS)}")
+    configure_logging("bench", "WARNING")
+    settings = UpSettings(port=0, slot_count=slots, log_level="WARNING")
+    names = list(only or KINDS)
+    asyncio.run(bench_neighbours(settings, names, wait_s, seconds, connections))
+
+
+@bench.command
+def leases(options: LeaseBench = LeaseBench()) -> None:
+    """Measure grants of real schedulers over gRPC, and check that none is lost or made twice."""
+    from duplane.tools.bench.lease_costs import bench_lease_costs
+    from duplane.tools.bench.leases import bench_leases
+
+    configure_logging("bench", "CRITICAL")
+    if options.policy_only:
+        bench_lease_costs()
+    else:
+        asyncio.run(bench_leases(options))
+
+
+@bench.command
+def model(options: ModelBench = ModelBench()) -> None:
+    """Measure every stage of the model, by batch size, beside the best that the device can do.
+
+    MB and GFLOP are those of one call: the weights and caches it reads and the products it
+    computes. Waits are the times per call that the host waits for the device; in the row of the
+    whole unit they are given for every kind of unit.
+    """
+    from duplane.tools.bench.model import bench_model
+    from duplane.worker.model.checkpoint import CheckpointError
+
+    try:
+        bench_model(options)
+    except (CheckpointError, ValueError, process.StartError) as error:
+        raise UsageError(str(error)) from None

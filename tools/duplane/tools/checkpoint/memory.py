@@ -1,0 +1,194 @@
+"""Finds the parts of a checkpoint's model and the memory they take, without its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from duplane.worker.model.audio.encoder import AudioEncoder
+from duplane.worker.model.audio.whisper import AudioConfig
+from duplane.worker.model.checkpoint import field
+from duplane.worker.model.llm.language_model import LanguageModel
+from duplane.worker.model.loader import overhang
+from duplane.worker.model.tts.talker import Talker
+from duplane.worker.model.vision.resampler import Resampler
+from duplane.worker.model.vision.siglip import VisionConfig, VisionTransformer
+from duplane.worker.model.vocoder.flow import Flow
+from duplane.worker.model.vocoder.harmonic import HarmonicVocoder
+from duplane.worker.model.vocoder.hift import HiFT
+from duplane.worker.model.vocoder.vocoder import Vocoder, VocoderOptions
+
+Shape = tuple[int, ...]
+META = torch.device("meta")
+
+PARTS = (
+    ("LLM embeddings", "llm.model.embed_tokens."),
+    ("LLM head", "llm.lm_head."),
+    ("LLM layers", "llm."),
+    ("vision encoder", "vpm."),
+    ("resampler", "resampler."),
+    ("audio encoder", "apm."),
+    ("audio projector", "audio_projection_layer."),
+    ("talker", "tts."),
+)
+OTHER = "other"
+SOME = 8
+"""Slots beyond which all that slots share is there."""
+WORK_SHARE = 0.1
+"""Of a device's memory, what is left for a step's own tensors."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """The number of tensors and parameters of one part."""
+
+    part: str
+    tensors: int
+    parameters: int
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Memory of one stage: that of its weights and tables, and that of each slot."""
+
+    name: str
+    fixed_bytes: int
+    slot_bytes: int
+
+
+def counts(shapes: Iterable[tuple[str, Shape]]) -> list[Count]:
+    """Count the tensors of the main checkpoint by part, in the order of `PARTS`."""
+    tensors = dict.fromkeys([*(part for part, _ in PARTS), OTHER], 0)
+    parameters = dict(tensors)
+    for name, shape in shapes:
+        part = next((part for part, prefix in PARTS if name.startswith(prefix)), OTHER)
+        tensors[part] += 1
+        parameters[part] += torch.Size(shape).numel()
+    return [Count(part, tensors[part], parameters[part]) for part in tensors if tensors[part]]
+
+
+def expected_shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
+    """Return name and shape of every tensor that the model reads. Raises `CheckpointError`."""
+    return {
+        prefix + name: tuple(tensor.shape)
+        for prefix, module in _modules(config, 1, 1, torch.float32)
+        for name, tensor in module.state_dict().items()
+    }
+
+
+def stages(
+    config: Mapping[str, Any], *, capacity: int, dtype: torch.dtype, vocoder: AnyVocoderPlan | None
+) -> list[Stage]:
+    """Return the memory of every stage for contexts of `capacity` rows and numbers of `dtype`."""
+    small, large = (
+        [*_sizes(config, slots, capacity, dtype), *(vocoder.sizes(slots) if vocoder else [])]
+        for slots in (SOME, SOME + 1)
+    )
+    return [
+        Stage(name, one - SOME * (more - one), more - one)
+        for (name, one), (_, more) in zip(small, large, strict=True)
+    ]
+
+
+def slots_that_fit(stages: Iterable[Stage], device_bytes: int) -> int:
+    """Return how many slots fit a device with this memory, less `WORK_SHARE` of it."""
+    held = list(stages)
+    fixed, slot = sum(s.fixed_bytes for s in held), sum(s.slot_bytes for s in held)
+    room = int(device_bytes * (1 - WORK_SHARE)) - fixed
+    return max(0, room // slot)
+
+
+@dataclass(frozen=True)
+class VocoderPlan:
+    """The vocoder's models without storage, and the longest voice that must fit."""
+
+    flow: Flow
+    hift: HiFT
+    max_prompt_frames: int
+
+    def sizes(self, slots: int) -> list[tuple[str, int]]:
+        """Bytes by stage, for so many slots."""
+        options = VocoderOptions(max_prompt_frames=self.max_prompt_frames)
+        made = Vocoder(self.flow, self.hift, slot_count=slots, options=options)
+        return [("vocoder", made.memory_bytes)]
+
+    def counts(self) -> list[Count]:
+        """Count the tensors of flow.pt and hift.pt, with weight norm folded."""
+        return [
+            Count(name, len(state), sum(tensor.numel() for tensor in state.values()))
+            for name, state in (
+                ("flow", self.flow.state_dict()),
+                ("HiFT", self.hift.state_dict()),
+            )
+        ]
+
+
+@dataclass(frozen=True)
+class HarmonicPlan:
+    """The vocoder of one voice."""
+
+    vocoder: HarmonicVocoder
+
+    def sizes(self, slots: int) -> list[tuple[str, int]]:
+        """Bytes by stage, for so many slots."""
+        made = HarmonicVocoder(self.vocoder.network, slot_count=slots)
+        return [("vocoder", made.memory_bytes)]
+
+    def counts(self) -> list[Count]:
+        """Count the tensors of vocoder.safetensors."""
+        state = self.vocoder.network.state_dict()
+        return [Count("vocoder", len(state), sum(tensor.numel() for tensor in state.values()))]
+
+
+AnyVocoderPlan = VocoderPlan | HarmonicPlan
+
+
+def _modules(
+    config: Mapping[str, Any], slots: int, capacity: int, dtype: torch.dtype
+) -> list[tuple[str, nn.Module]]:
+    """Return the modules that the main checkpoint fills, by prefix, without storage."""
+    audio = AudioEncoder(AudioConfig.from_json(config), slots, META, dtype)
+    found: list[tuple[str, nn.Module]] = [
+        ("llm.", LanguageModel(config, slots, capacity, META, dtype)),
+        ("apm.", audio.apm),
+        ("audio_projection_layer.", audio.audio_projection_layer),
+    ]
+    if field(config, "init_vision", bool, True):
+        vision = VisionConfig.from_json(config)
+        found += [
+            ("vpm.", VisionTransformer(vision, META, dtype)),
+            (
+                "resampler.",
+                Resampler(vision.query_count, vision.hidden, vision.width, META, dtype),
+            ),
+        ]
+    if field(config, "init_tts", bool, True):
+        found.append(("tts.", Talker(config, slots, META, dtype)))
+    return found
+
+
+def _sizes(
+    config: Mapping[str, Any], slots: int, capacity: int, dtype: torch.dtype
+) -> list[tuple[str, int]]:
+    """Bytes by stage, for so many slots."""
+    heard = AudioConfig.from_json(config)
+    is_seeing = field(config, "init_vision", bool, True)
+    beyond = overhang(heard, VisionConfig.from_json(config).query_count if is_seeing else None)
+    modules = dict(_modules(config, slots, capacity + beyond, dtype))
+    llm, talker = modules["llm."], modules.get("tts.")
+    assert isinstance(llm, LanguageModel)  # as built above
+    audio = AudioEncoder(heard, slots, META, dtype)
+    found = [("LLM", _bytes(llm) + llm.cache.memory_bytes), ("audio", _bytes(audio))]
+    if "vpm." in modules:
+        found.append(("vision", _bytes(modules["vpm."]) + _bytes(modules["resampler."])))
+    if isinstance(talker, Talker):
+        found.append(("talker", _bytes(talker) + talker.cache.memory_bytes))
+    return found
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))

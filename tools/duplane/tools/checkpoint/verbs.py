@@ -1,0 +1,233 @@
+"""The verbs of `duplane checkpoint`: make and check checkpoint directories."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+from cyclopts.types import ExistingDirectory
+
+from duplane.fabric.process import StartError
+from duplane.fabric.settings import PositiveInt
+from duplane.tools.checkpoint.options import MemoryOptions
+from duplane.tools.command import CommandError, UsageError, app
+from duplane.worker.settings import Dtype
+
+checkpoint = App(name="checkpoint", help="Make and check checkpoint directories.")
+app.command(checkpoint)
+
+
+@checkpoint.command
+def tiny(directory: Path, /, *, seed: int = 0) -> None:
+    """Build a small random checkpoint in the public format, in seconds.
+
+    A conversation with it has listening, speech and turns, but its answers mean nothing.
+
+    Parameters
+    ----------
+    directory
+        Directory to write to; it is created if it is missing.
+    seed
+        The same seed gives the same bytes.
+    """
+    from duplane.tools.test_checkpoint.build import build_test_checkpoint
+
+    try:
+        build_test_checkpoint(directory, seed=seed)
+    except OSError as error:
+        raise UsageError(f"{directory}: {error.strerror}") from None
+    sys.stdout.write(f"small random checkpoint (seed {seed}) in {directory}\n")
+
+
+@checkpoint.command
+def random(
+    directory: Path,
+    /,
+    *,
+    like: str = "minicpm-o-4.5",
+    scale: float = 1.0,
+    seed: int = 0,
+    device: str = "cpu",
+    dry: Annotated[bool, Parameter(negative=())] = False,
+    options: MemoryOptions = MemoryOptions(),
+) -> None:
+    """Write a random checkpoint of any size in the public format, to measure with.
+
+    Holds one shard in memory at a time. Full size takes 20 GB of disk and some minutes.
+
+    Parameters
+    ----------
+    directory
+        Directory to write to; it is created if it is missing.
+    like
+        Model whose dimensions to use.
+    scale
+        Factor of all widths and numbers of layers; 1 is full size.
+    seed
+        The same seed gives the same bytes on the same kind of device.
+    device
+        Device that draws the weights: cpu or cuda:N. On a GPU it takes seconds.
+    dry
+        Write nothing; print the parameters and the memory it would take.
+    """
+    from duplane.tools.checkpoint.inspection import describe
+    from duplane.tools.checkpoint.random_weights import write_random
+    from duplane.worker.engine.torch_device import open_device
+
+    try:
+        if dry:
+            describe(like, scale, options)
+            return
+        write_random(directory, like, factor=scale, seed=seed, device=open_device(device))
+    except (ValueError, StartError) as error:
+        raise UsageError(str(error)) from None
+    except OSError as error:
+        raise UsageError(f"{directory}: {error.strerror}") from None
+    sys.stdout.write(
+        f"random checkpoint like {like} (scale {scale:g}, seed {seed}) in {directory}\n"
+    )
+
+
+@checkpoint.command
+def inspect(directory: ExistingDirectory, /, *, options: MemoryOptions = MemoryOptions()) -> int:
+    """Print what a checkpoint directory holds, what it lacks and the memory it takes.
+
+    Reads no weights. Exit code 1 means that tensors are missing or have the wrong shape.
+
+    Parameters
+    ----------
+    directory
+        Checkpoint directory in the public format.
+    """
+    from duplane.tools.checkpoint.inspection import inspect as inspect_checkpoint
+    from duplane.worker.model.checkpoint import CheckpointError
+
+    try:
+        is_whole = inspect_checkpoint(directory, options)
+    except CheckpointError as error:
+        raise UsageError(str(error)) from None
+    return 0 if is_whole else 1
+
+
+@checkpoint.command
+def replay(
+    directory: ExistingDirectory,
+    /,
+    *,
+    device: str = "cpu",
+    dtype: Dtype = "float32",
+    cuda_graphs: bool = True,
+) -> int:
+    """Replay recorded traces of the reference implementation through the model and compare.
+
+    Prints one row per check with the largest error, the tolerance and the verdict. Exit code 1
+    means that a check failed. Tolerances are those of float32; in another dtype a check fails only
+    if it cannot run.
+
+    Parameters
+    ----------
+    directory
+        Directory of recorded traces.
+    device
+        Device of the model: cpu or cuda:N.
+    dtype
+        Type of the model's numbers.
+    cuda_graphs
+        Capture short steps as CUDA graphs. Has an effect on cuda:N only.
+    """
+    from duplane.tools.replay.run import PARTS
+    from duplane.tools.replay.run import replay as replay_traces
+    from duplane.tools.replay.target import ReplayTarget
+    from duplane.worker.engine.torch_device import open_device
+
+    try:
+        open_device(device)
+    except StartError as error:
+        raise UsageError(str(error)) from None
+    return replay_traces(directory, PARTS, ReplayTarget(device, dtype, cuda_graphs))
+
+
+@checkpoint.command
+def train(
+    directory: Path,
+    /,
+    *,
+    workspace: Path = Path(".duplane/train"),
+    seed: int = 1,
+    processes: PositiveInt = 2,
+    steps: PositiveInt = 1600,
+    utterances: PositiveInt = 18_000,
+) -> None:
+    """Train the default model from nothing, on speech that espeak-ng and flite synthesise.
+
+    Needs both installed. A run that was stopped continues. Prints progress on stderr.
+
+    Parameters
+    ----------
+    directory
+        Directory to write the checkpoint to; it is created if it is missing.
+    workspace
+        Folder for what lies between the stages. Another seed needs another folder.
+    seed
+        Seed of all random numbers. Results also depend on `processes`.
+    processes
+        Processes of one thread each that speak the corpus and train the listener.
+    steps
+        Steps of the listener over whole sessions.
+    utterances
+        Questions in the corpus.
+    """
+    from duplane.tools.train.corpus.espeak import SynthesisError
+    from duplane.tools.train.pipeline import TrainingPlan, train_checkpoint
+
+    plan = TrainingPlan(seed=seed, processes=processes, steps=steps, utterances=utterances)
+    try:
+        train_checkpoint(directory, workspace, plan)
+    except (SynthesisError, RuntimeError) as error:
+        raise CommandError(str(error)) from None
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}") from None
+    sys.stdout.write(f"checkpoint (seed {seed}) in {directory}\n")
+
+
+@checkpoint.command
+def evaluate(
+    directory: ExistingDirectory,
+    /,
+    *,
+    workspace: Path = Path(".duplane/evaluation"),
+    sessions: PositiveInt = 48,
+    json: Path | None = None,
+) -> None:
+    """Measure how a default model takes turns, answers and speaks, on speakers it never heard.
+
+    Needs espeak-ng and flite. Questions come from voices, accents and sentences that training
+    leaves out. Sessions run through the worker's model as fast as they can.
+
+    Parameters
+    ----------
+    directory
+        Checkpoint directory of a model that was trained on the same domain.
+    workspace
+        Folder for the spoken questions.
+    sessions
+        Sessions of 16 units for the first row of the table; the other rows have fewer.
+    json
+        Write all numbers, and the wrong answers, to this file.
+    """
+    import orjson
+
+    from duplane.tools.train.corpus.espeak import SynthesisError
+    from duplane.tools.train.evaluation.table import EvaluationPlan, as_text
+    from duplane.tools.train.evaluation.table import evaluate as evaluate_checkpoint
+    from duplane.worker.model.checkpoint import CheckpointError
+
+    try:
+        found = evaluate_checkpoint(directory, workspace, EvaluationPlan(sessions=sessions))
+    except (SynthesisError, CheckpointError, RuntimeError) as error:
+        raise CommandError(str(error)) from None
+    sys.stdout.write(as_text(found))
+    if json is not None:
+        json.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))

@@ -1,0 +1,141 @@
+"""The `duplane` command line: where verbs register, how values are found, how a verb fails.
+
+A value comes from its flag, else from its environment variable, else from the config file, else
+from its default. Verbs register with `@app.command`; each parameter is a flag.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar, cast
+
+from cyclopts import App, CycloptsError, Parameter
+from cyclopts.config import Dict, Env
+from cyclopts.types import ExistingFile
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+# Packages of the extra `worker`.
+_EXTRA = ("torch", "transformers", "tokenizers", "safetensors", "yaml", "PIL", "onnxruntime", "av")
+_ENVIRONMENT = Env("DUPLANE_", command=False)
+Settings = TypeVar("Settings")
+CONFIG_TABLES = ("up", "edge", "scheduler", "worker")
+
+
+def shown_default(default: object) -> str | None:
+    """Return a default as the help and the settings page show it; None if there is none."""
+    match default:
+        case None | "" | ():
+            return None
+        case tuple():
+            return ",".join(str(item) for item in cast("tuple[object, ...]", default))
+        case _:
+            return str(default)
+
+
+app = App(
+    name="duplane",
+    version=f"duplane {importlib.metadata.version('duplane')}",
+    default_parameter=Parameter(show_default=shown_default),
+    help="Serve full-duplex speech models to many people at once.",
+    help_epilogue="Every flag can be set as an environment variable too: --port as DUPLANE_PORT."
+    " Flags of up, edge, scheduler and worker can also be set in a TOML file, in a table named"
+    " after the verb.",
+    help_format="markdown",
+    config=(_ENVIRONMENT,),
+)
+
+
+class CommandError(Exception):
+    """A verb cannot do what was asked; the message is for the user."""
+
+    exit_code = EXIT_FAILED
+
+
+class UsageError(CommandError):
+    """A flag, a variable, the config file or a file that they name cannot be used."""
+
+    exit_code = EXIT_USAGE
+
+
+@app.meta.default
+def launch(
+    *arguments: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+    config: Annotated[
+        ExistingFile | None,
+        Parameter(help="TOML file with settings in tables [up], [edge], [scheduler], [worker]."),
+    ] = None,
+) -> int:
+    """Run the verb that `arguments` name."""
+    app.config = (_ENVIRONMENT,)
+    if config is not None:
+        app.config = (_ENVIRONMENT, Dict(read_config(config), source=str(config)))
+        os.environ["DUPLANE_CONFIG"] = str(config.absolute())  # for the processes that `up` starts
+    return _run(app, arguments)
+
+
+def read_config(file: Path) -> dict[str, dict[str, Any]]:
+    """Read a config file: one table for each process. Raises UsageError naming what is wrong."""
+    try:
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file}: {error}") from None
+    for name, table in tables.items():
+        if name not in CONFIG_TABLES:
+            raise UsageError(f"{file}: {name!r} is not one of {', '.join(CONFIG_TABLES)}")
+        if not isinstance(table, dict):
+            raise UsageError(f"{file}: {name!r} must be a table")
+    return tables
+
+
+def parse_settings(
+    verb: Callable[[Settings], int], arguments: Sequence[str], defaults: Mapping[str, str]
+) -> Settings:
+    """Return the settings with which `verb` would run. `defaults` replace those of its fields.
+
+    Raises UsageError.
+    """
+    configured = app.config
+    app.config = (*configured, Dict({verb.__name__: defaults}, source="defaults"))
+    try:
+        _, bound = _parse(app, (verb.__name__, *arguments))
+    finally:
+        app.config = configured
+    bound.apply_defaults()
+    return bound.arguments["settings"]
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line; return the exit code. Failures end as one line on stderr."""
+    try:
+        return _run(app.meta, arguments)
+    except CommandError as error:
+        sys.stderr.write(f"duplane: {error}\n")
+        return error.exit_code
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").partition(".")[0] not in _EXTRA:
+            raise
+        sys.stderr.write(f"duplane: {missing.name} is not installed; install duplane[worker]\n")
+        return EXIT_FAILED
+
+
+def main() -> NoReturn:
+    """Run the command line of this process."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def _run(owner: App, arguments: Sequence[str]) -> int:
+    verb, bound = _parse(owner, arguments)
+    return verb(*bound.args, **bound.kwargs) or 0
+
+
+def _parse(owner: App, arguments: Sequence[str]) -> Any:
+    try:
+        return owner.parse_args(arguments, exit_on_error=False, print_error=False)[:2]
+    except (CycloptsError, ValueError) as error:
+        raise UsageError(str(error)) from None

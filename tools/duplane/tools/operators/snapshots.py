@@ -1,0 +1,75 @@
+"""Reads the state of a fabric from its schedulers, and asks them to drain a worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc.aio
+
+from duplane.fabric.channel import open_channel
+from duplane.fabric.client import FabricClient
+from duplane.fabric.errors import FabricError, from_rpc
+from duplane.fabric.v1 import admin_pb2, admin_pb2_grpc
+from duplane.tools.command import CommandError
+
+_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class SchedulerView:
+    """One scheduler: its state, or why it did not answer."""
+
+    address: str
+    snapshot: admin_pb2.Snapshot
+    failure: str = ""
+
+
+async def read_fabric(schedulers: Sequence[str]) -> Sequence[SchedulerView]:
+    """Read the state at each scheduler. Raises CommandError if none answers."""
+    views = await asyncio.gather(*map(_read, schedulers))
+    if all(view.failure for view in views):
+        reasons = "; ".join(f"{view.address}: {view.failure}" for view in views)
+        raise CommandError(f"no scheduler answers: {reasons}")
+    return views
+
+
+async def _read(address: str) -> SchedulerView:
+    """Read the first message of a watch, which is the whole state."""
+    async with open_channel(address) as channel:
+        call = admin_pb2_grpc.AdminServiceStub(channel).Watch(
+            admin_pb2.WatchRequest(), timeout=_TIMEOUT_S
+        )
+        try:
+            async for first in call:
+                return SchedulerView(address, first.snapshot)
+            failure = "the scheduler ended the call"
+        except grpc.aio.AioRpcError as error:
+            failure = from_rpc(error).message
+        finally:
+            call.cancel()
+    return SchedulerView(address, admin_pb2.Snapshot(), failure)
+
+
+def merge(views: Sequence[SchedulerView]) -> admin_pb2.Snapshot:
+    """Combine what the schedulers see. Schedulers that share a store see the same."""
+    workers = {one.worker.worker_id: one for view in views for one in view.snapshot.workers}
+    leases = {one.claims.lease_id: one for view in views for one in view.snapshot.leases}
+    tickets = {one.ticket_id: one for view in views for one in view.snapshot.tickets}
+    return admin_pb2.Snapshot(
+        workers=[workers[name] for name in sorted(workers)],
+        leases=leases.values(),
+        tickets=[tickets[name] for name in sorted(tickets)],
+        ticket_limit=max(view.snapshot.ticket_limit for view in views),
+    )
+
+
+async def drain_worker(schedulers: Sequence[str], worker_id: str) -> None:
+    """Ask a worker to accept no more sessions. Raises CommandError."""
+    request = admin_pb2.DrainWorkerRequest(worker_id=worker_id)
+    async with FabricClient(schedulers) as client:
+        try:
+            await client.administer(lambda stub: stub.DrainWorker(request, timeout=_TIMEOUT_S))
+        except FabricError as error:
+            raise CommandError(error.message) from None

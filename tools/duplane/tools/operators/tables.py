@@ -1,0 +1,113 @@
+"""The tables and the JSON of `duplane status`. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+
+from duplane.fabric.durations import to_seconds
+from duplane.fabric.kinds import kind_name
+from duplane.fabric.v1 import admin_pb2, registry_pb2
+from duplane.tools.bench.report import table
+from duplane.tools.operators.snapshots import SchedulerView, merge
+
+_STATES = (
+    ("free", registry_pb2.SLOT_STATE_FREE),
+    ("occupied", registry_pb2.SLOT_STATE_OCCUPIED),
+    ("cleaning", registry_pb2.SLOT_STATE_CLEANING),
+    ("broken", registry_pb2.SLOT_STATE_BROKEN),
+)
+
+
+def fabric_tables(views: Sequence[SchedulerView], row_limit: int) -> str:
+    """Return schedulers, workers, leases and queue; at most `row_limit` rows of each."""
+    state = merge(views)
+    parts = (
+        ("schedulers", ("", "state", "workers", "leases", "waiting"), map(_scheduler, views)),
+        (
+            f"workers: {len(state.workers)}",
+            ("", "state", *(name for name, _ in _STATES), "pool", "labels", "address"),
+            map(_worker, state.workers),
+        ),
+        (
+            f"leases: {len(state.leases)}",
+            ("", "worker", "slot", "kind", "state", "held s", "left s"),
+            map(_lease, state.leases),
+        ),
+        (
+            f"waiting: {len(state.tickets)} of at most {state.ticket_limit}",
+            ("", "position", "kind", "pool", "needs", "waited s", "left s"),
+            map(_ticket, state.tickets),
+        ),
+    )
+    return "".join(_bounded(title, header, list(rows), row_limit) for title, header, rows in parts)
+
+
+def fabric_json(views: Sequence[SchedulerView]) -> dict[str, Any]:
+    """Return the whole state as JSON, with the names of the contract."""
+    schedulers = [{"address": view.address, "failure": view.failure} for view in views]
+    state = MessageToDict(
+        merge(views), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return {"schedulers": schedulers, **state}
+
+
+def _bounded(
+    title: str, header: Sequence[str], rows: Sequence[Sequence[str]], row_limit: int
+) -> str:
+    hidden_count = max(0, len(rows) - row_limit)
+    note = f"; {hidden_count} more are not shown" if hidden_count else ""
+    return table(f"{title}{note}", header, rows[:row_limit])
+
+
+def _scheduler(view: SchedulerView) -> Sequence[str]:
+    seen = view.snapshot
+    counts = (len(seen.workers), len(seen.leases), len(seen.tickets))
+    return (view.address, view.failure or "answers", *map(str, counts))
+
+
+def _worker(status: admin_pb2.WorkerStatus) -> Sequence[str]:
+    register = status.worker
+    counts = Counter(slot.state for slot in register.slots)
+    states = (
+        (status.is_unreachable, "unreachable"),
+        (status.is_silent, "silent"),
+        (status.is_draining, "draining"),
+    )
+    state = next((name for is_so, name in states if is_so), "ready")
+    slots = (str(counts[state]) for _, state in _STATES)
+    labels = _pairs(register.labels)
+    return (register.worker_id, state, *slots, register.pool or "-", labels, register.address)
+
+
+def _lease(lease: admin_pb2.LeaseStatus) -> Sequence[str]:
+    claims = lease.claims
+    return (
+        claims.session_id or claims.lease_id,
+        claims.worker_id,
+        str(claims.slot),
+        kind_name(claims.kind),
+        "claimed" if lease.is_claimed else "granted",
+        f"{to_seconds(lease.held_duration):.0f}",
+        f"{to_seconds(lease.estimated_remaining):.0f}",
+    )
+
+
+def _ticket(ticket: admin_pb2.TicketStatus) -> Sequence[str]:
+    left_s = to_seconds(ticket.estimated_wait)
+    return (
+        ticket.session_id or ticket.ticket_id,
+        str(ticket.position),
+        kind_name(ticket.kind),
+        ticket.pool or "-",
+        _pairs(ticket.needs),
+        f"{to_seconds(ticket.waited_duration):.0f}",
+        f"{left_s:.0f}" if ticket.HasField("estimated_wait") else "-",
+    )
+
+
+def _pairs(labels: Any) -> str:
+    return ",".join(f"{name}={value}" for name, value in sorted(labels.items())) or "-"

@@ -1,0 +1,183 @@
+"""One example of every event, from sessions that run the dialects with a scripted worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any, cast
+
+import orjson
+import pybase64
+
+from duplane.edge.clock import Moment
+from duplane.edge.close import Close, CloseReason
+from duplane.edge.dialects.a import DialectA
+from duplane.edge.dialects.b import DialectB
+from duplane.edge.dialects.b_chat import DialectBChat
+from duplane.edge.dialects.c import DialectC
+from duplane.edge.dialects.d import DialectD
+from duplane.edge.identity import Identity
+from duplane.edge.routing import CHAT_MODE, MODES
+from duplane.edge.session.chat_session import ChatSession
+from duplane.edge.session.duplex_session import DuplexSession
+from duplane.edge.settings import Limits
+from duplane.fabric.durations import to_duration
+from duplane.fabric.v1 import lease_pb2, session_pb2
+
+Json = dict[str, Any]
+Examples = Mapping[str, Json]  # event type -> event
+
+_NOW = Moment(0.0, 1_714_200_000_000_000_000)
+_LIMITS = Limits()
+_IDENTITY = Identity("sess_0123456789ab", "rt_1714200000000")
+_SOUND = bytes(64_000)
+_AUDIO = pybase64.b64encode(_SOUND).decode()
+_MAX_TEXT = 40
+
+CLIENT: Mapping[str, Examples] = {
+    "A": {
+        "session.update": {"session": {"instructions": "Be brief."}},
+        "input_audio_buffer.append": {"audio": _AUDIO},
+        "session.close": {"reason": "user_stop"},
+    },
+    "B": {
+        "session.init": {"payload": {"system_prompt": "Be brief."}},
+        "input.append": {"input": {"audio": _AUDIO, "input_id": "unit_0"}},
+        "session.close": {"reason": "user_stop"},
+    },
+    "B, chat": {
+        "session.init": {"payload": {}},
+        "input.append": {"input": {"messages": [{"role": "user", "content": "Hello!"}]}},
+        "session.close": {"reason": "user_stop"},
+    },
+    "C": {
+        "prepare": {"system_prompt": "Be brief."},
+        "audio_chunk": {"audio_base64": _AUDIO},
+        "pause": {"timeout": 60},
+        "resume": {},
+        "interrupt": {},
+        "client_diagnostic": {},
+        "stop": {},
+    },
+    "D": {
+        "request": {
+            "messages": [{"role": "user", "content": "Hello!"}],
+            "generation": {"max_new_tokens": 256},
+            "tts": {"enabled": True},
+        },
+    },
+}
+
+
+def client_event(dialect: str, kind: str) -> Json:
+    """Return an event as a client sends it."""
+    fields = CLIENT[dialect][kind]
+    return fields if dialect == "D" else {"type": kind, **fields}
+
+
+@cache
+def server_events(dialect: str) -> Examples:
+    """Return the first event of each type that a session of this dialect sends."""
+    events: dict[str, Json] = {}
+    run = _chat if dialect in ("B, chat", "D") else _duplex
+    for rendered in run(dialect):
+        event: Json = orjson.loads(rendered)
+        # An example with sound shows more fields.
+        if event["type"] not in events or event.get("kind") == "audio":
+            events[event["type"]] = event
+    return events
+
+
+def shortened(value: Any) -> Any:
+    """Return an example with its long texts cut."""
+    match value:
+        case dict():
+            fields = cast(Json, value)
+            return {key: shortened(item) for key, item in fields.items()}
+        case list():
+            return [shortened(item) for item in cast("list[Any]", value)]
+        case str() if len(value) > _MAX_TEXT:
+            return f"{value[:8]}…"
+        case _:
+            return value
+
+
+def _queued(position: int) -> lease_pb2.Queued:
+    return lease_pb2.Queued(
+        ticket_id="q_0123456789ab",
+        position=position,
+        queue_length=2,
+        estimated_wait=to_duration(20.0 * position),
+    )
+
+
+def _duplex(dialect: str) -> Iterable[bytes]:
+    identity, mode = _IDENTITY, MODES["audio"]
+    speaks = {
+        "A": lambda: DialectA(identity, _LIMITS, mode),
+        "B": lambda: DialectB(identity, _LIMITS, mode, new_id=lambda: "0123456789ab"),
+        "C": lambda: DialectC(identity, _LIMITS, mode),
+    }[dialect]
+    session = DuplexSession(speaks(), _LIMITS, _NOW)
+    events: list[bytes] = []
+
+    def send(kind: str) -> None:
+        message = orjson.dumps(client_event(dialect, kind))
+        events.extend(session.receive(message, _NOW))
+        while session.requests.take():
+            pass
+
+    def respond(**message: Any) -> None:
+        response = session_pb2.ConverseResponse(**message)
+        events.extend(session.responded(response, _NOW))
+
+    settings, append, *others = CLIENT[dialect]
+    events += [*session.queued(_queued(2), _NOW), *session.queued(_queued(1), _NOW)]
+    events += session.granted(60.0, _NOW)
+    events += session.receive(b'{"type":"unknown"}', _NOW)
+    send(settings)
+    respond(opened=session_pb2.Opened(prompt_token_count=12))
+    send(append)
+    listened = session_pb2.Delta(sequence=0, context_token_count=30)
+    listened.listen.SetInParent()
+    respond(delta=listened)
+    send(append)
+    speech = session_pb2.Speech(text="Hello!", audio=_SOUND)
+    respond(delta=session_pb2.Delta(sequence=1, speech=speech, context_token_count=44))
+    for kind in others:
+        send(kind)
+    timeout = Close(CloseReason.TIMEOUT, "session time limit")
+    again = DuplexSession(speaks(), _LIMITS, _NOW)
+    return [*events, *again.end(timeout, _NOW)]
+
+
+def _chat(dialect: str) -> Iterable[bytes]:
+    first = (
+        DialectD(_IDENTITY, _LIMITS, CHAT_MODE)
+        if dialect == "D"
+        else DialectBChat(_IDENTITY, _LIMITS, CHAT_MODE, new_id=lambda: "0123456789ab")
+    )
+    session = ChatSession(first, _LIMITS, _NOW)
+    events: list[bytes] = []
+    if dialect != "D":
+        events += session.receive(b'{"type":"unknown"}', _NOW)
+    for kind in CLIENT[dialect]:
+        if kind == "session.close":
+            continue
+        events += session.receive(orjson.dumps(client_event(dialect, kind)), _NOW)
+    events += [*session.queued(_queued(2), _NOW), *session.queued(_queued(1), _NOW)]
+    events += session.granted(3.0, _NOW)
+    session.next_turn(_NOW)
+    delta = session_pb2.ChatDelta(text="Hello!", audio=_SOUND, context_token_count=20)
+    counts = session_pb2.TokenCounts(input_text_token_count=9, output_text_token_count=3)
+    for response in (
+        session_pb2.ChatResponse(prefilled=session_pb2.Prefilled(prompt_token_count=9)),
+        session_pb2.ChatResponse(delta=delta),
+        session_pb2.ChatResponse(done=session_pb2.Done(token_counts=counts)),
+    ):
+        events += session.responded(response, _NOW)
+    events += session.end(Close(CloseReason.CLIENT, client_reason="user_stop"), _NOW)
+    if dialect == "D":
+        refused = ChatSession(DialectD(_IDENTITY, _LIMITS, CHAT_MODE), _LIMITS, _NOW)
+        events += refused.receive(b"{}", _NOW)
+    return events

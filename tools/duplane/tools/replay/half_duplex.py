@@ -1,0 +1,146 @@
+"""Half duplex: whole utterances and their answers in turns, over one context that is kept.
+
+A window bounds the context: when it has more rows than a high mark, the oldest rounds (each an
+utterance and its answer) are dropped until it has at most the rows of a low mark. The rows after
+them move up, and their keys are rotated to the new positions. The reference counts the first round
+as part of the prompt and cuts from there, so it splits rounds; here only whole rounds are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from duplane.worker.model.audio.mel import FIRST_UNIT_FILL
+from duplane.worker.model.chat.chats import Chats
+from duplane.worker.model.chat.prompt import ChatPrompt, PromptBuilder
+from duplane.worker.model.chat.types import (
+    ChatAudio,
+    ChatMessage,
+    ChatOptions,
+    ChatPart,
+    ChatRole,
+)
+from duplane.worker.model.llm.kv_cache import Slide
+from duplane.worker.model.llm.sampling import Uniforms
+from duplane.worker.model.loader import ModelParts
+from duplane.worker.model.types import OptionError
+
+USER_MARK = "<|im_start|>user\n"
+ANSWER_END = "<|tts_eos|><|im_end|>\n"
+
+
+@dataclass(frozen=True)
+class TextWindow:
+    """The rows above which rounds are dropped, and the rows that may stay. Raises `OptionError`."""
+
+    high_tokens: int = 8000
+    low_tokens: int = 6000
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low_tokens <= self.high_tokens:
+            raise OptionError(
+                "text_window_low_tokens",
+                f"is {self.low_tokens}, not between 0 and {self.high_tokens}",
+            )
+
+
+class HalfDuplex:
+    """One half-duplex conversation in a slot. `Chats.step` runs its answers, `close` ends it."""
+
+    def __init__(
+        self,
+        chats: Chats,
+        parts: ModelParts,
+        slot: int,
+        options: ChatOptions,
+        *,
+        window: TextWindow | None = None,
+        uniforms: Uniforms | None = None,
+    ) -> None:
+        """Take a clean slot. A context smaller than the window's marks moves before it is full."""
+        self._chats, self._parts, self._slot, self._options = chats, parts, slot, options
+        self._window = window or TextWindow()
+        self._end_rows = len(parts.tokens.encode(ANSWER_END))
+        self._prompt_rows = 0  # of the system prompt, which is never dropped
+        self._round_rows: list[int] = []  # of the finished rounds, oldest first
+        self._has_heard = False
+        self._has_answered = False
+        chats.begin(slot, options, uniforms=uniforms)
+        self._builder = self._next_prompt()
+
+    def _next_prompt(self) -> PromptBuilder:
+        room = self._chats.prompt_room(self._options) - self._prompt_rows
+        return PromptBuilder(self._parts, self._options, room, is_blockwise=False)
+
+    @property
+    def context_length(self) -> int:
+        """The number of rows in the slot's context."""
+        return self._parts.llm.cache.length(self._slot)
+
+    @property
+    def prompt(self) -> ChatPrompt:
+        """The prompt of the next answer, or of the answer that runs."""
+        return self._builder.prompt
+
+    def instruct(self, parts: Sequence[ChatPart]) -> int:
+        """Add the system prompt, which must come first; returns its number of rows."""
+        prompt = self._builder.chat([ChatMessage(ChatRole.SYSTEM, tuple(parts))])
+        self._prompt_rows = len(prompt.ids)
+        return self._prompt_rows
+
+    def hear(self, parts: Sequence[ChatPart]) -> int:
+        """Add the user's turn and begin to answer; returns the row count before the answer mark."""
+        said = [self._filled(part) for part in parts]
+        if self._has_answered:
+            self._take_turn(said)
+        else:
+            self._add_turn(said)
+        length = self.context_length + len(self.prompt.ids)
+        self._chats.answer(self._slot, self.prompt)
+        self._has_answered = True
+        return length
+
+    def _take_turn(self, said: Sequence[ChatPart]) -> None:
+        """End the round before, lay out the next, and make room for it."""
+        self._builder = self._next_prompt()
+        self._builder.add_text(ANSWER_END)
+        self._add_turn(said)
+        before = self._prompt_rows + sum(self._round_rows)
+        self._round_rows.append(self.context_length + self._end_rows - before)
+        if not self._make_room(len(self.prompt.ids) - self._end_rows):
+            self._builder = self._next_prompt()  # the answer with that end mark was dropped
+            self._add_turn(said)
+
+    def _add_turn(self, said: Sequence[ChatPart]) -> None:
+        self._builder.add_text(USER_MARK)
+        self._builder.message(said, "parts")
+
+    def _make_room(self, rows: int) -> bool:
+        """Drop rounds until `rows` and an answer fit; return whether the last round stays.
+
+        The end of the last answer is counted with its round, but is not in the context yet.
+        """
+        room = self._chats.prompt_room(self._options) + 1 - self._options.max_new_tokens
+        high = min(self._window.high_tokens, max(room, 0))
+        low = min(self._window.low_tokens, high)
+        length = self._prompt_rows + sum(self._round_rows) + rows
+        if length <= high:
+            return True
+        dropped = 0
+        while self._round_rows and length > low:
+            length -= self._round_rows[0]
+            dropped += self._round_rows.pop(0)
+        kept = min(self._prompt_rows + dropped, self.context_length)
+        self._parts.llm.splice(self._slot, Slide(kept, self._prompt_rows, self._prompt_rows))
+        return bool(self._round_rows)
+
+    def _filled(self, part: ChatPart) -> ChatPart:
+        """Pad the first audio at its start to the length of a duplex session's first unit."""
+        if not isinstance(part, ChatAudio) or self._has_heard:
+            return part
+        self._has_heard = True
+        missing = max(0, FIRST_UNIT_FILL - len(part.samples))
+        return ChatAudio(np.pad(part.samples, (missing, 0)))

@@ -1,0 +1,53 @@
+"""The device and the dtype that traces are replayed with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duplane.worker.model.loader import ModelParts, torch_dtype
+from duplane.worker.model.transfer import upload
+
+
+@dataclass(frozen=True)
+class ReplayTarget:
+    """The device of a replay; `dtype` and `cuda_graphs` are as in the settings of a worker."""
+
+    device_name: str = "cpu"
+    dtype_name: str = "float32"
+    cuda_graphs: bool = True
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The torch device."""
+        return torch.device(self.device_name)
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The torch dtype. Raises ValueError for one that the model cannot run in."""
+        return torch_dtype(self.dtype_name)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the traces' tolerances, which are those of float32, apply."""
+        return self.dtype is torch.float32
+
+    def tensor(self, values: Any) -> Tensor:
+        """Copy recorded values to the device, in the dtype in which they were recorded."""
+        return upload(values, self.device)
+
+    @torch.inference_mode()
+    def capture(self, parts: ModelParts) -> None:
+        """Capture the CUDA graphs of loaded parts where a worker on this target would."""
+        if self.device.type != "cuda" or not self.cuda_graphs:
+            return
+        parts.llm.capture()
+        if parts.talker is not None:
+            parts.talker.capture()
+
+
+CPU_TARGET = ReplayTarget()

@@ -1,0 +1,104 @@
+"""Connections to a server, and sound files, for the verbs that act as a client."""
+
+# pyright: reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import numpy as np
+import soundfile
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import InvalidHandshake, InvalidMessage
+
+from duplane.fabric.audio import OUTPUT_RATE_HERTZ, AudioError, Samples, read_audio_file
+from duplane.tools.command import CommandError, UsageError
+
+_MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+_OPEN_TIMEOUT_S = 10.0  # for the connection and its handshakes
+
+
+def full_url(url: str, path: str) -> str:
+    """Complete a server address that has no path with `path` and its query.
+
+    Raises UsageError if `url` is not a WebSocket address.
+    """
+    parts = urlsplit(url if "://" in url else f"ws://{url}")
+    if parts.scheme not in ("ws", "wss"):
+        raise UsageError(f"url is {url!r}, must begin with ws:// or wss://")
+    bare = urlsplit(path)
+    route = parts.path if parts.path not in ("", "/") else bare.path
+    return urlunsplit((parts.scheme, parts.netloc, route, parts.query or bare.query, ""))
+
+
+class ConnectError(CommandError):
+    """No WebSocket connection to the server; the message says why."""
+
+
+@contextlib.asynccontextmanager
+async def connected(url: str, ca: Path | None = None) -> AsyncGenerator[ClientConnection]:
+    """Connect to a server for the body of the `with`, without a proxy.
+
+    `ca` is a file of certificates (PEM) to trust in place of those of the system. Raises
+    ConnectError.
+    """
+    is_tls = urlsplit(url).scheme == "wss"
+    try:
+        context = ssl.create_default_context(cafile=ca) if is_tls else None
+        connection = await connect(
+            url,
+            ssl=context,
+            open_timeout=_OPEN_TIMEOUT_S,
+            max_size=_MAX_MESSAGE_BYTES,
+            compression=None,
+            proxy=None,
+        )
+    except (OSError, TimeoutError, InvalidHandshake) as error:
+        raise ConnectError(f"no connection to {url}: {_reason(error, is_tls=is_tls)}") from None
+    async with connection:
+        yield connection
+
+
+def _reason(error: Exception, *, is_tls: bool) -> str:
+    """Return why a connection failed, and what to try."""
+    match error:
+        case ssl.SSLCertVerificationError():
+            return f"its certificate is not trusted ({error.verify_message}); see --ca"
+        case ssl.SSLError():
+            return "the server does not speak TLS on this port; try ws://"
+        case InvalidMessage() if not is_tls:
+            return "the server does not answer in HTTP; if it serves TLS, try wss://"
+        case TimeoutError():
+            return "the server accepts connections but does not answer"
+        case _:
+            return str(error)
+
+
+def read_sound(file: Path | None) -> Samples | None:
+    """Return a file's samples at 16 kHz; None without a file. Raises UsageError naming the file."""
+    try:
+        return read_audio_file(file) if file else None
+    except AudioError as error:
+        raise UsageError(f"{file} {error}") from None
+
+
+def check_out(out: Path | None) -> None:
+    """Check before the conversation that `out` can be written. Raises UsageError."""
+    if out is None:
+        return
+    if out.suffix.lower() != ".wav":
+        raise UsageError(f"out is {out}, must end in .wav")
+    try:
+        out.open("ab").close()
+    except OSError as error:
+        raise UsageError(f"out: {out} cannot be written: {error.strerror}") from None
+
+
+def write_sound(out: Path | None, parts: Sequence[Samples]) -> None:
+    """Write parts of sound, one after the other, to a file if there is one."""
+    if out:
+        soundfile.write(out, np.concatenate([np.zeros(0, "f4"), *parts]), OUTPUT_RATE_HERTZ)

@@ -1,0 +1,200 @@
+"""The client side of each public dialect: messages of `duplane talk`, and replies to its units."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class UnitReply:
+    """The server's answer to one unit, or a part of it; `audio` is base64, empty for none.
+
+    `is_whole` is False while more events may follow about the same unit.
+    """
+
+    unit: int
+    is_speech: bool
+    is_whole: bool
+    text: str = ""
+    audio: str = ""
+    context: int = 0
+    end_of_turn: bool = False
+
+
+class TalkDialect(Protocol):
+    """One dialect of one conversation."""
+
+    queue_prefix: str  # of the queue events' types
+    ready: str  # the event after which units may be sent
+    ended: frozenset[str]  # the events that end the session
+
+    def __init__(self, prompt: str, voice: str | None, seed: int | None = None) -> None: ...
+
+    def path(self, mode: str) -> str:
+        """Return the path and query of the URL."""
+        ...
+
+    def start(self) -> Message:
+        """Return the message that begins the session."""
+        ...
+
+    def unit(self, number: int, audio: str, frames: list[str]) -> Message:
+        """Return the message that carries one unit, numbered from 0, and its pictures."""
+        ...
+
+    def close(self) -> Message:
+        """Return the message that ends the session."""
+        ...
+
+    def replies(self, event: Message) -> Iterator[UnitReply]:
+        """Yield the replies to units that `event` holds."""
+        ...
+
+
+class _Realtime:
+    queue_prefix = "session."
+    ready = "session.created"
+    ended = frozenset({"session.closed"})
+
+    def path(self, mode: str) -> str:
+        return f"/v1/realtime?mode={mode}"
+
+
+class DialectA(_Realtime):
+    """`session.update`: one event answers one unit, in order."""
+
+    def __init__(self, prompt: str, voice: str | None, seed: int | None = None) -> None:
+        del seed  # the dialect has no field for it
+        self._session = {"instructions": prompt} | ({"ref_audio": voice} if voice else {})
+        self._answered = itertools.count()
+
+    def start(self) -> Message:
+        return {"type": "session.update", "session": self._session}
+
+    def unit(self, number: int, audio: str, frames: list[str]) -> Message:
+        del number  # the dialect has no field for it
+        event: Message = {"type": "input_audio_buffer.append", "audio": audio}
+        return event | ({"video_frames": frames} if frames else {})
+
+    def close(self) -> Message:
+        return {"type": "session.close", "reason": "user_stop"}
+
+    def replies(self, event: Message) -> Iterator[UnitReply]:
+        if event["type"] not in ("response.listen", "response.output_audio.delta"):
+            return
+        yield UnitReply(
+            unit=next(self._answered),
+            is_speech=event["type"] == "response.output_audio.delta",
+            is_whole=True,
+            text=event.get("text") or "",
+            audio=event.get("audio") or "",
+            context=event.get("kv_cache_length", 0),
+            end_of_turn=event.get("end_of_turn", False),
+        )
+
+
+class DialectB(_Realtime):
+    """`session.init`: a spoken unit comes as up to three events that echo its `input_id`.
+
+    With a server that does not echo, units are counted: each begins by `text` or `listen`.
+    """
+
+    def __init__(self, prompt: str, voice: str | None, seed: int | None = None) -> None:
+        self._payload: Message = {"system_prompt": prompt}
+        if seed is not None:
+            self._payload["seed"] = seed
+        if voice:
+            self._payload["voice"] = {"ref_audio_base64": voice}
+        self._counted = -1  # the newest unit, if the server does not echo ids
+        self._last_kind = ""
+
+    def start(self) -> Message:
+        return {"type": "session.init", "payload": self._payload}
+
+    def unit(self, number: int, audio: str, frames: list[str]) -> Message:
+        given: Message = {"audio": audio, "input_id": str(number)}
+        return {
+            "type": "input.append",
+            "input": given | ({"video_frames": frames} if frames else {}),
+        }
+
+    def close(self) -> Message:
+        return {"type": "session.close", "reason": "user_stop"}
+
+    def replies(self, event: Message) -> Iterator[UnitReply]:
+        if event["type"] != "response.output.delta":
+            return
+        is_listen = event["kind"] == "listen"
+        closes_turn = is_listen and "response_id" in event
+        yield UnitReply(
+            unit=self._unit_of(event, closes_turn=closes_turn),
+            is_speech=not is_listen or closes_turn,
+            is_whole=is_listen,
+            text=event.get("text") or "",
+            audio=event.get("audio") or "",
+            context=event.get("metrics", {}).get("kv_cache_length", 0),
+            end_of_turn=closes_turn,
+        )
+
+    def _unit_of(self, event: Message, *, closes_turn: bool) -> int:
+        named = str(event.get("input_id", ""))
+        if named.isdecimal():
+            return int(named)
+        kind, before = event["kind"], self._last_kind
+        self._last_kind = kind
+        goes_on = closes_turn or (kind == "audio" and before == "text")
+        if not goes_on or self._counted < 0:
+            self._counted += 1
+        return self._counted
+
+
+class DialectC:
+    """`prepare`: one `result` answers one unit, in order."""
+
+    queue_prefix = ""
+    ready = "prepared"
+    ended = frozenset({"stopped", "timeout"})
+
+    def __init__(self, prompt: str, voice: str | None, seed: int | None = None) -> None:
+        del seed  # the dialect has no field for it
+        self._settings: Message = {"system_prompt": prompt}
+        if voice:
+            self._settings["ref_audio_base64"] = voice
+        self._answered = itertools.count()
+
+    def path(self, mode: str) -> str:
+        prefix = "adx" if mode == "audio" else "omni"
+        return f"/ws/duplex/{prefix}_{secrets.token_hex(6)}"
+
+    def start(self) -> Message:
+        return {"type": "prepare"} | self._settings
+
+    def unit(self, number: int, audio: str, frames: list[str]) -> Message:
+        del number  # the dialect has no field for it
+        event: Message = {"type": "audio_chunk", "audio_base64": audio}
+        return event | ({"frame_base64_list": frames} if frames else {})
+
+    def close(self) -> Message:
+        return {"type": "stop"}
+
+    def replies(self, event: Message) -> Iterator[UnitReply]:
+        if event["type"] != "result":
+            return
+        yield UnitReply(
+            unit=next(self._answered),
+            is_speech=not event["is_listen"],
+            is_whole=True,
+            text=event["text"] or "",
+            audio=event["audio_data"] or "",
+            context=event["kv_cache_length"],
+            end_of_turn=event["end_of_turn"],
+        )
+
+
+DIALECTS: dict[str, type[TalkDialect]] = {"A": DialectA, "B": DialectB, "C": DialectC}

@@ -1,0 +1,266 @@
+"""`duplane talk` in audio and video sessions: sends units at real-time pace, prints the replies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pybase64
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
+
+from duplane.fabric.audio import (
+    INPUT_RATE_HERTZ,
+    OUTPUT_RATE_HERTZ,
+    Samples,
+    pcm_from_samples,
+)
+from duplane.tools.command import CommandError, UsageError
+from duplane.tools.talk.client import check_out, connected, full_url, read_sound, write_sound
+from duplane.tools.talk.dialects import DIALECTS, TalkDialect, UnitReply
+from duplane.tools.talk.settings import TalkSettings
+
+_Unit = tuple[Samples, list[str]]  # its audio and its pictures
+
+_UNIT_SAMPLES = INPUT_RATE_HERTZ  # one second
+SAMPLE = Path(__file__).parent / "samples" / "questions.wav"
+"""The recording that is sent without a file; its questions are in the text beside it."""
+_REPLY_TIMEOUT_S = 10.0  # for the replies that are missing once everything is sent
+QUEUE_TIMEOUT_S = 3600.0
+
+
+class TalkError(CommandError):
+    """The conversation failed; the message says how."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One unit and the reply to it, as printed."""
+
+    unit: int
+    latency_ms: float
+    decision: str = ""
+    text: str = ""
+    audio_s: float = 0.0
+    context: int = 0
+    end_of_turn: bool = False
+
+
+@dataclass
+class _Conversation:
+    """The units sent and the replies to them."""
+
+    as_json: bool
+    rows: list[Row] = field(default_factory=list[Row])
+    audio: list[Samples] = field(default_factory=list[Samples])
+    unanswered: dict[int, float] = field(default_factory=dict[int, float])
+    errors: list[str] = field(default_factory=list[str])
+    closed_reason: str | None = None
+    all_answered: asyncio.Event = field(default_factory=asyncio.Event)
+    _pending: Row | None = None
+
+    def sent(self, unit: int) -> None:
+        self.unanswered[unit] = time.monotonic()
+        self.all_answered.clear()
+
+    def add(self, reply: UnitReply) -> None:
+        """Add a reply to its unit; print the row of the unit once it is complete."""
+        if self._pending and self._pending.unit != reply.unit:
+            self.flush()
+        samples = np.frombuffer(pybase64.b64decode(reply.audio, validate=True), "<f4")
+        if samples.size:
+            self.audio.append(samples)
+        now = time.monotonic()
+        before = self._pending or Row(
+            unit=reply.unit,
+            latency_ms=round((now - self.unanswered.pop(reply.unit, now)) * 1000, 1),
+        )
+        self._pending = Row(
+            unit=reply.unit,
+            decision="speak" if reply.is_speech else "listen",
+            text=before.text + reply.text,
+            audio_s=round(before.audio_s + samples.size / OUTPUT_RATE_HERTZ, 3),
+            latency_ms=before.latency_ms,
+            context=reply.context or before.context,
+            end_of_turn=reply.end_of_turn,
+        )
+        if not self.unanswered:
+            self.all_answered.set()
+        if reply.is_whole:
+            self.flush()
+
+    def flush(self) -> None:
+        """Print the row of the unit that is not complete yet."""
+        row, self._pending = self._pending, None
+        if row is None:
+            return
+        self.rows.append(row)
+        if self.as_json:
+            sys.stdout.write(orjson.dumps(asdict(row)).decode() + "\n")
+        else:
+            end = "  end of turn" if row.end_of_turn else ""
+            sys.stdout.write(
+                f"{row.unit:4d}  {row.decision:6s}  {row.audio_s:6.2f} s  {row.latency_ms:7.1f} ms"
+                f"  context {row.context:5d}  {row.text!r}{end}\n"
+            )
+        sys.stdout.flush()
+
+
+def talk_to(settings: TalkSettings, *, out: Path | None, as_json: bool) -> None:
+    """Hold the conversation, print its rows and write the reply.
+
+    Raises UsageError for settings that cannot work, TalkError when the conversation did not.
+    """
+    check_out(out)
+    speech, voice = read_sound(settings.wav or SAMPLE), read_sound(settings.voice)
+    assert speech is not None, "there is a file"
+    if settings.wav is None and not as_json:
+        questions = SAMPLE.with_suffix(".txt").read_text(encoding="utf-8")
+        sys.stderr.write(f"sending {SAMPLE.name}, in which a synthetic voice says:\n{questions}")
+    voice_base64 = None if voice is None else base64_of(voice)
+    dialect = DIALECTS[settings.dialect](settings.prompt, voice_base64, settings.seed)
+    if settings.frames and settings.mode != "video":
+        raise UsageError("pictures are for mode 'video'")
+    if settings.videos:
+        raise UsageError("video files are for mode 'chat'")
+    conversation = _Conversation(as_json)
+    asyncio.run(_converse(settings, dialect, speech, conversation))
+    write_sound(out, conversation.audio)
+    _summarize(conversation, out)
+
+
+def _summarize(conversation: _Conversation, out: Path | None) -> None:
+    rows = conversation.rows
+    spoken = sum(row.decision == "speak" for row in rows)
+    seconds = sum(row.audio_s for row in rows)
+    latencies = sorted(row.latency_ms for row in rows) or [0.0]
+    sys.stderr.write(
+        f"{len(rows)} units: {len(rows) - spoken} listened, {spoken} spoken,"
+        f" {seconds:.1f} s of speech{f' in {out}' if out else ''};"
+        f" latency p50 {latencies[len(latencies) // 2]:.0f} ms, max {latencies[-1]:.0f} ms;"
+        f" closed: {conversation.closed_reason}\n"
+    )
+    if conversation.errors:
+        raise TalkError("; ".join(conversation.errors))
+    if conversation.unanswered:
+        raise TalkError(f"{len(conversation.unanswered)} units were never answered")
+    if conversation.closed_reason is None:
+        raise TalkError("the server did not close the session in order")
+
+
+def base64_of(samples: Samples) -> str:
+    return pybase64.b64encode_as_string(pcm_from_samples(samples))
+
+
+async def _converse(
+    settings: TalkSettings, dialect: TalkDialect, speech: Samples, conversation: _Conversation
+) -> None:
+    url = full_url(settings.url, dialect.path(settings.mode))
+    pictures = [pybase64.b64encode_as_string(file.read_bytes()) for file in settings.frames]
+    try:
+        async with connected(url, settings.ca) as connection:
+            async with asyncio.timeout(QUEUE_TIMEOUT_S):
+                await _start(connection, dialect)
+            units = _units(speech, settings.tail_s)
+            frames = [
+                [pictures[at % len(pictures)]] if pictures else [] for at in range(len(units))
+            ]
+            await _stream(connection, dialect, list(zip(units, frames, strict=True)), conversation)
+    except TimeoutError:
+        raise TalkError("the server does not answer") from None
+    except ConnectionClosed as error:
+        raise TalkError(f"the connection ended early: {error}") from None
+
+
+async def _start(connection: ClientConnection, dialect: TalkDialect) -> None:
+    async for event in events_of(connection):
+        match str(event.get("type")).removeprefix(dialect.queue_prefix):
+            case "queued" | "queue_update":
+                print_position(event)
+            case "queue_done":
+                await connection.send(orjson.dumps(dialect.start()), text=True)
+            case _ if event.get("type") == dialect.ready:
+                return
+            case _:
+                raise TalkError(f"refused: {orjson.dumps(event).decode()}")
+    raise TalkError("the connection ended before the session began")
+
+
+def print_position(event: dict[str, Any]) -> None:
+    """Print the position in the queue."""
+    wait = event.get("estimated_wait_s")
+    sys.stderr.write(f"queued: position {event.get('position')}, about {wait} s\n")
+
+
+async def _stream(
+    connection: ClientConnection,
+    dialect: TalkDialect,
+    units: list[_Unit],
+    conversation: _Conversation,
+) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        receiver = tasks.create_task(_receive(connection, dialect, conversation))
+        await _send(connection, dialect, units, conversation)
+        await asyncio.wait({receiver}, timeout=_REPLY_TIMEOUT_S)
+        receiver.cancel()
+
+
+async def _send(
+    connection: ClientConnection,
+    dialect: TalkDialect,
+    units: list[_Unit],
+    conversation: _Conversation,
+) -> None:
+    begin = time.monotonic()
+    with contextlib.suppress(ConnectionClosed):  # the receiver reports the reason
+        for number, (unit, frames) in enumerate(units):
+            # Like a microphone: a second of sound is complete when the second is over.
+            await asyncio.sleep(max(0.0, begin + number + 1 - time.monotonic()))
+            conversation.sent(number)
+            message = dialect.unit(number, base64_of(unit), frames)
+            await connection.send(orjson.dumps(message), text=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_REPLY_TIMEOUT_S):
+                await conversation.all_answered.wait()
+        await connection.send(orjson.dumps(dialect.close()), text=True)
+
+
+async def _receive(
+    connection: ClientConnection, dialect: TalkDialect, conversation: _Conversation
+) -> None:
+    try:
+        async for event in events_of(connection):
+            match event.get("type"):
+                case "error":
+                    conversation.errors.append(orjson.dumps(event.get("error")).decode())
+                case kind if kind in dialect.ended:
+                    conversation.closed_reason = str(event.get("reason") or kind)
+                case _:
+                    for reply in dialect.replies(event):
+                        conversation.add(reply)
+    except ConnectionClosed as closed:
+        conversation.errors.append(f"the connection broke: {closed}")
+    finally:
+        conversation.flush()
+        conversation.all_answered.set()
+
+
+async def events_of(connection: ClientConnection) -> AsyncGenerator[dict[str, Any]]:
+    async for message in connection:
+        yield orjson.loads(message)
+
+
+def _units(speech: Samples, tail_s: float) -> list[Samples]:
+    """Cut into whole seconds, the last filled with silence, and the tail after it."""
+    count = -(-(speech.size + int(tail_s * INPUT_RATE_HERTZ)) // _UNIT_SAMPLES)
+    padded = np.zeros(count * _UNIT_SAMPLES, np.float32)
+    padded[: speech.size] = speech
+    return list(padded.reshape(count, _UNIT_SAMPLES))

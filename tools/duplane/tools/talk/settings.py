@@ -1,0 +1,67 @@
+"""Settings of `duplane talk`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, Literal
+
+from cyclopts import Parameter, Token
+from cyclopts.types import ExistingFile
+
+from duplane.fabric.settings import NonNegativeFloat, check_bounds
+
+Dialect = Literal["A", "B", "C", "D"]
+Mode = Literal["audio", "video", "chat"]
+DIALECTS = ("A", "B", "C", "D")
+DEFAULT_URL = "ws://127.0.0.1:8006"
+
+
+def _capital(_: object, tokens: Sequence[Token]) -> str:
+    name = tokens[0].value.upper()
+    if name not in DIALECTS:
+        raise ValueError(f"must be one of {', '.join(DIALECTS)}")
+    return name
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class TalkSettings:
+    """What to send, and where. Raises ValueError naming the setting that cannot be used."""
+
+    wav: ExistingFile | None = None
+    """Sound file to send, in any format of libsndfile. Default: sixteen seconds in which
+    a synthetic voice asks questions."""
+    _: KW_ONLY
+    url: str = DEFAULT_URL
+    """Server, with or without a path."""
+    dialect: Annotated[Dialect, Parameter(converter=_capital)] = "A"
+    """Protocol to use."""
+    mode: Mode = "audio"
+    """Kind of session; dialect D is always a chat."""
+    frames: Annotated[tuple[ExistingFile, ...], Parameter("--frame", negative=())] = ()
+    """Picture: one is sent each second, in turn, or all with the first text. May be repeated."""
+    videos: Annotated[tuple[ExistingFile, ...], Parameter("--video", negative=())] = ()
+    """Video file that is sent with the first text of a chat. May be repeated."""
+    texts: Annotated[tuple[str, ...], Parameter("--text", negative=())] = ()
+    """Text of one turn of a chat. May be repeated."""
+    prompt: str = "You are a helpful assistant."
+    """System prompt."""
+    voice: ExistingFile | None = None
+    """Sound file with the voice that the model imitates."""
+    seed: int | None = None
+    """Seed of the session: the same seed and sound give the same answers. Dialect B only."""
+    ca: ExistingFile | None = None
+    """Certificates (PEM) that wss:// trusts in place of those of the system."""
+    tail_s: Annotated[NonNegativeFloat, Parameter("--tail")] = 5.0
+    """Seconds of silence to send after the file."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        if self.seed is not None and (self.dialect != "B" or self.is_chat):
+            raise ValueError("seed: sessions have a seed only in dialect B, mode audio or video")
+
+    @property
+    def is_chat(self) -> bool:
+        """True if turns of text are sent, not units of audio."""
+        return self.mode == "chat" or self.dialect == "D"

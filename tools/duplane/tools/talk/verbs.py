@@ -1,0 +1,65 @@
+"""The verbs that act as a client: talk and replay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from cyclopts.types import ExistingDirectory
+
+from duplane.tools.command import app
+from duplane.tools.talk.settings import DEFAULT_URL, TalkSettings
+
+
+@app.command
+def talk(
+    settings: TalkSettings = TalkSettings(),
+    *,
+    out: Path | None = None,
+    as_json: Annotated[bool, Parameter("--json", negative=())] = False,
+) -> None:
+    """Send a sound file to a server at real-time pace, or chat with it, and show the answers.
+
+    Prints one row per unit: decision, text, length of audio, latency. Exit code 0 means that every
+    unit was answered and the session closed in order.
+
+    Parameters
+    ----------
+    out
+        Write the reply to this file, as a 24 kHz WAV.
+    as_json
+        Print one JSON object per row.
+    """
+    if settings.is_chat:
+        from duplane.tools.talk.chat import chat_with as converse
+    else:
+        from duplane.tools.talk.duplex import talk_to as converse
+    converse(settings, out=out, as_json=as_json)
+
+
+@app.command
+def replay(
+    directory: ExistingDirectory,
+    /,
+    *,
+    url: str = DEFAULT_URL,
+    pace: Literal["recorded", "answered"] = "answered",
+) -> int:
+    """Send the client events of a recorded session again and compare the answers.
+
+    Prints one row per server event: type, text and length of audio, then and now. Exit code 0
+    means that all agree, which they should for seeded or greedy sessions.
+
+    Parameters
+    ----------
+    directory
+        Recording of one session.
+    url
+        Server, with or without a path.
+    pace
+        Send each event at its recorded time, or once the events before it are answered.
+    """
+    from duplane.tools.talk.recording import replay as replay_recording
+
+    return replay_recording(directory, url, is_paced=pace == "recorded")

@@ -1,0 +1,193 @@
+"""Writes the tiny vocoder: random flow and HiFT that buzz at a speaking pitch, and a voice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import torch
+from torch import nn
+
+from duplane.tools.test_checkpoint.flow_yaml import FlowDims, flow_yaml
+from duplane.tools.test_checkpoint.weights import (
+    Array,
+    Tensors,
+    random_numbers,
+    random_tensors,
+    save_safetensors,
+)
+from duplane.worker.model.types import OUTPUT_SAMPLE_RATE
+from duplane.worker.model.vocoder.files import read_flow_config, read_hift_config
+from duplane.worker.model.vocoder.flow import Flow
+from duplane.worker.model.vocoder.hift import HiFT
+from duplane.worker.model.vocoder.vocoder import Vocoder, VocoderChunk, VocoderVoice
+
+FOLDER = Path("assets", "token2wav")
+VOICE_TOKENS = 25
+SPEECH_TOKENS = 6561
+MEL_BINS = 80
+SPEAKER_WIDTH = 192
+
+PITCH = 140.0
+"""Hz, about."""
+PITCH_RANGE = 40.0
+HARMONICS = (2.0, 2.0, 1.8, 1.6, 1.3, 1.0, 0.8, 0.6, 0.5)
+WAVE = 0.11
+LOUDNESS = -2.3
+LOUDNESS_RANGE = 0.4
+LEVEL = 0.06
+LISTENING_S = 4
+SILENCE = -9.0
+NOTHING = 1e-3
+
+_FLOW_DIMS = FlowDims(
+    width=32,
+    heads=4,
+    inner=96,
+    blocks=2,
+    up_blocks=1,
+    estimator_width=48,
+    estimator_heads=2,
+    estimator_head_width=24,
+    estimator_depth=1,
+)
+
+_HIFT_DIMS: dict[str, Any] = {
+    "in_channels": 80,
+    "base_channels": 32,
+    "f0_cond_channels": 32,
+    "nb_harmonics": 8,
+    # 480 samples per mel frame, as released; a longer hop and late upsampling save most work.
+    "upsample_rates": [2, 5, 6],
+    "upsample_kernel_sizes": [4, 11, 12],
+    "istft": {"n_fft": 32, "hop_len": 8},
+}
+
+# Layers of HiFT that the released files store without weight norm.
+_PLAIN_LAYERS = ("m_source.", "source_downs.", "f0_predictor.classifier.")
+
+
+def write_vocoder(directory: Path, seed: int) -> None:
+    """Write assets/token2wav: both models, their dimensions, and the built-in voice."""
+    folder = directory / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "flow.yaml").write_text(flow_yaml(_FLOW_DIMS), encoding="utf-8")
+    (folder / "hift_dims.json").write_bytes(orjson.dumps(_HIFT_DIMS))
+    with torch.device("meta"):
+        flow, hift = Flow(read_flow_config(folder), steps=1), HiFT(read_hift_config(folder))
+    _save(_tuned_flow(_random(flow, seed)), folder / "flow.pt")
+    voice, generator = random_voice(seed, VOICE_TOKENS), _tuned_hift(_random(hift, seed))
+    save_safetensors(_torch(voice), folder / "voice.safetensors")
+    _save(weight_normed(generator), folder / "hift.pt")
+    # The effect of the mel is random: measure the loudness once, then set the level.
+    # In coarse steps: the last digits of the loudness differ between processors.
+    change = math.log(LEVEL / _loudness(folder, voice, seed))
+    generator["conv_post.bias"][:2] += round(change, 1)
+    _save(weight_normed(generator), folder / "hift.pt")
+
+
+def _random(module: nn.Module, seed: int) -> Tensors:
+    shapes = ((name, tuple(tensor.shape)) for name, tensor in module.state_dict().items())
+    return random_tensors(shapes, seed)
+
+
+def _tuned_flow(tensors: Tensors) -> Tensors:
+    """Let the mel depend on the tokens more than on the solver's noise."""
+    estimator = "decoder.estimator."
+    noise, mean = slice(MEL_BINS), slice(MEL_BINS, 2 * MEL_BINS)
+    tensors[estimator + "in_proj.weight"][:, noise] *= 0.1
+    tensors[estimator + "in_proj.weight"][:, mean] *= 2.0
+    tensors[estimator + "final_layer.linear.weight"] *= 2.0
+    return tensors
+
+
+def _tuned_hift(tensors: Tensors) -> Tensors:
+    """Make HiFT voice-like: a tone at a speaking pitch, whose loudness and pitch follow the mel.
+
+    Random layers alone give noise at full scale. Here the residual blocks add little, and two of
+    the four channels that reach the last layer are the source's wave, straight and inverted (the
+    layer sees only what is positive). The lowest two bins of the output spectrum follow the wave
+    in opposite ways: at zero phase one is the negative of the other, so that the sum oscillates
+    about zero. The other two channels come from the mel and affect both bins alike. Nothing is set
+    to exactly zero, because weight norm divides by a row's length.
+    """
+    for name, tensor in tensors.items():
+        if "convs2" in name and name.endswith("weight"):
+            tensor *= 0.1
+    tensors["f0_predictor.classifier.weight"] *= PITCH_RANGE
+    tensors["f0_predictor.classifier.bias"][:] = PITCH
+    tensors["m_source.l_linear.weight"][:] = HARMONICS
+    tensors["m_source.l_linear.bias"][:] = 0.0
+
+    wave, inverse = 0, 3
+    down, up = tensors["source_downs.2.weight"], tensors["ups.2.weight"]
+    down[:] = 0.0
+    down[wave, 0], down[inverse, 0] = WAVE, -WAVE
+    up[:, [wave, inverse]] *= NOTHING
+    for level in (0, 1):  # the loudness follows only the mel
+        tensors[f"source_downs.{level}.weight"] *= NOTHING
+    for layer in ("source_downs.2", "ups.2"):
+        tensors[layer + ".bias"][:] = 0.0
+
+    last, levels = tensors["conv_post.weight"], tensors["conv_post.bias"]
+    bins, middle = _HIFT_DIMS["istft"]["n_fft"] // 2 + 1, last.shape[-1] // 2
+    last *= NOTHING
+    for row, sign in ((0, 1.0), (1, -1.0)):
+        last[row, wave, middle], last[row, inverse, middle] = sign, -sign
+        last[row, 1], last[row, 2] = LOUDNESS_RANGE, -LOUDNESS_RANGE
+    levels[:] = 0.0
+    levels[:2] = LOUDNESS
+    levels[2:bins] = SILENCE
+    return tensors
+
+
+def _loudness(folder: Path, voice: dict[str, np.ndarray], seed: int) -> float:
+    """Return the median loudness (RMS of 20 ms) of some seconds of random speech tokens."""
+    vocoder = Vocoder.load(folder, slot_count=1)
+    vocoder.prime(0, VocoderVoice(**voice))
+    vocoder.start_turn(0)
+    count = vocoder.window + vocoder.lookahead
+    random = random_numbers("tokens", seed)
+    heard: list[Array] = []
+    for _ in range(LISTENING_S):
+        tokens: list[int] = random.integers(0, SPEECH_TOKENS, count).tolist()
+        heard += vocoder.decode([VocoderChunk(0, tokens, is_last=False)])
+    frames = np.concatenate(heard)[OUTPUT_SAMPLE_RATE:].reshape(-1, OUTPUT_SAMPLE_RATE // 50)
+    return float(np.median(frames.std(axis=1)))
+
+
+def weight_normed(tensors: Tensors) -> Tensors:
+    """Rename as in hift.pt: most layers as directions and lengths, all with a prefix."""
+    stored: Tensors = {}
+    for name, tensor in tensors.items():
+        if name.startswith(_PLAIN_LAYERS) or not name.endswith(".weight"):
+            stored["generator." + name] = tensor
+            continue
+        layer = "generator." + name.removesuffix(".weight") + ".parametrizations.weight."
+        axes = tuple(range(1, tensor.ndim))
+        stored[layer + "original0"] = np.sqrt(np.sum(tensor**2, axis=axes, keepdims=True))
+        stored[layer + "original1"] = tensor
+    return stored
+
+
+def _save(tensors: Tensors, path: Path) -> None:
+    torch.save(_torch(tensors), path)
+
+
+def _torch(tensors: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    return {name: torch.tensor(value) for name, value in tensors.items()}
+
+
+def random_voice(seed: int, tokens: int) -> dict[str, np.ndarray]:
+    """Return the arrays of a voice with this many speech tokens, as in voice.safetensors."""
+    random = random_numbers("voice", seed)
+    mel: Array = random.standard_normal((2 * tokens, MEL_BINS)).astype(np.float32)
+    return {
+        "prompt_tokens": random.integers(0, SPEECH_TOKENS, tokens, dtype=np.int64),
+        "prompt_mel": mel - 3.0,
+        "speaker_embedding": random.standard_normal(SPEAKER_WIDTH).astype(np.float32),
+    }

@@ -1,0 +1,77 @@
+"""Speaks the assistant's answers and assigns their words to one-second units.
+
+The talker follows the text unit by unit, so a word belongs to the unit in which its sound begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from duplane.tools.train.corpus.espeak import Speech, espeak
+from duplane.tools.train.corpus.recording import resampled
+from duplane.tools.train.corpus.voices import ASSISTANT
+from duplane.worker.model.duplex.unit_state import MAX_UNIT_CHARACTERS
+from duplane.worker.model.tts.sampling import TOKENS_PER_UNIT
+from duplane.worker.model.types import OUTPUT_SAMPLE_RATE, FloatArray
+
+CODE_SAMPLES = OUTPUT_SAMPLE_RATE // TOKENS_PER_UNIT
+LATE_S = 0.06
+"""A word that begins less than this before the end of a unit belongs to the next unit."""
+CUT_CODES = 2
+"""Codes beyond the last unit that may be cut off; for more of them a unit is added."""
+TAIL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """An answer: the words of each unit, and its sound, whole codes of 40 ms at 24 kHz."""
+
+    units: tuple[tuple[str, ...], ...]
+    samples: FloatArray
+
+    @property
+    def code_count(self) -> int:
+        """The number of speech tokens."""
+        return len(self.samples) // CODE_SAMPLES
+
+
+def speak_answer(text: str) -> Spoken:
+    """Speak an answer with the assistant's voice; words beyond a unit's limit go to the next."""
+    speech = espeak().speak(text, ASSISTANT)
+    samples = resampled(speech, 1.0, OUTPUT_SAMPLE_RATE)
+    count = -(-int((_end(speech) + TAIL_S) * OUTPUT_SAMPLE_RATE) // CODE_SAMPLES)
+    units = _units(text.split(), speech.words)
+    if count - TOKENS_PER_UNIT * len(units) > CUT_CODES:
+        units.append([])
+    count = min(count, TOKENS_PER_UNIT * len(units))
+    for words, following in pairwise(units):
+        while len(" ".join(words)) + 1 >= MAX_UNIT_CHARACTERS:
+            following.insert(0, words.pop())
+    sound = samples[: count * CODE_SAMPLES].copy()
+    sound = _padded(sound, count * CODE_SAMPLES)
+    return Spoken(tuple(tuple(words) for words in units), sound)
+
+
+def _end(speech: Speech) -> float:
+    silent = [start for start, name in speech.phonemes if name[:1] == "_"]
+    spoken = [start for start, name in speech.phonemes if name[:1] != "_"]
+    ends = [start for start in silent if spoken and start > spoken[-1]]
+    return ends[0] if ends else len(speech.samples) / speech.rate
+
+
+def _units(words: Sequence[str], starts: Sequence[float]) -> list[list[str]]:
+    units: list[list[str]] = [[]]
+    for word, start in zip(words, starts, strict=True):
+        number = max(int(start + LATE_S), len(units) - 1)
+        while len(units) <= number:
+            units.append([])
+        units[number].append(word)
+    return units
+
+
+def _padded(samples: FloatArray, count: int) -> FloatArray:
+    return np.pad(samples, (0, count - len(samples))).astype(np.float32)

@@ -1,0 +1,63 @@
+"""The dimensions of the default model, as the content of config.json and its companions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from duplane.tools.test_checkpoint.configs import model_config
+
+HIDDEN = 192
+TALKER_WIDTH = 128
+CODES = 1024
+"""Speech tokens; one more marks the end of speech."""
+ENCODER_POSITIONS = 250
+"""Positions of the audio encoder, whose cache then holds four units."""
+WINDOW_UNITS = 4
+
+GENERATION: dict[str, Any] = {
+    "sliding_window_mode": "basic",
+    "basic_window_high_tokens": 260,
+    "basic_window_low_tokens": 180,
+}
+"""Generation settings in addition to those of the public format: the context window."""
+
+
+def default_config(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the content of config.json."""
+    config = model_config(tokenizer)
+    for absent in ("vision_config", "slice_config", "query_num", "drop_vision_last_layer"):
+        del config[absent]
+    return config | {
+        "name_or_path": "duplane-default",
+        "version": "default",
+        "torch_dtype": "float16",
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "intermediate_size": 512,
+        "rope_theta": 10000.0,
+        "init_vision": False,
+        "audio_config": config["audio_config"]
+        | {
+            "d_model": 128,
+            "encoder_layers": 3,
+            "num_hidden_layers": 3,
+            "encoder_attention_heads": 4,
+            "encoder_ffn_dim": 512,
+            "max_source_positions": ENCODER_POSITIONS,
+        },
+        "tts_config": config["tts_config"]
+        | {
+            "hidden_size": TALKER_WIDTH,
+            "intermediate_size": 384,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "num_hidden_layers": 3,
+            "llm_dim": HIDDEN,
+            "num_audio_tokens": CODES + 1,
+        },
+    }

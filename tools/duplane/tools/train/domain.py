@@ -1,0 +1,182 @@
+"""The questions that the default model is trained on, and its answers.
+
+Questions and answers are lower-case words without punctuation. Questions contain numbers up
+to ten, answers up to eighteen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+NUMBERS = (
+    *DIGITS,
+    *("ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen"),
+    *("sixteen", "seventeen", "eighteen"),
+)
+COLOURS = {
+    "sky": "blue",
+    "grass": "green",
+    "snow": "white",
+    "coal": "black",
+    "banana": "yellow",
+    "tomato": "red",
+}
+LONGEST_COUNT = 10
+MOST_REPEATED = 3
+
+FIXED: dict[str, tuple[tuple[str, ...], str]] = {
+    "hello": (("hello", "hi", "hello there", "hi there"), "hello how can i help you"),
+    "feeling": (("how are you", "how are you today"), "i am fine thank you"),
+    "name": (
+        ("what is your name", "tell me your name", "what are you called"),
+        "my name is duplane",
+    ),
+    "thanks": (("thank you", "thanks", "thank you very much"), "you are welcome"),
+    "goodbye": (("goodbye", "bye", "bye bye", "see you later"), "goodbye"),
+    "hearing": (("can you hear me", "are you there"), "yes i can hear you"),
+    "ability": (("what can you do", "can you help me"), "i can count and add and repeat"),
+    "morning": (("good morning",), "good morning"),
+    "afternoon": (("good afternoon",), "good afternoon"),
+    "evening": (("good evening",), "good evening"),
+    "night": (("good night",), "good night"),
+}
+"""Kind of question -> its wordings and its answer."""
+
+STOPS = ("stop", "stop it", "be quiet")
+"""Requests for silence: they end the answer in progress and get no answer."""
+UNKNOWN = "sorry i did not understand"
+
+_TRAINED_WORDS = """
+    the a and of to in on we they she he it was is not very some more with from about over under
+    weather train station paper window garden letter river mountain kitchen table chair bread
+    water coffee doctor teacher music picture summer winter village engine market pocket bottle
+    happy quick silent broken heavy gentle early late often maybe because however little great
+    walked wanted needed opened carried finished started looked asked played called brought bought
+    please open close the door tomorrow yesterday tonight friday monday week month year minute
+    where when why which who does will would should could make take find give turn light lamp
+    dog cat bird horse fish apple orange pepper sugar salt money house street city country island
+    big small long short hot cold new old young slow fast high low deep clean empty
+    sing song story book read write play game ball run jump swim drive car bus plane ship
+"""
+TRAINED_WORDS = tuple(_TRAINED_WORDS.split())
+"""Words of sentences outside the domain."""
+_HELD_OUT_WORDS = """
+    my your their an or but by at for has had were be been this that these those only never
+    forest bridge candle pencil mirror basket blanket ladder hammer needle ribbon saddle tunnel
+    purple silver wooden narrow honest clever angry hungry thirsty famous foreign
+    travelled whispered climbed gathered painted promised repaired suddenly quickly behind between
+    how takes wrote tell planets history football cheese potatoes lemon honey
+    borrow return remember forget arrive leave nobody everybody something anywhere
+    ticket airport hotel office factory farmer soldier captain queen king president
+"""
+HELD_OUT_WORDS = tuple(_HELD_OUT_WORDS.split())
+"""Words of such sentences in tests; they do not occur in training."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A question and its answer; an empty answer means silence."""
+
+    kind: str
+    question: str
+    answer: str
+
+
+def _fixed(kind: str) -> Callable[[Random], Exchange]:
+    asked, answer = FIXED[kind]
+    return lambda chance: Exchange(kind, chance.choice(asked), answer)
+
+
+def _repeat(chance: Random) -> Exchange:
+    spoken = " ".join(chance.choice(DIGITS) for _ in range(chance.randint(1, MOST_REPEATED)))
+    verb = chance.choice(("say", "repeat"))
+    return Exchange("repeat", f"{verb} {spoken}", spoken)
+
+
+def _add(chance: Random) -> Exchange:
+    first, second = chance.randint(1, 9), chance.randint(1, 9)
+    total = f"{DIGITS[first]} plus {DIGITS[second]}"
+    question = chance.choice((total, f"what is {total}", f"what is {total}"))
+    return Exchange("add", question, f"{total} is {NUMBERS[first + second]}")
+
+
+def _count(chance: Random) -> Exchange:
+    last = chance.randint(2, LONGEST_COUNT)
+    answer = " ".join(NUMBERS[1 : last + 1])
+    return Exchange("count", f"count to {NUMBERS[last]}", answer)
+
+
+def _colour(chance: Random) -> Exchange:
+    thing = chance.choice(list(COLOURS))
+    verb = "are" if thing.endswith("s") and thing != "grass" else "is"
+    answer = f"the {thing} {verb} {COLOURS[thing]}"
+    return Exchange("colour", f"what colour {verb} the {thing}", answer)
+
+
+def _stop(chance: Random) -> Exchange:
+    return Exchange("stop", chance.choice(STOPS), "")
+
+
+KINDS: dict[str, tuple[float, Callable[[Random], Exchange]]] = {
+    "repeat": (0.22, _repeat),
+    "add": (0.20, _add),
+    "count": (0.09, _count),
+    "colour": (0.09, _colour),
+    "hello": (0.035, _fixed("hello")),
+    "feeling": (0.03, _fixed("feeling")),
+    "name": (0.035, _fixed("name")),
+    "thanks": (0.03, _fixed("thanks")),
+    "goodbye": (0.03, _fixed("goodbye")),
+    "hearing": (0.025, _fixed("hearing")),
+    "ability": (0.025, _fixed("ability")),
+    "morning": (0.02, _fixed("morning")),
+    "afternoon": (0.02, _fixed("afternoon")),
+    "evening": (0.02, _fixed("evening")),
+    "night": (0.02, _fixed("night")),
+    "stop": (0.035, _stop),
+}
+"""Kind of question -> its share, and its draw function. The rest is outside the domain."""
+
+
+def draw_exchange(chance: Random, unknown_words: Sequence[str]) -> Exchange:
+    """Draw one exchange; a sentence outside the domain has two to six of `unknown_words`."""
+    number = chance.random()
+    for share, draw in KINDS.values():
+        number -= share
+        if number < 0:
+            return draw(chance)
+    words = [chance.choice(unknown_words) for _ in range(chance.randint(2, 6))]
+    if chance.random() < 0.3:  # begins like a question of the domain
+        words[0] = chance.choice(("what is", "what colour is", "say", "can you", "how", "tell me"))
+    return Exchange("unknown", " ".join(words), UNKNOWN)
+
+
+def all_answers() -> list[str]:
+    """Return every answer once, sorted."""
+    answers = {answer for _, answer in FIXED.values()} | {UNKNOWN}
+    answers |= {f"the {thing} is {colour}" for thing, colour in COLOURS.items()}
+    answers |= {" ".join(NUMBERS[1 : last + 1]) for last in range(2, LONGEST_COUNT + 1)}
+    for first in range(1, 10):
+        for second in range(1, 10):
+            total = f"{DIGITS[first]} plus {DIGITS[second]}"
+            answers.add(f"{total} is {NUMBERS[first + second]}")
+    spoken = [""]
+    for _ in range(MOST_REPEATED):
+        spoken = [f"{before} {digit}".strip() for before in spoken for digit in DIGITS]
+        answers.update(spoken)
+    return sorted(answers)
+
+
+def question_words() -> list[str]:
+    """Return the words of all questions of the domain, sorted."""
+    asked = [question for questions, _ in FIXED.values() for question in questions]
+    phrases = (*asked, *STOPS, *COLOURS, "what colour is the", "say repeat plus count to")
+    return sorted({word for phrase in phrases for word in phrase.split()} | set(NUMBERS[:11]))
+
+
+def answer_words() -> list[str]:
+    """Return the words of all answers, sorted."""
+    return sorted({word for answer in all_answers() for word in answer.split()})

@@ -1,0 +1,117 @@
+"""Measures the model's speech: how many sums the model understands in it, and mel distances."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import soxr  # pyright: ignore[reportMissingTypeStubs]  it ships none
+import torch
+
+from duplane.tools.train.answers import speak_answer
+from duplane.tools.train.domain import DIGITS, NUMBERS
+from duplane.tools.train.evaluation.running import run_sessions
+from duplane.tools.train.evaluation.scores import Rate, turns
+from duplane.tools.train.voice.features import MEL_BINS, frames_of
+from duplane.worker.model.llm.sampling import SeededUniforms
+from duplane.worker.model.model import DuplexModel
+from duplane.worker.model.tts.sampling import SpeechRequest
+from duplane.worker.model.types import (
+    INPUT_SAMPLE_RATE,
+    OUTPUT_SAMPLE_RATE,
+    ConversationOptions,
+    FloatArray,
+)
+from duplane.worker.model.vocoder.token_buffer import SpeechTokens
+from duplane.worker.model.vocoder.types import VocoderChunk
+
+LEAD_S = 2.6
+UNITS = 7
+MOST_TOKENS = 75
+
+
+def sums() -> list[tuple[str, str]]:
+    """Return questions of the domain that the voice can speak, and their answers."""
+    return [
+        (f"{DIGITS[a]} plus {DIGITS[b]}", f"{DIGITS[a]} plus {DIGITS[b]} is {NUMBERS[a + b]}")
+        for a in range(1, 10)
+        for b in range(1, 10)
+    ]
+
+
+@torch.inference_mode()
+def spoken(model: DuplexModel, text: str, seed: int) -> FloatArray:
+    """Speak a text with the model's talker and vocoder, as in a chat: samples at 24 kHz."""
+    parts = model.parts
+    assert parts.talker, "the checkpoint speaks"
+    assert parts.vocoder, "the checkpoint speaks"
+    assert parts.vocoder_voice, "the checkpoint speaks"
+    ids = parts.tokens.encode(text)
+    hidden = torch.zeros(len(ids), parts.llm.hidden_size)
+    condition = parts.talker.condition(ids, hidden, is_text_end=True)
+    request = SpeechRequest(
+        0, condition, SeededUniforms(seed), is_greedy=False, temperature=0.8, most=MOST_TOKENS
+    )
+    tokens = [token for token in parts.talker.draw([request])[0] if token != parts.talker.end]
+    parts.talker.cache.reset(0)
+    parts.vocoder.prime(0, parts.vocoder_voice, seed=seed)
+    buffer = SpeechTokens(
+        silence_token_id=parts.vocoder.silence_token_id, lookahead=parts.vocoder.lookahead
+    )
+    cut = buffer.push(tokens, end_of_turn=True)
+    chunks = [VocoderChunk(0, chunk.tokens, chunk.is_last) for chunk in cut]
+    samples = np.concatenate(parts.vocoder.decode(chunks))
+    parts.vocoder.reset(0)
+    return samples
+
+
+def understood(
+    model: DuplexModel, options: ConversationOptions, speak: Callable[[str, int], FloatArray]
+) -> Rate:
+    """Return how many sums are answered rightly if `speak` asks them."""
+    rate = Rate()
+    questions = sums()
+    sounds = [_session(speak(text, number)) for number, (text, _) in enumerate(questions)]
+    for (_, wanted), units in zip(questions, run_sessions(model, sounds, options), strict=True):
+        rate.add(is_right=any(turn.text == wanted for turn in turns(units)))
+    return rate
+
+
+def _session(samples: FloatArray) -> FloatArray:
+    sound = np.zeros(UNITS * INPUT_SAMPLE_RATE, np.float32)
+    narrow: FloatArray = soxr.resample(samples, OUTPUT_SAMPLE_RATE, INPUT_SAMPLE_RATE)
+    start = int(LEAD_S * INPUT_SAMPLE_RATE)
+    part = narrow[: len(sound) - start]
+    sound[start : start + len(part)] = part
+    noise = np.random.default_rng(0).standard_normal(len(sound)) * 1e-3
+    return sound + noise.astype(np.float32)
+
+
+def original(text: str, seed: int) -> FloatArray:
+    """Speak a text with the synthesiser's voice that the model imitates."""
+    del seed
+    return speak_answer(text).samples
+
+
+def mel_distance(model: DuplexModel, texts: Sequence[str]) -> float:
+    """Return the mean distance of log-mels: the model's speech and the synthesiser's, aligned."""
+    distances = [
+        _aligned_distance(frames_of(original(text, 0)), frames_of(spoken(model, text, 0)))
+        for text in texts
+    ]
+    return float(np.mean(distances))
+
+
+def _aligned_distance(first: FloatArray, second: FloatArray) -> float:
+    """Return the mean distance along the best alignment of two sequences of frames."""
+    a, b = first[:, :MEL_BINS], second[:, :MEL_BINS]
+    costs = np.abs(a[:, None] - b[None]).mean(-1)
+    total = np.full((len(a) + 1, len(b) + 1), np.inf)
+    steps = np.zeros_like(total)
+    total[0, 0] = 0.0
+    for i in range(1, len(a) + 1):
+        for j in range(1, len(b) + 1):
+            before = min(((i - 1, j - 1), (i - 1, j), (i, j - 1)), key=lambda at: total[at])
+            total[i, j] = total[before] + costs[i - 1, j - 1]
+            steps[i, j] = steps[before] + 1
+    return float(total[-1, -1] / steps[-1, -1])

@@ -1,0 +1,126 @@
+"""Compares the model's turns in a session with the expected ones. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The output of one unit."""
+
+    speaks: bool
+    text: str = ""
+    ends_turn: bool = False
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A question's answer: the unit in which it begins, and how many units it takes.
+
+    `interrupted_unit` is the unit that ends it early, or -1.
+    """
+
+    kind: str
+    text: str
+    first_unit: int
+    unit_count: int
+    interrupted_unit: int = -1
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A turn of the model: its first and last unit, and its text."""
+
+    first_unit: int
+    last_unit: int
+    text: str
+    is_ended: bool
+
+
+@dataclass
+class Rate:
+    """How often something was right."""
+
+    right: int = 0
+    count: int = 0
+
+    def add(self, *, is_right: bool) -> None:
+        """Count one more."""
+        self.right += is_right
+        self.count += 1
+
+    @property
+    def share(self) -> float | None:
+        """The share that was right; None without any."""
+        return self.right / self.count if self.count else None
+
+
+@dataclass
+class Scores:
+    """The scores of some sessions."""
+
+    onset: Rate = field(default_factory=Rate)
+    exact: Rate = field(default_factory=Rate)
+    closed: Rate = field(default_factory=Rate)
+    quiet: Rate = field(default_factory=Rate)
+    kinds: dict[str, Rate] = field(default_factory=dict[str, Rate])
+    extra_turns: int = 0
+    unit_count: int = 0
+    mistakes: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+
+    def add(self, expected: Sequence[Expected], units: Sequence[Answered]) -> None:
+        """Score one session."""
+        self.unit_count += len(units)
+        found = turns(units)
+        matched: set[int] = set()
+        for answer in expected:
+            if answer.first_unit + answer.unit_count > len(units):
+                continue
+            near = [
+                index
+                for index, turn in enumerate(found)
+                if abs(turn.first_unit - answer.first_unit) <= 1 and index not in matched
+            ]
+            self.onset.add(is_right=bool(near))
+            turn = found[near[0]] if near else None
+            matched.update(near[:1])
+            if answer.interrupted_unit >= 0:
+                closes = turn is not None and turn.is_ended
+                late = 0 if turn is None else turn.last_unit - answer.interrupted_unit
+                self.closed.add(is_right=closes and abs(late) <= 1)
+                continue
+            said = "" if turn is None else turn.text
+            is_exact = said == answer.text
+            self.exact.add(is_right=is_exact)
+            self.kinds.setdefault(answer.kind, Rate()).add(is_right=is_exact)
+            if not is_exact:
+                self.mistakes.append((answer.text, said))
+        later = [one for one in expected if one.first_unit + one.unit_count > len(units)]
+        for index, turn in enumerate(found):
+            is_known = any(abs(turn.first_unit - one.first_unit) <= 1 for one in later)
+            self.extra_turns += index not in matched and not is_known
+        if not expected:
+            for unit in units:
+                self.quiet.add(is_right=not unit.speaks)
+
+
+def turns(units: Sequence[Answered]) -> list[Turn]:
+    """Join the units of each turn."""
+    found: list[Turn] = []
+    first, text = -1, ""
+    for number, unit in enumerate(units):
+        if not unit.speaks:
+            if first >= 0:
+                found.append(Turn(first, number - 1, text, is_ended=False))
+                first = -1
+            continue
+        first, text = (number, "") if first < 0 else (first, text)
+        text += unit.text
+        if unit.ends_turn:
+            found.append(Turn(first, number, text.strip(), is_ended=True))
+            first = -1
+    if first >= 0:
+        found.append(Turn(first, len(units) - 1, text, is_ended=False))
+    return found

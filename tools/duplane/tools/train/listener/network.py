@@ -1,0 +1,189 @@
+"""The networks that are trained: the worker's own modules, over whole sessions at once.
+
+The audio encoder sees the features of the worker's mel stream, unit by unit, and attends as with
+the worker's cache. The LLM runs with a cache that holds one pass only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from duplane.worker.model.audio.encoder import AudioEncoder
+from duplane.worker.model.audio.mel import CONTEXT_FRAMES, UNIT_SAMPLES
+from duplane.worker.model.audio.whisper import UNIT_POSITIONS, AudioConfig, EncoderAttention
+from duplane.worker.model.llm.decoder import Attention, Decoder, FeedForward
+from duplane.worker.model.llm.kv_cache import Group, KVCache, Rows, causal_mask
+from duplane.worker.model.llm.language_model import LanguageModel
+from duplane.worker.model.types import FloatArray
+
+DEVICE = torch.device("cpu")
+MOST_ROWS = 1024
+"""Rows of the longest sequence."""
+TABLE_SPREAD = 0.1
+_CONTEXT_POSITIONS = CONTEXT_FRAMES // 2
+
+
+class OnePass(KVCache):
+    """A cache for training: keys and values of the pass in progress, with their gradients."""
+
+    def __init__(self, cache: KVCache) -> None:
+        layers, _, heads, _, head_dim = cache.keys.shape
+        super().__init__(
+            layers=layers,
+            slots=1,
+            heads=heads,
+            queries_per_head=cache.queries_per_head,
+            capacity=1,
+            head_dim=head_dim,
+            device=cache.keys.device,
+            dtype=cache.keys.dtype,
+        )
+        self._pass: list[tuple[Tensor, Tensor]] = [(self.keys, self.values)] * layers
+
+    def write(self, layer: int, rows: Rows, keys: Tensor, values: Tensor) -> None:
+        """Keep keys and values `[rows, heads, head_dim]`, `length` rows for each slot."""
+        (group,) = rows.groups
+        shape = (group.slot_count, group.length, *keys.shape[1:])
+        self._pass[layer] = (
+            keys.view(shape).transpose(1, 2),
+            values.reshape(shape).transpose(1, 2),
+        )
+
+    def view(self, layer: int, group: Group) -> tuple[Tensor, Tensor]:
+        """Return keys and values of this pass."""
+        del group
+        return self._pass[layer]
+
+
+def use_one_pass(decoder: Decoder) -> OnePass:
+    """Replace the decoder's cache by one for training."""
+    decoder.cache = cache = OnePass(decoder.cache)
+    return cache
+
+
+def sequence_rows(count: int, length: int, queries_per_head: int) -> Rows:
+    """Plan a pass over `count` sequences of `length` rows, each with causal attention."""
+    positions = torch.arange(length)
+    mask = causal_mask(positions.repeat(queries_per_head), length, torch.float32)
+    group = Group(
+        rows=slice(0, count * length),
+        slots=slice(0, count),
+        slot_count=count,
+        rows_per_slot=length,
+        length=length,
+        mask=mask[None, None],
+    )
+    slots = torch.arange(count).repeat_interleave(length)
+    last = torch.arange(1, count + 1) * length - 1
+    return Rows(slots, positions.repeat(count), (group,), last)
+
+
+def run_decoder(decoder: Decoder, embeds: Tensor) -> Tensor:
+    """Run sequences of embeddings [sequences, length, width]; return normed states."""
+    count, length, width = embeds.shape
+    rows = sequence_rows(count, length, decoder.cache.queries_per_head)
+    return decoder(embeds.reshape(-1, width), rows).view(count, length, width)
+
+
+def trainable(module: nn.Module) -> list[nn.Parameter | Tensor]:
+    """Return the tensors to train: parameters, and the packed ones that parameters are views of."""
+    found: list[nn.Parameter | Tensor] = [p for p in module.parameters() if p.requires_grad]
+    for part in module.modules():
+        if isinstance(part, Attention | FeedForward):
+            found.append(part.packed_weight.requires_grad_())
+        elif isinstance(part, EncoderAttention):
+            found += [part.packed_weight.requires_grad_(), part.packed_bias.requires_grad_()]
+    return found
+
+
+@torch.no_grad()
+def draw_weights(module: nn.Module, seed: int) -> None:
+    """Draw the weights of every parameter: matrices by their inputs, norms 1, biases 0."""
+    generator = torch.Generator().manual_seed(seed)
+    residual = ("o_proj.weight", "down_proj.weight", "out_proj.weight", "fc2.weight")
+    for name, parameter in module.named_parameters():
+        if parameter.dim() == 1:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+            continue
+        spread = 1.0 / math.sqrt(math.prod(parameter.shape[1:]))
+        if "embed" in name or "emb_" in name:
+            spread = TABLE_SPREAD
+        if name.endswith(residual):
+            spread /= 3.0
+        drawn = torch.randn(parameter.shape, generator=generator)
+        parameter.copy_(drawn * spread)
+
+
+@dataclass
+class ListenerNetworks:
+    """The listener: audio encoder with projector, and LLM."""
+
+    audio: AudioEncoder
+    llm: LanguageModel
+
+    @classmethod
+    def build(cls, config: dict[str, Any], seed: int, *, batch: int) -> ListenerNetworks:
+        """Build the networks with random weights; `batch` sessions are encoded at once."""
+        audio = AudioEncoder(AudioConfig.from_json(config), batch)
+        llm = LanguageModel(config, 1, MOST_ROWS, DEVICE, torch.float32)
+        draw_weights(audio, seed)
+        draw_weights(llm, seed + 1)
+        use_one_pass(llm.model)
+        return cls(audio, llm)
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """The modules by their prefix in the checkpoint."""
+        projector = self.audio.audio_projection_layer
+        return {"llm.": self.llm, "apm.": self.audio.apm, "audio_projection_layer.": projector}
+
+    @torch.no_grad()
+    def features(self, sessions: Sequence[FloatArray]) -> tuple[Tensor, Tensor]:
+        """Compute the features [sessions, units, frames, mel] of sessions of equal length.
+
+        The second value marks the first unit of each session. The worker's mel stream makes both.
+        """
+        mel, slots = self.audio.mel, list(range(len(sessions)))
+        units: list[Tensor] = []
+        first: list[list[bool]] = []
+        for start in range(0, len(sessions[0]), UNIT_SAMPLES):
+            for slot, samples in zip(slots, sessions, strict=True):
+                mel.push(slot, np.ascontiguousarray(samples[start : start + UNIT_SAMPLES]))
+                mel.take(slot)
+            features, is_first = mel.features(slots)
+            units.append(features)
+            first.append(is_first)
+        for slot in slots:
+            mel.reset(slot)
+        return torch.stack(units, 1), torch.tensor(first).T
+
+    def encode(self, features: Tensor, is_first: Tensor, window: int) -> tuple[Tensor, Tensor]:
+        """Encode features of whole sessions, in windows of `window` units.
+
+        Returns the encoder's states [sessions, units * 50, width] and the embeddings
+        [sessions, units * 10, hidden].
+        """
+        apm = self.audio.apm
+        sessions, units = features.shape[:2]
+        rows = apm.convolve(features.flatten(0, 1), is_first.flatten())
+        rows = rows[:, _CONTEXT_POSITIONS : _CONTEXT_POSITIONS + UNIT_POSITIONS]
+        size = min(window, units)
+        span = size * UNIT_POSITIONS
+        rows = rows.reshape(sessions * units // size, span, -1)
+        rows = rows + apm.embed_positions.weight[:span]
+        blocks = torch.arange(span) // UNIT_POSITIONS
+        mask = blocks[None, :] <= blocks[:, None]
+        for layer in apm.layers:
+            rows = layer(rows, mask)
+        states = apm.layer_norm(rows)
+        embeds = self.audio.audio_projection_layer(states)
+        return states.reshape(sessions, -1, states.shape[-1]), embeds.reshape(
+            sessions, -1, embeds.shape[-1]
+        )

@@ -1,0 +1,135 @@
+"""Trains the default model from nothing, stage by stage; a workspace folder keeps the results.
+
+A stage whose files exist is not run again; the listener's training continues where it stopped.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+from torch import Tensor
+
+from duplane.tools.train.answers import Spoken, speak_answer
+from duplane.tools.train.corpus.recording import CorpusPlan, record_corpus
+from duplane.tools.train.dimensions import CODES, default_config
+from duplane.tools.train.domain import DIGITS, all_answers
+from duplane.tools.train.export import write_checkpoint
+from duplane.tools.train.listener.processes import CORPUS, train_listener
+from duplane.tools.train.listener.training import ListenerPlan
+from duplane.tools.train.torch_calls import load_tensors
+from duplane.tools.train.vocabulary import Vocabulary, build_tokenizer
+from duplane.tools.train.voice.codec import all_features, encode, fit_table
+from duplane.tools.train.voice.talker import CodedAnswer, TalkerPlan, TalkerTraining
+from duplane.tools.train.voice.vocoder import build_vocoder, train_vocoder
+from duplane.worker.model.vocoder.harmonic import HarmonicNetwork
+
+TABLE, VOCODER, CODED, TALKER = "table.pt", "vocoder.pt", "coded.json", "talker.pt"
+RARE_WEIGHT, COMMON_STRIDE = 3, 5
+"""The codec is fitted to one in five of all answers, and to those with other words than digits,
+each of which is repeated three times."""
+HELD_OUT_STRIDE, HELD_OUT_FIRST = 16, 5
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """The size of every stage; `processes` run the corpus and the listener."""
+
+    seed: int = 1
+    processes: int = 2
+    utterances: int = 18_000
+    vocoder_steps: int = 600
+    talker_steps: int = 400
+    sound_steps: int = 200
+    steps: int = 1600
+
+
+def train_checkpoint(directory: Path, workspace: Path, plan: TrainingPlan) -> None:
+    """Train all parts and write the checkpoint. Raises SynthesisError, and OSError for files."""
+    workspace.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_tokenizer()
+    vocabulary, config = Vocabulary(tokenizer), default_config(tokenizer)
+    if not (workspace / CORPUS).exists():
+        corpus = CorpusPlan(plan.utterances, plan.seed)
+        record_corpus(workspace / CORPUS, corpus, processes=plan.processes)
+    report("speaking the answers")
+    answers = {text: speak_answer(text) for text in all_answers()}
+    vocoder = _vocoder(workspace, answers, plan)
+    talker = _talker(workspace, answers, vocoder.table, config, vocabulary, plan)
+    stages = ListenerPlan(seed=plan.seed, sound_steps=plan.sound_steps, steps=plan.steps)
+    listener = train_listener(workspace, stages, plan.processes)
+    write_checkpoint(directory, tokenizer, config, {**listener, **talker}, vocoder)
+
+
+def report(text: str) -> None:
+    """Print a line of progress with the time."""
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {text}\n")
+
+
+def _vocoder(workspace: Path, answers: Mapping[str, Spoken], plan: TrainingPlan) -> HarmonicNetwork:
+    """Fit the codec and train the vocoder, or load both."""
+    path = workspace / TABLE
+    if path.exists():
+        table = load_tensors(path)["table"]
+    else:
+        report("fitting the codec")
+        texts = sorted(answers)
+        rare = [text for text in texts if not set(text.split()) <= set(DIGITS)]
+        chosen = [*rare * RARE_WEIGHT, *texts[::COMMON_STRIDE]]
+        features = all_features([answers[text].samples for text in chosen])
+        table = fit_table(features, CODES, plan.seed)
+        torch.save({"table": table}, path)
+    vocoder = build_vocoder(table, plan.seed)
+    path = workspace / VOCODER
+    if path.exists():
+        vocoder.load_state_dict(load_tensors(path))
+    else:
+        report("training the vocoder")
+        sounds = [answers[text].samples for text in sorted(answers)]
+        train_vocoder(vocoder, sounds, steps=plan.vocoder_steps, seed=plan.seed)
+        torch.save(vocoder.state_dict(), path)
+    return vocoder
+
+
+def _coded(workspace: Path, answers: Mapping[str, Spoken], table: Tensor) -> dict[str, CodedAnswer]:
+    """Return the speech tokens of every answer."""
+    path = workspace / CODED
+    if not path.exists():
+        codes = {text: encode(spoken.samples, table) for text, spoken in answers.items()}
+        path.write_bytes(orjson.dumps(codes))
+    codes: dict[str, list[int]] = orjson.loads(path.read_bytes())
+    return {text: CodedAnswer(answers[text].units, codes[text]) for text in sorted(answers)}
+
+
+def held_out_answers() -> list[str]:
+    """Return the answers that the talker never speaks in training: some repetitions of digits."""
+    texts = all_answers()[HELD_OUT_FIRST::HELD_OUT_STRIDE]
+    return [text for text in texts if len(text.split()) == 3 and set(text.split()) <= set(DIGITS)]
+
+
+def _talker(
+    workspace: Path,
+    answers: Mapping[str, Spoken],
+    table: Tensor,
+    config: dict[str, Any],
+    vocabulary: Vocabulary,
+    plan: TrainingPlan,
+) -> dict[str, Tensor]:
+    """Train the talker, or load it; returns its tensors with their names in the checkpoint."""
+    path = workspace / TALKER
+    if not path.exists():
+        report("training the talker")
+        coded, held_out = _coded(workspace, answers, table), held_out_answers()
+        steps = TalkerPlan(seed=plan.seed, steps=plan.talker_steps)
+        training = TalkerTraining(config, vocabulary, steps)
+        training.run({text: one for text, one in coded.items() if text not in held_out})
+        loss, right = training.evaluate([coded[text] for text in held_out])
+        report(f"talker on unheard answers: loss {loss:.3f}, right {right:.3f}")
+        torch.save(training.talker.state_dict(), path)
+    return {f"tts.{name}": value for name, value in load_tensors(path).items()}

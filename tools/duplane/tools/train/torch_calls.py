@@ -1,0 +1,55 @@
+"""Typed wrappers of functions for which torch declares no types, or only some."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, distributed
+
+
+def seed_all(seed: int) -> None:
+    """Seed the numbers that torch draws without a generator."""
+    cast("Any", torch).manual_seed(seed)
+
+
+def length(values: Tensor) -> Tensor:
+    """Return the Euclidean length of all values."""
+    return values.square().sum().sqrt()
+
+
+def split(values: Tensor, sizes: int | Sequence[int]) -> tuple[Tensor, ...]:
+    """Split the first dimension into parts of one size, or of these sizes."""
+    return cast("Any", torch).split(values, sizes if isinstance(sizes, int) else list(sizes))
+
+
+def transposed(matrix: Tensor) -> Tensor:
+    """Transpose a matrix."""
+    return matrix.transpose(0, 1)
+
+
+def integers(values: Tensor) -> list[int]:
+    """Return the values of a row of integers."""
+    return cast("Any", values).tolist()
+
+
+def backward(loss: Tensor) -> None:
+    """Compute the gradients of a loss."""
+    cast("Any", loss).backward()
+
+
+def take_step(optimiser: torch.optim.Optimizer) -> None:
+    """Take a step of a torch optimiser."""
+    cast("Any", optimiser).step()
+
+
+def sum_over_processes(values: Tensor) -> None:
+    """Add the values of all processes, in place."""
+    cast("Any", distributed).all_reduce(values)
+
+
+def load_tensors(path: Path) -> dict[str, Any]:
+    """Read what `torch.save` has written; no code in it is run."""
+    return cast("Any", torch).load(path, weights_only=True)

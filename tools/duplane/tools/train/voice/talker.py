@@ -1,0 +1,193 @@
+"""Trains the talker: from the words of each unit to the codec's tokens.
+
+It reads the text alone: the projection of the LLM's state stays zero, so it does not depend on the
+training of the listener.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from duplane.tools.train.domain import DIGITS
+from duplane.tools.train.listener.network import (
+    DEVICE,
+    draw_weights,
+    run_decoder,
+    trainable,
+    use_one_pass,
+)
+from duplane.tools.train.optimisers import Optimisers
+from duplane.tools.train.torch_calls import seed_all
+from duplane.tools.train.vocabulary import Vocabulary
+from duplane.worker.model.tts.sampling import TOKENS_PER_UNIT
+from duplane.worker.model.tts.talker import Talker
+
+IGNORED = -100
+CHAT_SHARE = 0.3
+NOISE_SHARE = 0.06
+"""Share of input tokens replaced at random, so that the talker recovers from a wrong token."""
+WARM_UP = 20
+
+
+@dataclass(frozen=True)
+class TalkerPlan:
+    """The length and the rates of the talker's training."""
+
+    seed: int = 1
+    steps: int = 500
+    batch: int = 40
+    rate: float = 2e-3
+    matrix_rate: float = 3e-3
+
+    def factor(self, step: int) -> float:
+        """Return the factor of the learning rate."""
+        return min(1.0, (step + 1) / WARM_UP, 1.6 * (self.steps - step) / self.steps)
+
+
+@dataclass(frozen=True)
+class CodedAnswer:
+    """An answer: the words of each unit, and its speech tokens."""
+
+    units: tuple[tuple[str, ...], ...]
+    codes: Sequence[int]
+
+
+@dataclass
+class _Row:
+    """One sequence: text ids and codes of each position (one of them is -1), and targets."""
+
+    text: list[int] = field(default_factory=list[int])
+    codes: list[int] = field(default_factory=list[int])
+    targets: list[int] = field(default_factory=list[int])
+
+    def read(self, ids: Sequence[int]) -> None:
+        self.text += ids
+        self.codes += [-1] * len(ids)
+        self.targets += [IGNORED] * len(ids)
+
+    def say(self, codes: Sequence[int]) -> None:
+        for code in codes:
+            self.targets[-1] = code
+            self.text.append(-1)
+            self.codes.append(code)
+            self.targets.append(IGNORED)
+
+
+class TalkerTraining:
+    """Trains a talker of the worker with a cache for whole turns."""
+
+    def __init__(self, config: dict[str, Any], vocabulary: Vocabulary, plan: TalkerPlan) -> None:
+        self.plan, self._vocabulary = plan, vocabulary
+        self.talker = Talker(config, 1, DEVICE, torch.float32)
+        draw_weights(self.talker, plan.seed)
+        with torch.no_grad():
+            for parameter in self.talker.projector_semantic.parameters():
+                parameter.zero_()
+        use_one_pass(self.talker.model)
+        width, self.end = config["tts_config"]["hidden_size"], self.talker.end
+        seed_all(plan.seed)
+        self.head = nn.Linear(width, self.end + 1, bias=False)
+        codes = cast("nn.Embedding", self.talker.emb_code[0])
+        tables = (self.talker.emb_text.weight, codes.weight)
+        found = trainable(self.talker.model)
+        matrices = [t for t in found if t.dim() == 2]
+        others = [t for t in found if t.dim() != 2]
+        self._optimisers = Optimisers(
+            matrices,
+            [*others, *tables, *self.head.parameters()],
+            rate=plan.rate,
+            matrix_rate=plan.matrix_rate,
+        )
+
+    def run(self, answers: Mapping[str, CodedAnswer]) -> None:
+        """Train. Half of the draws are answers of digits alone, of which there are most."""
+        chance = Random(self.plan.seed)
+        seed_all(self.plan.seed)
+        common, rare = split_answers(answers)
+        began, mean = time.process_time(), 0.0
+        for step in range(self.plan.steps):
+            chosen = [
+                answers[chance.choice(common if chance.random() < 0.5 else rare)]
+                for _ in range(self.plan.batch)
+            ]
+            rows = [self._row(one, is_chat=chance.random() < CHAT_SHARE) for one in chosen]
+            loss, right = self.loss(rows, noise=NOISE_SHARE)
+            self._optimisers.step(loss, self.plan.factor(step))
+            mean = 0.9 * mean + 0.1 * loss.item() if step else loss.item()
+            if step % 10 == 9:
+                seconds = time.process_time() - began
+                sys.stderr.write(
+                    f"talker {step + 1}/{self.plan.steps}  {seconds:.0f} s  loss {mean:.3f}"
+                    f"  right {right:.3f}\n"
+                )
+        self.store_head()
+
+    def _row(self, answer: CodedAnswer, *, is_chat: bool) -> _Row:
+        """Write an answer as the worker feeds it: unit by unit, or in a chat as a whole."""
+        row, vocabulary, dims = _Row(), self._vocabulary, self.talker.dims
+        if is_chat:
+            words = [word for unit in answer.units for word in unit]
+            row.read([*vocabulary.words(words, is_start=True), dims.text_end, dims.bos])
+            row.say([*answer.codes])
+        for number, words in enumerate(() if is_chat else answer.units):
+            is_last = number == len(answer.units) - 1
+            ids = vocabulary.words(words, is_start=number == 0)
+            row.read([*ids, *([vocabulary.turn_eos] if is_last else []), dims.bos])
+            start = number * TOKENS_PER_UNIT
+            row.say(answer.codes[start : start + TOKENS_PER_UNIT])
+        row.targets[-1] = self.end
+        return row
+
+    def loss(self, rows: Sequence[_Row], *, noise: float = 0.0) -> tuple[Tensor, float]:
+        """Return the loss of sequences, and the share of tokens that are right."""
+        length = max(len(row.text) for row in rows)
+
+        def padded(values: Sequence[list[int]], fill: int) -> Tensor:
+            return torch.tensor([[*row, *[fill] * (length - len(row))] for row in values])
+
+        text = padded([row.text for row in rows], -1)
+        codes = padded([row.codes for row in rows], 0)
+        targets = padded([row.targets for row in rows], IGNORED)
+        is_noisy = (torch.rand(codes.shape) < noise) & (codes >= 0)
+        codes = torch.where(is_noisy, torch.randint(0, self.end, codes.shape), codes)
+        embeds = torch.where(
+            (text >= 0)[..., None],
+            self.talker.emb_text(text.clamp(min=0)),
+            self.talker.emb_code[0](codes.clamp(min=0)),
+        )
+        is_target = targets != IGNORED
+        logits = self.head(run_decoder(self.talker.model, embeds)[is_target])
+        wanted = targets[is_target]
+        right = (logits.argmax(-1) == wanted).float().mean().item()
+        return functional.cross_entropy(logits, wanted), right
+
+    @torch.no_grad()
+    def evaluate(self, answers: Sequence[CodedAnswer]) -> tuple[float, float]:
+        """Return loss and share of right tokens for answers in units."""
+        loss, right = self.loss([self._row(one, is_chat=False) for one in answers])
+        return loss.item(), right
+
+    @torch.no_grad()
+    def store_head(self) -> None:
+        """Write the output layer into the talker, as magnitudes and directions."""
+        weight = self.head.weight
+        stored = cast("Any", self.talker.head_code[0]).parametrizations["weight"]
+        stored.original1.copy_(weight)
+        stored.original0.copy_(weight.square().sum(-1, keepdim=True).sqrt())
+        self.talker.fold()
+
+
+def split_answers(answers: Mapping[str, CodedAnswer]) -> tuple[list[str], list[str]]:
+    """Return the answers of digits alone, of which there are many, and the others."""
+    common = [text for text in sorted(answers) if set(text.split()) <= set(DIGITS)]
+    rare = [text for text in sorted(answers) if not set(text.split()) <= set(DIGITS)]
+    return common, rare

@@ -1,0 +1,289 @@
+"""Starts the processes of a fabric on this machine and stops them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
+from cyclopts import Parameter
+from cyclopts.types import ExistingFile
+
+from duplane.fabric import process
+from duplane.fabric.addresses import Address, parse_address
+from duplane.fabric.monitoring.logs import LEVEL_SIGNALS
+from duplane.fabric.settings import LogFormat, LogLevel, Names, PositiveInt, check_bounds
+from duplane.tools import servers
+from duplane.tools.command import parse_settings
+from duplane.tools.up.supervisor import Role, RoleError
+from duplane.tools.up.temporary import temporary_directory
+from duplane.worker.checkpoints import DEFAULT_CHECKPOINT
+from duplane.worker.settings import Checkpoint, Dtype
+
+_log = logging.getLogger(__name__)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class UpSettings:
+    """Settings of `duplane up`. Raises ValueError naming the setting that cannot be used.
+
+    None and empty mean: as the settings of the process have it.
+    """
+
+    host: str | None = None
+    """Host name or address that the edge serves at. Default: 127.0.0.1."""
+    port: Annotated[int, Ge(0), Le(65535)] | None = None
+    """Port of the edge; 0 picks a free one. Default: 8006."""
+    worker_count: Annotated[PositiveInt, Parameter("--workers")] = 1
+    """Worker processes."""
+    slot_count: Annotated[PositiveInt | None, Parameter("--slots")] = None
+    """Conversations at once per worker. Default: 4."""
+    checkpoint: Literal["random"] | Checkpoint | None = None
+    """Checkpoint directory in the public format, or `scripted`, as for a worker, or `random`: a
+    small random one, built at start, whose answers mean nothing. Default: a small model that comes
+    along; it answers a few questions in English."""
+    devices: Annotated[Names, Parameter("--device")] = ()
+    """Device of the model: cpu or cuda:N. Several, separated by commas, are assigned to the
+    workers in turn. Default: cpu."""
+    dtype: Dtype | None = None
+    """Type of the model's numbers. Default: float32."""
+    tls_cert: ExistingFile | None = None
+    """Certificate chain (PEM): serve wss:// and https:// only."""
+    tls_key: ExistingFile | None = None
+    """Key of --tls-cert (PEM, no password)."""
+    metrics_port: Annotated[int, Ge(1), Le(65535)] | None = None
+    """Port of the edge's metrics for Prometheus, on 127.0.0.1. The scheduler has the next port, and
+    the workers those after it. Default: no metrics."""
+    log_level: LogLevel = "INFO"
+    """Least severe level to log, of all processes. SIGUSR1 changes it to DEBUG while they run,
+    SIGUSR2 changes it back."""
+    log_format: LogFormat = "text"
+    """Format of log lines: text, or JSON with one object a line."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        if max(metrics_ports(self), default=0) > 65535:
+            raise ValueError(f"metrics_port is {self.metrics_port}: some ports exceed 65535")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key must be set together")
+
+
+def metrics_ports(settings: UpSettings) -> Sequence[int]:
+    """Return the ports of the metrics of edge, scheduler and workers; none without metrics."""
+    if settings.metrics_port is None:
+        return ()
+    return range(settings.metrics_port, settings.metrics_port + 2 + settings.worker_count)
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """A running fabric: its addresses, and its processes in the order in which they drain."""
+
+    edge: str
+    scheduler: str
+    metrics: Sequence[Address]  # of edge, scheduler and workers, if they have metrics
+    slot_count: int
+    note: str  # on the model; empty for a checkpoint of the user
+    roles: Sequence[Role]
+
+
+def serve_up(settings: UpSettings) -> int:
+    """Run until stopped; return the exit code. Raises RoleError and UsageError."""
+    try:
+        return process.run(lambda shutdown: _up(settings, shutdown))
+    except ExceptionGroup as group:
+        failures, others = group.split(RoleError)
+        if others or not failures:
+            raise
+        raise RoleError("; ".join(str(failure) for failure in _leaves(failures))) from None
+
+
+def _leaves(group: ExceptionGroup[RoleError]) -> Iterator[RoleError]:
+    for failure in group.exceptions:
+        if isinstance(failure, ExceptionGroup):
+            yield from _leaves(failure)
+        else:
+            yield failure
+
+
+async def _up(settings: UpSettings, shutdown: process.Shutdown) -> None:
+    """Run until the first signal, then drain. A signal during the start ends it at once."""
+    start = asyncio.current_task()
+    assert start is not None
+    interrupt = asyncio.create_task(_cancel_at_signal(start, shutdown))
+    async with running(settings) as fabric:
+        interrupt.cancel()
+        note = f"; {fabric.note}" if fabric.note else ""
+        s = "s" if settings.tls_cert else ""
+        sys.stdout.write(
+            f"duplane is ready: ws{s}://{fabric.edge}/v1/realtime?mode=audio"
+            f" http{s}://{fabric.edge}/status grpc://{fabric.scheduler}"
+            f" ({fabric.slot_count} slots{note})\n"
+        )
+        if fabric.metrics:
+            urls = " ".join(f"http://{address}/metrics" for address in fabric.metrics)
+            sys.stdout.write(f"metrics of edge, scheduler and workers: {urls}\n")
+        url = f" --url ws{s}://{fabric.edge}" if settings != UpSettings() else ""
+        sys.stdout.write(f"in another shell, try: {_command()} talk{url}\n")
+        sys.stdout.flush()
+        _pass_on_level_signals(fabric.roles)
+        await shutdown.wait()
+        _log.info("draining: running sessions may end; Ctrl-C again stops at once")
+        for role in fabric.roles:
+            await role.drain()
+
+
+def _pass_on_level_signals(roles: Sequence[Role]) -> None:
+    """Let the signals that change the log level reach all processes of the fabric."""
+
+    def pass_on(number: signal.Signals, change: Callable[[int, None], object]) -> None:
+        change(number, None)
+        for role in roles:
+            role.send_signal(number)
+
+    for number in LEVEL_SIGNALS:
+        change = signal.getsignal(number)
+        if callable(change):
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(number, pass_on, number, change)
+
+
+async def _cancel_at_signal(task: asyncio.Task[None], shutdown: process.Shutdown) -> None:
+    await shutdown.wait()
+    task.cancel()
+
+
+def _command() -> str:
+    """Return the `duplane` command as the user can type it."""
+    name = sys.argv[0]
+    return name if Path(name).name == "duplane" else "duplane"
+
+
+def _check_port(address: Address) -> None:
+    """Detect a port in use before anything is built or loaded. Raises StartError."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address.host, address.port))
+        except OSError as error:
+            raise process.StartError(f"cannot listen on {address}: {error.strerror}") from None
+
+
+@contextlib.asynccontextmanager
+async def running(settings: UpSettings) -> AsyncGenerator[Fabric]:
+    """Run scheduler, workers and edge for the body of the `with`.
+
+    Raises StartError, UsageError, and RoleError in a group.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        is_random = settings.checkpoint == "random"
+        checkpoint: Path | str | None = settings.checkpoint
+        if is_random:
+            checkpoint = stack.enter_context(temporary_directory("duplane-checkpoint-"))
+        edge_flags = _edge_flags(settings)
+        devices = settings.devices or (None,)
+        worker_flags = _worker_flags(settings, devices[0], checkpoint)
+        edge_settings = parse_settings(servers.edge, edge_flags, {})
+        default = {"checkpoint": str(DEFAULT_CHECKPOINT)}
+        worker_settings = parse_settings(servers.worker, worker_flags, default)
+        parse_settings(servers.scheduler, (), {})
+        listen = parse_address(edge_settings.listen, "listen", min_port=0)
+        host = listen.host if settings.host is None else settings.host.strip("[]")
+        address = Address(host, listen.port if settings.port is None else settings.port)
+        metrics = [Address("127.0.0.1", port) for port in metrics_ports(settings)]
+        for listened in (address, *metrics):
+            _check_port(listened)
+        if is_random:
+            await _build_checkpoint(worker_settings.checkpoint)
+
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        log = ("--log-level", settings.log_level, "--log-format", settings.log_format)
+        of_edge, of_scheduler, *of_workers = metrics or [None] * (2 + settings.worker_count)
+
+        def start(
+            name: str, *flags: str, metrics: Address | None, address: str = "127.0.0.1:0"
+        ) -> Role:
+            flags = (*flags, *_flags({"--metrics-listen": metrics}))
+            role = Role(name, (name, *flags, *log), address)
+            stack.push_async_callback(role.stop)
+            tasks.create_task(role.keep_running(), name=name)
+            return role
+
+        _log.info("starting the scheduler")
+        scheduler = start("scheduler", metrics=of_scheduler)
+        at = ("--scheduler", await scheduler.ready())
+        _log.info("starting %d worker(s): loading the model", settings.worker_count)
+        workers: list[Role] = []
+        for index, of_worker in enumerate(of_workers):
+            device = devices[index % len(devices)]
+            flags = _worker_flags(settings, device, worker_settings.checkpoint)
+            workers.append(start("worker", *at, *flags, metrics=of_worker))
+        for worker in workers:
+            await worker.ready()
+        _log.info("starting the edge")
+        edge = start("edge", *at, *edge_flags, metrics=of_edge, address=str(address))
+        yield Fabric(
+            edge=await edge.ready(),
+            scheduler=scheduler.address,
+            metrics=metrics,
+            slot_count=settings.worker_count * worker_settings.slot_count,
+            note=_note(worker_settings.checkpoint, is_random=is_random),
+            roles=(edge, *workers, scheduler),
+        )
+
+
+def _note(checkpoint: Path | str, *, is_random: bool) -> str:
+    """Return what a user should know about the model, if it is not their own."""
+    if is_random:
+        return "small random model, its answers mean nothing"
+    if checkpoint == DEFAULT_CHECKPOINT:
+        return "small model of a few questions, trained on synthetic speech"
+    return ""
+
+
+async def _build_checkpoint(directory: Path | str) -> None:
+    """Build the small random checkpoint, in a process that can be stopped at any time."""
+    _log.info("building a small random checkpoint")
+    command = (sys.executable, "-m", "duplane.tools", "checkpoint", "tiny", str(directory))
+    running = await asyncio.create_subprocess_exec(
+        *(*command, "--seed", "0"), stdout=asyncio.subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        if code := await running.wait():
+            raise RoleError(f"the checkpoint could not be built (exit code {code})")
+    finally:
+        if running.returncode is None:
+            running.kill()
+            await running.wait()
+
+
+def _edge_flags(settings: UpSettings) -> tuple[str, ...]:
+    return _flags({"--tls-cert": settings.tls_cert, "--tls-key": settings.tls_key})
+
+
+def _worker_flags(
+    settings: UpSettings, device: str | None, checkpoint: Path | str | None
+) -> tuple[str, ...]:
+    return _flags(
+        {
+            "--checkpoint": checkpoint,
+            "--slots": settings.slot_count,
+            "--device": device,
+            "--dtype": settings.dtype,
+        }
+    )
+
+
+def _flags(values: dict[str, object]) -> tuple[str, ...]:
+    given = ((flag, str(value)) for flag, value in values.items() if value is not None)
+    return tuple(part for pair in given for part in pair)

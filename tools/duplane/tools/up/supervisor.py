@@ -1,0 +1,142 @@
+"""Keeps one process of the fabric running: starts it again when it ends, stops it in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from duplane.fabric import process
+from duplane.tools.command import CommandError
+from duplane.tools.up.restarts import RestartDelay
+
+_log = logging.getLogger(__name__)
+
+_READY_TIMEOUT_S = 300.0  # a large checkpoint takes minutes to load
+_STOP_TIMEOUT_S = 15.0  # after the second signal, before SIGKILL
+_MAX_FAST_FAILURES = 5  # exits in a row, each before the process was ready, until `up` ends
+
+
+class RoleError(CommandError):
+    """A process did not start."""
+
+
+@dataclass
+class Role:
+    """One process that is kept running."""
+
+    name: str
+    arguments: Sequence[str]
+    address: str  # to serve at; port 0 until the process has announced its port
+    restart_delay: RestartDelay = field(default_factory=RestartDelay)
+    _process: asyncio.subprocess.Process | None = None
+    _ready: asyncio.Event = field(default_factory=asyncio.Event)
+    _has_served: bool = False
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def process_id(self) -> int:
+        """Return the id of the running process. Raises ValueError while there is none."""
+        if self._process is None:
+            raise ValueError(f"{self.name} does not run")
+        return self._process.pid
+
+    async def keep_running(self) -> None:
+        """Start the process whenever it is not running, until `drain` or `stop`.
+
+        Raises RoleError if its first start fails, or several in a row.
+        """
+        failures = 0
+        while not self._stopping.is_set():
+            begin = time.monotonic()
+            code = await self._run_once()
+            if self._stopping.is_set():
+                return
+            failures = 0 if self._ready.is_set() else failures + 1
+            if failures >= _MAX_FAST_FAILURES or not self._has_served:
+                raise RoleError(f"{self.name} does not start (exit code {code})")
+            self._ready.clear()
+            delay_s = self.restart_delay.after_exit(time.monotonic() - begin)
+            _log.error(
+                "%s ended with exit code %s; starting it again in %g s", self.name, code, delay_s
+            )
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await self._stopping.wait()
+
+    async def _run_once(self) -> int:
+        running = self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "duplane.tools", *self.arguments),
+            # The other processes use the address of the first start.
+            *("--listen", self.address),
+            stdin=asyncio.subprocess.PIPE,  # the process ends when this pipe closes
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, process.SUPERVISED: "1"},
+            start_new_session=True,  # Ctrl-C reaches `up` alone, which stops the others in order
+        )
+        try:
+            assert running.stdout
+            async for line in running.stdout:
+                self._on_line(line.decode(errors="replace").rstrip())
+            return await running.wait()
+        finally:
+            if running.returncode is None:
+                running.kill()
+                await running.wait()
+
+    def _on_line(self, line: str) -> None:
+        match line.split():
+            case [process.READY, _, address]:
+                self.address = address
+                self._has_served = True
+                self._ready.set()
+            case _:
+                _log.info("%s: %s", self.name, line)
+
+    async def ready(self) -> str:
+        """Wait until the process serves; return its address. Raises RoleError."""
+        try:
+            async with asyncio.timeout(_READY_TIMEOUT_S):
+                await self._ready.wait()
+        except TimeoutError:
+            raise RoleError(f"{self.name} is not ready after {_READY_TIMEOUT_S:g} s") from None
+        return self.address
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process, unless it is starting or has ended."""
+        if self._process and self._process.returncode is None and self._ready.is_set():
+            self._process.send_signal(number)
+
+    async def drain(self) -> None:
+        """Ask the process to end after its sessions, and wait until it has."""
+        self._stopping.set()
+        if self._process and self._process.returncode is None:
+            self._process.terminate()
+            await self._process.wait()
+
+    async def stop(self) -> None:
+        """End the process now: with signals, then by killing it."""
+        self._stopping.set()
+        running = self._process
+        if running is None or running.returncode is not None:
+            return
+        if not self._has_served:
+            running.kill()  # it has no sessions, and may be busy loading
+            await running.wait()
+            return
+        # Two signals mean to stop at once. They differ, because two equal ones may arrive as one.
+        running.terminate()
+        running.send_signal(signal.SIGINT)
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await running.wait()
+        except TimeoutError:
+            _log.error("%s does not stop; killing it", self.name)
+            running.kill()
+            await running.wait()

@@ -1,0 +1,25 @@
+"""A temporary directory that is deleted when this process ends, also by SIGKILL."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+
+# Reads until the pipe from the owner closes. The kernel closes it even if the owner is killed.
+_DELETE = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
+
+
+@contextlib.contextmanager
+def temporary_directory(prefix: str) -> Generator[Path]:
+    """Yield a new directory; a separate process deletes it at the end."""
+    directory = Path(tempfile.mkdtemp(prefix=prefix))
+    with subprocess.Popen(
+        [sys.executable, "-c", _DELETE, str(directory)],
+        stdin=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C does not reach it
+    ):
+        yield directory

@@ -1,0 +1,162 @@
+"""Fifth slice: the whole fabric, with a conversation in every slot for some minutes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import orjson
+import pybase64
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+from duplane.fabric.monitoring.logs import configure_logging
+from duplane.tools.bench.report import percentile
+from duplane.tools.test_checkpoint.build import build_test_checkpoint
+from duplane.tools.up.fabric import UpSettings, running
+from measure import Options, Report, checkpoint_directory, read_options
+
+PERIODS = 10
+"""Rows of the table."""
+RETRY_S = 1.0
+"""Between the end of a session and the next in its place."""
+
+
+@dataclass
+class Figures:
+    """The measurements of one period."""
+
+    listening: list[float] = field(default_factory=list[float])
+    speaking: list[float] = field(default_factory=list[float])
+    dropped: int = 0
+    ended: int = 0
+
+
+@dataclass
+class Soak:
+    """The data that sessions share: the edge's address, the time of the end, and the figures."""
+
+    edge: str
+    end: float
+    figures: Figures = field(default_factory=Figures)
+    unit: dict[bool, bytes] = field(default_factory=dict[bool, bytes])
+
+    def __post_init__(self) -> None:
+        noise = np.random.default_rng(0).normal(0, 0.05, 16_000).astype("<f4").tobytes()
+        audio = pybase64.b64encode_as_string(noise)
+        for is_listening in (True, False):
+            given = {"audio": audio, "force_listen": is_listening}
+            self.unit[is_listening] = orjson.dumps({"type": "input.append", "input": given})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Start a fabric and run it; return the exit code."""
+    options = read_options(arguments)
+    report = Report("soak", options)
+    configure_logging("soak", "WARNING")
+    with report.case("soak"), checkpoint_directory(options) as directory:
+        if options.small and options.checkpoint is None:
+            build_test_checkpoint(directory)
+        settings = UpSettings(
+            port=0,
+            slot_count=2 if options.small else 64,
+            checkpoint=directory,
+            devices=(options.device_name,),
+            dtype="bfloat16" if options.dtype == "bfloat16" else "float32",
+            log_level="WARNING",
+        )
+        asyncio.run(soak(options, report, settings))
+    return report.exit_code
+
+
+async def soak(options: Options, report: Report, settings: UpSettings) -> None:
+    """Run sessions, half of which are not forced to listen, and add a row for every period."""
+    async with running(settings) as fabric:
+        table = report.table(
+            f"{fabric.slot_count} sessions, a unit a second each; ms from sent to answered",
+            (
+                *("until, s", "units", "listen p50", "listen p99", "speak p50", "speak p99"),
+                *("longest", "dropped", "ended"),
+            ),
+        )
+        begin = time.monotonic()
+        shared = Soak(fabric.edge, begin + 60 * options.minutes)
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(fabric.slot_count):
+                tasks.create_task(keep_talking(shared, number, fabric.slot_count))
+            for period in range(1, PERIODS + 1):
+                until = begin + 60 * options.minutes * period / PERIODS
+                await asyncio.sleep(max(0.0, until - time.monotonic()))
+                figures, shared.figures = shared.figures, Figures()
+                table.add(f"{until - begin:.0f}", *cells(figures))
+
+
+def cells(figures: Figures) -> tuple[float | int | str, ...]:
+    """Return the cells of one row, in milliseconds."""
+    both = figures.listening + figures.speaking
+    shares = [
+        1e3 * percentile(values, share) if values else ""
+        for values in (figures.listening, figures.speaking)
+        for share in (0.5, 0.99)
+    ]
+    return (len(both), *shares, 1e3 * max(both, default=0.0), figures.dropped, figures.ended)
+
+
+async def keep_talking(shared: Soak, number: int, count: int) -> None:
+    """Run one session after another; the sessions' seconds begin one after the other."""
+    await asyncio.sleep(number / count)
+    while time.monotonic() < shared.end:
+        try:
+            async with connect(
+                f"ws://{shared.edge}/v1/realtime?mode=audio", compression=None, max_size=None
+            ) as connection:
+                await converse(shared, connection, is_listening=number % 2 == 0)
+        except (ConnectionClosed, OSError):
+            pass
+        if time.monotonic() < shared.end:
+            shared.figures.ended += 1
+            await asyncio.sleep(RETRY_S)
+
+
+async def converse(shared: Soak, connection: ClientConnection, *, is_listening: bool) -> None:
+    """Send a unit every second and time the answers, until the end or until it is closed."""
+    await connection.send(orjson.dumps({"type": "session.init", "payload": {}}), text=True)
+    async for message in connection:
+        if orjson.loads(message)["type"] == "session.created":
+            break
+    sent: deque[float] = deque()
+    reading = asyncio.create_task(read(shared, connection, sent))
+    try:
+        due = time.monotonic()
+        while due < shared.end and not reading.done():
+            await connection.send(shared.unit[is_listening], text=True)
+            sent.append(time.monotonic())
+            due += 1.0
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+
+async def read(shared: Soak, connection: ClientConnection, sent: deque[float]) -> None:
+    """Take the time of each unit's first message; those that were dropped have none."""
+    async for message in connection:
+        event = orjson.loads(message)
+        if "chunk_index" not in event:
+            continue
+        dropped = int(event["metrics"].get("dropped_units", 0))
+        shared.figures.dropped += dropped
+        times = [sent.popleft() for _ in range(min(dropped + 1, len(sent)))]
+        if times:
+            is_listen = event["kind"] == "listen"
+            found = shared.figures.listening if is_listen else shared.figures.speaking
+            found.append(time.monotonic() - times[-1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

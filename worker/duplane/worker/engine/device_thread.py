@@ -1,0 +1,329 @@
+"""The one thread that may use the device, and the queues between it and the event loop.
+
+The event loop queues commands and units. The device thread takes them in rounds and posts events
+back. This module decides the order of the work; `model_runner` does it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+
+from PIL.Image import Image
+
+from duplane.worker.engine.batching import form_batch
+from duplane.worker.engine.events import ChatStep, Event, FailedUnit
+from duplane.worker.engine.inbox import Entry, Inbox
+from duplane.worker.engine.interfaces import Device, DeviceLostError, Model, PreparedChat
+from duplane.worker.engine.model_runner import ModelRunner
+from duplane.worker.engine.preparation import AbandonedError, ThreadPools, decode_frames
+from duplane.worker.engine.slot_channel import SlotChannel
+from duplane.worker.model.chat.types import ChatRequest
+from duplane.worker.model.types import ConversationOptions, OptionError, PreparedImage, Unit
+
+_log = logging.getLogger(__name__)
+
+_JOIN_TIMEOUT_S = 10.0  # a stuck device thread must not keep the process from ending
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Open:
+    channel: SlotChannel
+    open: Callable[[ModelRunner], bool]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Close:
+    channel: SlotChannel
+    is_clean: asyncio.Future[bool]
+
+
+_Command = _Open | _Close
+
+
+class DeviceThread:
+    """The thread, and the interface to it. All public methods are for the event loop."""
+
+    def __init__(
+        self,
+        device: Device,
+        *,
+        memory_tolerance_bytes: int,
+        inbox_unit_count: int,
+        rows_per_round: int,
+    ) -> None:
+        self._device = device
+        self._memory_tolerance_bytes = memory_tolerance_bytes
+        self._inbox_unit_count = inbox_unit_count
+        self._rows_per_round = rows_per_round
+        self._lock = threading.Condition()
+        self._commands: deque[_Command] = deque()
+        self._channels: dict[int, SlotChannel] = {}
+        self._is_stopping = False
+        self._is_hung = False
+        self._busy_since_s: float | None = None
+        self._runner: ModelRunner | None = None
+        self._pools = ThreadPools()
+        self._thread = threading.Thread(target=self._run, name="device", daemon=True)
+
+    async def start(self) -> None:
+        """Start the thread, load the model and warm it up. Raises what loading raises."""
+        self._loop = asyncio.get_running_loop()
+        self._loaded: asyncio.Future[None] = self._loop.create_future()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._thread.start()
+        await self._loaded
+
+    async def stop(self) -> None:
+        """End the thread after its current call into the model."""
+        self._pools.stop()
+        with self._lock:
+            self._is_stopping = True
+            self._lock.notify()
+        if self._runner is None or self._is_hung:
+            return  # loading and a hung call cannot be interrupted; the process ends without them
+        done, _ = await asyncio.wait({self._ended}, timeout=_JOIN_TIMEOUT_S)
+        if not done:
+            _log.error("the device thread does not end; the process exits without it")
+        elif error := self._ended.exception():
+            _log.error("the device thread had failed: %r", error)
+
+    async def watch(
+        self,
+        stuck_after_s: float,
+        hung_after_s: float,
+        on_stuck: Callable[[bool], Awaitable[None]],
+    ) -> None:
+        """Call `on_stuck` when a call into the model exceeds `stuck_after_s`, and when it returns.
+
+        Returns when the device thread was stopped. Raises the exception that ended it otherwise,
+        and DeviceLostError for a call that exceeds `hung_after_s`.
+        """
+        is_stuck = False
+        while not self._ended.done():
+            await asyncio.wait({self._ended}, timeout=min(stuck_after_s, hung_after_s) / 4)
+            since_s = self._busy_since_s
+            busy_s = 0.0 if since_s is None else time.monotonic() - since_s
+            if busy_s > hung_after_s:
+                self._is_hung = True
+                raise DeviceLostError(f"a call into the model has not returned for {busy_s:.0f} s")
+            if is_stuck != (busy_s > stuck_after_s):
+                is_stuck = not is_stuck
+                await on_stuck(is_stuck)
+        self._ended.result()
+
+    @property
+    def model(self) -> Model:
+        """The loaded model. Only its constants and `prepare` methods are for other threads."""
+        assert self._runner, "the device thread is started"
+        return self._runner.model
+
+    @property
+    def memory_used_bytes(self) -> int:
+        """Memory in use on the device at the latest cleanup."""
+        assert self._runner, "the device thread is started"
+        return self._runner.memory_used_bytes
+
+    def attach(self, slot: int, on_event: Callable[[Event], None]) -> SlotChannel:
+        """Begin to use a slot. Units may be queued before the conversation is open."""
+        channel = SlotChannel(slot, Inbox(self._inbox_unit_count), on_event)
+        with self._lock:
+            if slot in self._channels:
+                raise ValueError(f"slot {slot} is in use")
+            self._channels[slot] = channel
+        return channel
+
+    async def prepare_options(self, channel: SlotChannel, options: ConversationOptions) -> None:
+        """Read the voice of a conversation, before `open`, without delaying device or event loop.
+
+        Failures are only logged; they occur again in `open`, which reports them.
+        """
+        try:
+            read = partial(self.model.prepare_voice, options)
+            await channel.preparation.run(self._pools.voices, read)
+        except OptionError:
+            pass
+        except AbandonedError:
+            raise
+        except Exception:  # noqa: BLE001 - the border to the model: logged, and `open` reports it
+            _log.exception("options could not be prepared")
+
+    async def prepare_unit(self, channel: SlotChannel, unit: Unit) -> Unit | FailedUnit:
+        """Decode a unit's frames in a thread."""
+        decode = partial(decode_frames, self.model, unit)
+        return await channel.preparation.run(self._pools.frames, decode)
+
+    def prepare_picture(
+        self, channel: SlotChannel, picture: Image, max_slices: int | None
+    ) -> PreparedImage:
+        """Slice a picture of a chat's video. Any thread. Raises ImageError, AbandonedError."""
+        channel.preparation.check()
+        return self.model.prepare_picture(picture, max_slices)
+
+    async def prepare_chat(self, channel: SlotChannel, request: ChatRequest) -> PreparedChat:
+        """Check a chat and lay out its prompt in a thread. Raises OptionError.
+
+        The work stops before its next picture or sound when the channel is closed.
+        """
+        check = channel.preparation.check
+        lay_out = partial(self.model.prepare_chat, request, check)
+        return await channel.preparation.run(self._pools.chats, lay_out)
+
+    def open(self, channel: SlotChannel, options: ConversationOptions) -> None:
+        """Open a conversation. Opened, OpenRefused or Lost follows."""
+        self._queue(_Open(channel, lambda runner: runner.open(channel.slot, options)))
+
+    def open_chat(self, channel: SlotChannel, prepared: PreparedChat, credit: int) -> None:
+        """Open a chat. A ChatStep follows for every step, or Lost.
+
+        At most `credit` steps run ahead of `return_credit`: while the client does not read, its
+        chat waits and does not use the device.
+        """
+        with self._lock:
+            channel.credit = credit
+        self._queue(_Open(channel, lambda runner: runner.open_chat(channel.slot, prepared)))
+
+    def return_credit(self, channel: SlotChannel) -> None:
+        """Allow one more step of a chat, because the output of one was sent."""
+        with self._lock:
+            channel.credit += 1
+            self._lock.notify()
+
+    def put(self, channel: SlotChannel, entry: Entry) -> None:
+        """Queue a unit, or the answer to a refused unit."""
+        with self._lock:
+            channel.inbox.put(entry)
+            self._lock.notify()
+
+    def mute(self, channel: SlotChannel) -> None:
+        """Deliver no more events and drop the queued units."""
+        channel.is_muted = True
+        with self._lock:
+            channel.is_ready = False
+            channel.inbox.clear()
+
+    async def close(self, channel: SlotChannel) -> bool:
+        """Clean and check the slot, between rounds; return whether it may be leased again.
+
+        Preparation for the slot ends first.
+        """
+        self.mute(channel)
+        await channel.preparation.end()
+        is_clean: asyncio.Future[bool] = self._loop.create_future()
+        self._queue(_Close(channel, is_clean))
+        return await is_clean
+
+    async def close_again(self, slot: int) -> bool:
+        """Clean and check a slot that no call holds, as `close` does."""
+        return await self.close(self.attach(slot, _ignore))
+
+    def _queue(self, command: _Command) -> None:
+        with self._lock:
+            self._commands.append(command)
+            self._lock.notify()
+
+    # The methods below run on the device thread.
+
+    def _run(self) -> None:
+        try:
+            runner = ModelRunner(self._device, self._memory_tolerance_bytes, self._post)
+        except Exception as error:  # noqa: BLE001 - the root of a thread; `start` raises it again
+            self._call(self._resolve, self._loaded, error)
+            self._call(self._resolve, self._ended, None)
+            return
+        self._runner = runner
+        self._call(self._resolve, self._loaded, None)
+        try:
+            while not self._is_stopping:
+                self._run_round(runner)
+        except Exception as error:  # noqa: BLE001 - the root of a thread; `watch` raises it again
+            self._call(self._resolve, self._ended, error)
+        else:
+            self._call(self._resolve, self._ended, None)
+
+    def _run_round(self, runner: ModelRunner) -> None:
+        """Execute commands up to one open, then one batch of units, then one step of the chats.
+
+        At most one conversation is opened in each round, so that the running ones do not wait for
+        several opens. A step of chats is short for the same reason. Commands keep their order, so
+        the close of a slot never overtakes its open. A round without work waits for some.
+        """
+        while self._commands:  # only this thread removes commands
+            command = self._commands.popleft()
+            self._busy_since_s = time.monotonic()
+            self._execute(runner, command)
+            if isinstance(command, _Open):
+                break
+        with self._lock:
+            batch = form_batch(
+                self._channels.values(), runner.model.row_count, self._rows_per_round
+            )
+            has_work = batch.units or batch.chat_slots or batch.failed
+            if not (has_work or self._commands or self._is_stopping):
+                self._busy_since_s = None
+                self._lock.wait()
+        for channel, failed in batch.failed:
+            self._post(channel.slot, failed)
+        over: set[int] = set()
+        if batch.units:
+            self._busy_since_s = time.monotonic()
+            over |= runner.run_units(batch.units)
+        if batch.chat_slots:
+            self._busy_since_s = time.monotonic()
+            over |= runner.run_chats(batch.chat_slots)
+        self._busy_since_s = None
+        if over:
+            with self._lock:
+                for slot in over:
+                    self._channels[slot].is_ready = False
+
+    def _execute(self, runner: ModelRunner, command: _Command) -> None:
+        channel = command.channel
+        if isinstance(command, _Open):
+            is_open = command.open(runner)
+            with self._lock:
+                channel.is_ready = is_open and not channel.is_muted
+            return
+        is_clean = runner.close(channel.slot)
+        with self._lock:
+            del self._channels[channel.slot]
+        self._call(self._resolve, command.is_clean, is_clean)
+
+    def _post(self, slot: int, event: Event) -> None:
+        channel = self._channels[slot]
+        if isinstance(event, ChatStep):
+            with self._lock:
+                channel.credit -= 1
+        self._call(self._deliver, channel, event)
+
+    def _call(self, function: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:
+            _log.warning("the event loop is closed; an event of the device thread is lost")
+
+    # The methods below run on the event loop.
+
+    @staticmethod
+    def _deliver(channel: SlotChannel, event: Event) -> None:
+        if not channel.is_muted:
+            channel.on_event(event)
+
+    @staticmethod
+    def _resolve(future: asyncio.Future[object], outcome: object) -> None:
+        if future.done():
+            return
+        if isinstance(outcome, BaseException):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+
+
+def _ignore(event: Event) -> None:
+    """Ignore an event: nobody uses the slot."""

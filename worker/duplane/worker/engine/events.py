@@ -1,0 +1,75 @@
+"""Events that the device thread posts to the call that holds a slot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from duplane.fabric.errors import Reason
+from duplane.fabric.v1.trace_pb2 import TraceContext
+from duplane.worker.model.chat.types import ChatOutput
+from duplane.worker.model.types import Opened, OptionError, Unit, UnitFailure, UnitOutput
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRefused:
+    """The model refused an option of the conversation. The slot is closed like any other."""
+
+    error: OptionError
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A call into the model failed and the conversation cannot go on. The log has the cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedUnit:
+    """The answer to a unit that has no output.
+
+    A unit that is refused before it runs keeps its position in the inbox as a FailedUnit, so that
+    answers have the order of their units. After one that `is_fatal` the conversation is lost.
+    """
+
+    sequence: int
+    reason: str
+    message: str
+    field: str = ""
+    receive_time_ns: int = 0
+    trace: TraceContext | None = None
+    is_fatal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChatStep:
+    """The output of one step of a chat, which ran in a batch of `batch_size` chats."""
+
+    output: ChatOutput
+    batch_size: int
+
+
+Event = Opened | OpenRefused | Lost | UnitOutput | FailedUnit | ChatStep
+
+# Reason that the model gives for a failed unit -> the field of the unit that is at fault, where the
+# failure does not name it.
+_FIELDS_AT_FAULT = {
+    "AUDIO_INVALID": "audio",
+    "AUDIO_TOO_SHORT": "audio",
+    "AUDIO_BACKLOG": "audio",
+    "FRAMES_UNSUPPORTED": "video_frames",
+}
+# Reasons of the model that have another name in the contract.
+_REASONS = {"IMAGE_INVALID": Reason.INVALID_FIELD}
+
+
+def failed_unit(unit: Unit, failure: UnitFailure) -> FailedUnit:
+    """Return the answer to a unit that the model could not use."""
+    field = failure.field.replace("frames[", "video_frames[")
+    return FailedUnit(
+        unit.sequence,
+        _REASONS.get(failure.reason, failure.reason),
+        f"{field} cannot be used: {failure.message}" if field else failure.message,
+        field or _FIELDS_AT_FAULT.get(failure.reason, ""),
+        unit.receive_time_ns,
+        unit.trace,
+        failure.is_fatal,
+    )

@@ -1,0 +1,62 @@
+"""The bounded queue of units that one conversation has waiting for the device.
+
+When it is full the oldest unit is dropped and counted; the order never changes. It has no lock:
+the device thread's lock guards it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from duplane.worker.engine.events import FailedUnit
+from duplane.worker.model.types import Unit
+
+_UNIT_CAPACITY = 4
+# Answers to refused units. They have a bound of their own, so that valid units are not
+# dropped because many invalid ones arrive.
+_FAILED_CAPACITY = 16
+
+Entry = Unit | FailedUnit
+
+
+class Inbox:
+    """A queue of units, and of answers to refused units at the positions of those units.
+
+    `entries` are the waiting ones, oldest first; only the methods change them.
+    A dropped unit's `force_listen` passes to the next unit, so that an interruption is never lost.
+    """
+
+    def __init__(self, capacity: int = _UNIT_CAPACITY) -> None:
+        self._capacity = {Unit: capacity, FailedUnit: _FAILED_CAPACITY}
+        self.entries: deque[Entry] = deque()
+        self._must_listen = False
+        self.dropped_count = 0
+
+    def put(self, entry: Entry) -> None:
+        """Append an entry; drop the oldest of its type if there are too many of them."""
+        self.entries.append(entry)
+        entry_type = type(entry)
+        alike = [waiting for waiting in self.entries if type(waiting) is entry_type]
+        if len(alike) > self._capacity[entry_type]:
+            self.entries.remove(alike[0])
+            self._count_dropped(alike[0])
+
+    def take(self) -> Entry | None:
+        """Remove and return the oldest entry; records in a unit how many were dropped until now."""
+        if not self.entries:
+            return None
+        entry = self.entries.popleft()
+        if isinstance(entry, Unit):
+            entry.dropped_count = self.dropped_count
+            entry.force_listen |= self._must_listen
+            self._must_listen = False
+        return entry
+
+    def clear(self) -> None:
+        """Drop all entries."""
+        while self.entries:
+            self._count_dropped(self.entries.popleft())
+
+    def _count_dropped(self, entry: Entry) -> None:
+        self.dropped_count += 1
+        self._must_listen |= isinstance(entry, Unit) and entry.force_listen

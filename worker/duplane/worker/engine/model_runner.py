@@ -1,0 +1,168 @@
+"""Calls the model on the device thread: load, warm up, open, run batches, close.
+
+Synchronous code without threads, queues or sockets. It turns exceptions of the model into events
+and results; if the device itself is lost, it raises DeviceLostError.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from duplane.worker.engine.events import ChatStep, Event, Lost, OpenRefused, failed_unit
+from duplane.worker.engine.interfaces import Device, DeviceLostError, PreparedChat
+from duplane.worker.engine.warm_up import warm_up
+from duplane.worker.model.types import ConversationOptions, OptionError, Unit, UnitFailure
+
+_log = logging.getLogger(__name__)
+
+
+class ModelRunner:
+    """The loaded model, and the checks of its results and of its memory.
+
+    `post(slot, event)` is called as soon as there is an event.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        memory_tolerance_bytes: int,
+        post: Callable[[int, Event], None],
+    ) -> None:
+        """Load the model and warm it up. Raises what loading raises."""
+        self._device = device
+        self._post = post
+        self.model = device.load()
+        warm_up(self.model)
+        self.memory_used_bytes = device.memory_used_bytes(self.model)
+        self._memory_bound_bytes = self.memory_used_bytes + memory_tolerance_bytes
+        self._open_slots: set[int] = set()
+
+    def open(self, slot: int, options: ConversationOptions) -> bool:
+        """Open a conversation; return whether its units may run."""
+        self._open_slots.add(slot)
+        try:
+            opened = self.model.open(slot, options)
+        except OptionError as error:
+            self._post(slot, OpenRefused(error))
+            return False
+        except Exception:  # noqa: BLE001 - the border to the model: logged, and ends one session
+            _log.exception("slot %d: the conversation could not be opened", slot)
+            self._on_lost([slot])
+            return False
+        self._post(slot, opened)
+        return True
+
+    def open_chat(self, slot: int, prepared: PreparedChat) -> bool:
+        """Open a chat; return whether its steps may run."""
+        self._open_slots.add(slot)
+        try:
+            self.model.open_chat(slot, prepared)
+        except Exception:  # noqa: BLE001 - the border to the model: logged, and ends one session
+            _log.exception("slot %d: the chat could not be opened", slot)
+            self._on_lost([slot])
+            return False
+        return True
+
+    def run_units(self, units: Sequence[Unit]) -> set[int]:
+        """Run a batch with one unit for each slot, and settle; return the slots that were lost."""
+        started_s = time.monotonic()
+        waiting: dict[int, Unit] = {}
+        for unit in units:
+            unit.started_s, unit.batch_size = started_s, len(units)
+            waiting[unit.slot] = unit
+        slots = list(waiting)
+        lost: set[int] = set()
+        try:
+            for result in self.model.step(units):
+                unit = waiting.pop(result.slot)
+                if not isinstance(result, UnitFailure):
+                    self._post(result.slot, result)
+                    continue
+                self._post(result.slot, failed_unit(unit, result))
+                if result.is_fatal:
+                    lost.add(result.slot)
+            if lost:
+                self._check_device()
+            if waiting:
+                raise RuntimeError(f"the model returned no result for slots {sorted(waiting)}")
+            for failure in self.model.settle([slot for slot in slots if slot not in lost]):
+                lost.add(failure.slot)
+                self._on_lost([failure.slot])
+        except DeviceLostError:
+            raise
+        except Exception:  # noqa: BLE001 - the border to the model: logged, and ends the batch
+            self._on_batch_failed(slots, lost)
+        return lost
+
+    def run_chats(self, slots: Sequence[int]) -> set[int]:
+        """Run one step of several chats together; return the slots whose chats have ended."""
+        ended: set[int] = set()
+        try:
+            for result in self.model.chat_step(slots):
+                if isinstance(result, UnitFailure):
+                    _log.error("slot %d: a chat failed: %s", result.slot, result.message)
+                    ended.add(result.slot)
+                    self._on_lost([result.slot])
+                    continue
+                self._post(result.slot, ChatStep(result, len(slots)))
+                if result.finish is not None:
+                    ended.add(result.slot)
+        except DeviceLostError:
+            raise
+        except Exception:  # noqa: BLE001 - the border to the model: logged, and ends the batch
+            self._on_batch_failed(slots, ended)
+        return ended
+
+    def _on_batch_failed(self, slots: Sequence[int], over: set[int]) -> None:
+        """Lose all slots of a batch that raised, because the cache of any may be broken."""
+        _log.exception("a batch of slots %s failed", sorted(slots))
+        self._on_lost(set(slots) - over)
+        over.update(slots)
+
+    def _on_lost(self, slots: Collection[int]) -> None:
+        """Report lost conversations. Raises DeviceLostError if the device is lost with them."""
+        for slot in slots:
+            self._post(slot, Lost())
+        self._check_device()
+
+    def _check_device(self) -> None:
+        try:
+            self._device.check()
+        except Exception as error:
+            raise DeviceLostError(f"{type(error).__name__}: {error}") from error
+
+    def close(self, slot: int) -> bool:
+        """Clean the slot; return whether it may be leased again. May be called again."""
+        self._open_slots.discard(slot)
+        try:
+            self.model.close(slot)
+            is_clean = self.model.is_clean(slot)
+        except Exception:  # noqa: BLE001 - the border to the model: logged, and breaks one slot
+            _log.exception("slot %d: cleanup failed", slot)
+            self._check_device()
+            return False
+        if not is_clean:
+            _log.error("slot %d is not clean after its cleanup", slot)
+        return is_clean and self._has_memory_back(slot)
+
+    def _has_memory_back(self, slot: int) -> bool:
+        """Whether the device's memory is within its bound; True while other slots are in use.
+
+        The device reports only its total memory, so the check is possible only when no other slot
+        is in use. A leak is found when the last conversation ends.
+        """
+        self.memory_used_bytes = self._device.memory_used_bytes(self.model)
+        if self._open_slots or self.memory_used_bytes <= self._memory_bound_bytes:
+            return True
+        gc.collect()  # tracebacks of failed calls may hold tensors in reference cycles
+        self.memory_used_bytes = self._device.memory_used_bytes(self.model)
+        if self.memory_used_bytes <= self._memory_bound_bytes:
+            return True
+        _log.error(
+            "slot %d: the device holds %d bytes after its cleanup, %d are allowed",
+            *(slot, self.memory_used_bytes, self._memory_bound_bytes),
+        )
+        return False

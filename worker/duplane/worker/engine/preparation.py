@@ -1,0 +1,71 @@
+"""Work that sessions need done on the CPU, beside the device: pictures, voices, chat prompts.
+
+Each kind of work has its own thread pool. Work stops with its session, and the session's slot is
+not freed before its last thread has ended, so at most a few tasks of each slot wait or run, even
+if clients come and leave quickly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from duplane.worker.engine.events import FailedUnit, failed_unit
+from duplane.worker.engine.interfaces import Model
+from duplane.worker.model.types import Unit, UnitFailure
+
+R = TypeVar("R")
+
+
+class AbandonedError(Exception):
+    """The session has ended, so this work stops."""
+
+
+class ThreadPools:
+    """The threads of one worker, one pool for each kind of work, so that no kind delays another."""
+
+    def __init__(self) -> None:
+        self.frames = ThreadPoolExecutor(4, "frames")  # running conversations wait for these
+        self.voices = ThreadPoolExecutor(2, "voices")
+        self.chats = ThreadPoolExecutor(2, "chats")
+
+    def stop(self) -> None:
+        """Start no more work."""
+        for pool in (self.frames, self.voices, self.chats):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Preparation:
+    """The work of one session. All methods but `check` are for the event loop."""
+
+    def __init__(self) -> None:
+        self._is_over = threading.Event()
+        self._started: list[Future[Any]] = []
+
+    def check(self) -> None:
+        """Raise AbandonedError if the session has ended. Work calls it between its steps."""
+        if self._is_over.is_set():
+            raise AbandonedError
+
+    async def run(self, pool: ThreadPoolExecutor, work: Callable[[], R]) -> R:
+        """Run `work` in a thread. After a cancellation its current step may still run."""
+        self.check()
+        future = pool.submit(work)
+        self._started = [work for work in self._started if not work.done()] + [future]
+        return await asyncio.wrap_future(future)
+
+    async def end(self) -> None:
+        """Stop the work at its next step and return when no thread runs it any more."""
+        self._is_over.set()
+        running = [asyncio.wrap_future(work) for work in self._started if not work.cancel()]
+        await asyncio.gather(*running, return_exceptions=True)
+        self._started = []
+
+
+def decode_frames(model: Model, unit: Unit) -> Unit | FailedUnit:
+    """Return the unit with decoded frames, or its failure. Takes milliseconds per frame."""
+    prepared = model.prepare(unit)
+    return failed_unit(unit, prepared) if isinstance(prepared, UnitFailure) else prepared

@@ -1,0 +1,255 @@
+"""A model that follows a script: it tests and measures the fabric without torch or a checkpoint.
+
+It speaks to a loud unit and listens to a silent one, and answers a chat with the words of its last
+message. The same seed and input give the same output. A unit whose first sample is one of the
+values of `Mark` makes the worker fail in a chosen way.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from PIL.Image import Image
+
+from duplane.fabric.v1 import registry_pb2
+from duplane.worker.model.chat.types import ChatOutput, ChatRequest, Finish
+from duplane.worker.model.types import (
+    OUTPUT_SAMPLE_RATE,
+    ConversationOptions,
+    FloatArray,
+    Opened,
+    PreparedImage,
+    Unit,
+    UnitFailure,
+    UnitOutput,
+)
+
+Answer = Callable[[Unit, int], UnitOutput | UnitFailure]
+"""Returns the answer to a unit, given the length of the context behind it."""
+
+PROMPT_TOKENS = 7
+UNIT_TOKENS = 12
+SPEECH = (0.25 * np.sin(np.arange(OUTPUT_SAMPLE_RATE) * 0.1)).astype(np.float32)
+"""The audio of a unit that speaks: one second of a tone."""
+SLOW_UNIT_S = 5.0
+_NO_AUDIO = np.zeros(0, np.float32)
+_WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight")
+
+
+class Mark(Enum):
+    """The first sample of a unit that makes the worker fail, and how it fails."""
+
+    SLOW_UNIT = 0.78125  # the unit takes SLOW_UNIT_S
+    FAILED_UNIT = 0.8125  # the unit fails, and with it its conversation
+    HUNG_DEVICE = 0.84375  # the call into the model never returns
+    LOST_DEVICE = 0.875  # the device can no longer be used
+    KILLED_WORKER = 0.90625  # the process ends as by SIGKILL
+
+
+@dataclass(frozen=True)
+class PreparedChat:
+    """A prepared chat request; each character of its text counts as one row of the prompt."""
+
+    request: ChatRequest
+    prompt_rows: int
+    image_rows: int = 0
+    audio_rows: int = 0
+    uses_tts_voice: bool = False
+
+
+def answer_loud(
+    unit: Unit, context_length: int, text: str = "", speech: FloatArray = SPEECH
+) -> UnitOutput:
+    """Listen if the unit is silent or has `force_listen`; otherwise speak."""
+    is_listen = unit.force_listen or not unit.audio.any()
+    return UnitOutput(
+        slot=unit.slot,
+        unit=unit,
+        is_listen=is_listen,
+        text="" if is_listen else text,
+        audio=_NO_AUDIO if is_listen else speech,
+        end_of_turn=False,
+        context_length=context_length,
+        token_ids=(1,) if is_listen else (2, 3),
+        text_token_count=0 if is_listen else 2,
+        audio_token_count=0 if is_listen else 5,
+        stage_s={"audio": 0.001, "prefill": 0.002, "decode": 0.003},
+    )
+
+
+def echo(
+    slot: int, request: ChatRequest, speech: FloatArray = SPEECH
+) -> Iterator[ChatOutput | UnitFailure]:
+    """Answer with the words of the last message, one in each step, after two prefill steps."""
+    last = request.messages[-1].parts[-1]
+    words = last.split() if isinstance(last, str) else []
+    words = words[: request.options.max_new_tokens]
+    yield ChatOutput(slot, 0, is_prefilled=False, stage_s={"prefill": 0.001})
+    finish = None if words else Finish.STOP
+    yield ChatOutput(slot, PROMPT_TOKENS, finish=finish, stage_s={"prefill": 0.001})
+    for index, word in enumerate(words):
+        yield ChatOutput(
+            slot,
+            PROMPT_TOKENS + index + 1,
+            text=f"{word} ",
+            audio=speech if request.options.generate_audio else _NO_AUDIO,
+            token_ids=(index,),
+            finish=Finish.STOP if index + 1 == len(words) else None,
+            stage_s={"decode": 0.002},
+        )
+
+
+class ScriptedModel:
+    """Implements `Model`; see there for the threads that may call each method."""
+
+    name = "scripted"
+    parameter_count = 0
+    memory_bytes = 0
+    sees_frames = True
+    has_chat = True
+
+    def __init__(
+        self,
+        slot_count: int,
+        context_capacity: int = 8192,
+        *,
+        seed: int = 0,
+        unit_s: float = 0.0,
+    ) -> None:
+        """Make a model whose answers depend on `seed`; a batch of units takes `unit_s` seconds."""
+        self.slot_count = slot_count
+        self.context_capacity = context_capacity
+        self.is_lost = False
+        self.answer: Answer = self._answer
+        self._seed = seed
+        self._unit_s = unit_s
+        self._lengths: dict[int, int] = {}
+        self._chats: dict[int, Iterator[ChatOutput | UnitFailure]] = {}
+
+    def row_count(self, unit: Unit) -> int:
+        """Count the rows of a unit; each frame takes as many as the sound."""
+        return UNIT_TOKENS * (1 + len(unit.frames))
+
+    def prepare_voice(self, options: ConversationOptions) -> None:
+        """Do nothing: voices have no effect."""
+
+    def prepare(self, unit: Unit) -> Unit | UnitFailure:
+        """Return the unit unchanged, or a failure if one of its frames is empty."""
+        if b"" in unit.frames:
+            field = f"frames[{unit.frames.index(b'')}]"
+            return UnitFailure(unit.slot, "IMAGE_INVALID", "the frame is empty", False, field)
+        return unit
+
+    def prepare_picture(self, picture: Image, max_slices: int | None) -> PreparedImage:
+        """Return the size of a picture as its prepared form."""
+        del max_slices
+        return PreparedImage((), None, picture.size)
+
+    def prepare_chat(self, request: ChatRequest, check: Callable[[], None]) -> PreparedChat:
+        """Count the rows of a request."""
+        check()
+        texts = [part for message in request.messages for part in message.parts]
+        return PreparedChat(request, sum(len(text) for text in texts if isinstance(text, str)))
+
+    def open(self, slot: int, options: ConversationOptions) -> Opened:
+        """Open a conversation. Options have no effect."""
+        del options
+        self._lengths[slot] = PROMPT_TOKENS
+        return Opened(PROMPT_TOKENS, ("generate_audio", "tts_voice"))
+
+    def step(self, units: Sequence[Unit]) -> Iterator[UnitOutput | UnitFailure]:
+        """Answer a batch of units, at most one for each slot."""
+        time.sleep(self._unit_s)
+        for unit in units:
+            yield self._run(unit)
+
+    def _run(self, unit: Unit) -> UnitOutput | UnitFailure:
+        mark = _MARKS.get(float(unit.audio[0])) if unit.audio.size else None
+        if mark is Mark.SLOW_UNIT:
+            time.sleep(SLOW_UNIT_S)
+        elif mark:
+            return self._fail(unit, mark)
+        length = self._lengths[unit.slot] + UNIT_TOKENS
+        result = self.answer(unit, length)
+        if isinstance(result, UnitOutput):
+            self._lengths[unit.slot] = length
+        return result
+
+    def _answer(self, unit: Unit, context_length: int) -> UnitOutput | UnitFailure:
+        """Answer one unit, with a word that depends on the seed and on the context's length."""
+        if context_length > self.context_capacity:
+            return UnitFailure(unit.slot, "CONTEXT_FULL", "the context is full", False)
+        word = random.Random(f"{self._seed}/{context_length}").choice(_WORDS)
+        return answer_loud(unit, context_length, f"{word} ")
+
+    def _fail(self, unit: Unit, mark: Mark) -> UnitFailure:
+        if mark is Mark.HUNG_DEVICE:
+            threading.Event().wait()
+        if mark is Mark.KILLED_WORKER:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.is_lost = mark is Mark.LOST_DEVICE
+        return UnitFailure(unit.slot, "INTERNAL", "the unit is marked to fail", True)
+
+    def settle(self, slots: Sequence[int]) -> Sequence[UnitFailure]:
+        """Do nothing: the context has no window."""
+        del slots
+        return ()
+
+    def open_chat(self, slot: int, prepared: PreparedChat) -> None:
+        """Open a chat."""
+        self._lengths[slot] = PROMPT_TOKENS
+        self._chats[slot] = self.answer_chat(slot, prepared.request)
+
+    def answer_chat(self, slot: int, request: ChatRequest) -> Iterator[ChatOutput | UnitFailure]:
+        """Yield the steps of the answer to a chat."""
+        return echo(slot, request)
+
+    def chat_step(self, slots: Sequence[int]) -> Iterator[ChatOutput | UnitFailure]:
+        """Run one step of several chats."""
+        for slot in slots:
+            yield next(self._chats[slot])
+
+    def close(self, slot: int) -> None:
+        """Forget the conversation or chat of a slot."""
+        self._chats.pop(slot, None)
+        self._lengths.pop(slot, None)
+
+    def is_clean(self, slot: int) -> bool:
+        """Whether the slot has no conversation and no chat."""
+        return slot not in self._lengths
+
+
+_MARKS = {mark.value: mark for mark in Mark}
+
+
+class ScriptedDevice:
+    """Implements `Device` for a scripted model."""
+
+    def __init__(self, model: ScriptedModel) -> None:
+        self._model = model
+
+    def description(self) -> registry_pb2.Device:
+        """Describe the device for operators."""
+        return registry_pb2.Device(name="scripted")
+
+    def load(self) -> ScriptedModel:
+        """Return the model."""
+        return self._model
+
+    def memory_used_bytes(self, model: object) -> int:
+        """Return 0: the model allocates nothing."""
+        del model
+        return 0
+
+    def check(self) -> None:
+        """Raise RuntimeError after a unit marked `LOST_DEVICE`."""
+        if self._model.is_lost:
+            raise RuntimeError("a unit was marked to lose the device")

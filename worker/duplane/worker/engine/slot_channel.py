@@ -1,0 +1,27 @@
+"""The channel between the call that holds a slot and the device thread: units in, events out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from duplane.worker.engine.events import Event
+from duplane.worker.engine.inbox import Inbox
+from duplane.worker.engine.preparation import Preparation
+
+
+class SlotChannel:
+    """One slot's channel, from `DeviceThread.attach` to `DeviceThread.close`.
+
+    `on_event` is called on the event loop, in the order of the events. The device thread's lock
+    guards `inbox`, `is_ready` (the conversation is open and may run) and `credit` (chat outputs
+    that may still be posted). Only the event loop uses `is_muted`: no event is delivered any more.
+    """
+
+    def __init__(self, slot: int, inbox: Inbox, on_event: Callable[[Event], None]) -> None:
+        self.slot = slot
+        self.inbox = inbox
+        self.on_event = on_event
+        self.preparation = Preparation()
+        self.is_ready = False
+        self.credit = 0
+        self.is_muted = False

@@ -1,0 +1,224 @@
+"""The worker's metrics: slots, sessions, units with their stages, chats, and device memory."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+
+from prometheus_client.metrics_core import Metric
+
+from duplane.fabric.audio import INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ
+from duplane.fabric.errors import Reason
+from duplane.fabric.kinds import KINDS_BY_NAME, kind_name
+from duplane.fabric.monitoring.metrics import (
+    UNIT_BUCKETS_S,
+    UNIT_DEADLINE_S,
+    Observed,
+    counters,
+    gauge,
+    gauges,
+    histograms,
+    late_units,
+    new_registry,
+)
+from duplane.fabric.v1 import lease_pb2, session_pb2
+from duplane.worker.admission import Admission, SlotState
+from duplane.worker.model.types import UnitOutput
+
+ROLE = "worker"
+OUTCOMES = ("listen", "speech", "failed", "dropped")
+STAGES = tuple(
+    field.name for field in session_pb2.StageTimes.DESCRIPTOR.fields if field.name != "total"
+)
+_TOKEN_SUFFIX = "_token_count"
+TOKEN_TYPES = tuple(
+    field.name.removesuffix(_TOKEN_SUFFIX) for field in session_pb2.TokenCounts.DESCRIPTOR.fields
+)
+END_REASONS = (
+    *(
+        name.removeprefix("CLOSE_REASON_").lower()
+        for name, number in session_pb2.CloseReason.items()
+        if number
+    ),
+    *(
+        reason.lower()
+        for reason in (
+            *(Reason.INVALID_FIELD, Reason.OUT_OF_ORDER, Reason.OPEN_TIMEOUT, Reason.SLOW_CLIENT),
+            *(Reason.DRAINING, Reason.LEASE_STALE, Reason.UNAVAILABLE, Reason.UNKNOWN),
+        )
+    ),
+)
+CLAIM_REFUSALS = (
+    *(Reason.LEASE_FORGED, Reason.LEASE_STALE, Reason.LEASE_EXPIRED, Reason.WRONG_WORKER),
+    *(Reason.WRONG_EPOCH, Reason.SLOT_OCCUPIED, Reason.KIND_NOT_SERVED, Reason.DRAINING),
+    Reason.INVALID_FIELD,
+)
+_BATCH_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_FACTOR_BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.5, 2.0, 5.0)
+_STAGE_BUCKETS_S = (0.001, 0.0025, 0.005, *UNIT_BUCKETS_S)
+_UNIT_TIMES_KEPT = 128
+
+
+class WorkerMetrics:
+    """The metrics of one worker, and the latest times of units for its reports.
+
+    `used_bytes` returns how much of the device's `memory_bytes` is in use.
+    """
+
+    def __init__(
+        self, admission: Admission, used_bytes: Callable[[], int], memory_bytes: int
+    ) -> None:
+        self.registry = registry = new_registry(ROLE)
+        self.unit_count = 0
+        self.latest_unit_times_s = deque[float](maxlen=_UNIT_TIMES_KEPT)
+        self._admission = admission
+        self._used_bytes = used_bytes
+        self._memory_bytes = memory_bytes
+        self._units = counters(
+            registry,
+            "duplane_units_total",
+            "Units by outcome; those dropped waited too long in the inbox.",
+            role=(ROLE,),
+            outcome=OUTCOMES,
+        )
+        self._unit_times = histograms(
+            registry,
+            "duplane_unit_duration_seconds",
+            "Time from the receipt of a unit to its delta.",
+            role=(ROLE,),
+            outcome=("listen", "speech"),
+        )
+        self._late = late_units(registry, ROLE)
+        self._factors = histograms(
+            registry,
+            "duplane_real_time_factor",
+            "Time from the start of a unit's batch to its delta, divided by the time of its sound.",
+            _FACTOR_BUCKETS,
+        ).of()
+        self._stages = histograms(
+            registry,
+            "duplane_stage_duration_seconds",
+            "Time of each stage of a unit's batch, and its wait in the inbox.",
+            _STAGE_BUCKETS_S,
+            stage=STAGES,
+        )
+        self._batches = histograms(
+            registry,
+            "duplane_batch_size",
+            "Units or chats that ran together with this one, itself included.",
+            _BATCH_BUCKETS,
+            work=("unit", "chat"),
+        )
+        self._tokens = counters(
+            registry, "duplane_tokens_total", "Tokens of units and chats.", type=TOKEN_TYPES
+        )
+        self._audio = counters(
+            registry,
+            "duplane_audio_seconds_total",
+            "Time of the sound that units brought, and of the sound that the model spoke.",
+            direction=("input", "output"),
+        )
+        self._ends = counters(
+            registry,
+            "duplane_sessions_ended_total",
+            "Sessions and turns of chat that ended.",
+            role=(ROLE,),
+            kind=tuple(KINDS_BY_NAME),
+            reason=END_REASONS,
+        )
+        self._refusals = counters(
+            registry,
+            "duplane_claims_refused_total",
+            "Claims that were refused.",
+            reason=CLAIM_REFUSALS,
+        )
+        self._chat_pieces = histograms(
+            registry,
+            "duplane_chat_delta_duration_seconds",
+            "Time from one delta of a chat to the next; the first counts from the request.",
+        ).of()
+        Observed(registry, self._observe)
+
+    def unit(
+        self, output: UnitOutput, delta: session_pb2.Delta, stages_s: Mapping[str, float]
+    ) -> None:
+        """Count a unit that has its delta. `stages_s` has the whole time as `total`."""
+        unit, total_s = output.unit, stages_s["total"]
+        self.unit_count += 1
+        self.latest_unit_times_s.append(total_s)
+        outcome = "listen" if output.is_listen else "speech"
+        self._units.of(ROLE, outcome).inc()
+        self._unit_times.of(ROLE, outcome).observe(total_s)
+        if total_s > UNIT_DEADLINE_S:
+            self._late.inc()
+        if delta.dropped_unit_count:
+            self._units.of(ROLE, "dropped").inc(delta.dropped_unit_count)
+        self._batches.of("unit").observe(unit.batch_size)
+        for stage, seconds in stages_s.items():
+            if seconds and stage != "total":
+                self._stages.of(stage).observe(seconds)
+        self._count_tokens(delta.token_counts)
+        if unit.audio.size:
+            seconds = unit.audio.size / INPUT_RATE_HERTZ
+            self._audio.of("input").inc(seconds)
+            self._factors.observe((total_s - stages_s["inbox"]) / seconds)
+        if output.audio.size:
+            self._audio.of("output").inc(output.audio.size / OUTPUT_RATE_HERTZ)
+
+    def unit_failed(self) -> None:
+        """Count a unit that has no output."""
+        self._units.of(ROLE, "failed").inc()
+
+    def chat_delta(self, seconds: float, batch_size: int) -> None:
+        """Count a delta of a chat, `seconds` after the one before it."""
+        self._chat_pieces.observe(seconds)
+        self._batches.of("chat").observe(batch_size)
+
+    def chat_ended(self, counts: session_pb2.TokenCounts) -> None:
+        """Count the tokens of a turn of chat."""
+        self._count_tokens(counts)
+
+    def ended(self, kind: lease_pb2.SessionKind, reason: str) -> None:
+        """Count the end of a session or of a turn of chat."""
+        self._ends.of(ROLE, kind_name(kind), reason.lower()).inc()
+
+    def refused(self, reason: Reason) -> None:
+        """Count a claim that was refused."""
+        self._refusals.of(reason).inc()
+
+    def _count_tokens(self, counts: session_pb2.TokenCounts) -> None:
+        for field, count in counts.ListFields():
+            self._tokens.of(field.name.removesuffix(_TOKEN_SUFFIX)).inc(count)
+
+    # Read when the metrics are collected.
+
+    def _observe(self) -> Iterable[Metric]:
+        states = Counter((ROLE, slot.state.name.lower()) for slot in self._admission.slots)
+        yield gauges(
+            "duplane_slots",
+            "Slots of this worker.",
+            ("role", "state"),
+            {(ROLE, state.name.lower()): 0.0 for state in SlotState} | states,
+        )
+        kinds = Counter(
+            (ROLE, kind_name(slot.kind))
+            for slot in self._admission.slots
+            if slot.state is SlotState.OCCUPIED
+        )
+        yield gauges(
+            "duplane_sessions",
+            "Sessions and turns of chat that hold a slot.",
+            ("role", "kind"),
+            {(ROLE, kind): 0.0 for kind in KINDS_BY_NAME} | kinds,
+        )
+        yield gauges(
+            "duplane_device_memory_bytes",
+            "Memory of the device: in use at the latest cleanup, and in total (0 if unknown).",
+            ("state",),
+            {("used",): self._used_bytes(), ("total",): self._memory_bytes},
+        )
+        yield gauge(
+            "duplane_worker_draining",
+            "1 while this worker takes no new sessions, because it drains or its device is stuck.",
+            float(self._admission.is_draining),
+        )

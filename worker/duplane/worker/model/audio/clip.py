@@ -1,0 +1,151 @@
+"""The audio path of whole clips: voice prompts and chat audio, without caches.
+
+A clip is split into segments of 30 s, or as long as the position table. Within a segment each
+one-second block attends to itself and the blocks before it.
+Source: `MiniCPMO45/modeling_minicpmo_unified.py` of OpenBMB/MiniCPM-o-Demo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from duplane.worker.model.audio.mel import HISTORY_SAMPLES, HOP, LogMel
+from duplane.worker.model.audio.whisper import AudioConfig, AudioProjector, WhisperEncoder
+from duplane.worker.model.transfer import upload
+
+BATCH_FRAMES = HISTORY_SAMPLES // HOP
+"""Most mel frames of one batch, padding included: those of the longest segment."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClipSegment:
+    """A part of a clip that is encoded on its own, to `rows` embeddings.
+
+    It has `frames` mel frames. Its result depends on padding up to `padded_frames`.
+    """
+
+    samples: np.ndarray
+    frames: int
+    padded_frames: int
+    rows: int
+
+
+def split_clips(
+    config: AudioConfig, clips: Sequence[np.ndarray], *, is_blockwise: bool = True
+) -> list[list[ClipSegment]]:
+    """Split each of several 16 kHz clips [n] into segments.
+
+    The reference pads all segments to the longest and encodes them in one batch. A shorter one
+    attends to some of its padding (see `block_mask`), so its result depends on the padding. Each
+    segment is padded as far as it attends, which makes the result independent of the batch. If not
+    `is_blockwise`, all positions of a segment attend to each other. Raises ValueError for samples
+    that are not one-dimensional or not finite.
+    """
+    for samples in clips:
+        if samples.ndim != 1 or not np.isfinite(samples).all():
+            raise ValueError("audio: expected one row of finite samples")
+    parts = [split_samples(config, samples) for samples in clips]
+    longest = max((frames_of(len(part)) for group in parts for part in group), default=0)
+    block = config.chunk_positions if is_blockwise else 0
+    return [[_segment(config, part, block, longest) for part in group] for group in parts]
+
+
+def _segment(config: AudioConfig, samples: np.ndarray, block: int, longest: int) -> ClipSegment:
+    frames = frames_of(len(samples))
+    seen = frames if block == 0 else -(-((frames + 1) // 2) // block) * block
+    return ClipSegment(samples, frames, min(2 * seen, longest), rows_of(frames, config.pool))
+
+
+def batches(segments: Sequence[ClipSegment]) -> Iterator[Sequence[ClipSegment]]:
+    """Group segments, in order, into batches of at most `BATCH_FRAMES` frames."""
+    start, widest = 0, 0
+    for index, segment in enumerate(segments):
+        widest = max(widest, segment.padded_frames)
+        if start < index and (index + 1 - start) * widest > BATCH_FRAMES:
+            yield segments[start:index]
+            start, widest = index, segment.padded_frames
+    if start < len(segments):
+        yield segments[start:]
+
+
+def encode_batch(
+    apm: WhisperEncoder,
+    projector: AudioProjector,
+    log_mel: LogMel,
+    segments: Sequence[ClipSegment],
+    *,
+    is_blockwise: bool = True,
+) -> list[Tensor]:
+    """Encode one batch of segments; returns embeddings [rows, hidden] of each.
+
+    `is_blockwise` must be that of `split_clips`.
+    """
+    parameter = apm.conv1.weight
+    if not any(segment.rows for segment in segments):
+        none = torch.zeros((0, apm.config.hidden), device=parameter.device, dtype=parameter.dtype)
+        return [none for _ in segments]
+    width = max(segment.padded_frames for segment in segments)
+    features = pad_sequence(
+        [log_mel.clip(segment.samples) for segment in segments], batch_first=True
+    )
+    features = torch.nn.functional.pad(features, (0, 0, 0, width - features.shape[1]))
+    hidden = apm.convolve(features)
+    positions = hidden.shape[1]
+    hidden = hidden + apm.embed_positions.weight[:positions]
+    block = apm.config.chunk_positions if is_blockwise else 0
+    frames = [segment.frames for segment in segments]
+    mask = upload(block_mask(frames, positions, block), hidden.device)
+    for layer in apm.layers:
+        hidden = layer(hidden, mask)
+    embeds = projector(apm.layer_norm(hidden))
+    return [rows[: segment.rows] for rows, segment in zip(embeds, segments, strict=True)]
+
+
+def split_samples(config: AudioConfig, samples: np.ndarray) -> list[np.ndarray]:
+    """Split the samples of a clip into those of its segments."""
+    length = _segment_samples(config)
+    return [samples[start : start + length] for start in range(0, len(samples), length)]
+
+
+def clip_rows(config: AudioConfig, sample_count: int) -> int:
+    """Return the number of embeddings of a clip of `sample_count` samples."""
+    length = _segment_samples(config)
+    whole, rest = divmod(sample_count, length)
+    rows = [rows_of(frames_of(count), config.pool) for count in (length, rest)]
+    return whole * rows[0] + rows[1]
+
+
+def _segment_samples(config: AudioConfig) -> int:
+    return min(HISTORY_SAMPLES, config.position_count * 2 * HOP)
+
+
+def frames_of(sample_count: int) -> int:
+    """Return the number of mel frames of a segment of `sample_count` samples."""
+    return -(-sample_count // HOP)
+
+
+def rows_of(frames: int, pool: int) -> int:
+    """Return the number of embeddings of a segment of `frames` mel frames."""
+    return ((frames + 1) // 2) // pool
+
+
+def block_mask(frames: list[int], positions: int, block: int) -> Tensor:
+    """Compute the mask bool [segments, 1, positions, positions], True where attention is allowed.
+
+    A padded segment is limited at its number of mel frames, not of positions, as in the reference,
+    for which the model was trained. So a short last segment attends to its padding up to the end of
+    its block.
+    """
+    index = torch.arange(positions)
+    inside = index < torch.tensor(frames)[:, None]
+    mask = inside[:, None, None, :].expand(-1, 1, positions, -1)
+    if block > 0:
+        blocks = index // block
+        mask = mask & (blocks[None, :] <= blocks[:, None])
+    return mask

@@ -1,0 +1,165 @@
+"""The streaming audio encoder: mel, Whisper's encoder with slotted caches, projector and pooling.
+
+Maps the live audio of many slots to embeddings for the LLM.
+Source: `MiniCPMO45/modeling_minicpmo_unified.py` of OpenBMB/MiniCPM-o-Demo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from duplane.worker.model.audio.clip import ClipSegment, batches, encode_batch, split_clips
+from duplane.worker.model.audio.mel import CONTEXT_FRAMES, UNIT_FRAMES, MelStream
+from duplane.worker.model.audio.whisper import (
+    UNIT_POSITIONS,
+    AudioConfig,
+    AudioProjector,
+    LayerHistory,
+    WhisperEncoder,
+)
+from duplane.worker.model.transfer import upload
+
+_CONTEXT_POSITIONS = CONTEXT_FRAMES // 2
+
+
+class AudioEncoder(nn.Module):
+    """Encodes the live audio of each slot unit by unit, and whole clips.
+
+    `Checkpoint.load_into` fills the weights of `apm` and `audio_projection_layer`, under prefixes
+    of the same names. The state of the slots is allocated once and reset, never freed.
+    """
+
+    cache: Tensor
+
+    def __init__(
+        self,
+        config: AudioConfig,
+        slot_count: int,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        with torch.device("meta"):
+            apm, projector = WhisperEncoder(config), AudioProjector(config)
+        self.apm = apm.to(dtype).to_empty(device=device)
+        self.apm.pack()
+        self.audio_projection_layer = projector.to(dtype).to_empty(device=device)
+        self.mel = MelStream(config.mel_bins, slot_count, device)
+        head_dim = config.width // config.head_count
+        cache = torch.zeros(
+            (config.layer_count, 2, slot_count, config.head_count, config.position_count, head_dim),
+            device=device,
+            dtype=dtype,
+        )
+        self.register_buffer("cache", cache, persistent=False)
+        self._lengths = [0] * slot_count
+        self._has_taken = [False] * slot_count
+
+    @property
+    def unit_rows(self) -> int:
+        """The number of embeddings of one unit."""
+        return UNIT_POSITIONS // self.config.pool
+
+    def push(self, slot: int, samples: np.ndarray) -> bool:
+        """Append 16 kHz samples [n] to the slot's input; returns whether a unit is complete.
+
+        Raises ValueError like `MelStream.push`; the slot is unchanged then.
+        """
+        return self.mel.push(slot, samples)
+
+    def take(self, slot: int) -> None:
+        """Consume one unit of the slot's input for the next `encode`.
+
+        Raises ValueError if no unit is complete.
+        """
+        self.mel.take(slot)
+        self._has_taken[slot] = True
+
+    def buffered(self, slot: int) -> int:
+        """Return how many samples of the slot's input no unit has consumed yet."""
+        return self.mel.buffered(slot)
+
+    def cache_length(self, slot: int) -> int:
+        """Return how many positions the slot's attention cache holds."""
+        return self._lengths[slot]
+
+    @torch.inference_mode()
+    def encode(self, slots: Sequence[int]) -> Tensor:
+        """Encode the consumed unit of each slot, taking one if needed: [n, unit_rows, hidden].
+
+        The slots must be different; no result depends on another slot. If it raises, it can be
+        called again for the same units with the same result.
+        """
+        for slot in slots:
+            if not self._has_taken[slot]:
+                self.take(slot)
+        features, is_first = self.mel.features(slots)
+        device = features.device
+        hidden = self.apm.convolve(features, upload(is_first, device))
+        hidden = hidden[:, _CONTEXT_POSITIONS : _CONTEXT_POSITIONS + UNIT_POSITIONS]
+
+        begins = [self._begin(slot) for slot in slots]
+        rows, starts = upload([slots, begins], device).unsqueeze(-1).unbind()
+        columns = starts + torch.arange(UNIT_POSITIONS, device=device)
+        hidden = hidden + self.apm.embed_positions(columns)
+
+        neighbours: slice | Tensor = rows[:, 0]
+        if list(slots) == list(range(slots[0], slots[0] + len(slots))):
+            neighbours = slice(slots[0], slots[0] + len(slots))
+        span = max(begins) + UNIT_POSITIONS
+        mask = None
+        if min(begins) < max(begins):
+            seen = torch.arange(span, device=device) < starts + UNIT_POSITIONS
+            mask = seen[:, None, None]
+        for layer, cache in zip(self.apm.layers, self.cache, strict=True):
+            hidden = layer(hidden, mask, LayerHistory(cache, neighbours, rows, columns, span))
+        embeds = self.audio_projection_layer(self.apm.layer_norm(hidden))
+        for slot, begin in zip(slots, begins, strict=True):
+            self._lengths[slot], self._has_taken[slot] = begin + UNIT_POSITIONS, False
+        return embeds
+
+    def encode_clip(self, samples: np.ndarray) -> Tensor:
+        """Encode a whole 16 kHz clip [n] to embeddings [rows, hidden]; no slot changes."""
+        (segments,) = split_clips(self.config, [samples])
+        weight = self.apm.conv1.weight
+        none = torch.zeros((0, self.config.hidden), device=weight.device, dtype=weight.dtype)
+        found = (rows for batch in batches(segments) for rows in self.encode_segments(batch))
+        return torch.cat([none, *found])
+
+    @torch.inference_mode()
+    def encode_segments(
+        self, segments: Sequence[ClipSegment], *, is_blockwise: bool = True
+    ) -> list[Tensor]:
+        """Encode segments of clips in one batch, like `clip.encode_batch`."""
+        return encode_batch(
+            self.apm,
+            self.audio_projection_layer,
+            self.mel.log_mel,
+            segments,
+            is_blockwise=is_blockwise,
+        )
+
+    def reset(self, slot: int) -> None:
+        """Zero all state of the slot."""
+        self.mel.reset(slot)
+        self.cache[:, :, slot].zero_()
+        self._lengths[slot], self._has_taken[slot] = 0, False
+
+    def is_clean(self, slot: int) -> bool:
+        """Check that all state of the slot is zero."""
+        if self._lengths[slot] or self._has_taken[slot]:
+            return False
+        return not bool(self.cache[:, :, slot].any()) and self.mel.is_clean(slot)
+
+    def _begin(self, slot: int) -> int:
+        """Return the slot's first position for a unit: 0 if the cache would be full after it.
+
+        Like the reference, it counts the context frames of the unit, too.
+        """
+        length = self._lengths[slot]
+        return 0 if length + UNIT_FRAMES // 2 >= self.config.position_count else length

@@ -1,0 +1,73 @@
+"""Isolates failures within a batch: only the conversations that make a stage raise are ended.
+
+A stage runs for several conversations in one call. If that call raises, the stage runs again for
+each conversation alone, from the state before the call; only those that raise again fail. So a
+stage must be repeatable until it has returned: the lengths of its cache are restored, and it
+changes any other state of a slot last.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from duplane.worker.model.types import UnitFailure
+
+_log = logging.getLogger(__name__)
+
+STAGE_FAILED = "STAGE_FAILED"
+
+
+class BatchItem(Protocol):
+    """One conversation's part of a batch; a stage that fails for it sets `failure`."""
+
+    slot: int
+    failure: UnitFailure | None
+
+
+class RowCounts(Protocol):
+    """A cache that counts the rows of each slot."""
+
+    def length(self, slot: int) -> int: ...
+    def rewind(self, slot: int, length: int) -> None: ...
+
+
+T = TypeVar("T", bound=BatchItem)
+R = TypeVar("R")
+
+
+def run_stage(
+    stage: str,
+    items: Sequence[T],
+    call: Callable[[Sequence[T]], R],
+    *,
+    cache: RowCounts | None = None,
+) -> list[tuple[Sequence[T], R]]:
+    """Call a stage for all items that have not failed; if that raises, call it for each alone.
+
+    Returns, for each successful call, its items and its result. All other items have a `failure`.
+    If the stage changes the lengths of a cache, pass it as `cache`: they are restored before the
+    second try.
+    """
+    items = [item for item in items if item.failure is None]
+    if not items:
+        return []
+    lengths = [(item.slot, cache.length(item.slot)) for item in items] if cache else []
+    try:
+        return [(items, call(items))]
+    except Exception:  # noqa: BLE001 - any fault of a stage is logged and becomes a UnitFailure
+        _log.exception("%s failed for slots %s", stage, [item.slot for item in items])
+    # Outside of the handler: here the memory that the failed call held has been freed.
+    if cache is not None:
+        for slot, length in lengths:
+            cache.rewind(slot, length)
+    if len(items) == 1:
+        items[0].failure = stage_failure(items[0].slot, stage)
+        return []
+    return [done for item in items for done in run_stage(stage, [item], call, cache=cache)]
+
+
+def stage_failure(slot: int, stage: str) -> UnitFailure:
+    """Make the failure of a unit whose stage has raised; it ends the conversation."""
+    return UnitFailure(slot, STAGE_FAILED, f"the stage {stage!r} failed", is_fatal=True)

@@ -1,0 +1,117 @@
+"""Context windows: choose the units that leave a long context, and the text that is kept of them.
+
+This module only counts rows and ids; the decoder's cache moves the rows.
+
+A conversation's context is `[prompt head][previous][prompt tail][units]`. Mode `basic` drops the
+oldest units when the context has more rows than a high mark, until it has at most as many as a
+low mark. Mode `context` keeps a fixed number of units. It appends the model's text in the dropped
+units to `previous`, which begins with a marker; if `previous` grows too long, its oldest text is
+dropped.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from duplane.worker.model.duplex.unit_state import UnitRecord
+from duplane.worker.model.llm.kv_cache import Slide
+from duplane.worker.model.llm.tokenizer import Tokens
+from duplane.worker.model.types import WindowMode, WindowRules
+
+PREVIOUS_MARK = "\n\nprevious: "
+"""What stands before the text of dropped units; the model was trained with it."""
+
+
+@dataclass
+class Window:
+    """The rows of one conversation's context, part by part.
+
+    `head_rows` counts the rows of the prompt before `previous`; `tail` holds the prompt's ids
+    behind it. `previous` is empty, or the marker and the text of dropped units. `units` are the
+    units in the context, oldest first. `preserved_rows` are the rows before the first unit,
+    `spare_rows` those reserved for the marker, which the first dropped text adds to the context.
+    """
+
+    rules: WindowRules
+    tokens: Tokens
+    head_rows: int
+    tail: tuple[int, ...]
+    previous: tuple[int, ...] = field(default=(), init=False)
+    units: list[UnitRecord] = field(default_factory=list[UnitRecord])
+    preserved_rows: int = field(init=False)
+    spare_rows: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.preserved_rows = self.head_rows + len(self.tail)
+        adds_mark = self.rules.sliding_window_mode is WindowMode.CONTEXT
+        self.spare_rows = len(PREVIOUS_MARK) if adds_mark else 0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether units are ever dropped."""
+        return self.rules.sliding_window_mode is not WindowMode.OFF
+
+    @property
+    def length(self) -> int:
+        """All rows of the context."""
+        return self.preserved_rows + sum(unit.row_count for unit in self.units)
+
+    def slide(self, limit: int = sys.maxsize) -> Slide | None:
+        """Drop the units that exceed the rules or `limit` rows; return the change of the context.
+
+        Returns None if there is nothing to drop or the window is off. The text kept of the dropped
+        units takes rows, too, so the context may still exceed `limit`; then call this again.
+        """
+        rules, length, least = self.rules, self.length, 0
+        match rules.sliding_window_mode:
+            case WindowMode.OFF:
+                return None
+            case WindowMode.BASIC:
+                if length <= min(limit, rules.basic_window_high_tokens):
+                    return None
+                limit = min(limit, rules.basic_window_low_tokens)
+            case WindowMode.CONTEXT:
+                least = len(self.units) - rules.context_max_units
+        count, kept = 0, self.preserved_rows
+        while count < len(self.units) and (count < least or length > limit):
+            length -= self.units[count].row_count
+            kept += self.units[count].row_count
+            count += 1
+        if not count:
+            return None
+        dropped, self.units = self.units[:count], self.units[count:]
+        fresh = self.previous
+        if rules.sliding_window_mode is WindowMode.CONTEXT:
+            fresh = self._with_words_of(dropped)
+        if fresh == self.previous:
+            return Slide(kept, self.preserved_rows, self.preserved_rows)
+        ids = (*fresh, *self.tail)
+        same = _common(ids, (*self.previous, *self.tail))
+        self.previous, self.preserved_rows, self.spare_rows = fresh, self.head_rows + len(ids), 0
+        return Slide(kept, self.preserved_rows, self.head_rows + same, ids[same:])
+
+    def _with_words_of(self, dropped: Sequence[UnitRecord]) -> tuple[int, ...]:
+        """Return `previous` with the text of these units appended, cut to its bound."""
+        said = [
+            token
+            for unit in dropped
+            if not unit.is_listen
+            for token in unit.ids
+            if token not in self.tokens.special
+        ]
+        if not said:
+            return self.previous
+        mark = self.tokens.encode(PREVIOUS_MARK)
+        words = [*self.previous[len(mark) :], *said]
+        surplus = max(0, len(words) - self.rules.context_previous_max_tokens)
+        return (*mark, *words[surplus:])
+
+
+def _common(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """Return the length of the common prefix."""
+    pairs = zip(ours, theirs, strict=False)
+    return next(
+        (index for index, (a, b) in enumerate(pairs) if a != b), min(map(len, (ours, theirs)))
+    )

@@ -1,0 +1,86 @@
+"""The host-side state of a duplex conversation and of its unit in progress.
+
+Apart from results of the unit in progress, the conversation's tensors are in the caches.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from duplane.worker.model.duplex.context_window import Window
+from duplane.worker.model.duplex.sampling import SlotSampling
+from duplane.worker.model.duplex.unit_state import TurnState, UnitState
+from duplane.worker.model.types import FloatArray, PreparedImage, Unit, UnitFailure
+from duplane.worker.model.vocoder.token_buffer import SpeechTokens
+from duplane.worker.model.vocoder.vocoder import VocoderChunk
+
+
+@dataclass
+class Conversation:
+    """The state of one conversation between its units.
+
+    `window` counts the rows of the context; a unit adds at most `generated_rows` behind its input.
+    `speech` is None for a conversation without audio. `unsettled` is the unit that settle has not
+    completed yet. `pending_ids` are the closing ids of a completed unit: they count as part of the
+    context but are fed only with the next unit. After a fatal failure (`is_lost`) the conversation
+    can only be closed.
+    """
+
+    slot: int
+    turn: TurnState
+    sampling: SlotSampling
+    window: Window
+    generated_rows: int
+    speech: SpeechTokens | None
+    unsettled: RunningUnit | None = None
+    pending_ids: tuple[int, ...] = ()
+    settle_s: float = 0.0
+    is_lost: bool = False
+
+
+class InputRows(NamedTuple):
+    """The rows of a unit's input in the context, by kind.
+
+    `marks` includes `<unit>` and two marks for each image or slice. `audio` is 0 without audio; a
+    unit without frames always has audio.
+    """
+
+    marks: int = 0
+    video: int = 0
+    audio: int = 0
+
+
+@dataclass(eq=False)
+class RunningUnit:
+    """One unit between its first stage and settle.
+
+    A stage that fails sets `failure`; if it is fatal, the conversation is lost with the unit.
+    `start` is the length of the context before the unit, and `images` are its decoded frames.
+    `chosen_id` is the model's last choice, `next_id` the id to feed. The other fields are results
+    of the stages: the embeddings of each frame and of the audio, one LLM state (`hidden`) for each
+    id of the text, the speech tokens, the vocoder chunks still to be decoded, the mel of the first
+    of them, and the samples of the decoded chunks.
+    """
+
+    slot: int
+    unit: Unit
+    conversation: Conversation
+    state: UnitState
+    is_interrupting: bool
+    failure: UnitFailure | None = None
+    start: int = 0
+    images: list[PreparedImage] = field(default_factory=list[PreparedImage])
+    rows: InputRows = field(default_factory=InputRows)
+    frame_embeds: list[Tensor] = field(default_factory=list[Tensor])
+    audio_embeds: Tensor | None = None
+    chosen_id: int | None = None
+    next_id: int | None = None
+    hidden: list[Tensor] = field(default_factory=list[Tensor])
+    speech_tokens: list[int] = field(default_factory=list[int])
+    chunks: deque[VocoderChunk] = field(default_factory=deque[VocoderChunk])
+    mel: Tensor | None = None
+    samples: list[FloatArray] = field(default_factory=list[FloatArray])

@@ -1,0 +1,125 @@
+"""The input of a unit: checks, encodes and embeds its frames and audio, and counts their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from duplane.worker.model.audio.mel import AudioBacklogError
+from duplane.worker.model.duplex.conversation import InputRows, RunningUnit
+from duplane.worker.model.loader import ModelParts
+from duplane.worker.model.types import ImageError, PreparedImage, Unit, UnitFailure
+from duplane.worker.model.vision.layout import duplex_layout, tile_count
+
+MAX_FRAME_PIXELS = 1 << 23
+"""Pixels of one frame; decoding a larger one would delay a conversation for too long."""
+
+
+class UnitInputs:
+    """Prepares and encodes the input of units, for one model."""
+
+    def __init__(self, parts: ModelParts) -> None:
+        self._audio, self._vision = parts.audio, parts.vision
+        self._llm, self._tokens = parts.llm, parts.tokens
+        self._marks: dict[str, int] = {}
+        if parts.vision is not None:
+            marks = parts.vision.marks
+            names = (marks.image_start, marks.image_end, marks.slice_start, marks.slice_end)
+            self._marks = {name: parts.tokens.id_of(name) for name in names}
+        self._audio_rows = parts.audio.unit_rows
+        self._tile_rows = 0 if parts.vision is None else parts.vision.rows
+
+    def prepare(self, unit: Unit) -> Unit | UnitFailure:
+        """Decode the unit's frames that are not decoded yet; safe in any thread."""
+        images: list[PreparedImage] = []
+        for index, frame in enumerate(unit.frames):
+            if self._vision is None:
+                return refusal(unit, "FRAMES_UNSUPPORTED", "this model does not see frames")
+            try:
+                images.append(
+                    frame
+                    if isinstance(frame, PreparedImage)
+                    else self._vision.prepare(frame, unit.max_slices, MAX_FRAME_PIXELS)
+                )
+            except ImageError as error:
+                field = f"frames[{index}]"
+                return UnitFailure(unit.slot, "IMAGE_INVALID", str(error), False, field)
+        return replace(unit, frames=tuple(images)) if images else unit
+
+    def count_rows(self, unit: Unit) -> InputRows:
+        """Count the rows that a prepared unit's input takes in the context."""
+        images = (frame for frame in unit.frames if isinstance(frame, PreparedImage))
+        tiles = sum(tile_count(image.grid) for image in images)
+        audio = self._audio_rows if unit.audio.size or not unit.frames else 0
+        return InputRows(1 + 2 * tiles, tiles * self._tile_rows, audio)
+
+    def buffer_audio(self, unit: Unit) -> UnitFailure | None:
+        """Add the unit's audio to the slot's buffer, and take one unit of audio from the buffer.
+
+        Returns a failure if the audio is refused or the buffer holds less than a unit.
+        """
+        try:
+            is_ready = self._audio.push(unit.slot, unit.audio)
+        except AudioBacklogError as error:
+            return refusal(unit, "AUDIO_BACKLOG", str(error))
+        except ValueError as error:
+            return refusal(unit, "AUDIO_INVALID", str(error))
+        if not is_ready:
+            buffered = self._audio.buffered(unit.slot)
+            return refusal(unit, "AUDIO_TOO_SHORT", f"{buffered} samples are no whole unit yet")
+        self._audio.take(unit.slot)
+        return None
+
+    def encode_frames(self, units: Sequence[RunningUnit]) -> None:
+        """Encode the frames of all units in one batch: [tiles, rows, hidden] for each frame."""
+        assert self._vision, "it prepared the frames"
+        embeds = iter(self._vision.encode([image for unit in units for image in unit.images]))
+        for unit in units:
+            unit.frame_embeds = [next(embeds) for _ in unit.images]
+
+    def encode_audio(self, units: Sequence[RunningUnit]) -> None:
+        """Encode the audio of each unit, which `buffer_audio` has taken: [rows, hidden]."""
+        embeds = self._audio.encode([unit.slot for unit in units])
+        for unit, rows in zip(units, embeds.unbind(), strict=True):
+            unit.audio_embeds = rows
+
+    def feed(self, units: Sequence[RunningUnit]) -> Tensor:
+        """Add the input of each unit to its context; return the logits [units, ids] behind it.
+
+        The input are the pending ids of the conversation, `<unit>`, the frames between their marks,
+        and the audio, in this order.
+        """
+        pending = [unit.conversation.pending_ids for unit in units]
+        ids = [self._tokens.unit, *self._marks.values(), *chain.from_iterable(pending)]
+        sizes = [1] * (1 + len(self._marks)) + [len(own) for own in pending]
+        unit_mark, *others = torch.split_with_sizes(self._llm.embed(ids), sizes)
+        marks = dict(zip(self._marks, others, strict=False))
+        embedded: list[Tensor] = []
+        for unit, closing in zip(units, others[len(marks) :], strict=True):
+            rows = [closing, unit_mark]
+            for image, tiles in zip(unit.images, unit.frame_embeds, strict=True):
+                rows += self._frame_rows(image, tiles, marks)
+            if unit.audio_embeds is not None:
+                rows.append(unit.audio_embeds)
+            embedded.append(torch.cat([row.to(unit_mark.dtype) for row in rows]))
+        logits = self._llm.feed_units([unit.slot for unit in units], embedded)
+        for unit in units:
+            unit.conversation.pending_ids = ()
+        return logits
+
+    def _frame_rows(
+        self, image: PreparedImage, tiles: Tensor, marks: dict[str, Tensor]
+    ) -> list[Tensor]:
+        """Return the rows of one frame, in the order of its layout."""
+        assert self._vision, "it prepared the frames"
+        layout = duplex_layout(self._vision.marks, image.grid)
+        return [marks[part] if isinstance(part, str) else tiles[part] for part in layout]
+
+
+def refusal(unit: Unit, reason: str, message: str) -> UnitFailure:
+    """Make the failure of a unit that has not changed its conversation."""
+    return UnitFailure(unit.slot, reason, message, is_fatal=False)

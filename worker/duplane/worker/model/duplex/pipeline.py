@@ -1,0 +1,274 @@
+"""The stages of a unit in their order: accept, encode, prefill, generate text, speak, settle.
+
+Runs one unit of each of several conversations together. If a stage raises, `batch_isolation` ends
+only the conversations that make it raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from duplane.worker.model.batch_isolation import run_stage
+from duplane.worker.model.duplex.conversation import Conversation, RunningUnit
+from duplane.worker.model.duplex.inputs import UnitInputs, refusal
+from duplane.worker.model.duplex.sampling import Decision, DuplexSampling
+from duplane.worker.model.duplex.speech import SpeechStage, unit_audio
+from duplane.worker.model.duplex.unit_state import UnitRecord, UnitState
+from duplane.worker.model.llm.kv_cache import Slide
+from duplane.worker.model.loader import ModelParts
+from duplane.worker.model.probe import Probe
+from duplane.worker.model.stopwatch import Stopwatch
+from duplane.worker.model.transfer import upload
+from duplane.worker.model.types import PreparedImage, Unit, UnitFailure, UnitOutput
+
+Batch = tuple[Sequence[RunningUnit], Tensor]
+"""Units that were fed together, and the logits [units, ids] of their last rows."""
+
+
+class Pipeline:
+    """The stages of one model."""
+
+    def __init__(
+        self,
+        parts: ModelParts,
+        sampling: DuplexSampling,
+        speech: SpeechStage | None,
+        probe: Probe | None = None,
+    ) -> None:
+        self._llm, self._tokens = parts.llm, parts.tokens
+        self._device = parts.llm.model.norm.weight.device
+        self._capacity = parts.llm.cache.capacity - parts.overhang
+        self._sampling, self._speech, self._probe = sampling, speech, probe
+        self.inputs = UnitInputs(parts)
+
+    def run(self, units: Sequence[tuple[Unit, Conversation]]) -> Iterator[UnitOutput | UnitFailure]:
+        """Run units, slots ascending; yield one output or failure for each when it is done."""
+        watch = Stopwatch(self._device)
+        accepted: list[RunningUnit] = []
+        for unit, conversation in units:
+            turn = conversation.turn
+            state = UnitState.begin(self._tokens, turn, force_listen=unit.force_listen)
+            is_interrupting = unit.force_listen and turn.is_open
+            entering = RunningUnit(unit.slot, unit, conversation, state, is_interrupting)
+            run_stage("intake", [entering], self._accept)  # alone, because it is not repeatable
+            if entering.failure is None:
+                accepted.append(entering)
+            else:
+                yield self._result(entering, {})
+        batches = self._prefill(accepted, watch)
+        yield from (self._result(unit, {}) for unit in accepted if unit.failure)
+        if interrupting := [unit for unit in accepted if unit.is_interrupting]:
+            self._interrupt(interrupting)
+        speaking: list[RunningUnit] = []
+        for unit in self._generate(batches):
+            if unit.failure or unit.state.is_listen or unit.conversation.speech is None:
+                yield self._result(unit, {**watch.laps, "decode": watch.read()})
+            else:
+                speaking.append(unit)
+        watch.lap("decode")
+        if self._speech is not None and speaking:
+            speaking.sort(key=lambda unit: unit.slot)
+            for unit in self._speech.run(speaking, watch):
+                yield self._result(unit, watch.laps)
+
+    def _accept(self, units: Sequence[RunningUnit]) -> None:
+        """Prepare the input of units, or set their failures to the reasons for their refusals.
+
+        A refused unit leaves the conversation unchanged, with two exceptions: audio that is too
+        short stays in the buffer, and the window may have dropped units to make room.
+        """
+        for unit in units:
+            prepared = self.inputs.prepare(unit.unit) if unit.unit.frames else unit.unit
+            if isinstance(prepared, UnitFailure):
+                unit.failure = prepared
+                continue
+            unit.unit, unit.rows = prepared, self.inputs.count_rows(prepared)
+            unit.images = [image for image in prepared.frames if isinstance(image, PreparedImage)]
+            unit.failure = self._make_room(unit)
+            if unit.failure is None and unit.rows.audio:
+                unit.failure = self.inputs.buffer_audio(prepared)
+            if unit.failure is None:
+                unit.conversation.unsettled = unit
+
+    def _make_room(self, unit: RunningUnit) -> UnitFailure | None:
+        """Let the window drop units until the new unit and all that it may generate fit."""
+        conversation, cache = unit.conversation, self._llm.cache
+        window = conversation.window
+        rows = sum(unit.rows) + conversation.generated_rows + window.spare_rows
+        limit = min(cache.capacity - rows, self._capacity - 1)
+        while (held := cache.length(unit.slot) + len(conversation.pending_ids)) > limit:
+            slide = window.slide(limit)
+            if slide is None:
+                message = f"{held} rows of {self._capacity}, the unit takes up to {rows}"
+                return refusal(unit.unit, "CONTEXT_FULL", message)
+            self._feed_pending([unit])
+            self._llm.splice(unit.slot, slide)
+        unit.start = held
+        return None
+
+    def _prefill(self, units: Sequence[RunningUnit], watch: Stopwatch) -> list[Batch]:
+        """Encode and feed the input of units."""
+        if with_frames := [unit for unit in units if unit.images]:
+            run_stage("vision", with_frames, self.inputs.encode_frames)
+            watch.lap("vision")
+        with_audio = [unit for unit in units if unit.rows.audio]
+        run_stage("audio", with_audio, self.inputs.encode_audio)
+        watch.lap("audio")
+        batches = run_stage("prefill", units, self.inputs.feed, cache=self._llm.cache)
+        watch.lap("prefill")
+        if self._probe is not None:
+            self._show_input(self._probe, batches)
+        return batches
+
+    def _show_input(self, probe: Probe, batches: Sequence[Batch]) -> None:
+        for units, logits in batches:
+            for unit, row in zip(units, logits.unbind(), strict=True):
+                if unit.frame_embeds:
+                    probe.frames_encoded(unit.slot, torch.cat(unit.frame_embeds))
+                probe.prefilled(unit.slot, row, self._llm.cache.length(unit.slot))
+                if unit.audio_embeds is not None:
+                    probe.audio_encoded(unit.slot, unit.audio_embeds)
+
+    def _interrupt(self, units: Sequence[RunningUnit]) -> None:
+        """Close the turns that a forced listen interrupts, and their speech."""
+        for unit in units:
+            unit.next_id = unit.state.interrupt()
+        run_stage("decode", units, self._feed_ids, cache=self._llm.cache)
+        if self._speech is not None:
+            run_stage("turn", units, self._speech.end_turns)
+
+    def _generate(self, batches: list[Batch]) -> Iterator[RunningUnit]:
+        """Choose and feed ids, step by step, beginning with `batches`, which are joined.
+
+        Yields each unit when its text is complete or it has a failure.
+        """
+        while batches:
+            units, logits = batches[0]
+            if len(batches) > 1:
+                units = [unit for some, _ in batches for unit in some]
+                logits = torch.cat([rows for _, rows in batches])
+            choosing = [unit for unit in units if unit.state.needs_choice]
+            run_stage("choice", choosing, partial(self._choose, units, logits))
+            for unit in units:
+                unit.next_id = None if unit.failure else unit.state.advance(unit.chosen_id)
+            yield from (unit for unit in units if unit.next_id is None)
+            feeding = [unit for unit in units if unit.next_id is not None]
+            batches = run_stage("decode", feeding, self._feed_ids, cache=self._llm.cache)
+            yield from (unit for unit in feeding if unit.failure)
+
+    def _choose(
+        self, units: Sequence[RunningUnit], logits: Tensor, choosing: Sequence[RunningUnit]
+    ) -> None:
+        """Choose the next id of some of the units, which have `logits` [units, ids]."""
+        if len(choosing) < len(units):
+            rows = {unit.slot: row for row, unit in enumerate(units)}
+            logits = logits[upload([rows[unit.slot] for unit in choosing], logits.device)]
+        samplings = [unit.conversation.sampling for unit in choosing]
+        decisions = self._sampling.choose(samplings, logits)
+        for row, (unit, (token, decision)) in enumerate(zip(choosing, decisions, strict=True)):
+            unit.chosen_id = token
+            if decision is Decision.NOT_FINITE:
+                message = "the logits are not finite"
+                unit.failure = UnitFailure(unit.slot, "NOT_FINITE", message, is_fatal=True)
+            if self._probe is not None:
+                self._probe.chosen(unit.slot, logits[row], token)
+
+    def _feed_ids(self, units: Sequence[RunningUnit]) -> Tensor:
+        """Feed the next id of each unit; return the logits [units, ids] behind it."""
+        ids = [unit.next_id for unit in units if unit.next_id is not None]
+        counts = [(unit.slot, 1) for unit in units]
+        hidden, logits = self._llm.feed(counts, self._llm.embed(ids))
+        for unit, token, state in zip(units, ids, hidden.unbind(), strict=True):
+            if len(unit.state.text_ids) > len(unit.hidden):
+                unit.hidden.append(state)
+            if self._probe is not None:
+                self._probe.fed(unit.slot, token, state)
+        return logits
+
+    def _result(self, unit: RunningUnit, stage_s: dict[str, float]) -> UnitOutput | UnitFailure:
+        """Return the unit's output; or its failure, which ends the conversation if it is fatal."""
+        if unit.failure is not None:
+            unit.conversation.is_lost = unit.failure.is_fatal
+            return unit.failure
+        state = unit.state
+        return UnitOutput(
+            slot=unit.slot,
+            unit=unit.unit,
+            is_listen=state.is_listen,
+            text="" if state.is_listen else self._tokens.decode(state.text_ids),
+            audio=unit_audio(unit.samples, end_of_turn=state.end_of_turn),
+            end_of_turn=state.end_of_turn and not state.is_listen,
+            context_length=self._llm.cache.length(unit.slot),
+            token_ids=tuple(state.token_ids),
+            text_token_count=len(state.text_ids),
+            audio_token_count=len(unit.speech_tokens),
+            input_audio_count=unit.rows.audio,
+            input_video_count=unit.rows.video,
+            input_mark_count=unit.rows.marks,
+            stage_s={**stage_s, "settle": unit.conversation.settle_s},
+            interrupted_turn=unit.is_interrupting,
+        )
+
+    def settle(
+        self, conversations: Sequence[Conversation], *, is_deferred: bool = True
+    ) -> list[UnitFailure]:
+        """Complete the last units of these conversations, slots ascending, and apply the windows.
+
+        The closing ids of a unit are fed with the next unit, which saves a pass over the weights.
+        If a window drops units, they are fed before it, because they are computed with the dropped
+        units in the context. Without `is_deferred` all closing ids are fed at once. Returns the
+        failures, each of which ends a conversation.
+        """
+        units: list[RunningUnit] = []
+        slides: list[tuple[RunningUnit, Slide | None]] = []
+        for conversation in conversations:
+            unit = conversation.unsettled
+            if unit is None or not unit.state.is_over or conversation.is_lost:
+                continue
+            state, closing_ids = unit.state, unit.state.closing_ids
+            rows = self._llm.cache.length(unit.slot) + len(closing_ids) - unit.start
+            number = conversation.turn.unit_count - 1
+            record = UnitRecord(number, rows, state.is_listen, tuple(state.text_ids))
+            conversation.window.units.append(record)
+            conversation.pending_ids, conversation.unsettled = closing_ids, None
+            units.append(unit)
+            slide = conversation.window.slide()
+            if slide or not is_deferred:
+                slides.append((unit, slide))
+        seconds = self._apply(slides) if slides else 0.0
+        for unit in units:
+            unit.conversation.settle_s = seconds
+            unit.conversation.is_lost = unit.failure is not None
+            if self._probe is not None and unit.failure is None:
+                length = self._llm.cache.length(unit.slot) + len(unit.conversation.pending_ids)
+                self._probe.settled(unit.slot, length)
+        return [unit.failure for unit in units if unit.failure is not None]
+
+    def _apply(self, slides: Sequence[tuple[RunningUnit, Slide | None]]) -> float:
+        """Feed the pending ids of units, then apply their slides; return the seconds it took."""
+        watch = Stopwatch(self._device)
+        units = [unit for unit, _ in slides]
+        run_stage("settle", units, self._feed_pending, cache=self._llm.cache)
+        for unit, slide in slides:
+            if slide is not None:
+                run_stage("window", [unit], partial(self._splice, slide))
+        return watch.lap("settle")
+
+    def _splice(self, slide: Slide, units: Sequence[RunningUnit]) -> None:
+        for unit in units:
+            self._llm.splice(unit.slot, slide)
+
+    def _feed_pending(self, units: Sequence[RunningUnit]) -> None:
+        """Feed the pending ids of the conversations of units, slots ascending."""
+        pending = [unit for unit in units if unit.conversation.pending_ids]
+        if not pending:
+            return
+        ids = [token for unit in pending for token in unit.conversation.pending_ids]
+        counts = [(unit.slot, len(unit.conversation.pending_ids)) for unit in pending]
+        self._llm.append(counts, self._llm.embed(ids))
+        for unit in pending:
+            unit.conversation.pending_ids = ()

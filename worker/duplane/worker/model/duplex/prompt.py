@@ -1,0 +1,42 @@
+"""The prompt of a conversation: the instructions, and the voice that the model is to imitate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from duplane.worker.model.llm.tokenizer import CHARACTERS_PER_ROW
+from duplane.worker.model.loader import ModelParts
+from duplane.worker.model.types import FloatArray, OptionError
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The embeddings `rows` [n, hidden] of a prompt; `voice` [n, hidden] are those of its voice.
+
+    `tail` holds the ids of the rows behind the voice.
+    """
+
+    rows: Tensor
+    voice: Tensor | None
+    tail: tuple[int, ...]
+
+
+def embed_prompt(parts: ModelParts, text: str, voice: FloatArray | None, room: int) -> Prompt:
+    """Embed the prompt for these instructions.
+
+    Without `voice` (float32 [n] at 16 kHz) the prompt has none. Raises `OptionError` if it takes
+    more than `room` rows.
+    """
+    if len(text) > CHARACTERS_PER_ROW * room:
+        raise OptionError("system_prompt", f"has {len(text)} characters")
+    before = parts.tokens.encode(f"<|im_start|>system\n{text}\n<|audio_start|>")
+    after = parts.tokens.encode("<|audio_end|><|im_end|>")
+    heard = None if voice is None else parts.audio.encode_clip(voice)
+    pieces = [parts.llm.embed(before), heard, parts.llm.embed(after)]
+    rows = torch.cat([piece for piece in pieces if piece is not None])
+    if len(rows) > room:
+        raise OptionError("system_prompt", f"takes {len(rows)} tokens of {room}")
+    return Prompt(rows, heard, tuple(after))

@@ -1,0 +1,128 @@
+"""The speech of a batch of units: the talker draws tokens, the vocoder makes samples of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from duplane.worker.model.batch_isolation import run_stage
+from duplane.worker.model.duplex.conversation import RunningUnit
+from duplane.worker.model.loader import SpeechVocoder
+from duplane.worker.model.probe import Probe, SpokenUnit
+from duplane.worker.model.stopwatch import Stopwatch
+from duplane.worker.model.tts.sampling import SpeechRequest
+from duplane.worker.model.tts.talker import Talker
+from duplane.worker.model.types import FloatArray
+from duplane.worker.model.vocoder.token_buffer import SpeechTokens
+from duplane.worker.model.vocoder.vocoder import VocoderChunk
+
+UNIT_SAMPLES = 24_000
+
+
+class SpeechStage:
+    """Talker and vocoder, run for several slots together."""
+
+    def __init__(self, talker: Talker, vocoder: SpeechVocoder, probe: Probe | None = None) -> None:
+        self._talker, self._vocoder, self._probe = talker, vocoder, probe
+
+    def new_buffer(self) -> SpeechTokens:
+        """Make an empty buffer for the speech tokens of a conversation."""
+        return SpeechTokens(
+            silence_token_id=self._vocoder.silence_token_id, lookahead=self._vocoder.lookahead
+        )
+
+    def run(self, units: Sequence[RunningUnit], watch: Stopwatch) -> Iterator[RunningUnit]:
+        """Compute the speech tokens and samples of each unit, or a failure; slots ascending.
+
+        A unit is yielded as soon as its samples are complete, so a unit with several chunks, or
+        one whose turn ends, does not delay the others.
+        """
+        run_stage("talker", units, self._draw_tokens, cache=self._talker.cache)
+        watch.lap("talker")
+        pending: list[RunningUnit] = list(units)
+        while pending:
+            decoding = [unit for unit in pending if unit.chunks]
+            run_stage("flow", decoding, self._encode_chunks)
+            run_stage("HiFT", decoding, self._decode_chunks)
+            watch.lap("vocoder")
+            done = [unit for unit in pending if unit.failure or not unit.chunks]
+            pending = [unit for unit in pending if not unit.failure and unit.chunks]
+            ending = [unit for unit in done if not unit.failure and unit.state.end_of_turn]
+            yield from (unit for unit in done if unit not in ending)
+            run_stage("turn", ending, self.end_turns)
+            watch.lap("vocoder")
+            yield from ending
+
+    def _draw_tokens(self, units: Sequence[RunningUnit]) -> None:
+        """Draw the speech tokens of units, and cut the chunks that are complete with them."""
+        requests: list[SpeechRequest] = []
+        for unit in units:
+            hidden = torch.stack(unit.hidden) if unit.hidden else torch.empty(0)
+            sampling = unit.conversation.sampling
+            requests.append(
+                SpeechRequest(
+                    slot=unit.slot,
+                    condition=self._talker.condition(unit.state.text_ids, hidden),
+                    is_turn_end=unit.state.end_of_turn,
+                    is_greedy=sampling.draws.is_greedy,
+                    temperature=sampling.options.tts_temperature,
+                    uniforms=sampling.uniforms,
+                )
+            )
+        starts = [self._talker.cache.length(unit.slot) for unit in units]
+        drawn = self._talker.speak(requests)
+        for unit, tokens in zip(units, drawn, strict=True):
+            assert unit.conversation.speech, "only conversations with audio speak"
+            unit.speech_tokens = tokens
+            cut = unit.conversation.speech.push(tokens, end_of_turn=unit.state.end_of_turn)
+            unit.chunks = deque(VocoderChunk(unit.slot, new.tokens, new.is_last) for new in cut)
+        if self._probe is not None:
+            for request, start, tokens in zip(requests, starts, drawn, strict=True):
+                length = start + len(request.condition) + len(tokens)
+                speech = SpokenUnit(start, request.condition, tokens, length)
+                self._probe.spoke(request.slot, speech)
+
+    def _encode_chunks(self, units: Sequence[RunningUnit]) -> None:
+        """Compute the mel of the next chunk of each unit."""
+        mels = self._vocoder.encode([unit.chunks[0] for unit in units])
+        for unit, mel in zip(units, mels, strict=True):
+            unit.mel = mel
+
+    def _decode_chunks(self, units: Sequence[RunningUnit]) -> None:
+        """Make samples of the mel of each unit."""
+        mels = [unit.mel for unit in units if unit.mel is not None]
+        decoded = self._vocoder.decode_mel([unit.chunks[0] for unit in units], mels)
+        for unit, samples in zip(units, decoded, strict=True):
+            unit.samples.append(samples)
+            chunk = unit.chunks.popleft()
+            if self._probe is not None:
+                self._probe.vocoded(unit.slot, list(chunk.tokens), chunk.is_last, len(samples))
+
+    def end_turns(self, units: Sequence[RunningUnit]) -> None:
+        """Reset the vocoder and the token buffer for the next turns of conversations with speech.
+
+        Does not change the talker's cache. The talker empties it when a turn ends by itself; after
+        an interruption the next turn continues it, as in the reference.
+        """
+        for unit in units:
+            if unit.conversation.speech is not None:
+                self._vocoder.start_turn(unit.slot)
+                unit.conversation.speech.reset()
+
+
+def unit_audio(pieces: Sequence[FloatArray], *, end_of_turn: bool) -> FloatArray:
+    """Join the samples of one unit's chunks, `[samples]` at 24 kHz, quantised to 16 bits.
+
+    As in the reference, the samples are clipped to [-1, 1], multiplied by 32767, truncated towards
+    zero and divided by 32768. Inside a turn, zeros are put in front of audio shorter than a second,
+    so that it ends where the next unit begins. Without samples the result is empty.
+    """
+    if not any(map(len, pieces)):
+        return np.zeros(0, np.float32)
+    scaled = np.clip(np.concatenate(pieces), -1.0, 1.0) * np.float32(32767.0)
+    samples = scaled.astype(np.int16).astype(np.float32) / np.float32(32768.0)
+    missing = 0 if end_of_turn else max(0, UNIT_SAMPLES - len(samples))
+    return np.pad(samples, (missing, 0))

@@ -1,0 +1,107 @@
+"""The rules of a duplex unit: they decide which ids are fed, and when the unit and a turn end.
+
+Plain Python over chosen ids, without tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from duplane.worker.model.llm.tokenizer import Tokens
+
+MAX_UNIT_CHARACTERS = 28
+"""A token that would bring a unit's text to this length is dropped and the unit ends."""
+
+
+@dataclass
+class TurnState:
+    """The state of the rules that a conversation keeps from unit to unit.
+
+    `unit_count` counts the units that are over.
+    """
+
+    force_listen_count: int
+    max_tokens: int
+    is_open: bool = False
+    unit_count: int = 0
+
+
+@dataclass(frozen=True)
+class UnitRecord:
+    """One unit in the context: its rows, and the ids of its text.
+
+    `number` counts the units of a conversation, from 0.
+    """
+
+    number: int
+    row_count: int
+    is_listen: bool
+    ids: tuple[int, ...]
+
+
+@dataclass
+class UnitState:
+    """The state machine of one unit: while not `is_over`, call `advance` with the next id.
+
+    The model chooses that id only if `needs_choice`; otherwise the rules determine it. `text_ids`
+    are the ids of the unit's text and speech: all ids fed after the first one, which only marks
+    that the model speaks. `token_ids` are all ids that the unit adds to the context, including the
+    two that close it, `closing_ids`: the terminator and the unit end, which are fed after the unit.
+    """
+
+    tokens: Tokens
+    turn: TurnState
+    is_forced: bool
+    needs_choice: bool
+    token_ids: list[int] = field(default_factory=list[int])
+    text_ids: list[int] = field(default_factory=list[int])
+    closing_ids: tuple[int, ...] = ()
+    is_listen: bool = False
+    end_of_turn: bool = False
+    is_over: bool = False
+    _step: int = 0
+
+    @classmethod
+    def begin(cls, tokens: Tokens, turn: TurnState, *, force_listen: bool) -> UnitState:
+        """Begin a unit, which listens if `force_listen`, or if it is one of the first units."""
+        is_forced = force_listen or turn.unit_count < turn.force_listen_count
+        return cls(tokens, turn, is_forced, needs_choice=not is_forced and turn.max_tokens > 1)
+
+    def interrupt(self) -> int:
+        """Close the open turn for a forced listen; return the id to feed before all others."""
+        self.turn.is_open = False
+        self.token_ids.append(self.tokens.turn_eos)
+        return self.tokens.turn_eos
+
+    def advance(self, chosen: int | None) -> int | None:
+        """Apply the rules to the chosen id, which is ignored unless the unit needs a choice.
+
+        Returns the id to feed, or None if the unit is over.
+        """
+        tokens, turn = self.tokens, self.turn
+        token = tokens.listen if self.is_forced or chosen is None else chosen
+        if self._step == turn.max_tokens - 1:
+            token = tokens.chunk_eos
+        elif token == tokens.listen and turn.is_open and not self.is_forced:
+            token = tokens.tts_bos  # the model cannot listen before it has ended its turn
+        self.is_listen = token == tokens.listen
+        if token not in tokens.terminators:
+            turn.is_open = True
+            is_text = self._step > 0
+            if is_text and len(tokens.decode([*self.text_ids, token])) >= MAX_UNIT_CHARACTERS:
+                token = tokens.chunk_eos
+        if token in tokens.terminators:
+            self.closing_ids = (token, tokens.unit_end)
+            self.token_ids += self.closing_ids
+            self.is_over, self.needs_choice = True, False
+            turn.unit_count += 1
+            return None
+        if self._step:
+            self.text_ids.append(token)
+        self.token_ids.append(token)
+        self.end_of_turn = token == tokens.turn_eos
+        if self.end_of_turn:
+            turn.is_open = False
+        self._step += 1
+        self.needs_choice = self._step < turn.max_tokens - 1
+        return token

@@ -1,0 +1,166 @@
+"""One-row steps over tensors with fixed addresses, and CUDA graphs of them.
+
+A step is captured for a number of slots, independent of which slots they are, and for a bound on
+their contexts. It is replayed if launching its kernels one by one would take longer than reading
+the cache rows that only the fixed sizes require.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from duplane.worker.model.llm.kv_cache import Group, KVCache, Rows, causal_mask
+from duplane.worker.model.transfer import upload
+
+SHORTEST = 512
+"""The least bound on contexts; further ones are its doubles."""
+LAYER_LAUNCHES = 30
+"""Kernels of one layer of a decoder in a pass of one row per slot."""
+LAUNCH_S = 5e-6
+"""Seconds to launch one kernel from Python."""
+BYTES_PER_S = 4e12
+"""Bytes that the device reads in a second (H200: 4.8e12 at best)."""
+GATHER_COST = 3
+"""How often the rows of gathered slots are moved: read, written and read again."""
+
+
+class StaticRows:
+    """Passes of one row per slot for up to `width` slots; nothing is uploaded between passes.
+
+    Every pass reads `length` rows of the cache; a mask limits each query row to the rows up to its
+    own position. If `width` is the number of all slots, row i belongs to slot i, and the cache is
+    read in place. Otherwise the first rows belong to the slots of the pass, and their cache rows
+    are gathered. The remaining rows of the pass are padding: their keys and values are written to
+    the row behind the cache's capacity.
+    """
+
+    def __init__(self, cache: KVCache, width: int, length: int) -> None:
+        device = cache.keys.device
+        self._cache, self._width, self._length = cache, width, length
+        self._is_whole = width == cache.slot_count
+        self._order = torch.arange(width, device=device)
+        self.slots = self._order.clone()
+        self.positions = torch.full_like(self.slots, cache.capacity)
+
+    def begin(self, slots: Sequence[int], positions: Sequence[int]) -> Tensor:
+        """Set the slots of the passes, and the position of each slot's next row.
+
+        Returns the index of each slot's row in the pass.
+        """
+        index = slots if self._is_whole else range(len(slots))
+        all_slots = list(range(self._width)) if self._is_whole else [slots[0]] * self._width
+        all_positions = [self._cache.capacity] * self._width
+        for row, slot, position in zip(index, slots, positions, strict=True):
+            all_slots[row], all_positions[row] = slot, position
+        sent = upload([*all_slots, *all_positions, *index], self.slots.device, torch.long)
+        self.slots.copy_(sent[: self._width])
+        self.positions.copy_(sent[self._width : 2 * self._width])
+        return sent[2 * self._width :]
+
+    def rows(self) -> Rows:
+        """Return the rows of the next pass."""
+        cache = self._cache
+        queries = self.positions.view(-1, 1, 1).expand(-1, -1, cache.queries_per_head)
+        mask = causal_mask(queries, self._length, cache.keys.dtype)
+        everything = slice(0, self._width)
+        slots = everything if self._is_whole else self.slots
+        group = Group(everything, slots, self._width, 1, self._length, mask)
+        return Rows(self.slots, self.positions, (group,), self._order)
+
+    def advance(self) -> None:
+        """Move every position to the next row."""
+        self.positions.add_(1).clamp_(max=self._cache.capacity)
+
+
+class StaticStep(Protocol):
+    """A step over tensors with fixed addresses."""
+
+    def run(self) -> None: ...
+
+
+S = TypeVar("S", bound=StaticStep)
+
+
+class Graph:
+    """A call on a CUDA device, captured once and replayed."""
+
+    def __init__(self, call: Callable[[], None], pool: Any = None) -> None:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # libraries allocate their workspaces outside of a capture
+            call()
+            call()
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=pool):
+            call()
+
+    @property
+    def pool(self) -> Any:
+        """The memory of the call's intermediate results; graphs that never overlap may share it."""
+        return self._graph.pool()
+
+    def replay(self) -> None:
+        """Repeat the call with the current values of its tensors."""
+        self._graph.replay()
+
+
+class StepGraphs(Generic[S]):
+    """The captured steps of one decoder, indexed by number of slots and bound on contexts."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self._cache = cache
+        self._steps: dict[tuple[int, int], tuple[S, Callable[[], None]]] = {}
+
+    def capture(self, make: Callable[[int, int], S], *, is_replayed: bool = True) -> None:
+        """Make and capture a step for every size; without `is_replayed` steps are not captured."""
+        pool: Any = None
+        for size in self._sizes():
+            step = make(*size)
+            if is_replayed:
+                graph = Graph(step.run, pool)
+                pool = graph.pool
+                self._steps[size] = (step, graph.replay)
+            else:
+                self._steps[size] = (step, step.run)
+
+    def find(self, slots: Sequence[int], length: int) -> tuple[S, Callable[[], None]] | None:
+        """Return the fastest step for these slots, ascending, in contexts of up to `length` rows.
+
+        Returns None if an ordinary pass, with its kernels launched one by one, is faster.
+        """
+        count = len(slots)
+        fitting = [size for size in self._steps if size[0] >= count and size[1] >= length]
+        if not fitting:
+            return None
+        best = min(fitting, key=lambda size: self._replay_s(*size))
+        launches = LAYER_LAUNCHES * len(self._cache.keys)
+        eager_s = launches * LAUNCH_S + self._read_s(count * length, is_gathered=True)
+        return self._steps[best] if self._replay_s(*best) <= eager_s else None
+
+    def _replay_s(self, width: int, length: int) -> float:
+        return self._read_s(width * length, is_gathered=width < self._cache.slot_count)
+
+    def _read_s(self, rows: int, *, is_gathered: bool) -> float:
+        """Estimate the seconds to read this many rows of all layers."""
+        read = rows * self._cache.layer_row_bytes * len(self._cache.keys)
+        return read * (GATHER_COST if is_gathered else 1) / BYTES_PER_S
+
+    def _sizes(self) -> Iterator[tuple[int, int]]:
+        """Yield the sizes, largest first, so that smaller steps reuse the memory of larger ones."""
+        for width in sorted(_doubles(1, self._cache.slot_count), reverse=True):
+            for length in sorted(_doubles(SHORTEST, self._cache.capacity), reverse=True):
+                yield width, length
+
+
+def _doubles(first: int, last: int) -> set[int]:
+    """Return `first` and its doubles below `last`, then `last`."""
+    found = {last}
+    while first < last:
+        found.add(first)
+        first *= 2
+    return found

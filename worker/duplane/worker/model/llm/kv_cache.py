@@ -1,0 +1,325 @@
+"""The slotted KV cache: allocated once, with a range of rows per slot that is reset, never freed.
+
+Plans which rows a forward pass writes, and which slots attend in one call. The lengths are kept on
+the host, so planning never waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
+
+import torch
+from torch import Tensor
+
+from duplane.worker.model.transfer import upload
+
+MOVED_ROWS = 256
+"""Rows that are moved at once; it bounds the memory that a move takes."""
+GATHERED_BYTES = 1 << 30
+"""The most bytes of one layer's cache that one attention call copies to bring slots together."""
+MASK_STRIDE = 16
+"""The rows of a mask begin at multiples of so many columns, as the attention kernels need it."""
+
+
+class CacheFullError(Exception):
+    """A slot has no room for the requested rows; nothing was changed."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Slots that attend in one call, each with `rows_per_slot` query rows.
+
+    `rows` are their packed rows, slot after slot; a slot with fewer rows repeats its last one.
+    `slots` are their slots in the cache, `length` is the longest context among them, new rows
+    included. `mask` [slots, 1, query rows, length] is added to the scores: 0 for the rows that a
+    query row sees, else -inf. Without a mask every query row sees everything.
+    """
+
+    rows: slice | Tensor
+    slots: slice | Tensor
+    slot_count: int
+    rows_per_slot: int
+    length: int
+    mask: Tensor | None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The packed rows of one forward pass, slot after slot.
+
+    `slots` and `positions` [rows] are the place of each row in the cache, `groups` are the calls of
+    attention, `last` [slots] is the index of each slot's last row.
+    """
+
+    slots: Tensor
+    positions: Tensor
+    groups: tuple[Group, ...]
+    last: Tensor
+
+
+@dataclass(frozen=True)
+class Slide:
+    """One change of a context: the rows from `kept` on move to `target`.
+
+    Then `ids` are fed into the rows from `start` to `target`; without `ids` the two are equal.
+    """
+
+    kept: int
+    target: int
+    start: int
+    ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A `Group` before its indices are uploaded.
+
+    If `rows` or `slots` is None, `indices` holds its indices, those of `rows` first.
+    """
+
+    rows: slice | None
+    slots: slice | None
+    slot_count: int
+    rows_per_slot: int
+    length: int
+    is_masked: bool
+    indices: list[list[int]]
+
+
+class KVCache:
+    """Keys (rotated) and values of all layers, `[layers, slots, heads, capacity + 1, head_dim]`.
+
+    A row's position is its index in the cache. The row behind the capacity belongs to no context:
+    passes of a fixed size write the keys and values of padding rows there.
+
+    If `is_gathering`, slots attend together even if they are not evenly spaced; their rows are
+    copied then. Otherwise each run of evenly spaced slots attends in its own call, without a copy.
+    On CUDA slots are gathered, because launching a call costs more than the copy.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        slots: int,
+        heads: int,
+        queries_per_head: int,
+        capacity: int,
+        head_dim: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        shape = (layers, slots, heads, capacity + 1, head_dim)
+        self.keys = torch.zeros(shape, device=device, dtype=dtype)
+        self.values = torch.zeros(shape, device=device, dtype=dtype)
+        self.slot_count, self.capacity = slots, capacity
+        self.is_gathering = device.type == "cuda"
+        self.layer_row_bytes = 2 * heads * head_dim * self.keys.element_size()
+        self.queries_per_head = queries_per_head
+        self._lengths = [0] * slots
+        self._touched = [0] * slots
+
+    @property
+    def memory_bytes(self) -> int:
+        """The size of keys and values."""
+        return self.keys.nbytes + self.values.nbytes
+
+    def length(self, slot: int) -> int:
+        """Return how many rows the slot holds."""
+        return self._lengths[slot]
+
+    def extend(self, counts: Sequence[tuple[int, int]]) -> Rows:
+        """Add `(slot, number of rows)` to the lengths, slots ascending, and plan the pass.
+
+        Raises `CacheFullError`, with nothing changed, if one of them has no room.
+        """
+        starts = [self._lengths[slot] for slot, _ in counts]
+        self.grow(counts)
+        firsts = list(accumulate((count for _, count in counts), initial=0))
+        slots = [slot for slot, count in counts for _ in range(count)]
+        positions = chain.from_iterable(
+            range(start, start + count) for start, (_, count) in zip(starts, counts, strict=True)
+        )
+        last = [stop - 1 for stop in firsts[1:]]
+        plans = [self._plan(members, counts, firsts) for members in self._members(counts)]
+        # All numbers are uploaded at once.
+        lists = [slots, list(positions), last, *(index for plan in plans for index in plan.indices)]
+        sent = upload(list(chain.from_iterable(lists)), self.keys.device, torch.long)
+        at, where, ends, *indices = sent.split_with_sizes([len(numbers) for numbers in lists])
+        groups: list[Group] = []
+        for plan in plans:
+            own = [indices.pop(0) for _ in plan.indices]
+            rows = own.pop(0) if plan.rows is None else plan.rows
+            mask = self._mask(where[rows], plan) if plan.is_masked else None
+            shape = (plan.slot_count, plan.rows_per_slot, plan.length)
+            groups.append(
+                Group(rows, own.pop(0) if plan.slots is None else plan.slots, *shape, mask)
+            )
+        return Rows(at, where, tuple(groups), ends)
+
+    def grow(self, counts: Sequence[tuple[int, int]]) -> None:
+        """Add `(slot, number of rows)` to the lengths, slots ascending.
+
+        Raises `CacheFullError`, with nothing changed, if one of them has no room.
+        """
+        if any(here[0] >= after[0] for here, after in pairwise(counts)):
+            raise ValueError(f"slots are not ascending: {[slot for slot, _ in counts]}")
+        for slot, count in counts:
+            if self._lengths[slot] + count > self.capacity:
+                raise CacheFullError(
+                    f"slot {slot} holds {self._lengths[slot]} of {self.capacity} rows,"
+                    f" {count} more do not fit"
+                )
+        for slot, count in counts:
+            self._lengths[slot] += count
+            self._touched[slot] = max(self._touched[slot], self._lengths[slot])
+
+    def _members(self, counts: Sequence[tuple[int, int]]) -> list[list[int]]:
+        """Group the indices of `counts` whose slots attend in one call.
+
+        If slots are gathered, the counts in a group differ by less than a factor of two, which
+        bounds the computation for padding; otherwise they are equal.
+        """
+        groups: dict[int, list[list[int]]] = {}
+        for index, (slot, count) in enumerate(counts):
+            if self.is_gathering:
+                same = groups.setdefault((count - 1).bit_length(), [[]])
+                longest = max(self._lengths[counts[other][0]] for other in (index, *same[-1]))
+                size = (len(same[-1]) + 1) * longest * self.layer_row_bytes
+                if size <= GATHERED_BYTES or not same[-1]:
+                    same[-1].append(index)
+                else:
+                    same.append([index])
+                continue
+            same = groups.setdefault(0, [])
+            if same and counts[same[-1][0]][1] == count:
+                slots = [counts[other][0] for other in same[-1]]
+                if _spacing([*slots, slot]):
+                    same[-1].append(index)
+                    continue
+            same.append([index])
+        return [group for same in groups.values() for group in same]
+
+    def _plan(
+        self, members: Sequence[int], counts: Sequence[tuple[int, int]], firsts: Sequence[int]
+    ) -> _Plan:
+        slots = [counts[index][0] for index in members]
+        own = [counts[index][1] for index in members]
+        lengths = [self._lengths[slot] for slot in slots]
+        most, spacing = max(own), _spacing(slots)
+        is_packed = min(own) == most and firsts[members[-1]] - firsts[members[0]] == most * (
+            len(members) - 1
+        )
+        indices: list[list[int]] = []
+        rows = None
+        if is_packed:
+            rows = slice(firsts[members[0]], firsts[members[0]] + most * len(members))
+        else:
+            indices.append(
+                [
+                    firsts[index] + min(row, counts[index][1] - 1)
+                    for index in members
+                    for row in range(most)
+                ]
+            )
+        view = slice(slots[0], slots[-1] + 1, spacing) if spacing else None
+        if view is None:
+            indices.append(slots)
+        is_masked = most > 1 or min(lengths) < max(lengths)
+        return _Plan(rows, view, len(slots), most, max(lengths), is_masked, indices)
+
+    def _mask(self, positions: Tensor, plan: _Plan) -> Tensor:
+        """Compute the mask of query rows at `positions` [slots * rows per slot]."""
+        queries = positions.view(plan.slot_count, 1, plan.rows_per_slot)
+        return causal_mask(
+            queries.repeat(1, 1, self.queries_per_head), plan.length, self.keys.dtype
+        )
+
+    def write(self, layer: int, rows: Rows, keys: Tensor, values: Tensor) -> None:
+        """Store the keys and values `[rows, heads, head_dim]` of one layer."""
+        self.keys[layer][rows.slots, :, rows.positions] = keys
+        self.values[layer][rows.slots, :, rows.positions] = values
+
+    def view(self, layer: int, group: Group) -> tuple[Tensor, Tensor]:
+        """Return the group's keys and values, each `[slots, heads, length, head_dim]`."""
+        return (
+            self.keys[layer, :, :, : group.length][group.slots],
+            self.values[layer, :, :, : group.length][group.slots],
+        )
+
+    def move(
+        self, slot: int, source: int, target: int, rotate: Callable[[Tensor, int, int], Tensor]
+    ) -> None:
+        """Move the rows from `source` on so that they begin at `target`, in place.
+
+        `rotate(keys, source, target)` rotates keys `[layers, heads, rows, head_dim]` from the
+        positions `source` and after to `target` and after; values do not depend on positions.
+        Raises `CacheFullError`, with nothing changed, if the rows do not fit.
+        """
+        count = self._lengths[slot] - source
+        if source < 0 or count < 0 or target < 0:
+            raise ValueError(f"slot {slot}: no rows to move from {source} to {target}")
+        if target + count > self.capacity:
+            raise CacheFullError(f"slot {slot}: {count} rows do not fit behind {target}")
+        starts = range(0, count, MOVED_ROWS)
+        # In this order, every row is moved before it is overwritten.
+        for start in starts if target < source else reversed(starts):
+            rows = min(MOVED_ROWS, count - start)
+            old = slice(source + start, source + start + rows)
+            new = slice(target + start, target + start + rows)
+            self.keys[:, slot, :, new] = rotate(self.keys[:, slot, :, old], old.start, new.start)
+            self.values[:, slot, :, new] = self.values[:, slot, :, old].clone()
+        self._lengths[slot] = target + count
+        self._touched[slot] = max(self._touched[slot], target + count)
+
+    def restore(self, slot: int, length: int) -> None:
+        """Undo a `truncate`: set the length to `length`, so that the dropped rows count again."""
+        if not self._lengths[slot] <= length <= self._touched[slot]:
+            raise ValueError(f"slot {slot} has no {length} rows to restore")
+        self._lengths[slot] = length
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Drop the rows from `length` on; later rows overwrite them, or `reset` zeroes them."""
+        if not 0 <= length <= self._lengths[slot]:
+            raise ValueError(f"slot {slot} holds {self._lengths[slot]} rows, not {length}")
+        self._lengths[slot] = length
+
+    def rewind(self, slot: int, length: int) -> None:
+        """Restore the length before a failed pass; the rows that the pass wrote no longer count."""
+        if not 0 <= length <= self._touched[slot]:
+            raise ValueError(f"slot {slot} never had {length} rows")
+        self._lengths[slot] = length
+
+    def reset(self, slot: int) -> None:
+        """Drop the slot's rows and zero all rows written since the last reset."""
+        touched = self._touched[slot]
+        self.keys[:, slot, :, :touched].zero_()
+        self.values[:, slot, :, :touched].zero_()
+        self._lengths[slot] = self._touched[slot] = 0
+
+    def is_clean(self, slot: int) -> bool:
+        """Verify that the slot is empty and all of its memory zero."""
+        if self._lengths[slot] or self._touched[slot]:
+            return False
+        own = slice(0, self.capacity)
+        dirty = self.keys[:, slot, :, own].any() | self.values[:, slot, :, own].any()
+        return not bool(dirty.item())
+
+
+def causal_mask(positions: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+    """Compute the mask [..., length] that is added to the scores of queries at `positions` [...].
+
+    It is 0 for rows up to the query's own position, and -inf for rows behind it.
+    """
+    columns = torch.arange(length + -length % MASK_STRIDE, device=positions.device)
+    mask = torch.zeros(*positions.shape, len(columns), device=positions.device, dtype=dtype)
+    mask.masked_fill_(columns > positions.unsqueeze(-1), float("-inf"))
+    return mask[..., :length]
+
+
+def _spacing(slots: Sequence[int]) -> int | None:
+    """Return the distance between consecutive slots, ascending; None if the distances differ."""
+    distances = {following - slot for slot, following in pairwise(slots)}
+    return None if len(distances) > 1 else next(iter(distances), 1)

@@ -1,0 +1,19 @@
+"""Process-wide settings of torch for a CUDA device: attention kernels and float32 arithmetic."""
+
+from __future__ import annotations
+
+import torch
+
+
+def configure(device: torch.device) -> None:
+    """Set torch up for models on `device`; changes nothing for a CPU.
+
+    Disables cuDNN's attention: torch prefers it on recent devices, but it makes a plan for every
+    new context length, which takes longer than a unit. Disables TF32, so that convolutions and
+    matrix products of float32 are computed in full float32.
+    """
+    if device.type != "cuda":
+        return
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False

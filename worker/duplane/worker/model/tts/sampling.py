@@ -1,0 +1,93 @@
+"""Sampling of speech tokens: what one slot asks for, and the filters of its scores.
+
+Source: `MiniCPMO45/utils.py` and `MiniCPMO45/modeling_minicpmo_unified.py` of
+OpenBMB/MiniCPM-o-Demo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from duplane.worker.model.llm.sampling import Uniforms
+
+TOKENS_PER_UNIT = 25
+UNIT_DRAWS = TOKENS_PER_UNIT + 1
+"""Tokens drawn for one unit: the last one, or the end of speech, is not returned."""
+REPETITION_PENALTY = 1.05
+REPETITION_WINDOW = 16
+TOP_P = 0.85
+TOP_K = 25
+MIN_CANDIDATES = 3
+
+
+@dataclass(frozen=True)
+class SpeechRequest:
+    """The input of one slot: `condition` rows [rows, width], and how tokens are drawn.
+
+    Speech may end after `fewest` tokens, and at most `most` are drawn. `history` are tokens that
+    the repetition penalty counts. From step `filtered_from` on, tokens are drawn from the top-p and
+    top-k candidates; None means from all. If `is_greedy`, or at temperature 0, the most likely
+    token is chosen.
+    """
+
+    slot: int
+    condition: Tensor
+    uniforms: Uniforms
+    is_greedy: bool
+    temperature: float
+    is_turn_end: bool = False
+    fewest: int = 0
+    most: int = UNIT_DRAWS
+    history: Sequence[int] = ()
+    filtered_from: int | None = None
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether tokens are drawn at random."""
+        return not self.is_greedy and self.temperature > 0
+
+    def numbers(self, steps: int) -> list[float]:
+        """Return what `TalkerSteps.begin` needs of this slot, in its order."""
+        missing = REPETITION_WINDOW - len(self.history)
+        return [
+            self.temperature or 1.0,
+            self.fewest,
+            self.most,
+            self.is_drawn,
+            steps if self.filtered_from is None else self.filtered_from,
+            *([-1] * missing),
+            *self.history,
+            *(self.uniforms.peek(steps) if self.is_drawn else [0.0] * steps),
+        ]
+
+
+def penalise(scores: Tensor, tokens: Tensor, is_counted: Tensor) -> Tensor:
+    """Make ids of `scores` [rows, ids] less likely by how often each occurs in `tokens`.
+
+    A positive score is divided by the penalty once per occurrence, a negative one multiplied.
+    `tokens` are [rows, n]; `is_counted` [n] or [rows, n] is False for those to be ignored.
+    """
+    # All occurrences of an id get the same value, so the order of the writes does not matter.
+    same = tokens[:, :, None] == tokens[:, None]
+    counts = (same & is_counted.unsqueeze(-2)).sum(-1)
+    factors = REPETITION_PENALTY ** counts.to(scores.dtype)
+    chosen = scores.gather(1, tokens)
+    return scores.scatter(1, tokens, torch.where(chosen < 0, chosen * factors, chosen / factors))
+
+
+def filter_top(scores: Tensor) -> Tensor:
+    """Set scores [rows, ids] outside the top-p and top-k candidates to minus infinity.
+
+    At least `MIN_CANDIDATES` ids of each row stay.
+    """
+    ranked = scores.topk(min(TOP_K, scores.shape[-1]), dim=-1).values
+    mass = (ranked - scores.logsumexp(-1, keepdim=True)).exp()
+    before = mass.cumsum(-1) - mass
+    is_first = torch.arange(ranked.shape[-1], device=scores.device) < MIN_CANDIDATES
+    kept = ((before < TOP_P) | is_first).sum(-1, keepdim=True)
+    floor = ranked.gather(-1, kept - 1)
+    return scores.masked_fill(scores < floor, float("-inf"))

@@ -1,0 +1,369 @@
+"""The talker: a Llama decoder from text conditions to speech tokens, for many slots at once.
+
+Parameter names are those under the checkpoint's prefix `tts.`. Source: class `MiniCPMTTS` of
+`MiniCPMO45/modeling_minicpmo_unified.py` in OpenBMB/MiniCPM-o-Demo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from duplane.worker.model.checkpoint import Checkpoint, CheckpointError, field, section
+from duplane.worker.model.layers import embedding, linear
+from duplane.worker.model.llm.cuda_graphs import StaticRows, StepGraphs
+from duplane.worker.model.llm.decoder import Decoder, DecoderConfig
+from duplane.worker.model.llm.kv_cache import Rows
+from duplane.worker.model.llm.sampling import draw
+from duplane.worker.model.transfer import download, upload
+from duplane.worker.model.tts.sampling import (
+    REPETITION_WINDOW,
+    UNIT_DRAWS,
+    SpeechRequest,
+    filter_top,
+    penalise,
+)
+
+PREFIX = "tts."
+FULL_ATTENTION, RECOMPUTING = "full_attention", "sliding_recompute"
+TURN_ROWS = 2048
+"""Rows of a turn in the cache. A longer turn continues without its earlier rows.
+
+A unit adds 25 tokens, its text and one mark, so this is about a minute of speech.
+"""
+CHECK_STEPS = 5
+"""Steps between two checks whether all slots have ended; each check waits for the device."""
+
+
+@dataclass(frozen=True)
+class TalkerConfig:
+    """The dimensions of the talker."""
+
+    decoder: DecoderConfig
+    llm_hidden_size: int
+    text_rows: int
+    speech_rows: int
+    bos: int
+    text_end: int
+    capacity: int
+    is_recomputing: bool = False
+    """Whether a passage of a chat answer attends only to the passage before it, recomputed."""
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any], rows: int) -> TalkerConfig:
+        """Read `tts_config` of config.json; the cache gets at most `rows` rows."""
+        tts = section(config, "tts_config")
+        if field(tts, "num_vq", int, 1) != 1:
+            raise CheckpointError("tts_config: only one codebook (num_vq 1) is supported")
+        if field(tts, "projector_type", str, "mlp") != "mlp":
+            raise CheckpointError("tts_config: only projector_type 'mlp' is supported")
+        # An absent value means the default of the reference.
+        attention = field(tts, "attention_type", str, RECOMPUTING)
+        if attention not in (FULL_ATTENTION, RECOMPUTING):
+            raise CheckpointError(
+                f"tts_config: attention_type is {attention!r}, only {FULL_ATTENTION!r} and "
+                f"{RECOMPUTING!r} are supported"
+            )
+        return cls(
+            decoder=DecoderConfig.from_json(tts, has_head_norm=False, rope_theta=10_000.0),
+            llm_hidden_size=field(tts, "llm_dim", int),
+            text_rows=field(tts, "num_text_tokens", int),
+            speech_rows=field(tts, "num_audio_tokens", int),
+            bos=field(tts, "audio_bos_token_id", int),
+            text_end=field(tts, "text_eos_token_id", int),
+            capacity=min(rows, field(tts, "max_position_embeddings", int, 4096)),
+            is_recomputing=attention == RECOMPUTING,
+        )
+
+
+class TalkerSteps:
+    """Single-token steps of some slots, over tensors with fixed addresses.
+
+    A step feeds the token drawn last and draws the next one. `drawn` [slots, window + steps] holds
+    the last tokens before the first step, -1 for none, and then the tokens drawn. The rows of a
+    step that can be captured come from `StaticRows`, those of another step from the cache.
+    """
+
+    def __init__(
+        self,
+        talker: Talker,
+        count: int,
+        rows: Callable[[], Rows],
+        *,
+        steps: int = UNIT_DRAWS,
+        has_draws: bool = True,
+        has_filter: bool = True,
+    ) -> None:
+        """Allocate for `count` slots; `rows` returns the cache rows of the next step.
+
+        Without `has_draws` and `has_filter` the kernels of drawing and filtering are left out.
+        """
+        self._talker, self._has_draws, self._has_filter = talker, has_draws, has_filter
+        self._rows, device = rows, talker.emb_text.weight.device
+        columns = REPETITION_WINDOW + steps
+        self.drawn = torch.full((count, columns), -1, dtype=torch.long, device=device)
+        # A capture runs steps before `begin`; the second step has a token to feed.
+        self._step = torch.ones(1, dtype=torch.long, device=device)
+        self._window = torch.arange(REPETITION_WINDOW, device=device)
+        self._temperature = torch.ones(count, 1, device=device)
+        self._fewest = torch.zeros(count, dtype=torch.long, device=device)
+        self._most = torch.full((count,), steps, dtype=torch.long, device=device)
+        self._is_drawn = torch.zeros(count, dtype=torch.bool, device=device)
+        self._filtered_from = torch.full((count, 1), steps, dtype=torch.long, device=device)
+        self._uniforms = torch.zeros(count, steps, dtype=torch.float64, device=device)
+
+    def begin(self, numbers: Tensor) -> None:
+        """Start with the requests' `numbers` [slots, n], float64."""
+        self._temperature.copy_(numbers[:, :1])
+        self._fewest.copy_(numbers[:, 1])
+        self._most.copy_(numbers[:, 2])
+        self._is_drawn.copy_(numbers[:, 3])
+        self._filtered_from.copy_(numbers[:, 4:5])
+        history, uniforms = numbers[:, 5:].tensor_split([REPETITION_WINDOW], 1)
+        self.drawn.fill_(-1)
+        self.drawn[:, :REPETITION_WINDOW] = history
+        self._uniforms.copy_(uniforms)
+        self._step.zero_()
+
+    def run(self) -> None:
+        """Run one step; it neither waits for the device nor depends on values on the host."""
+        last = self.drawn.index_select(1, self._step + (REPETITION_WINDOW - 1)).squeeze(1)
+        embeds = self._talker.emb_code[0](last.clamp(min=0))
+        self.choose(self._talker.model(embeds, self._rows()))
+
+    def choose(self, hidden: Tensor) -> None:
+        """Draw the next token of each slot from hidden states [slots, width]."""
+        talker = self._talker
+        recent = self.drawn.index_select(1, self._step + self._window)
+        scores = talker.head_code[0](hidden).float() / self._temperature
+        scores = penalise(scores, recent.clamp(min=0), recent >= 0)
+        if self._has_filter:
+            scores = torch.where(self._step >= self._filtered_from, filter_top(scores), scores)
+        scores[:, talker.end] += torch.where(self._step < self._fewest, float("-inf"), 0.0)
+        token = scores.argmax(-1)
+        if self._has_draws or talker.on_step is not None:
+            probabilities = scores.softmax(-1)
+            if talker.on_step is not None:
+                talker.on_step(probabilities)
+            uniforms = self._uniforms.index_select(1, self._step).squeeze(1)
+            token = torch.where(self._is_drawn, draw(probabilities, uniforms), token)
+        self.drawn.index_copy_(1, self._step + REPETITION_WINDOW, token[:, None])
+        self._step.add_(1)
+
+    def have_ended(self) -> Tensor:
+        """Return bool [slots]: whether a slot has drawn its end or all its tokens."""
+        return (self.drawn == self._talker.end).any(-1) | (self._step >= self._most)
+
+
+class StaticTalkerSteps(TalkerSteps):
+    """Steps of up to `width` slots in contexts of at most `length` rows, which can be captured."""
+
+    def __init__(self, talker: Talker, width: int, length: int) -> None:
+        self.static = StaticRows(talker.cache, width, length)
+        super().__init__(talker, width, self.static.rows)
+
+    def run(self) -> None:
+        """Run one step."""
+        super().run()
+        self.static.advance()
+
+
+class Projector(nn.Module):
+    """Two linear layers from the width of the LLM to that of the talker."""
+
+    def __init__(self, inputs: int, outputs: int, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.linear1 = linear(inputs, outputs, bias=True, device=device, dtype=dtype)
+        self.linear2 = linear(outputs, outputs, bias=True, device=device, dtype=dtype)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Map [..., inputs] to [..., outputs]."""
+        return self.linear2(functional.relu(self.linear1(states)))
+
+
+class Talker(nn.Module):
+    """Embeddings, decoder and output layer, with a slotted cache that lasts for one turn."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        slot_count: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        rows: int = TURN_ROWS,
+    ) -> None:
+        super().__init__()
+        self.dims = dims = TalkerConfig.from_json(config, rows)
+        width = dims.decoder.hidden_size
+        self.emb_text = embedding(dims.text_rows, width, device=device, dtype=dtype)
+        self.emb_code = nn.ModuleList(
+            [embedding(dims.speech_rows, width, device=device, dtype=dtype)]
+        )
+        self.projector_semantic = Projector(dims.llm_hidden_size, width, device, dtype)
+        self.model = Decoder(dims.decoder, slot_count, dims.capacity, device, dtype)
+        self.cache = self.model.cache
+        self.head_code = nn.ModuleList([WeightNormHead(width, dims.speech_rows, device, dtype)])
+        self.end = dims.speech_rows - 1
+        self.graphs: StepGraphs[StaticTalkerSteps] | None = None
+        self.on_step: Callable[[Tensor], None] | None = None
+        """Called with the probabilities of every step, to compare them with recorded traces."""
+
+    def load(self, checkpoint: Checkpoint) -> tuple[str, ...]:
+        """Fill the weights; returns the names of the talker's tensors that are not used."""
+        unused = checkpoint.load_into(self, PREFIX)
+        self.fold()
+        return unused
+
+    def fold(self) -> None:
+        """Compute the weight of the output layer; to be called after the parameters are set."""
+        cast("WeightNormHead", self.head_code[0]).fold()
+
+    def condition(self, ids: Sequence[int], hidden: Tensor, *, is_text_end: bool = False) -> Tensor:
+        """Add text embeddings and normalised projections of `hidden` [ids, LLM hidden size].
+
+        Returns [ids + 1, width]; the last row is the BOS of audio. If `is_text_end`, the mark of
+        the end of the text precedes it.
+        """
+        table = self.emb_text.weight
+        marks = [self.dims.text_end, self.dims.bos] if is_text_end else [self.dims.bos]
+        rows = self.emb_text(upload([*ids, *marks], table.device))
+        if ids:
+            projected = self.projector_semantic(hidden.to(table.dtype))
+            rows[: len(ids)] += functional.normalize(projected, p=2.0, dim=-1)
+        return rows
+
+    def speak(self, requests: Sequence[SpeechRequest]) -> list[list[int]]:
+        """Draw the tokens of one unit for each slot, at most 25; slots ascending.
+
+        Inside a turn a unit has 25 tokens; in its first unit, and at its end, speech may end
+        early. The token drawn last is not returned. The cache then holds the conditions and the
+        tokens returned, or nothing after the end of a turn.
+        """
+        for request in requests:
+            self.make_room(request.slot, len(request.condition) + UNIT_DRAWS)
+        bounded = [
+            request
+            if request.is_turn_end or self.cache.length(request.slot) == 0
+            else replace(request, fewest=UNIT_DRAWS)
+            for request in requests
+        ]
+        drawn = self.draw(bounded)
+        for request in requests:
+            if request.is_turn_end:
+                self.cache.truncate(request.slot, 0)
+        return [tokens[:-1] for tokens in drawn]
+
+    def make_room(self, slot: int, rows: int) -> None:
+        """Drop the rows of the slot if `rows` more do not fit into its cache."""
+        if self.cache.length(slot) + rows > self.cache.capacity:
+            self.cache.truncate(slot, 0)
+
+    def draw(self, requests: Sequence[SpeechRequest]) -> list[list[int]]:
+        """Feed each condition and draw tokens up to the end of speech, included; slots ascending.
+
+        The cache then holds the conditions and all tokens drawn but the last. Slots step together,
+        and the tokens of a slot do not depend on the others.
+        """
+        counts = [(request.slot, len(request.condition)) for request in requests]
+        rows = self.cache.extend(counts)
+        hidden = self.model(torch.cat([r.condition for r in requests]), rows)[rows.last]
+        starts = [self.cache.length(slot) for slot, _ in counts]
+        most = max(request.most for request in requests)
+        steps, run, index = self._begin(requests, hidden, starts, most)
+        fewest = max(request.fewest for request in requests)
+        check = CHECK_STEPS if self.on_step is None else 1
+        for step in range(1, most):
+            is_checked = step % check == 0 and step >= fewest
+            if is_checked and download(steps.have_ended()[index].all()):
+                break
+            run()
+        tokens = steps.drawn[:, REPETITION_WINDOW:]
+        found: list[list[int]] = download(tokens[index]).tolist()
+        drawn: list[list[int]] = []
+        for request, start, row in zip(requests, starts, found, strict=True):
+            end = row.index(self.end) + 1 if self.end in row else len(row)
+            kept = row[: min(end, request.most)]
+            request.uniforms.advance(len(kept) if request.is_drawn else 0)
+            self.cache.truncate(request.slot, start + len(kept) - 1)
+            drawn.append(kept)
+        return drawn
+
+    def _begin(
+        self, requests: Sequence[SpeechRequest], hidden: Tensor, starts: Sequence[int], most: int
+    ) -> tuple[TalkerSteps, Callable[[], None], Tensor | slice]:
+        """Draw the first tokens from `hidden` [slots, width].
+
+        Returns the steps, the call of a further step, and the rows of the slots in the steps.
+        """
+        slots, length = [request.slot for request in requests], max(starts) + most - 1
+        found = None
+        if self.graphs is not None and self.on_step is None and most <= UNIT_DRAWS:
+            found = self.graphs.find(slots, length)
+        numbers = [request.numbers(UNIT_DRAWS if found else most) for request in requests]
+        values = upload(numbers, hidden.device, torch.float64)
+        if found is None:
+            counts = [(slot, 1) for slot in slots]
+            steps = TalkerSteps(
+                self,
+                len(slots),
+                lambda: self.cache.extend(counts),
+                steps=most,
+                has_draws=any(request.is_drawn for request in requests),
+                has_filter=any(request.filtered_from is not None for request in requests),
+            )
+            steps.begin(values)
+            steps.choose(hidden)
+            return steps, steps.run, slice(None)
+        self.cache.grow([(slot, most - 1) for slot in slots])
+        steps, run = found
+        width, index = len(steps.drawn), steps.static.begin(slots, starts)
+        steps.begin(_spread(values, index, width, 1.0))
+        steps.choose(_spread(hidden, index, width, 0.0))
+        return steps, run, index
+
+    def capture(self, *, is_replayed: bool = True) -> None:
+        """Capture the steps as CUDA graphs; `draw` uses them from then on."""
+        self.graphs = StepGraphs[StaticTalkerSteps](self.cache)
+        self.graphs.capture(partial(StaticTalkerSteps, self), is_replayed=is_replayed)
+
+    def reset(self, slot: int) -> None:
+        """Zero all state of the slot."""
+        self.cache.reset(slot)
+
+
+class WeightNormHead(nn.Module):
+    """A linear layer stored with weight norm: weight = g * v / |v|, row by row."""
+
+    weight: Tensor
+
+    def __init__(self, width: int, outputs: int, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        stored = nn.Module()
+        for name, columns in (("original0", 1), ("original1", width)):
+            values = torch.empty(outputs, columns, device=device, dtype=torch.float32)
+            stored.register_parameter(name, nn.Parameter(values, requires_grad=False))
+        self.parametrizations = nn.ModuleDict({"weight": stored})
+        weight = torch.zeros(outputs, width, device=device, dtype=dtype)
+        self.register_buffer("weight", weight, persistent=False)
+
+    def fold(self) -> None:
+        """Compute the weight from both stored parts."""
+        stored: Any = self.parametrizations["weight"]
+        self.weight.copy_(functional.normalize(stored.original1, dim=-1) * stored.original0)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Map [..., width] to [..., outputs]."""
+        return functional.linear(states, self.weight)
+
+
+def _spread(rows: Tensor, index: Tensor, width: int, fill: float) -> Tensor:
+    """Place rows at `index` among `width` rows; the others are `fill`."""
+    wide = torch.full((width, *rows.shape[1:]), fill, dtype=rows.dtype, device=rows.device)
+    return wide.index_copy_(0, index, rows)

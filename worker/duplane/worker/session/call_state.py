@@ -1,0 +1,96 @@
+"""The states of a Converse call: which message is legal in which, and how long silence may last.
+
+Pure. An illegal message ends the call. A bad unit does not; `unit_check` answers those.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import assert_never
+
+from duplane.fabric.durations import to_seconds
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import session_pb2
+from duplane.worker.settings import SessionLimits
+
+
+class CallState(Enum):
+    """The state of a Converse call."""
+
+    UNCLAIMED = "unclaimed"
+    CLAIMED = "claimed"
+    RUNNING = "running"
+    PAUSED = "paused"
+
+
+_LEGAL: dict[CallState, dict[str, CallState]] = {
+    CallState.UNCLAIMED: {"claim": CallState.CLAIMED},
+    CallState.CLAIMED: {"open": CallState.RUNNING, "close": CallState.CLAIMED},
+    CallState.RUNNING: {
+        "unit": CallState.RUNNING,
+        "pause": CallState.PAUSED,
+        "resume": CallState.RUNNING,
+        "close": CallState.RUNNING,
+    },
+    CallState.PAUSED: {
+        "unit": CallState.PAUSED,
+        "pause": CallState.PAUSED,
+        "resume": CallState.RUNNING,
+        "close": CallState.PAUSED,
+    },
+}
+
+
+class CallStateMachine:
+    """The state of one call, and the time at which silence ends it (`deadline_s`).
+
+    Times are monotonic seconds, passed in.
+    """
+
+    def __init__(self, limits: SessionLimits, now: float) -> None:
+        self._limits = limits
+        self.state = CallState.UNCLAIMED
+        self.deadline_s = now + limits.claim_timeout_s
+
+    def receive(self, request: session_pb2.ConverseRequest, now: float) -> str:
+        """Make the transition for a message and return the message's name.
+
+        Raises OUT_OF_ORDER for an illegal message, and changes nothing then.
+        """
+        message = request.WhichOneof("message") or "nothing"
+        state = _LEGAL[self.state].get(message)
+        if state is None:
+            raise FabricError(
+                Reason.OUT_OF_ORDER, f"{message} cannot come while {self.state.value}"
+            )
+        match state:
+            case CallState.CLAIMED | CallState.UNCLAIMED:
+                self.deadline_s = now + self._limits.open_timeout_s
+            case CallState.RUNNING:
+                self.deadline_s = now + self._limits.idle_timeout_s
+            case CallState.PAUSED:
+                if message == "pause":
+                    self.deadline_s = now + self._pause_s(request.pause)
+            case _:
+                assert_never(state)
+        self.state = state
+        return message
+
+    def _pause_s(self, pause: session_pb2.Pause) -> float:
+        if not pause.HasField("timeout"):
+            return self._limits.pause_timeout_s
+        return min(max(to_seconds(pause.timeout), 0.0), self._limits.max_pause_s)
+
+    def expire(self) -> session_pb2.Closed:
+        """Return the end of a call whose deadline has passed. Raises OPEN_TIMEOUT before `open`."""
+        match self.state:
+            case CallState.UNCLAIMED:
+                raise FabricError(Reason.OPEN_TIMEOUT, "no claim came in time")
+            case CallState.CLAIMED:
+                raise FabricError(Reason.OPEN_TIMEOUT, "no open came in time")
+            case CallState.RUNNING:
+                return session_pb2.Closed(reason=session_pb2.CLOSE_REASON_IDLE_TIMEOUT)
+            case CallState.PAUSED:
+                return session_pb2.Closed(reason=session_pb2.CLOSE_REASON_PAUSE_TIMEOUT)
+            case _:
+                assert_never(self.state)

@@ -1,0 +1,177 @@
+"""One Converse call: a full-duplex session from its claim to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import assert_never
+
+from duplane.fabric.durations import to_duration
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import lease_pb2, session_pb2
+from duplane.worker.engine.device_thread import DeviceThread
+from duplane.worker.engine.events import ChatStep, Event, FailedUnit, Lost, OpenRefused
+from duplane.worker.model.types import Opened, Unit, UnitOutput
+from duplane.worker.session.call import MODEL_FAILED, Call, CallEnd, Stream
+from duplane.worker.session.call_state import CallState, CallStateMachine
+from duplane.worker.session.duplex_options import (
+    conversation_options,
+    field_path,
+    invalid_option,
+    sent_paths,
+    token_limit,
+)
+from duplane.worker.session.unit_check import check_unit
+from duplane.worker.session.unit_reporter import UnitReporter
+from duplane.worker.settings import SessionLimits
+
+_log = logging.getLogger(__name__)
+
+CONTEXT_FULL = "CONTEXT_FULL"  # the model's reason for a unit that does not fit any more
+
+
+class DuplexCall(Call[session_pb2.ConverseResponse]):
+    """A claimed session. `on_pause` is called with whether it is paused, at pauses and resumes."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        state: CallStateMachine,
+        claims: lease_pb2.LeaseClaims,
+        engine: DeviceThread,
+        reporter: UnitReporter,
+        limits: SessionLimits,
+        on_pause: Callable[[bool], None],
+    ) -> None:
+        super().__init__(stream, claims.slot, engine, limits, limits.outbox_message_count)
+        self._state = state
+        self._reporter = reporter
+        self._on_pause = on_pause
+        self._is_omni = claims.kind == lease_pb2.SESSION_KIND_OMNI_DUPLEX
+        self._token_limit = engine.model.context_capacity
+        self._last_sequence = -1
+        self._is_open = False
+        self._is_bounded = True
+        self._sent_paths: frozenset[str] = frozenset()
+        self._short_voices: frozenset[str] = frozenset()
+        claimed = session_pb2.Claimed(open_timeout=to_duration(limits.open_timeout_s))
+        self._send(session_pb2.ConverseResponse(claimed=claimed))
+
+    def close(self, reason: session_pb2.CloseReason) -> None:
+        """End the session with `closed`; a session that is not open yet fails with the engine."""
+        if reason == session_pb2.CLOSE_REASON_ENGINE_FAILED:
+            self._on_lost()
+        else:
+            self.end(session_pb2.Closed(reason=reason))
+
+    def _last_response(self, end: CallEnd) -> session_pb2.ConverseResponse | None:
+        if isinstance(end, FabricError):
+            return None
+        dropped_count = self.channel.inbox.dropped_count
+        return session_pb2.ConverseResponse(closed=self._reporter.closed(end, dropped_count))
+
+    # From the client.
+
+    async def _receive(self) -> None:
+        with self._ending_on_errors():
+            while not self._end.done():
+                try:
+                    async with asyncio.timeout_at(self._state.deadline_s):
+                        request = await self._stream.read()
+                except TimeoutError:
+                    self.end(self._state.expire())
+                    return
+                if not isinstance(request, session_pb2.ConverseRequest):
+                    self.close(session_pb2.CLOSE_REASON_CLIENT)  # the client has half-closed
+                    return
+                message = self._state.receive(request, time.monotonic())
+                if message == "unit":
+                    await self._receive_unit(request.unit)
+                elif message == "open":
+                    await self._open(request.open)
+                elif message in ("pause", "resume"):
+                    self._on_pause(message == "pause")
+                elif message == "close":
+                    self.close(session_pb2.CLOSE_REASON_CLIENT)
+
+    async def _open(self, request: session_pb2.Open) -> None:
+        options, self._short_voices = conversation_options(request, self._limits)
+        self._token_limit = token_limit(request, self._token_limit)
+        self._sent_paths = sent_paths(request)
+        _log.debug("opens with the settings %s", sorted(self._sent_paths))
+        await self._engine.prepare_options(self.channel, options)
+        self._engine.open(self.channel, options)
+
+    async def _receive_unit(self, request: session_pb2.Unit) -> None:
+        entry = check_unit(
+            request,
+            self._limits,
+            slot=self.channel.slot,
+            last_sequence=self._last_sequence,
+            is_omni=self._is_omni,
+            is_paused=self._state.state is CallState.PAUSED,
+        )
+        self._last_sequence = max(self._last_sequence, request.sequence)
+        if isinstance(entry, Unit) and entry.frames:
+            # No message is read meanwhile, so units keep their order and are decoded one at a time.
+            entry = await self._engine.prepare_unit(self.channel, entry)
+        self._engine.put(self.channel, entry)
+
+    # From the device thread.
+
+    def _on_event(self, event: Event) -> None:
+        if self._end.done():
+            return
+        match event:
+            case UnitOutput():
+                delta = self._reporter.delta(event, time.monotonic())
+                self._send(session_pb2.ConverseResponse(delta=delta))
+                if self._is_bounded and event.context_length >= self._token_limit:
+                    self.close(session_pb2.CLOSE_REASON_CONTEXT_FULL)
+            case FailedUnit():
+                self._on_failed_unit(event)
+            case Opened():
+                self._on_opened(event)
+            case OpenRefused():
+                self.end(invalid_option(event.error))
+            case Lost():
+                self._on_lost()
+            case ChatStep():
+                pass  # only chats have these
+            case _:
+                assert_never(event)
+
+    def _on_opened(self, opened: Opened) -> None:
+        if opened.context_length >= self._token_limit:
+            message = f"the prompt fills {opened.context_length} of {self._token_limit} tokens"
+            self.end(FabricError(Reason.INVALID_FIELD, message, field="system_prompt"))
+            return
+        self._is_open = True
+        # A window keeps the context from filling up; then only the client's limit ends the session.
+        is_own_limit = self._token_limit < self._engine.model.context_capacity
+        self._is_bounded = is_own_limit or not opened.has_window
+        ignored = self._short_voices.union(map(field_path, opened.ignored)) & self._sent_paths
+        message = session_pb2.Opened(
+            prompt_token_count=opened.context_length,
+            context_token_limit=self._token_limit,
+            ignored_fields=sorted(ignored),
+        )
+        self._send(session_pb2.ConverseResponse(opened=message))
+
+    def _on_failed_unit(self, failure: FailedUnit) -> None:
+        if failure.reason == CONTEXT_FULL:
+            # The unit is not at fault: settling the unit before it has filled the context.
+            self.close(session_pb2.CLOSE_REASON_CONTEXT_FULL)
+            return
+        self._send(session_pb2.ConverseResponse(failed=self._reporter.failed(failure)))
+        if failure.is_fatal:
+            self._on_lost()
+
+    def _on_lost(self) -> None:
+        if not self._is_open:
+            self.end(FabricError(Reason.ENGINE_FAILED, MODEL_FAILED))
+            return
+        reason = session_pb2.CLOSE_REASON_ENGINE_FAILED
+        self.end(session_pb2.Closed(reason=reason, message=MODEL_FAILED))

@@ -1,0 +1,269 @@
+"""The SessionService of one worker: it checks claims, runs calls, and cleans slots after them.
+
+Translates between gRPC and the modules that decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import statistics
+import time
+from collections.abc import AsyncIterator, Coroutine
+from datetime import UTC, datetime
+from typing import Any
+
+import grpc.aio
+from opentelemetry.trace import Span, StatusCode
+from opentelemetry.util.types import AttributeValue
+
+from duplane.fabric import telemetry
+from duplane.fabric.durations import to_duration
+from duplane.fabric.errors import FabricError, Reason, abort
+from duplane.fabric.monitoring.logs import logged_ids
+from duplane.fabric.telemetry import Telemetry
+from duplane.fabric.v1 import lease_pb2, registry_pb2, session_pb2, session_pb2_grpc
+from duplane.worker.admission import Admission, slot_reports
+from duplane.worker.engine.device_thread import DeviceThread
+from duplane.worker.engine.slot_channel import SlotChannel
+from duplane.worker.metrics import WorkerMetrics
+from duplane.worker.session.call import CallEnd
+from duplane.worker.session.call_state import CallStateMachine
+from duplane.worker.session.chat_call import ChatCall
+from duplane.worker.session.chat_reporter import ChatReporter
+from duplane.worker.session.duplex_call import DuplexCall
+from duplane.worker.session.unit_reporter import UnitReporter
+from duplane.worker.settings import WorkerSettings
+from duplane.worker.video.decoding import Videos
+
+_log = logging.getLogger(__name__)
+
+# Ends of sessions that are the worker's fault.
+_FAULTS = (Reason.ENGINE_FAILED, Reason.UNKNOWN)
+
+
+class SessionServicer(session_pb2_grpc.SessionServiceServicer):
+    """Serves Converse and Chat on the slots of `admission`.
+
+    Cleanups run in `tasks`, after their calls have ended. The rpc methods read and write through
+    the context, which gRPC allows although the generated stubs do not declare it.
+    """
+
+    def __init__(
+        self,
+        admission: Admission,
+        engine: DeviceThread,
+        tracer: Telemetry,
+        settings: WorkerSettings,
+        tasks: asyncio.TaskGroup,
+        metrics: WorkerMetrics,
+    ) -> None:
+        self._admission = admission
+        self._engine = engine
+        self._tracer = tracer
+        self._limits = settings.limits
+        self._recheck_interval_s = settings.recheck_interval_s
+        self._videos = Videos(settings.limits)
+        self._tasks = tasks
+        self._rechecks: set[asyncio.Task[None]] = set()
+        self._calls: dict[int, DuplexCall | ChatCall] = {}
+        self._metrics = metrics
+
+    async def Converse(  # noqa: N802  # pyright: ignore[reportIncompatibleMethodOverride] - named and shaped by gRPC
+        self,
+        request_iterator: AsyncIterator[session_pb2.ConverseRequest],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        """Run one duplex session; see the contract."""
+        del request_iterator  # the stream is read through the context
+        await _guarded(context, self._converse(context))
+
+    async def Chat(  # noqa: N802  # pyright: ignore[reportIncompatibleMethodOverride] - named and shaped by gRPC
+        self,
+        request: session_pb2.ChatRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        """Run one turn of chat; see the contract."""
+        await _guarded(context, self._chat(request, context))
+
+    def end(self, slot: int, reason: session_pb2.CloseReason) -> None:
+        """Close the call that holds a slot, if one does."""
+        if call := self._calls.get(slot):
+            call.close(reason)
+
+    def stop(self) -> None:
+        """Take no more calls, close those that run, and begin their cleanups at once."""
+        self._admission.drain()
+        for call in tuple(self._calls.values()):
+            call.close(session_pb2.CLOSE_REASON_SHUTDOWN)
+            self._release(call)
+        for recheck in self._rechecks:
+            recheck.cancel()
+
+    def fail(self) -> None:
+        """Close all calls because the device has failed."""
+        for call in tuple(self._calls.values()):
+            call.close(session_pb2.CLOSE_REASON_ENGINE_FAILED)
+
+    def report(self) -> registry_pb2.Report:
+        """Return the state of the worker for a scheduler."""
+        report = registry_pb2.Report(
+            slots=slot_reports(self._admission),
+            is_draining=self._admission.is_draining,
+            memory_used_bytes=self._engine.memory_used_bytes,
+            unit_count=self._metrics.unit_count,
+        )
+        if latest_s := self._metrics.latest_unit_times_s:
+            report.unit_time.CopyFrom(to_duration(statistics.median(latest_s)))
+        return report
+
+    async def _converse(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        state = CallStateMachine(self._limits, time.monotonic())
+        claim = await _read_claim(context, state)
+        claims = self._claim(claim.lease)
+        span = self._tracer.start(
+            telemetry.WORKER_SESSION, parent=claim.trace, attributes=_attributes(claims)
+        )
+        trace = claim.trace if claim.trace.traceparent else telemetry.inject(span)
+        reporter = UnitReporter(claims, self._tracer, trace, self._metrics)
+
+        def on_pause(is_paused: bool) -> None:
+            self._admission.set_paused(claims.slot, claims.lease_id, is_paused)
+
+        call = DuplexCall(context, state, claims, self._engine, reporter, self._limits, on_pause)
+        with logged_ids(claims.session_id, trace):
+            await self._run(call, claims, span)
+
+    async def _chat(
+        self, request: session_pb2.ChatRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        claims = self._claim(request.lease, is_chat=True)
+        span = self._tracer.start(
+            telemetry.WORKER_CHAT, parent=request.trace, attributes=_attributes(claims)
+        )
+        reporter = ChatReporter(self._tracer, span, self._metrics)
+        call = ChatCall(
+            context, claims.slot, request, self._engine, reporter, self._limits, self._videos
+        )
+        with logged_ids(claims.session_id, request.trace):
+            await self._run(call, claims, span)
+
+    def _claim(self, lease: lease_pb2.Lease, *, is_chat: bool = False) -> lease_pb2.LeaseClaims:
+        try:
+            return self._admission.claim(lease, datetime.now(UTC), is_chat=is_chat)
+        except FabricError as error:
+            self._metrics.refused(error.reason)
+            raise
+
+    async def _run(
+        self, call: DuplexCall | ChatCall, claims: lease_pb2.LeaseClaims, span: Span
+    ) -> None:
+        self._calls[claims.slot] = call
+        _log.info("slot %d: session %s begins", claims.slot, _session_name(claims))
+
+        def on_end(end: CallEnd) -> None:
+            if isinstance(end, FabricError):
+                self._report_end(claims, span, end.reason, end.message)
+            else:
+                reason = session_pb2.CloseReason.Name(end.reason).removeprefix("CLOSE_REASON_")
+                self._report_end(claims, span, reason, end.message)
+            self._release(call)
+
+        try:
+            await call.run(on_end)
+        except FabricError:
+            raise
+        except Exception as error:
+            self._report_end(claims, span, Reason.UNKNOWN, repr(error))
+            raise
+        finally:
+            self._release(call)
+            span.end()
+
+    def _report_end(
+        self, claims: lease_pb2.LeaseClaims, span: Span, reason: str, message: str
+    ) -> None:
+        """Log and count the end of a session; it is an error if the worker is at fault."""
+        is_fault = reason in _FAULTS
+        if is_fault:
+            span.set_attribute(telemetry.ERROR_TYPE, reason)
+            span.set_status(StatusCode.ERROR)
+        self._metrics.ended(claims.kind, reason)
+        _log.log(
+            logging.ERROR if is_fault else logging.INFO,
+            "worker %s slot %d: session %s ended: %s %s",
+            *(claims.worker_id, claims.slot, _session_name(claims), reason, message),
+        )
+
+    def _release(self, call: DuplexCall | ChatCall) -> None:
+        """Begin the cleanup of a call's slot, once."""
+        slot = call.channel.slot
+        if self._calls.get(slot) is call:
+            del self._calls[slot]
+            self._admission.begin_cleanup(slot)
+            self._tasks.create_task(self._clean(call.channel), name=f"clean slot {slot}")
+
+    async def _clean(self, channel: SlotChannel) -> None:
+        is_clean = await self._engine.close(channel)
+        self._admission.finish_cleanup(channel.slot, is_clean=is_clean)
+        if is_clean:
+            _log.info("slot %d: free", channel.slot)
+            return
+        _log.error("slot %d: broken; it is checked again", channel.slot)
+        recheck = self._tasks.create_task(self._recheck(channel.slot))
+        self._rechecks.add(recheck)
+        recheck.add_done_callback(self._rechecks.discard)
+
+    async def _recheck(self, slot: int) -> None:
+        """Clean a broken slot again and again until it is clean."""
+        while True:
+            await asyncio.sleep(self._recheck_interval_s)
+            if await self._engine.close_again(slot):
+                self._admission.repair(slot)
+                _log.warning("slot %d: free again", slot)
+                return
+
+
+async def _guarded(
+    context: grpc.aio.ServicerContext[Any, Any], serving: Coroutine[Any, Any, None]
+) -> None:
+    """Run a call and translate its exceptions to gRPC statuses."""
+    try:
+        await serving
+    except FabricError as error:
+        failure = error
+    except grpc.aio.BaseError:
+        raise  # how gRPC ends a call
+    except Exception:  # noqa: BLE001 - the root of a call; the client gets no internals
+        _log.exception("a session failed")
+        failure = FabricError(Reason.UNKNOWN, "the worker failed; its log says why")
+    else:
+        return
+    await abort(context, failure)
+
+
+def _attributes(claims: lease_pb2.LeaseClaims) -> dict[str, AttributeValue]:
+    return {
+        telemetry.SESSION_ID: claims.session_id,
+        telemetry.LEASE_ID: claims.lease_id,
+        telemetry.SLOT: claims.slot,
+    }
+
+
+def _session_name(claims: lease_pb2.LeaseClaims) -> str:
+    return claims.session_id or claims.lease_id
+
+
+async def _read_claim(
+    context: grpc.aio.ServicerContext[Any, Any], state: CallStateMachine
+) -> session_pb2.Claim:
+    try:
+        async with asyncio.timeout_at(state.deadline_s):
+            request = await context.read()
+    except TimeoutError:
+        state.expire()
+        raise
+    if not isinstance(request, session_pb2.ConverseRequest):
+        raise FabricError(Reason.OUT_OF_ORDER, "the call ended without a claim")
+    state.receive(request, time.monotonic())
+    return request.claim

@@ -1,0 +1,33 @@
+"""Stage durations of the model as messages and as span attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from opentelemetry.util.types import AttributeValue
+
+from duplane.fabric import telemetry
+from duplane.fabric.durations import to_duration
+from duplane.fabric.v1 import session_pb2
+
+_STAGES = frozenset(field.name for field in session_pb2.StageTimes.DESCRIPTOR.fields)
+
+
+def stage_times(stages_s: Mapping[str, float]) -> session_pb2.StageTimes:
+    """Return seconds by stage as a message. Leaves out stages that did not run."""
+    return session_pb2.StageTimes(
+        **{
+            stage: to_duration(seconds)
+            for stage, seconds in stages_s.items()
+            if seconds and stage in _STAGES
+        }
+    )
+
+
+def stage_attributes(stages_s: Mapping[str, float]) -> dict[str, AttributeValue]:
+    """Return seconds by stage as span attributes in milliseconds."""
+    return {
+        f"{telemetry.STAGE_PREFIX}{stage}_ms": seconds * 1e3
+        for stage, seconds in stages_s.items()
+        if seconds
+    }

@@ -1,0 +1,96 @@
+"""Converts a client's unit to a checked `Unit`, or to the answer that refuses it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from duplane.fabric.audio import INPUT_RATE_HERTZ, AudioError, Samples, samples_from_pcm
+from duplane.fabric.errors import Reason
+from duplane.fabric.v1 import session_pb2
+from duplane.worker.engine.events import FailedUnit
+from duplane.worker.model.types import Unit
+from duplane.worker.settings import SessionLimits
+
+UNIT_TOO_LONG = "UNIT_TOO_LONG"
+PAUSED = "PAUSED"
+
+
+class _BadUnitError(Exception):
+    def __init__(self, message: str, field: str = "", reason: str = Reason.INVALID_FIELD) -> None:
+        super().__init__(message)
+        self.field = field
+        self.reason = reason
+
+
+def check_unit(
+    request: session_pb2.Unit,
+    limits: SessionLimits,
+    *,
+    slot: int,
+    last_sequence: int,
+    is_omni: bool,
+    is_paused: bool,
+) -> Unit | FailedUnit:
+    """Return the unit, stamped with the time, or the answer that names the field at fault.
+
+    This is the worker's only check of samples: the audio of a Unit is finite float32.
+    """
+    received_s, receive_time_ns = time.monotonic(), time.time_ns()
+    trace = request.trace if request.HasField("trace") else None
+    try:
+        if request.sequence <= last_sequence:
+            fault = f"sequence is {request.sequence}, not above {last_sequence}"
+            raise _BadUnitError(fault, "sequence")
+        if is_paused:
+            raise _BadUnitError("the session is paused", reason=PAUSED)
+        if request.video_frames:
+            _check_frames(request.video_frames, limits, is_omni=is_omni)
+        max_slices = request.max_slice_count if request.HasField("max_slice_count") else 1
+        if not 1 <= max_slices <= limits.max_slice_count:
+            fault = f"max_slice_count is {max_slices}, not between 1 and {limits.max_slice_count}"
+            raise _BadUnitError(fault, "max_slice_count")
+        samples = _read_audio(request, limits.max_unit_s)
+    except _BadUnitError as error:
+        sequence, fault = request.sequence, str(error)
+        return FailedUnit(sequence, error.reason, fault, error.field, receive_time_ns, trace)
+    return Unit(
+        slot,
+        samples,
+        request.force_listen,
+        tuple(request.video_frames),
+        max_slices,
+        request.sequence,
+        received_s,
+        receive_time_ns,
+        trace,
+    )
+
+
+def _check_frames(frames: Sequence[bytes], limits: SessionLimits, *, is_omni: bool) -> None:
+    """Refuse frames that are too many or too large."""
+    if not is_omni:
+        raise _BadUnitError("video_frames can only come in an omni session", "video_frames")
+    if len(frames) > limits.frame_count:
+        fault = f"video_frames are {len(frames)}, more than {limits.frame_count}"
+        raise _BadUnitError(fault, "video_frames")
+    for index, frame in enumerate(frames):
+        if len(frame) > limits.max_frame_bytes:
+            fault = f"is {len(frame)} bytes, more than {limits.max_frame_bytes}"
+            raise _BadUnitError(f"video_frames[{index}] {fault}", "video_frames")
+
+
+def _read_audio(request: session_pb2.Unit, max_s: float) -> Samples:
+    if request.forced_token_ids:
+        raise _BadUnitError("forced_token_ids are not served by this worker", "forced_token_ids")
+    try:
+        samples = samples_from_pcm(request.audio)
+    except AudioError as error:
+        raise _BadUnitError(f"audio: {error}", "audio") from None
+    if not (samples.size or request.video_frames):
+        raise _BadUnitError("audio is empty", "audio")
+    seconds = samples.size / INPUT_RATE_HERTZ
+    if seconds > max_s:
+        fault = f"audio lasts {seconds:.1f} s, more than {max_s:g} s"
+        raise _BadUnitError(fault, "audio", UNIT_TOO_LONG)
+    return samples

@@ -1,0 +1,192 @@
+"""Decodes the video files of chats, each in a process of its own that is killed with its chat.
+
+Refuses files that are broken, too large or too slow; `video_layout` chooses the pictures and
+sounds. Pictures are sliced for the model as they arrive, so that none is held at full size. Threads
+start and read the processes: `subprocess` starts them without a copy of the worker's memory, which
+asyncio may not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from threading import Lock
+from typing import BinaryIO, cast
+
+import numpy as np
+import orjson
+from PIL import Image
+
+from duplane.fabric.v1 import session_pb2
+from duplane.worker.model.chat.types import ChatAudio, ChatImage, ChatRequest, ChatVideo
+from duplane.worker.model.types import ImageError, PreparedImage
+from duplane.worker.session.fields import invalid
+from duplane.worker.settings import SessionLimits
+from duplane.worker.video.bounds import VideoBounds, VideoError
+
+_log = logging.getLogger(__name__)
+
+# -P: do not import modules from the working directory.
+DECODER = (sys.executable, "-P", "-m", "duplane.worker.video.decoder")
+
+_HEAD_BYTES = 1000
+_LAST_WAIT_S = 1.0  # for the exit status of a process that has stopped writing
+_JOINT_BYTES = 1 << 20  # of the lines between pictures that are joined side by side
+
+Prepare = Callable[[Image.Image, int | None], PreparedImage]
+
+
+class Videos:
+    """Decodes the videos of all chats of one worker, a few at a time."""
+
+    def __init__(self, limits: SessionLimits) -> None:
+        self._limits = limits
+        self._threads = ThreadPoolExecutor(limits.video_decoder_count, "video")
+
+    async def fill(
+        self, chat: ChatRequest, request: session_pb2.ChatRequest, prepare: Prepare
+    ) -> ChatRequest:
+        """Return `chat`, made from `request`, with its videos decoded; `prepare` slices pictures.
+
+        Raises FabricError INVALID_FIELD that names the video.
+        """
+        tiles_left = self._limits.max_video_pieces
+        messages = list(chat.messages)
+        deadline_s = asyncio.get_running_loop().time() + self._limits.video_timeout_s
+        for index, message in enumerate(messages):
+            parts = list(message.parts)
+            for number, part in enumerate(parts):
+                if not isinstance(part, ChatVideo):
+                    continue
+                path = f"messages[{index}].parts[{number}].video"
+                file = request.messages[index].parts[number]
+                try:
+                    async with asyncio.timeout_at(deadline_s):
+                        decoded = self._decode(file, chat, prepare, tiles_left)
+                        video, tiles_left = await decoded
+                except VideoError as error:
+                    raise invalid(path, str(error)) from None
+                except ImageError as error:
+                    raise invalid(path, f"cannot be used: {error}") from None
+                except TimeoutError:
+                    fault = f"is not decoded within {self._limits.video_timeout_s:g} s"
+                    raise invalid(path, fault) from None
+                parts[number] = video
+            messages[index] = replace(message, parts=tuple(parts))
+        return replace(chat, messages=tuple(messages))
+
+    async def _decode(
+        self, file: session_pb2.ChatPart, chat: ChatRequest, prepare: Prepare, tiles_left: int
+    ) -> tuple[ChatVideo, int]:
+        """Decode a file; return it with the number of tiles that later videos may have."""
+        bounds = VideoBounds(
+            stack_frames=file.video_stack_frame_count or 1,
+            duration_s=self._limits.max_video_s,
+            frame_pixels=self._limits.max_video_frame_pixels,
+            memory_bytes=self._limits.video_memory_bytes,
+            cpu_s=math.ceil(self._limits.video_timeout_s) + 1,
+        )
+        decoder = _Decoder(file.video, bounds)
+
+        def read() -> tuple[ChatVideo, int]:
+            return self._read(decoder, chat.options.max_slices, prepare, tiles_left)
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, read)
+        finally:
+            decoder.stop()
+
+    def _read(
+        self, decoder: _Decoder, max_slices: int | None, prepare: Prepare, tiles_left: int
+    ) -> tuple[ChatVideo, int]:
+        pieces: list[ChatImage | ChatAudio] = []
+        for output in decoder.run():
+            if isinstance(output, np.ndarray):
+                pieces.append(ChatAudio(output))
+                continue
+            picture = prepare(output, max_slices)
+            tiles_left -= len(picture.tiles)
+            if tiles_left < 0:
+                most = self._limits.max_video_pieces
+                raise VideoError(f"brings the pictures of all videos to more than {most}")
+            pieces.append(ChatImage(picture))
+        return ChatVideo(tuple(pieces)), tiles_left
+
+
+class _Decoder:
+    """One decoder process. `run` blocks; any thread may call `stop` at any time."""
+
+    def __init__(self, file: bytes, bounds: VideoBounds) -> None:
+        self._file, self._bounds = file, bounds
+        self._lock = Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_stopped = False
+
+    def run(self) -> Iterator[Image.Image | np.ndarray]:
+        """Yield pictures and sounds as they are decoded. Raises VideoError, also after `stop`."""
+        with self._lock:
+            if self._is_stopped:
+                raise VideoError("was not decoded")
+            pipe = subprocess.PIPE
+            command = (*DECODER, self._bounds.to_json())
+            self._process = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
+            )
+        with self._process as process:
+            try:
+                feed(process, self._file)
+                yield from self._read(process)
+            finally:
+                process.kill()
+
+    def stop(self) -> None:
+        """Kill the process, or keep it from being started."""
+        with self._lock:
+            self._is_stopped = True
+            if self._process is not None:
+                self._process.kill()
+
+    def _read(self, process: subprocess.Popen[bytes]) -> Iterator[Image.Image | np.ndarray]:
+        """Read the output and trust none of it: a hostile file may control the process."""
+        out = cast("BinaryIO", process.stdout)
+        while True:
+            try:
+                head = orjson.loads(out.readline(_HEAD_BYTES))
+                fault, picture, sound = (head.get(key) for key in ("fault", "picture", "sound"))
+                if not (fault or picture or sound):
+                    return
+                if fault:
+                    raise VideoError(str(fault))
+                size = int(picture[0]) * int(picture[1]) * 3 if picture else int(sound) * 4
+            except (ValueError, TypeError, LookupError, AttributeError):
+                break
+            if not 0 < size <= self._bounds.output_bytes + _JOINT_BYTES:
+                break
+            content = out.read(size)
+            if len(content) < size:
+                break
+            if picture:
+                yield Image.frombytes("RGB", (int(picture[0]), int(picture[1])), content)
+            else:
+                yield np.frombuffer(bytearray(content), "<f4")
+        if not self._is_stopped:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_LAST_WAIT_S)
+            _log.warning("a video decoder failed with status %s", process.returncode)
+        raise VideoError("cannot be decoded")
+
+
+def feed(process: subprocess.Popen[bytes], file: bytes) -> None:
+    """Write the file to its decoder process, which reads all of it before it writes."""
+    stdin = cast("BinaryIO", process.stdin)
+    with suppress(BrokenPipeError):  # its output has the reason
+        stdin.write(file)
+    with suppress(BrokenPipeError):
+        stdin.close()
