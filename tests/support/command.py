@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 from collections.abc import Iterator, Mapping
 
 import pytest
+from support.log_state import restored_logging
 
 from duplane.tools.main import run
 
@@ -17,7 +17,7 @@ def run_command(*arguments: str, **environment: str) -> tuple[int, str]:
     output = io.StringIO()
     with (
         _environment({"COLUMNS": "200", **environment}),
-        _logging(),
+        restored_logging(),
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(output),
     ):
@@ -38,15 +38,3 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
         patch.setenv("DUPLANE_CONFIG", "")
         patch.delenv("DUPLANE_CONFIG")
         yield
-
-
-@contextlib.contextmanager
-def _logging() -> Iterator[None]:
-    """Restore the root logger, which a command configures for its process."""
-    root = logging.getLogger()
-    level, outputs = root.level, list(root.handlers)
-    try:
-        yield
-    finally:
-        root.setLevel(level)
-        root.handlers[:] = outputs

@@ -8,6 +8,7 @@ import re
 import orjson
 import pytest
 from support.live_edge import AUDIO, UPDATE, closed, end, live_edge, receive, send
+from support.log_state import restored_logging
 from support.worker_harness import asks, chat, chat_failure, running_worker, unit
 
 from duplane.fabric.monitoring.logs import configure_logging
@@ -82,20 +83,14 @@ async def test_worker_logs_nothing_of_a_session_or_a_chat(log: pytest.LogCapture
 
 
 async def test_lines_of_a_session_have_its_ids(capsys: pytest.CaptureFixture[str]) -> None:
-    root, ours = logging.getLogger(), logging.getLogger("duplane")
-    handlers, levels = list(root.handlers), (root.level, ours.level)
-    configure_logging("worker", "INFO", "json")
-    try:
+    with restored_logging():
+        configure_logging("worker", "INFO", "json")
         async with running_worker() as rig:
             granted = rig.grant()
             async with rig.opened(granted, trace=TRACE) as client:
                 await client.close()
                 await client.closed()
         lines = [orjson.loads(line) for line in capsys.readouterr().err.splitlines()]
-    finally:
-        root.handlers[:] = handlers
-        root.setLevel(levels[0])
-        ours.setLevel(levels[1])
     of_session = [line for line in lines if "session_id" in line]
     messages = [re.sub(r"session-\d+", "S", line["message"]) for line in of_session]
     assert messages == [

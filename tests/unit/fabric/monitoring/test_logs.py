@@ -12,8 +12,9 @@ from collections.abc import Generator
 
 import orjson
 import pytest
+from support.log_state import restored_logging
 
-from duplane.fabric.monitoring.logs import LEVEL_SIGNALS, configure_logging, logged_ids
+from duplane.fabric.monitoring.logs import configure_logging, logged_ids
 from duplane.fabric.v1.trace_pb2 import TraceContext
 
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d"
@@ -23,17 +24,10 @@ OURS = logging.getLogger("duplane.test")
 
 
 @pytest.fixture(autouse=True)
-def restored_logging() -> Generator[None]:
-    root, ours = logging.getLogger(), logging.getLogger("duplane")
-    levels, handlers = (root.level, ours.level), list(root.handlers)
-    signals = [signal.getsignal(number) for number in LEVEL_SIGNALS]
-    root.handlers.clear()
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(levels[0])
-    ours.setLevel(levels[1])
-    for number, former in zip(LEVEL_SIGNALS, signals, strict=True):
-        signal.signal(number, former)
+def logging_without_handlers() -> Generator[None]:
+    with restored_logging():
+        logging.getLogger().handlers.clear()
+        yield
 
 
 def test_text_line_has_date_time_zone_level_and_role(capsys: pytest.CaptureFixture[str]) -> None:
