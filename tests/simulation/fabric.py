@@ -16,7 +16,7 @@ from simulation.network import Call, CallError, delay
 
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.lease_signing import LeaseSigner
-from duplane.fabric.telemetry import Telemetry
+from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.scheduler.granting import GrantLoop
 from duplane.scheduler.metrics import SchedulerMetrics

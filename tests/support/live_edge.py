@@ -22,7 +22,7 @@ from duplane.edge.clock import Clock, Moment
 from duplane.edge.server import Edge
 from duplane.edge.settings import EdgeSettings, Limits
 from duplane.fabric.client import FabricClient
-from duplane.fabric.telemetry import Telemetry
+from duplane.fabric.monitoring.spans import Telemetry
 from duplane.tools.bench.raw_clients import RawClient, event
 
 

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from duplane.fabric.channel import open_channel
 from duplane.fabric.errors import FabricError, from_rpc
 from duplane.fabric.lease_signing import LeaseVerifier
-from duplane.fabric.telemetry import Telemetry
+from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.v1 import (
     admin_pb2,
     admin_pb2_grpc,

@@ -22,8 +22,8 @@ from duplane.fabric.channel import open_channel
 from duplane.fabric.client import ConverseStream, FabricClient
 from duplane.fabric.errors import FabricError, abort
 from duplane.fabric.lease_signing import LeaseSigner
+from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.process import Shutdown
-from duplane.fabric.telemetry import Telemetry
 from duplane.fabric.v1 import (
     lease_pb2,
     registry_pb2,

@@ -29,8 +29,8 @@ from duplane.edge.transport.tls import Certificate
 from duplane.fabric.addresses import Address, parse_address
 from duplane.fabric.client import FabricClient
 from duplane.fabric.monitoring.publication import published
+from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.process import Shutdown, StartError, announce
-from duplane.fabric.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
 _OTHER_FILES = 512  # open files beside the connections of clients

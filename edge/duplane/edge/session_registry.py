@@ -28,8 +28,8 @@ from duplane.edge.transport.client_address import identify, parse_networks
 from duplane.edge.transport.client_limits import ClientLimiter, LimitReached
 from duplane.fabric.client import FabricClient
 from duplane.fabric.monitoring.logs import logged_ids
+from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.settings import parse_labels
-from duplane.fabric.telemetry import Telemetry
 from duplane.fabric.v1 import lease_pb2
 
 _log = logging.getLogger(__name__)

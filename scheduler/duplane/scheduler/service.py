@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from duplane.fabric import process
 from duplane.fabric.channel import FabricServer
 from duplane.fabric.monitoring.publication import published
-from duplane.fabric.telemetry import Telemetry
+from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.v1 import (
     admin_pb2,
     admin_pb2_grpc,

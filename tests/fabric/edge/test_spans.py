@@ -9,8 +9,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 from support.live_edge import APPEND, begin, closed, end, exchange, live_edge, receive, send
 
-from duplane.fabric import telemetry
-from duplane.fabric.telemetry import Telemetry
+from duplane.fabric.monitoring import spans
+from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
 
@@ -26,9 +26,9 @@ class Spans:
 
 
 async def test_every_unit_is_a_root_span_linked_to_the_session() -> None:
-    spans = Spans()
+    exported = Spans()
     received: list[session_pb2.Unit] = []
-    async with live_edge(telemetry=spans.telemetry) as edge, edge.connect() as client:
+    async with live_edge(telemetry=exported.telemetry) as edge, edge.connect() as client:
         answer = edge.fabric.on_unit
 
         def on_unit(unit: session_pb2.Unit) -> list[session_pb2.ConverseResponse]:
@@ -41,28 +41,28 @@ async def test_every_unit_is_a_root_span_linked_to_the_session() -> None:
             await exchange(client)
         await end(client)
         await edge.settled()
-        (session,) = spans.named(telemetry.EDGE_SESSION)
-        units = spans.named(telemetry.EDGE_UNIT)
+        (session,) = exported.named(spans.EDGE_SESSION)
+        units = exported.named(spans.EDGE_UNIT)
         assert session.context
         assert session.attributes
-        assert session.attributes[telemetry.DIALECT] == "A"
+        assert session.attributes[spans.DIALECT] == "A"
         assert len({unit.context.trace_id for unit in units if unit.context}) == 3
         for span, unit in zip(units, received, strict=True):
             assert span.parent is None
             assert [link.context.span_id for link in span.links] == [session.context.span_id]
             assert span.context
-            assert telemetry.extract(unit.trace).span_id == span.context.span_id
+            assert spans.extract(unit.trace).span_id == span.context.span_id
             assert span.start_time == unit.receive_time.ToNanoseconds()
             assert span.attributes
-            assert span.attributes[telemetry.UNIT_OUTCOME] == "listen"
-            assert span.attributes[telemetry.SESSION_ID] == session.attributes[telemetry.SESSION_ID]
+            assert span.attributes[spans.UNIT_OUTCOME] == "listen"
+            assert span.attributes[spans.SESSION_ID] == session.attributes[spans.SESSION_ID]
 
 
 async def test_lost_worker_fails_the_session_span_and_is_logged_with_its_cause(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    spans = Spans()
-    async with live_edge(telemetry=spans.telemetry) as edge, edge.connect() as client:
+    exported = Spans()
+    async with live_edge(telemetry=exported.telemetry) as edge, edge.connect() as client:
         edge.fabric.on_unit = lambda unit: []
         await begin(client)
         conversation = await edge.fabric.conversation()
@@ -73,12 +73,12 @@ async def test_lost_worker_fails_the_session_span_and_is_logged_with_its_cause(
         await edge.fabric.worker_server.stop(0)
         await closed(client, 1011)
         await edge.settled()
-    (unit,) = spans.named(telemetry.EDGE_UNIT)
-    (session,) = spans.named(telemetry.EDGE_SESSION)
+    (unit,) = exported.named(spans.EDGE_UNIT)
+    (session,) = exported.named(spans.EDGE_SESSION)
     assert unit.attributes
     assert session.attributes
-    assert unit.attributes[telemetry.UNIT_OUTCOME] == "unanswered"
-    assert session.attributes[telemetry.ERROR_TYPE] == "failed"
+    assert unit.attributes[spans.UNIT_OUTCOME] == "unanswered"
+    assert session.attributes[spans.ERROR_TYPE] == "failed"
     assert session.status.status_code is StatusCode.ERROR
     (record,) = [record for record in caplog.records if "ended after" in record.message]
     assert record.levelname == "ERROR"
@@ -87,8 +87,8 @@ async def test_lost_worker_fails_the_session_span_and_is_logged_with_its_cause(
 
 
 async def test_wait_in_the_queue_is_a_span_below_the_session() -> None:
-    spans = Spans()
-    async with live_edge(telemetry=spans.telemetry) as edge:
+    exported = Spans()
+    async with live_edge(telemetry=exported.telemetry) as edge:
         edge.fabric.is_automatic = False
         async with edge.connect() as client:
             acquisition = await edge.fabric.acquisition()
@@ -99,7 +99,7 @@ async def test_wait_in_the_queue_is_a_span_below_the_session() -> None:
             await begin(client)
             await end(client)
         await edge.settled()
-    (wait,) = spans.named(telemetry.EDGE_QUEUE)
+    (wait,) = exported.named(spans.EDGE_QUEUE)
     assert wait.parent
-    sessions = [session.context for session in spans.named(telemetry.EDGE_SESSION)]
+    sessions = [session.context for session in exported.named(spans.EDGE_SESSION)]
     assert wait.parent.span_id in {context.span_id for context in sessions if context}

@@ -8,9 +8,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 from support.scheduler_harness import SchedulerHarness
 
-from duplane.fabric import telemetry
 from duplane.fabric.errors import Reason
-from duplane.fabric.telemetry import Telemetry
+from duplane.fabric.monitoring import spans
+from duplane.fabric.monitoring.spans import Telemetry
 
 
 async def test_wait_in_the_queue_is_a_span_until_its_grant_or_its_error() -> None:
@@ -18,7 +18,7 @@ async def test_wait_in_the_queue_is_a_span_until_its_grant_or_its_error() -> Non
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     tracer = Telemetry("scheduler", provider)
     session = tracer.start("edge.session")
-    trace = telemetry.inject(session)
+    trace = spans.inject(session)
     async with SchedulerHarness.running(tracer, ticket_limit=1) as harness:
         waiting = await harness.caller(session_id="s1", trace=trace)
         await waiting.stands(1)
@@ -26,18 +26,18 @@ async def test_wait_in_the_queue_is_a_span_until_its_grant_or_its_error() -> Non
         assert refused.reason is Reason.QUEUE_FULL
         await harness.worker()
         granted = await waiting.granted()
-    spans: dict[object, ReadableSpan] = {
-        (one.attributes or {})[telemetry.SESSION_ID]: one
+    queued: dict[object, ReadableSpan] = {
+        (one.attributes or {})[spans.SESSION_ID]: one
         for one in exporter.get_finished_spans()
-        if one.name == telemetry.SCHEDULER_QUEUE
+        if one.name == spans.SCHEDULER_QUEUE
     }
-    assert set(spans) == {"s1", "s2"}
-    for span in spans.values():
+    assert set(queued) == {"s1", "s2"}
+    for span in queued.values():
         assert span.parent
         assert span.parent.span_id == session.get_span_context().span_id
-    served, failed = spans["s1"], spans["s2"]
-    assert (served.attributes or {})[telemetry.LEASE_ID] == granted.lease_id
+    served, failed = queued["s1"], queued["s2"]
+    assert (served.attributes or {})[spans.LEASE_ID] == granted.lease_id
     assert served.status.status_code is StatusCode.UNSET
-    assert (failed.attributes or {})[telemetry.ERROR_TYPE] == "QUEUE_FULL"
+    assert (failed.attributes or {})[spans.ERROR_TYPE] == "QUEUE_FULL"
     assert failed.status.status_code is StatusCode.ERROR
     session.end()

@@ -14,8 +14,8 @@ from opentelemetry.trace import StatusCode
 from support.scripted_model import ScriptedModel
 from support.worker_harness import FakeScheduler, pcm, running_worker, unit
 
-from duplane.fabric import telemetry
 from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.monitoring import spans
 from duplane.fabric.process import Shutdown
 from duplane.fabric.v1 import lease_pb2, registry_pb2, session_pb2, trace_pb2
 from duplane.worker.engine.model_runner import ModelRunner
@@ -215,17 +215,17 @@ async def test_each_unit_is_a_span_below_its_own_trace_and_linked_to_its_session
             await client.send(unit(0, 0.5, trace=trace(TRACE_ID)))
             delta = await client.delta()
         await rig.all_free()
-        spans: dict[str, Any] = {span.name: span for span in rig.spans.get_finished_spans()}
-        session, run = spans[telemetry.WORKER_SESSION], spans[telemetry.WORKER_UNIT]
+        exported: dict[str, Any] = {span.name: span for span in rig.spans.get_finished_spans()}
+        session, run = exported[spans.WORKER_SESSION], exported[spans.WORKER_UNIT]
         assert f"{session.context.trace_id:032x}" == SESSION_TRACE_ID
         assert f"{run.context.trace_id:032x}" == TRACE_ID
         assert f"{run.parent.span_id:016x}" == "b7ad6b7169203331"
         assert f"{run.links[0].context.trace_id:032x}" == SESSION_TRACE_ID
         assert f"{run.context.span_id:016x}" in delta.trace.traceparent
-        assert run.attributes[telemetry.UNIT_OUTCOME] == "speech"
-        assert run.attributes[telemetry.BATCH_SIZE] == 1
-        assert run.attributes[f"{telemetry.STAGE_PREFIX}decode_ms"] == pytest.approx(3)
-        assert run.attributes[telemetry.SESSION_ID].startswith("session-")
+        assert run.attributes[spans.UNIT_OUTCOME] == "speech"
+        assert run.attributes[spans.BATCH_SIZE] == 1
+        assert run.attributes[f"{spans.STAGE_PREFIX}decode_ms"] == pytest.approx(3)
+        assert run.attributes[spans.SESSION_ID].startswith("session-")
         assert run.end_time > run.start_time
 
 
@@ -235,13 +235,13 @@ async def test_a_refused_unit_is_a_span_with_its_reason() -> None:
             await client.send(unit(0, audio=pcm()[:3], trace=trace(TRACE_ID)))
             await client.failed()
         await rig.all_free()
-        spans: dict[str, Any] = {span.name: span for span in rig.spans.get_finished_spans()}
-        run = spans[telemetry.WORKER_UNIT]
+        exported: dict[str, Any] = {span.name: span for span in rig.spans.get_finished_spans()}
+        run = exported[spans.WORKER_UNIT]
         assert f"{run.context.trace_id:032x}" == TRACE_ID
         assert run.status.status_code is StatusCode.ERROR
-        assert run.attributes[telemetry.ERROR_TYPE] == "INVALID_FIELD"
+        assert run.attributes[spans.ERROR_TYPE] == "INVALID_FIELD"
         # The session has no trace context, but the unit's span still links to the session's span.
-        session = spans[telemetry.WORKER_SESSION]
+        session = exported[spans.WORKER_SESSION]
         assert run.links[0].context.span_id == session.context.span_id
 
 

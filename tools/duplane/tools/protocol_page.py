@@ -19,8 +19,8 @@ from duplane.edge.dialects.b import DialectB
 from duplane.edge.dialects.b_chat import DialectBChat
 from duplane.edge.dialects.c import DialectC
 from duplane.edge.dialects.d import DialectD
-from duplane.edge.dialects.detect import FIRST_EVENTS, needs_init
 from duplane.edge.dialects.dialect import ALIVE, Dialect, Phase
+from duplane.edge.dialects.first_event import FIRST_EVENTS, needs_init
 from duplane.edge.identity import Identity
 from duplane.edge.modes import MODES
 from duplane.edge.payload.fields import Fields

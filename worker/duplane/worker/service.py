@@ -11,8 +11,8 @@ import sys
 from duplane.fabric import process
 from duplane.fabric.channel import FabricServer
 from duplane.fabric.monitoring.publication import published
+from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.settings import parse_labels
-from duplane.fabric.telemetry import Telemetry
 from duplane.fabric.v1 import (
     lease_pb2,
     registry_pb2,

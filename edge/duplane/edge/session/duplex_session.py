@@ -16,9 +16,9 @@ from duplane.edge.dialects.actions import (
     Leave,
     Reply,
 )
-from duplane.edge.dialects.detect import detect, implied_init, needs_init
 from duplane.edge.dialects.dialect import OPEN, WAITING, Phase
 from duplane.edge.dialects.duplex import DuplexDialect
+from duplane.edge.dialects.first_event import detect, implied_init, needs_init
 from duplane.edge.payload.fields import Fields
 from duplane.edge.session.pending_replies import PendingReplies
 from duplane.edge.session.request_queue import RequestQueue

@@ -14,7 +14,7 @@ from duplane.fabric.errors import FabricError, abort
 from duplane.fabric.kinds import kind_name
 from duplane.fabric.lease_signing import LeaseSigner
 from duplane.fabric.monitoring.logs import logged_ids
-from duplane.fabric.telemetry import (
+from duplane.fabric.monitoring.spans import (
     ERROR_TYPE,
     LEASE_ID,
     SCHEDULER_QUEUE,

@@ -11,7 +11,7 @@ from support.live_edge import begin, end, live_edge
 from duplane.edge.server import Edge
 from duplane.edge.settings import EdgeSettings
 from duplane.fabric.client import FabricClient
-from duplane.fabric.telemetry import Telemetry
+from duplane.fabric.monitoring.spans import Telemetry
 
 STATUS_KEYS = {
     *("gateway_healthy", "total_workers", "idle_workers", "busy_workers", "duplex_workers"),

@@ -21,7 +21,7 @@ from duplane.edge.server import Edge
 from duplane.edge.settings import EdgeSettings, Limits
 from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import Reason
-from duplane.fabric.telemetry import Telemetry
+from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.v1 import lease_pb2
 
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}

@@ -19,7 +19,7 @@ from websockets.asyncio.client import connect
 from duplane.edge.server import Edge
 from duplane.edge.settings import EdgeSettings
 from duplane.fabric.client import FabricClient
-from duplane.fabric.telemetry import Telemetry
+from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.v1 import registry_pb2
 
 TOKEN = {"Authorization": "Bearer secret"}

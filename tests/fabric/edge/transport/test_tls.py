@@ -26,8 +26,8 @@ from duplane.edge.settings import EdgeSettings, Limits
 from duplane.edge.transport import tls
 from duplane.edge.transport.tls import Certificate
 from duplane.fabric.client import FabricClient
+from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.process import Shutdown, StartError
-from duplane.fabric.telemetry import Telemetry
 
 WITHIN_S = 5.0
 

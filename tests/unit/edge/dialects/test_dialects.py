@@ -17,8 +17,8 @@ from duplane.edge.dialects.a import DialectA
 from duplane.edge.dialects.actions import NO_TAG, NOTHING_DROPPED, Configure
 from duplane.edge.dialects.b import DialectB
 from duplane.edge.dialects.c import DialectC
-from duplane.edge.dialects.detect import detect
 from duplane.edge.dialects.dialect import Dialect, Phase, with_audio
+from duplane.edge.dialects.first_event import detect
 from duplane.edge.identity import Identity
 from duplane.edge.modes import MODES
 from duplane.edge.payload.fields import parse

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from duplane.edge.clock import Moment
 from duplane.edge.metrics import EdgeMetrics, SessionMetrics
 from duplane.edge.spans import SessionSpans
-from duplane.fabric.telemetry import Telemetry
+from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.v1 import lease_pb2, session_pb2, trace_pb2
 from duplane.tools.bench.report import show
 from duplane.tools.metrics_page import registries

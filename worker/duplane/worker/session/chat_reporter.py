@@ -12,9 +12,9 @@ from collections.abc import Collection
 from opentelemetry.trace import Span, StatusCode
 from opentelemetry.util.types import AttributeValue
 
-from duplane.fabric import telemetry
 from duplane.fabric.audio import pcm_from_samples
-from duplane.fabric.telemetry import Telemetry
+from duplane.fabric.monitoring import spans
+from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.v1 import session_pb2
 from duplane.worker.engine.events import ChatStep
 from duplane.worker.engine.interfaces import PreparedChat
@@ -36,7 +36,7 @@ class ChatReporter:
         self._tracer = tracer
         self._metrics = metrics
         self._span = span
-        self._context = telemetry.inject(span)
+        self._context = spans.inject(span)
         self._part: Span | None = None
         self._part_stages_s: dict[str, float] = {}
         self._stages_s: dict[str, float] = {}
@@ -50,7 +50,7 @@ class ChatReporter:
 
     def begin_preparation(self) -> None:
         """Begin the span of the checks, the videos and the prompt's layout."""
-        self._begin(telemetry.WORKER_CHAT_PREPARE)
+        self._begin(spans.WORKER_CHAT_PREPARE)
 
     def begin_prefill(self, prepared: PreparedChat, ignored_fields: Collection[str]) -> None:
         """Count the prompt and begin the span of its prefill."""
@@ -60,32 +60,32 @@ class ChatReporter:
         self._counts.input_video_token_count = prepared.image_rows
         self._counts.input_audio_token_count = prepared.audio_rows
         self._counts.input_text_token_count = prepared.prompt_rows - media_rows
-        self._end_part({telemetry.PROMPT_TOKEN_COUNT: prepared.prompt_rows})
-        self._begin(telemetry.WORKER_CHAT_PREFILL)
+        self._end_part({spans.PROMPT_TOKEN_COUNT: prepared.prompt_rows})
+        self._begin(spans.WORKER_CHAT_PREFILL)
 
     def responses(self, step: ChatStep) -> list[session_pb2.ChatResponse]:
         """Return the messages that are due after a step: `prefilled`, `delta`, `done`, or none."""
         output = step.output
         self._count(output)
         attributes: dict[str, AttributeValue] = {
-            telemetry.BATCH_SIZE: step.batch_size,
-            telemetry.CONTEXT_TOKEN_COUNT: output.context_length,
+            spans.BATCH_SIZE: step.batch_size,
+            spans.CONTEXT_TOKEN_COUNT: output.context_length,
         }
         responses: list[session_pb2.ChatResponse] = []
         if output.is_prefilled and not self._is_prefilled:
             self._is_prefilled = True
             self._end_part(attributes)
-            self._begin(telemetry.WORKER_CHAT_PIECE)
+            self._begin(spans.WORKER_CHAT_PIECE)
             prefilled = session_pb2.Prefilled(
                 prompt_token_count=self._prompt_rows, ignored_fields=self._ignored_fields
             )
             responses.append(session_pb2.ChatResponse(prefilled=prefilled))
         if output.text or output.audio.size or output.token_ids:
-            self._end_part({**attributes, telemetry.CHAT_SEQUENCE: self._sequence})
+            self._end_part({**attributes, spans.CHAT_SEQUENCE: self._sequence})
             responses.append(session_pb2.ChatResponse(delta=self._delta(step)))
-            self._begin(telemetry.WORKER_CHAT_PIECE)
+            self._begin(spans.WORKER_CHAT_PIECE)
         if output.finish is not None:
-            self._span.set_attribute(telemetry.CHAT_FINISH, output.finish.name)
+            self._span.set_attribute(spans.CHAT_FINISH, output.finish.name)
             reason = _FINISH_REASONS[output.finish]
             done = session_pb2.Done(reason=reason, token_counts=self._counts)
             responses.append(session_pb2.ChatResponse(done=done))
@@ -102,7 +102,7 @@ class ChatReporter:
             return
         for span in (self._span, self._part):
             if span is not None:
-                span.set_attribute(telemetry.ERROR_TYPE, error_reason)
+                span.set_attribute(spans.ERROR_TYPE, error_reason)
                 span.set_status(StatusCode.ERROR)
         self._end_part({})
 
@@ -124,7 +124,7 @@ class ChatReporter:
     def _count(self, output: ChatOutput) -> None:
         self._counts.output_text_token_count += len(output.token_ids)
         self._counts.output_audio_token_count += output.audio_token_count
-        self._span.set_attribute(telemetry.CONTEXT_TOKEN_COUNT, output.context_length)
+        self._span.set_attribute(spans.CONTEXT_TOKEN_COUNT, output.context_length)
         for stage, seconds in output.stage_s.items():
             for sums in (self._part_stages_s, self._stages_s, self._unsent_stages_s):
                 sums[stage] = sums.get(stage, 0.0) + seconds

@@ -17,11 +17,11 @@ import grpc.aio
 from opentelemetry.trace import Span, StatusCode
 from opentelemetry.util.types import AttributeValue
 
-from duplane.fabric import telemetry
 from duplane.fabric.durations import to_duration
 from duplane.fabric.errors import FabricError, Reason, abort
+from duplane.fabric.monitoring import spans
 from duplane.fabric.monitoring.logs import logged_ids
-from duplane.fabric.telemetry import Telemetry
+from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.v1 import lease_pb2, registry_pb2, session_pb2, session_pb2_grpc
 from duplane.worker.admission import Admission, slot_reports
 from duplane.worker.engine.device_thread import DeviceThread
@@ -122,9 +122,9 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         claim = await _read_claim(context, state)
         claims = self._claim(claim.lease)
         span = self._tracer.start(
-            telemetry.WORKER_SESSION, parent=claim.trace, attributes=_attributes(claims)
+            spans.WORKER_SESSION, parent=claim.trace, attributes=_attributes(claims)
         )
-        trace = claim.trace if claim.trace.traceparent else telemetry.inject(span)
+        trace = claim.trace if claim.trace.traceparent else spans.inject(span)
         reporter = UnitReporter(claims, self._tracer, trace, self._metrics)
 
         def on_pause(is_paused: bool) -> None:
@@ -139,7 +139,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     ) -> None:
         claims = self._claim(request.lease, is_chat=True)
         span = self._tracer.start(
-            telemetry.WORKER_CHAT, parent=request.trace, attributes=_attributes(claims)
+            spans.WORKER_CHAT, parent=request.trace, attributes=_attributes(claims)
         )
         reporter = ChatReporter(self._tracer, span, self._metrics)
         call = ChatCall(
@@ -186,7 +186,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         """Log and count the end of a session; it is an error if the worker is at fault."""
         is_fault = reason in _FAULTS
         if is_fault:
-            span.set_attribute(telemetry.ERROR_TYPE, reason)
+            span.set_attribute(spans.ERROR_TYPE, reason)
             span.set_status(StatusCode.ERROR)
         self._metrics.ended(claims.kind, reason)
         _log.log(
@@ -244,9 +244,9 @@ async def _guarded(
 
 def _attributes(claims: lease_pb2.LeaseClaims) -> dict[str, AttributeValue]:
     return {
-        telemetry.SESSION_ID: claims.session_id,
-        telemetry.LEASE_ID: claims.lease_id,
-        telemetry.SLOT: claims.slot,
+        spans.SESSION_ID: claims.session_id,
+        spans.LEASE_ID: claims.lease_id,
+        spans.SLOT: claims.slot,
     }
 
 

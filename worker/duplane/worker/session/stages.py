@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from opentelemetry.util.types import AttributeValue
 
-from duplane.fabric import telemetry
 from duplane.fabric.durations import to_duration
+from duplane.fabric.monitoring import spans
 from duplane.fabric.v1 import session_pb2
 
 _STAGES = frozenset(field.name for field in session_pb2.StageTimes.DESCRIPTOR.fields)
@@ -27,7 +27,7 @@ def stage_times(stages_s: Mapping[str, float]) -> session_pb2.StageTimes:
 def stage_attributes(stages_s: Mapping[str, float]) -> dict[str, AttributeValue]:
     """Return seconds by stage as span attributes in milliseconds."""
     return {
-        f"{telemetry.STAGE_PREFIX}{stage}_ms": seconds * 1e3
+        f"{spans.STAGE_PREFIX}{stage}_ms": seconds * 1e3
         for stage, seconds in stages_s.items()
         if seconds
     }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from opentelemetry.trace import StatusCode
 
-from duplane.fabric import telemetry
 from duplane.fabric.audio import pcm_from_samples
-from duplane.fabric.telemetry import Telemetry
+from duplane.fabric.monitoring import spans
+from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.v1 import lease_pb2, session_pb2, trace_pb2
 from duplane.worker.engine.events import FailedUnit
 from duplane.worker.metrics import WorkerMetrics
@@ -30,9 +30,9 @@ class UnitReporter:
         self._session_trace = session_trace
         self._metrics = metrics
         self._attributes = {
-            telemetry.SESSION_ID: claims.session_id,
-            telemetry.LEASE_ID: claims.lease_id,
-            telemetry.SLOT: claims.slot,
+            spans.SESSION_ID: claims.session_id,
+            spans.LEASE_ID: claims.lease_id,
+            spans.SLOT: claims.slot,
         }
         self._token_counts = session_pb2.TokenCounts()
         self._unit_count = 0
@@ -105,7 +105,7 @@ class UnitReporter:
         if not (self._tracer.is_exported or (unit.trace and unit.trace.traceparent)):
             return None  # there is no trace to continue
         span = self._tracer.start(
-            telemetry.WORKER_UNIT,
+            spans.WORKER_UNIT,
             parent=unit.trace,
             link=self._session_trace,
             start_time_ns=unit.receive_time_ns,
@@ -114,20 +114,20 @@ class UnitReporter:
             span.set_attributes(
                 {
                     **self._attributes,
-                    telemetry.UNIT_SEQUENCE: unit.sequence,
-                    telemetry.UNIT_OUTCOME: delta.WhichOneof("outcome") or "",
-                    telemetry.UNIT_DROPPED_COUNT: delta.dropped_unit_count,
-                    telemetry.BATCH_SIZE: unit.batch_size,
-                    telemetry.CONTEXT_TOKEN_COUNT: delta.context_token_count,
+                    spans.UNIT_SEQUENCE: unit.sequence,
+                    spans.UNIT_OUTCOME: delta.WhichOneof("outcome") or "",
+                    spans.UNIT_DROPPED_COUNT: delta.dropped_unit_count,
+                    spans.BATCH_SIZE: unit.batch_size,
+                    spans.CONTEXT_TOKEN_COUNT: delta.context_token_count,
                     **stage_attributes(stages_s),
                 }
             )
             span.end()
-        return telemetry.inject(span)
+        return spans.inject(span)
 
     def _trace_failure(self, failure: FailedUnit) -> None:
         span = self._tracer.start(
-            telemetry.WORKER_UNIT,
+            spans.WORKER_UNIT,
             parent=failure.trace,
             link=self._session_trace,
             start_time_ns=failure.receive_time_ns,
@@ -136,9 +136,9 @@ class UnitReporter:
             span.set_attributes(
                 {
                     **self._attributes,
-                    telemetry.UNIT_SEQUENCE: failure.sequence,
-                    telemetry.UNIT_OUTCOME: "failed",
-                    telemetry.ERROR_TYPE: failure.reason,
+                    spans.UNIT_SEQUENCE: failure.sequence,
+                    spans.UNIT_OUTCOME: "failed",
+                    spans.ERROR_TYPE: failure.reason,
                 }
             )
             span.set_status(StatusCode.ERROR)

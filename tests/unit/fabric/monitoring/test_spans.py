@@ -7,9 +7,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from duplane.fabric import telemetry
+from duplane.fabric.monitoring import spans
+from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.process import StartError
-from duplane.fabric.telemetry import Telemetry
 
 
 def recording() -> tuple[Telemetry, InMemorySpanExporter]:
@@ -20,13 +20,13 @@ def recording() -> tuple[Telemetry, InMemorySpanExporter]:
 
 def test_unit_is_a_trace_of_its_own_with_a_link_to_its_session() -> None:
     tracer, exporter = recording()
-    session = tracer.start(telemetry.EDGE_SESSION)
-    unit = tracer.start(telemetry.EDGE_UNIT, link=telemetry.inject(session))
-    step = tracer.start(telemetry.WORKER_UNIT, parent=telemetry.inject(unit))
+    session = tracer.start(spans.EDGE_SESSION)
+    unit = tracer.start(spans.EDGE_UNIT, link=spans.inject(session))
+    step = tracer.start(spans.WORKER_UNIT, parent=spans.inject(unit))
     for span in (step, unit, session):
         span.end()
-    spans = {span.name: span for span in exporter.get_finished_spans()}
-    of_unit, of_step = spans[telemetry.EDGE_UNIT], spans[telemetry.WORKER_UNIT]
+    exported = {span.name: span for span in exporter.get_finished_spans()}
+    of_unit, of_step = exported[spans.EDGE_UNIT], exported[spans.WORKER_UNIT]
     assert of_unit.context
     assert of_step.context
     assert of_unit.parent is None
@@ -39,8 +39,8 @@ def test_unit_is_a_trace_of_its_own_with_a_link_to_its_session() -> None:
 
 
 def test_untraced_span_has_no_context_to_send() -> None:
-    assert telemetry.inject(Telemetry("test").start(telemetry.EDGE_UNIT)) is None
-    assert not telemetry.extract(None).is_valid
+    assert spans.inject(Telemetry("test").start(spans.EDGE_UNIT)) is None
+    assert not spans.extract(None).is_valid
 
 
 @pytest.mark.parametrize(

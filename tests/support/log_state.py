@@ -1,0 +1,28 @@
+"""Undoes what `configure_logging` changes in the process of a test."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+
+from duplane.fabric.monitoring.logs import LEVEL_SIGNALS
+
+
+@contextlib.contextmanager
+def restored_logging() -> Iterator[None]:
+    """Restore levels and handlers of the loggers, and the handlers of the level signals."""
+    root, ours = logging.getLogger(), logging.getLogger("duplane")
+    levels, handlers = (root.level, ours.level), list(root.handlers)
+    signals = {number: signal.getsignal(number) for number in LEVEL_SIGNALS}
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(levels[0])
+        ours.setLevel(levels[1])
+        if threading.current_thread() is threading.main_thread():
+            for number, former in signals.items():
+                signal.signal(number, former)
