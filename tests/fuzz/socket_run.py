@@ -166,7 +166,7 @@ async def _nothing_left(edge: LiveEdge, storm: SocketRun) -> AsyncGenerator[None
             while not await _is_settled(edge):  # retry until unreleased grants have expired
                 pass
             # Sockets close in the background, without a notification to wait for.
-            while _tasks_since(before[0]) or _open_files() > before[1]:  # noqa: ASYNC110
+            while _tasks_since(before[0]) or _open_files() > before[1]:  # noqa: ASYNC110  nothing signals the end of foreign tasks
                 await asyncio.sleep(0.01)
     except TimeoutError:
         fabric = edge.fabric

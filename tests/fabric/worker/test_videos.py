@@ -66,7 +66,7 @@ async def test_the_model_is_shown_pictures_and_the_sound_between_them() -> None:
             assert isinstance(video, ChatVideo)
             kinds = [type(piece) for piece in video.pieces]
             assert kinds == [ChatImage, ChatAudio, ChatImage] * 2
-            sizes = [p.encoded.size for p in video.pieces if isinstance(p, ChatImage)]  # pyright: ignore[reportAttributeAccessIssue]
+            sizes = [p.encoded.size for p in video.pieces if isinstance(p, ChatImage)]  # pyright: ignore[reportAttributeAccessIssue]  the test's own
             assert sizes == [(64, 48)] * 4
             sound = video.pieces[1]
             assert isinstance(sound, ChatAudio)
@@ -107,7 +107,7 @@ async def test_the_pictures_of_all_videos_are_bounded_together() -> None:
     class Cutter(ScriptedModel):
         def prepare_picture(self, picture: Image.Image, max_slices: int | None) -> PreparedImage:
             super().prepare_picture(picture, max_slices)
-            return PreparedImage((None,) * 2, None, picture.size)  # pyright: ignore[reportArgumentType]
+            return PreparedImage((None,) * 2, None, picture.size)  # pyright: ignore[reportArgumentType]  stands for tensors
 
     async with running_worker(Cutter(), limits=SessionLimits(max_video_pieces=7)) as rig:
         error = await refusal(rig, asks(VIDEO, VIDEO))

@@ -97,8 +97,8 @@ def test_the_answer_is_the_same(model: DuplexModel, decoded: Decoded) -> None:
         finish = None
         while finish is None:
             for output in model.chat_step([slot]):
-                ids += output.token_ids  # pyright: ignore[reportAttributeAccessIssue]
-                finish = output.finish  # pyright: ignore[reportAttributeAccessIssue]
+                ids += output.token_ids  # pyright: ignore[reportAttributeAccessIssue]  no failure
+                finish = output.finish  # pyright: ignore[reportAttributeAccessIssue]  no failure
         answers.append(ids)
     assert answers[0] == answers[1]
     assert answers[0]

@@ -67,7 +67,7 @@ def test_steps_of_fixed_sizes_choose_what_others_choose(
     speaking_checkpoint: Path, static: DuplexModel
 ) -> None:
     called: list[str] = []
-    for kind, found in (("llm", static.llm.graphs), ("talker", static.parts.talker.graphs)):  # type: ignore[union-attr]
+    for kind, found in (("llm", static.llm.graphs), ("talker", static.parts.talker.graphs)):  # type: ignore[union-attr]  has graphs
         assert found
         for size, (step, run) in found._steps.items():
 
@@ -117,19 +117,19 @@ def staying(model: DuplexModel, step: object) -> list[Tensor]:
 def test_a_step_does_the_same_whatever_it_is_given_and_waits_for_nothing(
     static: DuplexModel, part: str
 ) -> None:
-    found = static.llm.graphs if part == "llm" else static.parts.talker.graphs  # type: ignore[union-attr]
+    found = static.llm.graphs if part == "llm" else static.parts.talker.graphs  # type: ignore[union-attr]  has graphs
     assert found
     (width, length), (step, _) = max(found._steps.items())
     assert width == SLOTS
-    static_rows = step.rows if part == "llm" else step.static  # type: ignore[union-attr]
+    static_rows = step.rows if part == "llm" else step.static  # type: ignore[union-attr]  has graphs
     traces: list[list[tuple[Any, ...]]] = []
     for positions in ([0, 3, 7, length - 5], [static.llm.cache.capacity] * SLOTS):
         capacity = static_rows._cache.capacity
         static_rows.begin(range(SLOTS), [min(position, capacity) for position in positions])
         if part == "llm":
-            step.embeds.normal_()  # type: ignore[union-attr]
+            step.embeds.normal_()  # type: ignore[union-attr]  has graphs
         else:
-            step._step.fill_(1 + len(traces))  # type: ignore[union-attr]
+            step._step.fill_(1 + len(traces))  # type: ignore[union-attr]  has graphs
         with SyncCount() as syncs, Trace(staying(static, step)) as trace:
             step.run()
         assert syncs.count == 0
@@ -137,7 +137,7 @@ def test_a_step_does_the_same_whatever_it_is_given_and_waits_for_nothing(
     assert traces[0] == traces[1]
     assert sum("linear" in entry[0] for entry in traces[0]) > 5
     for slot in range(SLOTS):
-        for cache in (static.llm.cache, static.parts.talker.cache):  # type: ignore[union-attr]
+        for cache in (static.llm.cache, static.parts.talker.cache):  # type: ignore[union-attr]  has graphs
             cache._touched[slot] = cache.capacity
         static.close(slot)
         assert static.is_clean(slot)

@@ -16,7 +16,7 @@ from support.voice_files import write_voice_networks
 
 from duplane.tools.checkpoint.dimensions import VOICE_TOKENS
 from duplane.tools.checkpoint.memory import (
-    Stage,
+    StageMemory,
     VocoderPlan,
     expected_shapes,
     slots_that_fit,
@@ -194,7 +194,7 @@ def test_every_expected_tensor_is_in_the_golden_checkpoint_with_its_shape() -> N
 
 
 def test_slots_share_what_the_weights_and_a_tenth_leave() -> None:
-    held = [Stage("a", 100, 30), Stage("b", 200, 20)]
+    held = [StageMemory("a", 100, 30), StageMemory("b", 200, 20)]
     assert slots_that_fit(held, 1000) == 12
     assert slots_that_fit(held, 100) == 0
 

@@ -39,7 +39,7 @@ class _WatchFailedError(Exception):
     """A stream ended, and another member can continue it."""
 
 
-class Watch:
+class PrefixWatch:
     """The events of all keys with a prefix.
 
     Each stream is probed: a member that answers nothing for 1.6 s is left for another one. The

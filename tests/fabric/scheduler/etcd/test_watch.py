@@ -15,7 +15,7 @@ from support.etcd_server import EtcdCluster
 from duplane.scheduler.etcd.client import EtcdClient, NoAnswerError
 from duplane.scheduler.etcd.lease import LeaseKeeper
 from duplane.scheduler.etcd.v3 import etcd_pb2
-from duplane.scheduler.etcd.watch import CompactedError, Watch
+from duplane.scheduler.etcd.watch import CompactedError, PrefixWatch
 
 BOUND_S = 20.0
 
@@ -23,7 +23,7 @@ BOUND_S = 20.0
 class Seen:
     """Every value that a watch delivered, in order."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: PrefixWatch) -> None:
         self.values: list[bytes] = []
         self._news = asyncio.Condition()
         self._batches = watch.batches()
@@ -77,7 +77,7 @@ async def test_watch_begins_at_its_revision_and_keeps_order(
     first = await client.put(key, b"0")
     for number in range(1, 20):
         await client.put(key, b"%d" % number)
-    watch = Watch(client, key, first)
+    watch = PrefixWatch(client, key, first)
     seen = Seen(watch)
     await client.put(key, b"20")
     await seen.until(21)
@@ -89,7 +89,7 @@ async def test_watch_resumes_after_a_restart_without_loss_or_repetition(tmp_path
     async with EtcdCluster.running(tmp_path) as cluster:
         client = EtcdClient(cluster.addresses)
         start = await client.put(b"/k/0", b"0")
-        seen = Seen(Watch(client, b"/k/", start))
+        seen = Seen(PrefixWatch(client, b"/k/", start))
         await seen.until(1)
         for number in range(1, 4):
             cluster.kill()
@@ -108,8 +108,8 @@ async def test_compaction_is_reported(client: EtcdClient, prefix: str) -> None:
     compact: Any = client.endpoints.pick().channel.unary_unary("/etcdserverpb.KV/Compact")
     # The revision is field 1, as in this message.
     await compact(etcd_pb2.LeaseRevokeRequest(ID=last).SerializeToString(), timeout=5)
-    await Seen(Watch(client, key, first)).failure()
-    seen = Seen(Watch(client, key, last))
+    await Seen(PrefixWatch(client, key, first)).failure()
+    seen = Seen(PrefixWatch(client, key, last))
     await seen.until(1)
     assert seen.values == [b"1"]
     await seen.close()
@@ -119,7 +119,7 @@ async def test_compaction_is_reported(client: EtcdClient, prefix: str) -> None:
 async def test_watch_leaves_a_frozen_member(three: EtcdCluster) -> None:
     client = EtcdClient(three.addresses)
     start = await client.put(b"/k/0", b"0")
-    seen = Seen(Watch(client, b"/k/", start))
+    seen = Seen(PrefixWatch(client, b"/k/", start))
     await seen.until(1)
     frozen = three.members[0]  # the first address is the first that a watch uses
     frozen.freeze()
@@ -139,7 +139,7 @@ async def test_watch_leaves_a_frozen_member(three: EtcdCluster) -> None:
 async def test_connections_stay_open_while_idle(client: EtcdClient, prefix: str) -> None:
     """etcd ends connections with frequent pings."""
     start = await client.put(prefix.encode(), b"0")
-    watch = Watch(client, prefix.encode(), start)
+    watch = PrefixWatch(client, prefix.encode(), start)
     seen = Seen(watch)
     await seen.until(1)
     await asyncio.sleep(25)  # more than two pings

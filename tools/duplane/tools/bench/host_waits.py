@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _aten = torch.ops.aten
 READS: set[Any] = {getattr(Tensor, name) for name in ("cpu", "tolist")}
 DEPENDENT = {
-    _aten._local_scalar_dense.default,  # pyright: ignore[reportPrivateUsage]
+    _aten._local_scalar_dense.default,  # pyright: ignore[reportPrivateUsage]  has no public name
     _aten.nonzero.default,
     _aten.masked_select.default,
     _aten.repeat_interleave.Tensor,
@@ -60,7 +60,7 @@ class _Dependent(TorchDispatchMode):
     """Counts operations that wait for values, wherever they are called from."""
 
     def __init__(self, syncs: SyncCount) -> None:
-        super().__init__()  # pyright: ignore[reportUnknownMemberType]
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]  untyped in torch
         self._syncs = syncs
 
     def __torch_dispatch__(

@@ -17,7 +17,7 @@ from duplane.tools.checkpoint.memory import (
     Count,
     HarmonicPlan,
     Shape,
-    Stage,
+    StageMemory,
     VocoderPlan,
     counts,
     expected_shapes,
@@ -147,7 +147,7 @@ def _show_memory(
 ) -> None:
     dtype = torch_dtype(options.dtype)
     found = stages(config, capacity=options.context, dtype=dtype, vocoder=plan)
-    whole = Stage("all", sum(s.fixed_bytes for s in found), sum(s.slot_bytes for s in found))
+    whole = StageMemory("all", sum(s.fixed_bytes for s in found), sum(s.slot_bytes for s in found))
     kind = options.dtype
     show(
         f"memory in {kind}, contexts of {options.context} rows",
@@ -161,7 +161,7 @@ def _show_memory(
 def _show_fit(
     config: Mapping[str, Any],
     plan: AnyVocoderPlan | None,
-    found: Sequence[Stage],
+    found: Sequence[StageMemory],
     options: MemoryOptions,
     device_bytes: int,
 ) -> None:

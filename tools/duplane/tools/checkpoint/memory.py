@@ -52,7 +52,7 @@ class Count:
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageMemory:
     """Memory of one stage: that of its weights and tables, and that of each slot."""
 
     name: str
@@ -82,19 +82,19 @@ def expected_shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
 
 def stages(
     config: Mapping[str, Any], *, capacity: int, dtype: torch.dtype, vocoder: AnyVocoderPlan | None
-) -> list[Stage]:
+) -> list[StageMemory]:
     """Return the memory of every stage for contexts of `capacity` rows and numbers of `dtype`."""
     small, large = (
         [*_sizes(config, slots, capacity, dtype), *(vocoder.sizes(slots) if vocoder else [])]
         for slots in (SOME, SOME + 1)
     )
     return [
-        Stage(name, one - SOME * (more - one), more - one)
+        StageMemory(name, one - SOME * (more - one), more - one)
         for (name, one), (_, more) in zip(small, large, strict=True)
     ]
 
 
-def slots_that_fit(stages: Iterable[Stage], device_bytes: int) -> int:
+def slots_that_fit(stages: Iterable[StageMemory], device_bytes: int) -> int:
     """Return how many slots fit a device with this memory, less `WORK_SHARE` of it."""
     held = list(stages)
     fixed, slot = sum(s.fixed_bytes for s in held), sum(s.slot_bytes for s in held)

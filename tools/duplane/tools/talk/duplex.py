@@ -42,7 +42,7 @@ class TalkError(CommandError):
 
 
 @dataclass(frozen=True)
-class Row:
+class UnitRow:
     """One unit and the reply to it, as printed."""
 
     unit: int
@@ -59,13 +59,13 @@ class _Conversation:
     """The units sent and the replies to them."""
 
     as_json: bool
-    rows: list[Row] = field(default_factory=list[Row])
+    rows: list[UnitRow] = field(default_factory=list[UnitRow])
     audio: list[Samples] = field(default_factory=list[Samples])
     unanswered: dict[int, float] = field(default_factory=dict[int, float])
     errors: list[str] = field(default_factory=list[str])
     closed_reason: str | None = None
     all_answered: asyncio.Event = field(default_factory=asyncio.Event)
-    _pending: Row | None = None
+    _pending: UnitRow | None = None
 
     def sent(self, unit: int) -> None:
         self.unanswered[unit] = time.monotonic()
@@ -79,11 +79,11 @@ class _Conversation:
         if samples.size:
             self.audio.append(samples)
         now = time.monotonic()
-        before = self._pending or Row(
+        before = self._pending or UnitRow(
             unit=reply.unit,
             latency_ms=round((now - self.unanswered.pop(reply.unit, now)) * 1000, 1),
         )
-        self._pending = Row(
+        self._pending = UnitRow(
             unit=reply.unit,
             decision="speak" if reply.is_speech else "listen",
             text=before.text + reply.text,

@@ -55,7 +55,7 @@ class Mark(Enum):
 
 
 @dataclass(frozen=True)
-class PreparedChat:
+class ScriptedChat:
     """A prepared chat request; each character of its text counts as one row of the prompt."""
 
     request: ChatRequest
@@ -153,11 +153,11 @@ class ScriptedModel:
         del max_slices
         return PreparedImage((), None, picture.size)
 
-    def prepare_chat(self, request: ChatRequest, check: Callable[[], None]) -> PreparedChat:
+    def prepare_chat(self, request: ChatRequest, check: Callable[[], None]) -> ScriptedChat:
         """Count the rows of a request."""
         check()
         texts = [part for message in request.messages for part in message.parts]
-        return PreparedChat(request, sum(len(text) for text in texts if isinstance(text, str)))
+        return ScriptedChat(request, sum(len(text) for text in texts if isinstance(text, str)))
 
     def open(self, slot: int, options: ConversationOptions) -> Opened:
         """Open a conversation. Options have no effect."""
@@ -203,7 +203,7 @@ class ScriptedModel:
         del slots
         return ()
 
-    def open_chat(self, slot: int, prepared: PreparedChat) -> None:
+    def open_chat(self, slot: int, prepared: ScriptedChat) -> None:
         """Open a chat."""
         self._lengths[slot] = PROMPT_TOKENS
         self._chats[slot] = self.answer_chat(slot, prepared.request)

@@ -13,7 +13,7 @@ from duplane.fabric.repeated_log import RepeatedLog
 from duplane.fabric.v1 import registry_pb2
 from duplane.scheduler.etcd.client import EtcdClient, EtcdError, NoAnswerError
 from duplane.scheduler.etcd.v3 import etcd_pb2
-from duplane.scheduler.etcd.watch import CompactedError, Watch
+from duplane.scheduler.etcd.watch import CompactedError, PrefixWatch
 from duplane.scheduler.store.base import Change
 from duplane.scheduler.store.etcd.facts import Facts
 
@@ -43,7 +43,7 @@ class Mirror:
     async def run(self) -> None:
         """Follow etcd until cancelled."""
         while True:
-            watch = Watch(self._client, self.facts.keys.prefix, await self._read_all())
+            watch = PrefixWatch(self._client, self.facts.keys.prefix, await self._read_all())
             try:
                 async with contextlib.aclosing(watch.batches()) as batches:
                     async for batch in batches:

@@ -37,7 +37,7 @@ CONFIG = AudioConfig(
 
 
 def build(config: AudioConfig = CONFIG, slot_count: int = 1, **kwargs: object) -> AudioEncoder:
-    encoder = AudioEncoder(config, slot_count, **kwargs)  # type: ignore[arg-type]
+    encoder = AudioEncoder(config, slot_count, **kwargs)  # type: ignore[arg-type]  any option
     random = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in encoder.parameters():

@@ -19,7 +19,7 @@ class LoggedStage(SpeechStage):
     def __init__(self, log: list[tuple[str, int]]) -> None:
         cache: Any = SimpleNamespace(length=lambda slot: 0)
         talker: Any = SimpleNamespace(cache=cache)
-        super().__init__(talker, SimpleNamespace())  # type: ignore[arg-type]
+        super().__init__(talker, SimpleNamespace())  # type: ignore[arg-type]  no vocoder is called
         self._log = log
 
     def _draw_tokens(self, units: Sequence[Any]) -> None:

@@ -42,7 +42,7 @@ def speech(count: int, seed: int) -> list[int]:
 
 
 def loaded(**options: object) -> Vocoder:
-    settings = VocoderOptions(**{"max_prompt_frames": 150, **options})  # type: ignore[arg-type]
+    settings = VocoderOptions(**{"max_prompt_frames": 150, **options})  # type: ignore[arg-type]  any option
     return Vocoder.load(FILES, slot_count=SLOTS, options=settings)
 
 

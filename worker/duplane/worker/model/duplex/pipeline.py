@@ -25,7 +25,7 @@ from duplane.worker.model.stopwatch import Stopwatch
 from duplane.worker.model.transfer import upload
 from duplane.worker.model.types import PreparedImage, Unit, UnitFailure, UnitOutput
 
-Batch = tuple[Sequence[RunningUnit], Tensor]
+PrefilledBatch = tuple[Sequence[RunningUnit], Tensor]
 """Units that were fed together, and the logits [units, ids] of their last rows."""
 
 
@@ -110,7 +110,7 @@ class Pipeline:
         unit.start = held
         return None
 
-    def _prefill(self, units: Sequence[RunningUnit], watch: Stopwatch) -> list[Batch]:
+    def _prefill(self, units: Sequence[RunningUnit], watch: Stopwatch) -> list[PrefilledBatch]:
         """Encode and feed the input of units."""
         if with_frames := [unit for unit in units if unit.images]:
             run_stage("vision", with_frames, self.inputs.encode_frames)
@@ -124,7 +124,7 @@ class Pipeline:
             self._show_input(self._probe, batches)
         return batches
 
-    def _show_input(self, probe: Probe, batches: Sequence[Batch]) -> None:
+    def _show_input(self, probe: Probe, batches: Sequence[PrefilledBatch]) -> None:
         for units, logits in batches:
             for unit, row in zip(units, logits.unbind(), strict=True):
                 if unit.frame_embeds:
@@ -141,7 +141,7 @@ class Pipeline:
         if self._speech is not None:
             run_stage("turn", units, self._speech.end_turns)
 
-    def _generate(self, batches: list[Batch]) -> Iterator[RunningUnit]:
+    def _generate(self, batches: list[PrefilledBatch]) -> Iterator[RunningUnit]:
         """Choose and feed ids, step by step, beginning with `batches`, which are joined.
 
         Yields each unit when its text is complete or it has a failure.

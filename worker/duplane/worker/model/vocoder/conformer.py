@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from duplane.worker.model.checkpoint import CheckpointError, field
-from duplane.worker.model.vocoder.flow_cache import Batch, Window
+from duplane.worker.model.vocoder.flow_cache import CacheWindow, FlowBatch
 
 LOOKAHEAD_TAIL = 2
 
@@ -135,7 +135,7 @@ class RelativeAttention(nn.Module):
         self.positions = projected.permute(1, 2, 0).contiguous()
         self._farthest = farthest
 
-    def forward(self, x: Tensor, window: Window, layer: int, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, window: CacheWindow, layer: int, mask: Tensor | None) -> Tensor:
         """Map `[batch, new, width]` to the same shape; `mask` is added to the scores."""
         query, key, value = (
             linear(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
@@ -191,7 +191,7 @@ class ConformerLayer(nn.Module):
         self.norm_ff = nn.LayerNorm(width, eps=1e-12)
         self.norm_mha = nn.LayerNorm(width, eps=1e-12)
 
-    def forward(self, x: Tensor, window: Window, layer: int, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, window: CacheWindow, layer: int, mask: Tensor | None) -> Tensor:
         """Keep the shape `[batch, new, width]`."""
         x = x + self.self_attn(self.norm_mha(x), window, layer, mask)
         return x + self.feed_forward(self.norm_ff(x))
@@ -263,7 +263,7 @@ class UpsampleConformer(nn.Module):
         for layer in (*self.encoders, *self.up_encoders):
             cast("ConformerLayer", layer).self_attn.prepare(encoding, columns)
 
-    def forward(self, x: Tensor, batch: Batch) -> Tensor:
+    def forward(self, x: Tensor, batch: FlowBatch) -> Tensor:
         """Map embedded tokens `[batch, new + lookahead, input_size]` to frames.
 
         Returns `[batch, new * stride, output_size]`. Positions in `batch.beyond` have no token, and

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from duplane.worker.model.checkpoint import CheckpointError, field
 from duplane.worker.model.vocoder.conformer import TimeConv1d, tail
-from duplane.worker.model.vocoder.flow_cache import Batch
+from duplane.worker.model.vocoder.flow_cache import FlowBatch
 
 FREQUENCIES = 256
 TIME_SCALE = 1000.0
@@ -70,7 +70,7 @@ class TimestepEmbedder(nn.Module):
         return self.mlp(torch.cat((torch.cos(angles), torch.sin(angles)), -1))
 
 
-class Attention(nn.Module):
+class ChunkAttention(nn.Module):
     """Attention of a chunk to itself and the cached frames, without positions."""
 
     def __init__(self, width: int, heads: int, head_width: int) -> None:
@@ -84,7 +84,7 @@ class Attention(nn.Module):
         self.k_norm = nn.LayerNorm(head_width)
         self.proj = nn.Linear(inner, width)
 
-    def forward(self, x: Tensor, batch: Batch, index: tuple[int, int]) -> Tensor:
+    def forward(self, x: Tensor, batch: FlowBatch, index: tuple[int, int]) -> Tensor:
         """Map `[batch, new, 2, width]` to the same shape; the two of a pair are independent.
 
         `index` is the solver step and the layer.
@@ -130,7 +130,7 @@ class CausalConvBlock(nn.Module):
             }
         )
 
-    def forward(self, x: Tensor, batch: Batch, index: tuple[int, int]) -> Tensor:
+    def forward(self, x: Tensor, batch: FlowBatch, index: tuple[int, int]) -> Tensor:
         """Keep the shape `[batch, new, 2, width]`; `index` is the solver step and the layer."""
         caches = batch.caches
         for number, convolution in enumerate((self.block["1"], self.block["6"])):
@@ -149,12 +149,12 @@ class DiTBlock(nn.Module):
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()
         width = config.hidden_size
-        self.attn = Attention(width, config.num_heads, config.head_dim)
+        self.attn = ChunkAttention(width, config.num_heads, config.head_dim)
         self.conv = CausalConvBlock(width)
         self.mlp = Mlp(width, int(width * config.mlp_ratio))
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 9 * width))
 
-    def forward(self, x: Tensor, batch: Batch, index: tuple[int, int], time: Tensor) -> Tensor:
+    def forward(self, x: Tensor, batch: FlowBatch, index: tuple[int, int], time: Tensor) -> Tensor:
         """Keep the shape `[batch, new, 2, width]`; `time` is `[9, width]`, its scales plus 1."""
         attn_shift, attn_scale, attn_gate = time[0:3]
         mlp_shift, mlp_scale, mlp_gate = time[3:6]
@@ -220,7 +220,7 @@ class DiT(nn.Module):
         given = functional.linear(conditions, weight, self.in_proj.bias)
         return torch.stack((given, self.in_proj.bias.expand_as(given)), 2)
 
-    def forward(self, noisy: Tensor, projected: Tensor, batch: Batch, step: int) -> Tensor:
+    def forward(self, noisy: Tensor, projected: Tensor, batch: FlowBatch, step: int) -> Tensor:
         """Map noisy mel `[batch, new, mel]` to velocities `[batch, new, 2, mel]`."""
         weight = self.in_proj.weight[:, : self.config.out_channels]
         x = projected + functional.linear(noisy, weight)[:, :, None]

@@ -25,8 +25,8 @@ from duplane.worker.model.vocoder.conformer import (
 )
 from duplane.worker.model.vocoder.dit import DiT, DiTConfig
 from duplane.worker.model.vocoder.flow_cache import (
-    Batch,
     CacheShape,
+    FlowBatch,
     FlowCaches,
     IntArray,
     Row,
@@ -137,7 +137,7 @@ class Solver(nn.Module):
         self.rate = config.inference_cfg_rate
         self.times, self.lengths = cosine_schedule(steps)
 
-    def forward(self, noise: Tensor, conditions: Tensor, batch: Batch) -> Tensor:
+    def forward(self, noise: Tensor, conditions: Tensor, batch: FlowBatch) -> Tensor:
         """Map noise `[batch, new, mel]` and conditions `[batch, new, 3 * mel]` to mel."""
         projected = self.estimator.project(conditions)
         x = noise

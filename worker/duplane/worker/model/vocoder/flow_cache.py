@@ -130,7 +130,7 @@ class FlowCaches:
             mine[slot, ..., end - count : end, :] = theirs[index, ..., :count, :]
 
 
-class Window:
+class CacheWindow:
     """The columns of one attention cache that a chunk attends to: `cached` and its own `new`."""
 
     def __init__(
@@ -155,7 +155,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Batch:
+class FlowBatch:
     """One chunk of several slots, padded to the longest cache and the longest chunk.
 
     Ends and masks are None if no row is padded. `token_ends`, `frame_ends`: int64 `[batch]`, the
@@ -166,9 +166,9 @@ class Batch:
 
     caches: FlowCaches
     slots: SlotIndex
-    token_window: Window
-    frame_window: Window
-    estimator_window: Window
+    token_window: CacheWindow
+    frame_window: CacheWindow
+    estimator_window: CacheWindow
     token_ends: Tensor | None
     frame_ends: Tensor | None
     token_mask: Tensor | None
@@ -186,7 +186,7 @@ class Row:
     new: int
 
 
-def batch_of(rows: Sequence[Row], caches: FlowCaches, lookahead: int) -> Batch:
+def batch_of(rows: Sequence[Row], caches: FlowCaches, lookahead: int) -> FlowBatch:
     """Lay out one chunk per row; the rows have different slots, ascending."""
     device, stride = caches.speaker.device, caches.stride
     slots = slot_index([row.slot for row in rows], device)
@@ -194,9 +194,9 @@ def batch_of(rows: Sequence[Row], caches: FlowCaches, lookahead: int) -> Batch:
     is_ragged = any((row.cached, row.new) != (cached, new) for row in rows)
     ends = upload([row.new for row in rows], device) if is_ragged else None
 
-    def window(cache: Tensor, capacity: int, scale: int) -> Window:
+    def window(cache: Tensor, capacity: int, scale: int) -> CacheWindow:
         width = new * stride // scale
-        return Window(cache, slots, capacity=capacity, cached=cached // scale, new=width)
+        return CacheWindow(cache, slots, capacity=capacity, cached=cached // scale, new=width)
 
     def mask(scale: int) -> Tensor | None:
         if not is_ragged:
@@ -212,7 +212,7 @@ def batch_of(rows: Sequence[Row], caches: FlowCaches, lookahead: int) -> Batch:
     if any(row.tokens != width for row in rows):
         counts = upload([row.tokens for row in rows], device)
         beyond = torch.arange(width, device=device) >= counts[:, None]
-    return Batch(
+    return FlowBatch(
         caches=caches,
         slots=slots,
         token_window=window(caches.token_attention, caches.token_capacity, stride),

@@ -1,0 +1,46 @@
+"""Rules for the sources that neither ruff nor pyright checks."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from support.paths import ROOT
+
+MAX_LINES = 400
+MAX_MODULES = 15
+PACKAGES = ("edge", "proto", "scheduler", "tools", "worker")
+SUPPRESSION = re.compile(
+    r"# (?:noqa(?:: [A-Z0-9, ]+)?|(?:pyright|type): ignore(?:\[[\w, -]+\])?)(?P<rest>.*)"
+)
+
+
+def sources(*folders: str) -> Iterator[Path]:
+    """Yield the modules below these folders that are not generated."""
+    for folder in folders:
+        for path in (ROOT / folder).rglob("*.py"):
+            if not path.stem.endswith(("_pb2", "_pb2_grpc")):
+                yield path
+
+
+def test_no_file_is_too_long() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in sources(*PACKAGES)}
+    assert not {path: length for path, length in lengths.items() if length > MAX_LINES}
+
+
+def test_no_folder_has_too_many_modules() -> None:
+    counts = Counter(path.parent for path in sources(*PACKAGES))
+    assert not {path: count for path, count in counts.items() if count > MAX_MODULES}
+
+
+def test_each_suppression_has_a_reason_on_its_line() -> None:
+    bare = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in sources(*PACKAGES, "tests")
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        for found in SUPPRESSION.finditer(line)
+        if not re.search(r"[a-z]{3}", found["rest"])
+    ]
+    assert not bare
