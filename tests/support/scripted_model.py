@@ -17,7 +17,7 @@ from PIL.Image import Image
 
 from duplane.fabric.v1 import registry_pb2
 from duplane.worker.engine import scripted_model
-from duplane.worker.engine.scripted_model import PROMPT_TOKENS, UNIT_TOKENS, PreparedChat
+from duplane.worker.engine.scripted_model import PROMPT_TOKENS, UNIT_TOKENS, ScriptedChat
 from duplane.worker.model.chat.types import ChatOutput, ChatRequest
 from duplane.worker.model.types import (
     ConversationOptions,
@@ -32,7 +32,7 @@ __all__ = [
     "BASE_MEMORY_BYTES",
     "PROMPT_TOKENS",
     "UNIT_TOKENS",
-    "PreparedChat",
+    "ScriptedChat",
     "ScriptedModel",
     "answer_loud",
     "echo",
@@ -163,7 +163,7 @@ class ScriptedModel(scripted_model.ScriptedModel):
         self._check(threading.get_ident() not in held, "cut on the device or loop thread")
         return super().prepare_picture(picture, max_slices)
 
-    def prepare_chat(self, request: ChatRequest, check: Callable[[], None]) -> PreparedChat:
+    def prepare_chat(self, request: ChatRequest, check: Callable[[], None]) -> ScriptedChat:
         held = self._is_warm and self._thread == threading.get_ident()
         self._check(not held, "a chat prepared on the device thread")
         for _ in request.messages:
@@ -172,7 +172,7 @@ class ScriptedModel(scripted_model.ScriptedModel):
         prepared = super().prepare_chat(request, check)
         return replace(prepared, uses_tts_voice=self.uses_tts_voice)
 
-    def open_chat(self, slot: int, prepared: PreparedChat) -> None:
+    def open_chat(self, slot: int, prepared: ScriptedChat) -> None:
         self._check_thread()
         self._check(slot not in self._lengths, f"slot {slot} opened twice")
         self.chats[slot] = prepared.request

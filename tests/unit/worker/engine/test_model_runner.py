@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import numpy as np
 import pytest
-from support.scripted_model import PreparedChat, ScriptedModel, answer_loud
+from support.scripted_model import ScriptedChat, ScriptedModel, answer_loud
 
 from duplane.worker.engine.events import Event, FailedUnit, Lost, OpenRefused
 from duplane.worker.engine.interfaces import DeviceLostError
@@ -209,7 +209,7 @@ async def test_every_call_notices_a_lost_device(call: str, monkeypatch: pytest.M
         monkeypatch.setattr(log.model, name, fail)
     calls = {
         "open": lambda: log.runner.open(1, ConversationOptions()),
-        "open_chat": lambda: log.runner.open_chat(1, PreparedChat(ChatRequest(()), 1)),
+        "open_chat": lambda: log.runner.open_chat(1, ScriptedChat(ChatRequest(()), 1)),
         "run_chats": lambda: log.runner.run_chats([1]),
         "close": lambda: log.runner.close(0),
     }
