@@ -7,10 +7,11 @@ fault to look into.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import hypothesis
 import pytest
+from support.log_state import restored_logging
 from support.paths import TESTS
 
 # A loaded machine may take any time for an example; `pytest-timeout` bounds the whole test.
@@ -47,3 +48,10 @@ def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
             item.add_marker(pytest.mark.flaky(reruns=1))
         if item.path in slow:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Undo what a test changes in the loggers: later tests of the process read their levels."""
+    with restored_logging():
+        yield

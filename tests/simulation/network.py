@@ -36,6 +36,8 @@ class Call:
             end = CallError("OK")
         except CallError as error:
             end = error
+        except Exception as error:  # noqa: BLE001 - gRPC too ends the call alone
+            end = CallError("UNKNOWN", str(error))
         finally:
             self._to_client.put_nowait(end)
 
