@@ -97,6 +97,7 @@ async def test_a_worker_that_is_refused_comes_back() -> None:
         rig.scheduler.refusal = FabricError(Reason.WORKER_ATTACHED, "somebody has your name")
         await rig.scheduler.start(rig.scheduler.address)
         await rig.scheduler.until(lambda: len(rig.scheduler.registers) == 3)
+        assert [one.stream_number for one in rig.scheduler.registers] == [1, 2, 3]
         rig.scheduler.refusal = None
         count = rig.scheduler.report_count
         await rig.scheduler.until(lambda: rig.scheduler.report_count > count)

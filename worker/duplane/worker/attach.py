@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import random
 from collections.abc import Callable, Sequence
@@ -54,6 +55,7 @@ class AttachLoop:
         self._scheduler = ""  # the one in use
         self._worker = worker
         self._changed = asyncio.Event()
+        self._stream_numbers = itertools.count(1)
         self._absence = RepeatedLog(_log)
 
     def report_soon(self) -> None:
@@ -106,7 +108,9 @@ class AttachLoop:
 
     async def _register(self, call: Call) -> float:
         """Register the worker; return the report interval in seconds."""
-        request = registry_pb2.AttachRequest(register=self._worker.register())
+        register = self._worker.register()
+        register.stream_number = next(self._stream_numbers)
+        request = registry_pb2.AttachRequest(register=register)
         # After a call has ended, only read() and code() give the reason.
         with contextlib.suppress(asyncio.InvalidStateError):
             await call.write(request)

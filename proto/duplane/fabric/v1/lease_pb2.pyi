@@ -99,7 +99,7 @@ class Lease(_message.Message):
     def __init__(self, claims: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., key_id: _Optional[str] = ...) -> None: ...
 
 class LeaseClaims(_message.Message):
-    __slots__ = ("lease_id", "worker_id", "worker_epoch", "slot", "fencing_number", "kind", "session_id", "expire_time")
+    __slots__ = ("lease_id", "worker_id", "worker_epoch", "slot", "fencing_number", "kind", "session_id", "expire_time", "claim_timeout")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +108,7 @@ class LeaseClaims(_message.Message):
     KIND_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     worker_id: str
     worker_epoch: int
@@ -116,7 +117,8 @@ class LeaseClaims(_message.Message):
     kind: SessionKind
     session_id: str
     expire_time: _timestamp_pb2.Timestamp
-    def __init__(self, lease_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., worker_epoch: _Optional[int] = ..., slot: _Optional[int] = ..., fencing_number: _Optional[int] = ..., kind: _Optional[_Union[SessionKind, str]] = ..., session_id: _Optional[str] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    claim_timeout: _duration_pb2.Duration
+    def __init__(self, lease_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., worker_epoch: _Optional[int] = ..., slot: _Optional[int] = ..., fencing_number: _Optional[int] = ..., kind: _Optional[_Union[SessionKind, str]] = ..., session_id: _Optional[str] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., claim_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ReleaseLeaseRequest(_message.Message):
     __slots__ = ("lease_id", "request_id", "unreachable_worker_id")

@@ -33,17 +33,19 @@ class AttachRequest(_message.Message):
     def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("registered", "drain", "revoke")
+    __slots__ = ("registered", "drain", "revoke", "progress")
     REGISTERED_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     REVOKE_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     registered: Registered
     drain: Drain
     revoke: Revoke
-    def __init__(self, registered: _Optional[_Union[Registered, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ...) -> None: ...
+    progress: Progress
+    def __init__(self, registered: _Optional[_Union[Registered, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "address", "pool", "device", "model", "kinds", "slots", "is_draining", "labels")
+    __slots__ = ("worker_id", "incarnation", "address", "pool", "device", "model", "kinds", "slots", "is_draining", "labels", "stream_number")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +63,7 @@ class Register(_message.Message):
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    STREAM_NUMBER_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     address: str
@@ -71,7 +74,8 @@ class Register(_message.Message):
     slots: _containers.RepeatedCompositeFieldContainer[SlotReport]
     is_draining: bool
     labels: _containers.ScalarMap[str, str]
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., pool: _Optional[str] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., kinds: _Optional[_Iterable[_Union[_lease_pb2.SessionKind, str]]] = ..., slots: _Optional[_Iterable[_Union[SlotReport, _Mapping]]] = ..., is_draining: _Optional[bool] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    stream_number: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., pool: _Optional[str] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., kinds: _Optional[_Iterable[_Union[_lease_pb2.SessionKind, str]]] = ..., slots: _Optional[_Iterable[_Union[SlotReport, _Mapping]]] = ..., is_draining: _Optional[bool] = ..., labels: _Optional[_Mapping[str, str]] = ..., stream_number: _Optional[int] = ...) -> None: ...
 
 class Device(_message.Message):
     __slots__ = ("name", "description", "memory_bytes")
@@ -142,6 +146,12 @@ class VerificationKey(_message.Message):
     key_id: str
     public_key: bytes
     def __init__(self, key_id: _Optional[str] = ..., public_key: _Optional[bytes] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("fencing_number",)
+    FENCING_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    fencing_number: int
+    def __init__(self, fencing_number: _Optional[int] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ()

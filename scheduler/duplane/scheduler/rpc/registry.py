@@ -107,7 +107,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         if worker is None:
             raise FabricError(
                 Reason.WORKER_ATTACHED,
-                f"another process is attached as {register.worker_id!r}",
+                f"another process, or a later stream of this one, is {register.worker_id!r}",
                 field="register.worker_id",
             )
         return worker

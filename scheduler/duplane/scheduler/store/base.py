@@ -124,6 +124,12 @@ class GrantGone:
 Change = WorkerPut | WorkerGone | TicketPut | TicketGone | GrantPut | GrantGone
 
 
+def replaces(register: registry_pb2.Register, known: registry_pb2.Register) -> bool:
+    """True if a registration comes from the same process as a known one, and not before it."""
+    is_later = not register.stream_number or register.stream_number >= known.stream_number
+    return register.incarnation == known.incarnation and is_later
+
+
 class LeaseStore(ABC):
     """Registrations, tickets and grants.
 
@@ -164,8 +170,8 @@ class LeaseStore(ABC):
     async def register(self, register: registry_pb2.Register) -> Worker | None:
         """Add a worker under a new epoch, above every fencing number that it has seen.
 
-        A registration of the same incarnation is replaced and its grants end. Returns None if
-        another incarnation is registered under this id.
+        An earlier registration of the same incarnation is replaced and its grants end. Returns
+        None if a later one, or another incarnation, is registered under this id.
         """
 
     @abstractmethod

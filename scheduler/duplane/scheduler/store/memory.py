@@ -22,6 +22,7 @@ from duplane.scheduler.store.base import (
     Worker,
     WorkerGone,
     WorkerPut,
+    replaces,
 )
 from duplane.scheduler.store.unclaimed_grants import ClaimDeadlines, SlotKey
 
@@ -81,7 +82,7 @@ class MemoryStore(LeaseStore):
 
     async def register(self, register: registry_pb2.Register) -> Worker | None:
         known = self._workers.get(register.worker_id)
-        if known and known.register.incarnation != register.incarnation:
+        if known and not replaces(register, known.register):
             return None
         if known:
             self._drop_worker(known)

@@ -173,6 +173,17 @@ async def test_another_incarnation_does_not_replace_a_registration(store: LeaseS
     assert await store.register(register_message(incarnation="another"))
 
 
+async def test_late_registration_does_not_replace_a_later_one(store: LeaseStore) -> None:
+    later = await store.register(register_message(stream_number=2))
+    assert later
+    assert await store.register(register_message(stream_number=1)) is None
+    assert await store.drain("w"), "the later one has ended"
+    again = await store.register(register_message(stream_number=2))
+    assert again
+    assert again.epoch > later.epoch
+    assert await store.register(register_message()), "without a number the last one counts"
+
+
 async def test_grants_go_with_their_registration(store: LeaseStore, changes: Changes) -> None:
     worker = await registered(store)
     grant = await granted(store, worker)

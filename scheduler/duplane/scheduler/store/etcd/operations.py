@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.scheduler.etcd.client import end_of
 from duplane.scheduler.etcd.v3 import etcd_pb2
-from duplane.scheduler.store.base import Grant, GrantEnd, Ticket, Worker
+from duplane.scheduler.store.base import Grant, GrantEnd, Ticket, Worker, replaces
 from duplane.scheduler.store.etcd.facts import Facts
 from duplane.scheduler.store.etcd.keys import SlotKey
 from duplane.scheduler.store.etcd.records import (
@@ -96,7 +96,7 @@ def register(facts: Facts, message: registry_pb2.Register, lease: int) -> Step[W
     """Replace or add a registration; its grants end."""
     keys, worker_id = facts.keys, message.worker_id
     known = facts.workers.get(worker_id)
-    if known and known.register.incarnation != message.incarnation:
+    if known and not replaces(message, known.register):
         return Done(None)
     base = _base_above(facts, message.slots)
     value = worker_value(Worker(0, message, message.is_draining), base)
