@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import grpc
 
 from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.repeated_log import RepeatedLog
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.scheduler.etcd.access import Credentials, EtcdUrl
 from duplane.scheduler.etcd.client import EtcdClient, EtcdError, NoAnswerError
@@ -25,6 +26,7 @@ from duplane.scheduler.store.base import (
     LeaseStore,
     Ticket,
     Worker,
+    replaces,
 )
 from duplane.scheduler.store.etcd import operations
 from duplane.scheduler.store.etcd.facts import Facts
@@ -41,6 +43,7 @@ ARRIVAL_TIMEOUT_S = 5.0  # of workers and requests, while etcd does not answer
 _PRECEDENCE_S = 0.1
 # Other schedulers end a grant this much after the one that made it would.
 _EXPIRY_PRECEDENCE_S = 0.5
+MAX_WAITING = 4096  # operations that wait for etcd; one more arrival is refused
 Answer = TypeVar("Answer")
 
 
@@ -58,7 +61,8 @@ class EtcdStore(LeaseStore):
     not known the session is written anew: then the transaction has been executed or never will be,
     and the facts show which.
 
-    While etcd does not answer, arrivals are refused after 5 s; everything else waits.
+    While etcd does not answer, or refuses, arrivals are refused after 5 s, and at once while many
+    operations wait. Everything else waits: at most once for each ticket, grant and registration.
     """
 
     def __init__(
@@ -80,6 +84,8 @@ class EtcdStore(LeaseStore):
         self._made: set[str] = set()  # unclaimed grants of this scheduler, by lease id
         self._is_closed = False
         self._operations: set[asyncio.Task[Any]] = set()
+        self._shared: dict[object, asyncio.Task[Any]] = {}  # those that may be asked for again
+        self._refusals = RepeatedLog(_log)
         self._mirror.listeners.append(self._on_change)
 
     def subscribe(self, listener: Callable[[Change], None]) -> None:
@@ -111,7 +117,7 @@ class EtcdStore(LeaseStore):
         async def operate() -> Worker | None:
             await self._end_grants_of(
                 register.worker_id,
-                lambda known: known.register.incarnation == register.incarnation,
+                lambda known: replaces(register, known.register),
             )
             return await self._commit(
                 lambda facts: operations.register(facts, register, self._session.lease)
@@ -127,11 +133,14 @@ class EtcdStore(LeaseStore):
         return await self._operate(lambda facts: operations.report(facts, worker))
 
     async def drain(self, worker_id: str) -> bool:
-        return await self._operate(lambda facts: operations.drain(facts, worker_id))
+        return await self._operate(
+            lambda facts: operations.drain(facts, worker_id), ("drain", worker_id)
+        )
 
     async def set_unreachable(self, worker_id: str, epoch: int, *, is_unreachable: bool) -> bool:
         return await self._operate(
-            lambda facts: operations.set_unreachable(facts, worker_id, epoch, is_unreachable)
+            lambda facts: operations.set_unreachable(facts, worker_id, epoch, is_unreachable),
+            ("set_unreachable", worker_id, epoch, is_unreachable),
         )
 
     async def unregister(self, worker_id: str, epoch: int) -> bool:
@@ -165,7 +174,9 @@ class EtcdStore(LeaseStore):
             is_abandoned = True  # has no effect on an operation that is complete
 
     async def cancel(self, order: int, owner: str | None = None) -> bool:
-        return await self._operate(lambda facts: operations.cancel(facts, order, owner))
+        return await self._operate(
+            lambda facts: operations.cancel(facts, order, owner), ("cancel", order, owner)
+        )
 
     async def try_grant(
         self, ticket: Ticket, claims: lease_pb2.LeaseClaims, claim_timeout_s: float
@@ -183,7 +194,9 @@ class EtcdStore(LeaseStore):
         return await self._operate(lambda facts: operations.claim(facts, grant))
 
     async def give_back(self, grant: Grant) -> bool:
-        return await self._operate(lambda facts: operations.give_back(facts, grant))
+        return await self._operate(
+            lambda facts: operations.give_back(facts, grant), ("give_back", grant.claims.lease_id)
+        )
 
     async def release(self, grant: Grant) -> bool:
         return await self._operate(lambda facts: operations.release(facts, grant))
@@ -191,9 +204,21 @@ class EtcdStore(LeaseStore):
     async def adopt(self, grant: Grant) -> bool:
         return await self._operate(lambda facts: operations.adopt(facts, grant))
 
-    async def _operate(self, step_of: Callable[[Facts], Step[Answer]]) -> Answer:
-        """Complete an operation, even if the caller is cancelled."""
-        return await asyncio.shield(self._begin(self._commit(step_of)))
+    async def _operate(
+        self, step_of: Callable[[Facts], Step[Answer]], shared_as: object = None
+    ) -> Answer:
+        """Complete an operation, even if the caller is cancelled.
+
+        Operations that clients can ask for any number of times have a name, `shared_as`. One that
+        is asked for while another of its name waits is not made a second time.
+        """
+        operation = self._shared.get(shared_as)
+        if operation is None:
+            operation = self._begin(self._commit(step_of))
+            if shared_as is not None:
+                self._shared[shared_as] = operation
+                operation.add_done_callback(lambda _: self._shared.pop(shared_as))
+        return await asyncio.shield(operation)
 
     async def _arrive(
         self,
@@ -201,6 +226,9 @@ class EtcdStore(LeaseStore):
         undo: Callable[[Answer], Coroutine[Any, Any, None]],
     ) -> Answer:
         """Complete an arrival in time, or undo it later, because its caller no longer waits."""
+        if len(self._operations) >= MAX_WAITING:
+            operating.close()
+            raise FabricError(Reason.UNAVAILABLE, "too many operations wait for the store")
         operation = self._begin(operating)
 
         def on_done(done: asyncio.Task[Answer]) -> None:
@@ -239,10 +267,9 @@ class EtcdStore(LeaseStore):
             except NoAnswerError:
                 await self._fence(session_revision)
             except EtcdError as error:
-                if error.code is not grpc.StatusCode.NOT_FOUND:
-                    raise
-                await self.catch_up()  # a lease has ended; the deletion of its keys comes
+                await self._after_refusal(error)
             else:
+                self._refusals.resolve("etcd accepts requests again")
                 await self._mirror.reached(response.header.revision)
                 if response.succeeded:
                     return step.answer(response.header.revision)
@@ -264,6 +291,8 @@ class EtcdStore(LeaseStore):
                 revision = await self._client.put(self._keys.barrier, b"")
             except NoAnswerError:
                 await asyncio.sleep(RETRY_PAUSE_S)
+            except EtcdError as error:
+                await self._report_refusal(error)
             else:
                 await self._mirror.reached(revision)
                 return
@@ -279,11 +308,21 @@ class EtcdStore(LeaseStore):
                 except NoAnswerError:
                     await asyncio.sleep(RETRY_PAUSE_S)
                 except EtcdError as error:
-                    if error.code is not grpc.StatusCode.NOT_FOUND:
-                        raise
-                    await self.catch_up()
+                    await self._after_refusal(error)
                 else:
                     await self._mirror.reached(response.header.revision)
+
+    async def _after_refusal(self, error: EtcdError) -> None:
+        """Wait until a refused transaction, which was not executed, can be made anew."""
+        if error.code is grpc.StatusCode.NOT_FOUND:
+            await self.catch_up()  # a lease has ended; the deletion of its keys comes
+        else:
+            await self._report_refusal(error)
+
+    async def _report_refusal(self, error: EtcdError) -> None:
+        """Tell the operator, who may have to give this user its rights back, and wait."""
+        self._refusals.report(f"etcd refuses requests: {error.message}")
+        await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _end_grants_of(self, worker_id: str, may_end: Callable[[Worker], bool]) -> None:
         """End grants of a worker that goes, beyond those that one transaction can end."""
