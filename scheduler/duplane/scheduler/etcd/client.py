@@ -105,6 +105,11 @@ class EtcdClient:
         self._opened.append(endpoints)
         return endpoints
 
+    async def close_endpoints(self, endpoints: Endpoints) -> None:
+        """Close channels that `open_endpoints` opened."""
+        self._opened.remove(endpoints)
+        await endpoints.close()
+
     async def close(self) -> None:
         """Close every connection."""
         for endpoints in self._opened:

@@ -63,7 +63,7 @@ class LeaseKeeper:
 
     async def close(self) -> None:
         """Close the connections. The lease lasts for the rest of its time."""
-        await self._endpoints.close()
+        await self._client.close_endpoints(self._endpoints)
 
     async def _renew(self, endpoint: Endpoint) -> int | None:
         """Renew once; return the new time in seconds, None without an answer."""

@@ -76,7 +76,7 @@ class PrefixWatch:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._endpoints.close()
+        await self._client.close_endpoints(self._endpoints)
 
     async def _read(self, endpoint: Endpoint) -> AsyncGenerator[Sequence[etcd_pb2.Event]]:
         """Yield the events of one stream until it ends or its member hangs."""

@@ -199,3 +199,10 @@ async def test_member_that_takes_a_live_lease_for_ended_is_not_believed(
     assert not keeping.done()
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
+
+
+async def test_closed_connections_are_forgotten(client: EtcdClient, prefix: str) -> None:
+    opened = len(client._opened)
+    await PrefixWatch(client, prefix.encode(), 1).close()
+    await LeaseKeeper(client, 1, 10).close()
+    assert len(client._opened) == opened
