@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, urlsplit
 
 import grpc
@@ -23,17 +23,20 @@ class EtcdUrl:
     @classmethod
     def parse(cls, url: str) -> EtcdUrl:
         """Parse a URL. Raises ValueError."""
-        parts = urlsplit(url)
+        place, _, query = url.partition("?")
+        if "@" in place:  # not shown: what is before it may be a password
+            raise ValueError("a URL with a user cannot be used; set store_user and store_password")
+        parts = urlsplit(place)
         if parts.scheme != "etcd" or parts.path or parts.fragment:
-            raise ValueError(f"{url!r} cannot be used")
+            raise ValueError(f"{place!r} cannot be used")
         addresses = tuple(str(parse_address(one, "host")) for one in parts.netloc.split(","))
-        query = dict(
-            parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
-        )
-        prefix = query.pop("prefix", DEFAULT_PREFIX)
-        if query or not prefix:
-            raise ValueError(f"{url!r} cannot be used")
-        return cls(addresses=addresses, prefix=prefix)
+        match parse_qsl(query, keep_blank_values=True):
+            case []:
+                return cls(addresses=addresses)
+            case [("prefix", prefix)] if prefix:
+                return cls(addresses=addresses, prefix=prefix)
+            case _:
+                raise ValueError("nothing but ?prefix=PREFIX may follow the addresses")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,4 +45,4 @@ class Credentials:
 
     tls: grpc.ChannelCredentials | None = None
     user: str = ""
-    password: str = ""
+    password: str = field(default="", repr=False)

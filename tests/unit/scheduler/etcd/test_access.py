@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duplane.scheduler.etcd.access import DEFAULT_PREFIX, EtcdUrl
+from duplane.scheduler.etcd.access import DEFAULT_PREFIX, Credentials, EtcdUrl
 
 
 def test_url_names_members_and_prefix() -> None:
@@ -24,9 +24,29 @@ def test_url_names_members_and_prefix() -> None:
         "etcd://host:2379?prefix=",
         "etcd://host:2379?ttl=5",
         "etcd://a:1,,b:2",
+        "etcd://host:2379?prefix=/a/&prefix=/b/",
         "http://host:2379",
     ],
 )
 def test_other_url_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match=r"cannot be used|must be host:port"):
+    with pytest.raises(ValueError, match=r"cannot be used|must be host:port|may follow"):
         EtcdUrl.parse(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "etcd://root:secret@host:2379",
+        "http://root:secret@host",
+        "etcd://a:1,root:secret@b:2?prefix=/x/",
+        "etcd://host:2379?password=secret",
+    ],
+)
+def test_error_does_not_show_what_may_be_a_password(url: str) -> None:
+    with pytest.raises(ValueError, match=r"cannot be used|may follow") as refused:
+        EtcdUrl.parse(url)
+    assert "secret" not in str(refused.value)
+
+
+def test_password_is_not_shown() -> None:
+    assert "secret" not in repr(Credentials(user="root", password="secret"))
