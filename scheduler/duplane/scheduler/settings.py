@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import grpc
+from annotated_types import Gt, Le
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cyclopts import Parameter
 from cyclopts.types import ExistingFile
 
 from duplane.fabric.addresses import parse_address
-from duplane.fabric.lease_signing import LeaseSigner
+from duplane.fabric.lease_signing import MAX_CLAIM_TIMEOUT_S, LeaseSigner
 from duplane.fabric.settings import LogFormat, LogLevel, PositiveFloat, PositiveInt, check_bounds
 from duplane.scheduler.etcd.access import Credentials
 from duplane.scheduler.store import check_url
@@ -42,8 +44,9 @@ class SchedulerSettings:
     """Key that signs leases (Ed25519, PEM, no password). Default: a new one for each process."""
     ticket_limit: PositiveInt = 1000
     """Sessions that wait in one queue; more are refused with QUEUE_FULL."""
-    claim_timeout_s: PositiveFloat = 5.0
-    """Seconds for a granted slot to be claimed; then the next session in the queue gets it."""
+    claim_timeout_s: Annotated[float, Gt(0), Le(MAX_CLAIM_TIMEOUT_S)] = 5.0
+    """Seconds for a granted slot to be claimed, at most 60; then the next session in the queue gets
+    it."""
     report_interval_s: PositiveFloat = 2.0
     """Seconds between two reports of a worker. A worker that misses three gets no new sessions."""
     queued_interval_s: PositiveFloat = 3.0

@@ -20,6 +20,7 @@ from duplane.scheduler.settings import SchedulerSettings
         ({"listen": ":80"}, "listen"),
         ({"ticket_limit": 0}, "ticket_limit"),
         ({"claim_timeout_s": -1.0}, "claim_timeout_s"),
+        ({"claim_timeout_s": 61.0}, "claim_timeout_s is 61.0, must not be above 60"),
         ({"report_interval_s": float("nan")}, "report_interval_s"),
         ({"store": "etcd:"}, "store: "),
         ({"store": "etcd://host"}, "store: host is 'host', must be host:port"),

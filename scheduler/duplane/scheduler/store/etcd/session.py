@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
+from duplane.fabric.lease_signing import LEASE_LIFE_S
 from duplane.fabric.repeated_log import RepeatedLog
 from duplane.fabric.v1 import registry_pb2
 from duplane.scheduler.etcd.client import EtcdClient, EtcdError, NoAnswerError
@@ -18,9 +19,7 @@ from duplane.scheduler.store.etcd.mirror import RETRY_PAUSE_S, Mirror
 # When a scheduler dies, its registrations and tickets last this much longer. Within this time its
 # callers and workers come back at another scheduler.
 SESSION_TTL_S = 10
-# The signing key of a scheduler that dies lasts longer than any lease that it has signed: the
-# longest sensible claim timeout, and the clock difference that workers allow.
-KEY_TTL_S = 90
+KEY_TTL_S = int(LEASE_LIFE_S)  # a key outlasts its scheduler as long as what it has signed
 _LEASE_BITS = 62
 
 _log = logging.getLogger(__name__)
