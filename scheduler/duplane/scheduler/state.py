@@ -13,7 +13,7 @@ from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.policy.fifo import FifoQueue, QueueEntry
 from duplane.scheduler.policy.forecast import Demand, Waits, forecast
 from duplane.scheduler.policy.hold_times import HoldTimes
-from duplane.scheduler.policy.needs import Needs, needs_of
+from duplane.scheduler.policy.needs import Needs, demand_of, needs_of
 from duplane.scheduler.policy.placement import Candidate, SlotIndex, next_grant
 from duplane.scheduler.store.base import (
     Change,
@@ -204,6 +204,8 @@ class SchedulerState:
     def _put_ticket(self, ticket: Ticket) -> None:
         if former := self.tickets.get(ticket.order):
             self.requests.pop(former.request.request_id, None)
+            if demand_of(former.request) != demand_of(ticket.request):
+                self._leave_queue(former)  # the ticket waits in another queue from now on
         self.tickets[ticket.order] = ticket
         self.requests[ticket.request.request_id] = ticket
         pool, needs = self._pools.setdefault(ticket.request.pool, _Pool()), needs_of(ticket.request)
@@ -213,6 +215,9 @@ class SchedulerState:
         del self.tickets[ticket.order]
         if not is_granted:
             self.requests.pop(ticket.request.request_id, None)
+        self._leave_queue(ticket)
+
+    def _leave_queue(self, ticket: Ticket) -> None:
         queues, needs = self._pools[ticket.request.pool].queues, needs_of(ticket.request)
         queues[needs].remove(ticket.order)
         if not len(queues[needs]):

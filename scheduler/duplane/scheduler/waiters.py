@@ -15,7 +15,7 @@ from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.kinds import kind_name
 from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.policy.fifo import QueueEntry
-from duplane.scheduler.policy.needs import Needs, needs_of
+from duplane.scheduler.policy.needs import demand_of, needs_of
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import (
     Change,
@@ -143,7 +143,7 @@ class Waiters:
             field, ticket = "ticket_id", self._state.tickets.get(order)
         if ticket is None:
             return False
-        if _demand(ticket.request) != _demand(request):
+        if demand_of(ticket.request) != demand_of(request):
             message = f"{field} names a request of another kind or pool, or with other needs"
             raise FabricError(Reason.INVALID_FIELD, message, field=field)
         return True
@@ -169,7 +169,10 @@ class Waiters:
                 await self._store.give_back(grant)
 
     async def _enqueue(self, waiter: Waiter, order: int | None) -> None:
-        match await self._store.enqueue(waiter.request, waiter.owner, order):
+        found = await self._store.enqueue(waiter.request, waiter.owner, order)
+        while isinstance(found, Grant) and found.claims.lease_id not in self._state.grants:
+            found = await self._store.enqueue(waiter.request, waiter.owner, order)  # it has ended
+        match found:
             case Ticket(order=taken):
                 waiter.order = taken
             case Grant(ticket=ticket) as grant:
@@ -232,7 +235,3 @@ class Waiters:
             waiter.grant = None
             waiter.has_lost_place = not waiter.is_delivered
             waiter.changed.set()
-
-
-def _demand(request: lease_pb2.AcquireLeaseRequest) -> tuple[lease_pb2.SessionKind, str, Needs]:
-    return request.kind, request.pool, needs_of(request)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
-from support.scheduler_harness import AUDIO, register_message
+from support.scheduler_harness import AUDIO, OMNI, register_message
 
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import admin_pb2, lease_pb2, registry_pb2
 from duplane.scheduler.rpc.worker_stream import OUTBOX_LENGTH, WorkerStream
 from duplane.scheduler.state import SchedulerState
-from duplane.scheduler.store.base import Grant, Worker
+from duplane.scheduler.store.base import Grant, Ticket, Worker
 from duplane.scheduler.store.memory import MemoryStore
 from duplane.scheduler.waiters import Waiter, Waiters
 from duplane.scheduler.watch import BACKLOG_LENGTH, Watch
@@ -84,6 +85,40 @@ async def test_delivered_grant_stays_when_its_call_ends() -> None:
         grant = await fabric.grant()
         waiter.is_delivered = True
     assert list(fabric.state.grants.values()) == [grant]
+
+
+async def test_grant_that_ends_before_the_repeated_call_learns_of_it_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fabric = Fabric()
+    await fabric.attach()
+    enqueue = fabric.store.enqueue
+    async with fabric.waiters.waiting(request()) as first:
+        grant = await fabric.grant()
+        first.is_delivered = True
+
+        async def enqueue_late(*arguments: Any) -> Ticket | Grant:
+            found = await enqueue(*arguments)
+            await fabric.store.give_back(grant)
+            return found
+
+        monkeypatch.setattr(fabric.store, "enqueue", enqueue_late)
+        async with fabric.waiters.waiting(request()) as second:
+            assert second.grant is None
+            assert fabric.waiters.entry(second)
+
+
+async def test_ticket_taken_over_by_another_demand_waits_in_one_queue_only() -> None:
+    fabric = Fabric()
+    ticket = await fabric.store.enqueue(request(), "owner")
+    assert isinstance(ticket, Ticket)
+    other = lease_pb2.AcquireLeaseRequest(
+        request_id="other", kind=OMNI, needs={"zone": "a"}, ticket_id=ticket.ticket_id
+    )
+    await fabric.store.enqueue(other, "another", ticket.order)
+    assert [entry.ticket.request for entry in fabric.state.entries()] == [other]
+    await fabric.store.cancel(ticket.order)
+    assert not fabric.state.waiting_pools
 
 
 async def test_cancelled_call_gives_back_what_it_holds() -> None:

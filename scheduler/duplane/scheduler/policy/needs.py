@@ -15,6 +15,13 @@ def needs_of(request: lease_pb2.AcquireLeaseRequest) -> Needs:
     return frozenset(request.needs.items()) if request.needs else NO_NEEDS
 
 
+def demand_of(
+    request: lease_pb2.AcquireLeaseRequest,
+) -> tuple[str, lease_pb2.SessionKind, Needs]:
+    """Return everything that decides which slots a request can use and where it waits."""
+    return request.pool, request.kind, needs_of(request)
+
+
 def labels_of(register: registry_pb2.Register) -> Needs:
     """Return the labels of a worker."""
     return frozenset(register.labels.items())

@@ -174,7 +174,8 @@ class Facts:
         if former and not former.is_granted:
             order = former.ticket.order
             transition.note_ticket(order, former)
-            if self.tickets[order].request.request_id == request_id:
+            waiting = self.tickets.get(order)
+            if waiting and waiting.request.request_id == request_id:
                 del self.tickets[order]
         _put(self.requests, request_id, request)
         if request and not request.is_granted:
