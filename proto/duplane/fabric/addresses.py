@@ -27,12 +27,12 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """True if only processes on this machine can reach it."""
+        """True if only processes on this machine can reach the address."""
         return is_loopback(self.host)
 
     @property
     def is_any(self) -> bool:
-        """True if it means every interface, as in `0.0.0.0:8006`; nobody can connect to that."""
+        """True if the host means all interfaces, as `0.0.0.0` does; nobody can connect to it."""
         ip = parse_ip(self.host)
         return ip is not None and ip.is_unspecified
 
@@ -40,7 +40,7 @@ class Address:
 def parse_address(text: str, name: str = "address", *, min_port: int = 1) -> Address:
     """Parse `host:port`. Pass `min_port=0` where port 0 means any free port.
 
-    Raises ValueError that names `name`.
+    Raises ValueError; its message begins with `name`.
     """
     match = _ADDRESS.fullmatch(text)
     port = int(match["port"]) if match else -1
@@ -52,9 +52,9 @@ def parse_address(text: str, name: str = "address", *, min_port: int = 1) -> Add
 async def resolve(addresses: Sequence[str]) -> Sequence[str]:
     """Replace each name by every address that the name server has for it, as host:port.
 
-    A name that cannot be resolved stays. Raises ValueError for what is not host:port.
+    A name that cannot be resolved is kept. Raises ValueError for a text that is not host:port.
     """
-    found: dict[str, None] = {}  # in order, each once
+    found: dict[str, None] = {}  # keys are the addresses, in order
     for address in map(parse_address, addresses):
         found.update(dict.fromkeys(await _records(address)))
     return list(found)

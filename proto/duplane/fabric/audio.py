@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 INPUT_RATE_HERTZ = 16_000
 OUTPUT_RATE_HERTZ = 24_000
 _SAMPLE_BYTES = 4
-# Full scale is 1.0. Samples scaled as integers are accepted; values that could overflow are not.
+# Full scale is 1.0. Larger samples, as of unscaled integers, are accepted up to this bound: beyond
+# it the model's sums could overflow.
 _MAX_AMPLITUDE = 1e6
 
 Samples = NDArray[np.float32]
@@ -36,7 +37,7 @@ def samples_from_pcm(pcm: bytes) -> Samples:
     if len(pcm) % _SAMPLE_BYTES:
         raise AudioError(f"{len(pcm)} bytes is not a whole number of float32 samples")
     samples = np.frombuffer(pcm, dtype="<f4")
-    # This comparison is also false for NaN, so one pass finds NaN, infinities and large values.
+    # `<=` is false for NaN too, so one comparison finds NaN, infinities and large values.
     if samples.size and not float(np.abs(samples).max()) <= _MAX_AMPLITUDE:
         raise AudioError("samples must be finite")
     return samples
@@ -78,7 +79,7 @@ def read_audio_file(
                 _check_plain(sound)
             if sound.frames > max_s * sound.samplerate:
                 raise AudioTooLongError(f"lasts more than {max_s:g} s")
-            # With a frame count, because some codecs cannot seek to determine it.
+            # Some codecs cannot seek to find the number of frames, so it is passed.
             decoded = sound.read(frames=sound.frames, dtype="float32", always_2d=True)
             rate = int(sound.samplerate)
     except OSError as error:

@@ -34,5 +34,5 @@ CHAT_CONFIG: Mapping[str, tuple[float, float]] = {
     "max_slice_count": (1, 9),
 }
 
-# Most pictures used of each second of a video.
+# Largest number of pictures that are used of each second of a video.
 MAX_STACK_FRAME_COUNT = 10

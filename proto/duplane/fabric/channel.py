@@ -13,14 +13,15 @@ from grpc_reflection.v1alpha import reflection
 
 from duplane.fabric.process import StartError
 
-# The published stubs know only the synchronous half of the package.
+# The published stubs have no types for the asyncio API of this package.
 health: Any = _typed_health
 health_grpc: Any = _typed_health_grpc
 
-# One unit with several frames, or a long voice, in one message.
+# Large enough for a unit with several frames, or for a long voice.
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 _KEEPALIVE_MS = 10_000
-# A peer that hangs or vanished is noticed after this while data flows, after both without data.
+# A peer that hangs or has vanished is noticed after the ping timeout while data flows, and after
+# the keepalive time plus the ping timeout while no data flows.
 _PING_TIMEOUT_S = 5.0
 _OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -37,7 +38,7 @@ _SERVER_OPTIONS: Sequence[tuple[str, Any]] = (
 
 
 def _ping_timeout(timeout_s: float) -> Sequence[tuple[str, Any]]:
-    """Return both options of the time limit; gRPC waits for the longer of both."""
+    """Return the two options that limit the wait for a ping; gRPC waits for the longer one."""
     timeout_ms = int(timeout_s * 1000)
     return (
         ("grpc.keepalive_timeout_ms", timeout_ms),
@@ -48,7 +49,7 @@ def _ping_timeout(timeout_s: float) -> Sequence[tuple[str, Any]]:
 _CLIENT_OPTIONS: Sequence[tuple[str, Any]] = (
     *_OPTIONS,
     *_ping_timeout(_PING_TIMEOUT_S),
-    ("grpc.enable_http_proxy", 0),  # calls never go through a proxy of the environment
+    ("grpc.enable_http_proxy", 0),  # ignore proxies that the environment names
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -63,9 +64,9 @@ def open_channel(address: str) -> grpc.aio.Channel:
 class FabricServer:
     """A gRPC server with the official health and reflection services.
 
-    Register servicers on `grpc`, then call `start`. From then to `stop` the health service reports
-    every service named at construction as SERVING, unless `set_serving` changes it. A client that
-    does not answer a ping within `ping_timeout_s` loses its connection.
+    Register servicers on `grpc`, then call `start`. Until `stop` the health service reports every
+    service named at construction as SERVING, unless `set_serving` changes that. The connection of
+    a client that does not answer a ping within `ping_timeout_s` is closed.
     """
 
     def __init__(self, *services: str, ping_timeout_s: float = _PING_TIMEOUT_S) -> None:
@@ -77,9 +78,9 @@ class FabricServer:
         reflection.enable_server_reflection(names, self.grpc)
 
     async def start(self, listen: str) -> str:
-        """Serve on host:port (port 0 picks one) and return the host:port that was bound.
+        """Serve on host:port and return the host:port that was bound. Port 0 means any free port.
 
-        Raises StartError when it cannot be bound.
+        Raises StartError if the address cannot be bound.
         """
         try:
             port = self.grpc.add_insecure_port(listen)

@@ -1,7 +1,7 @@
 """The client of a fabric: acquires leases, opens sessions and chats on workers, releases leases.
 
-Used by the edge and by internal clients. It tries several schedulers, and returns to its place in
-the queue when a granted worker cannot be reached.
+Used by the edge and by internal clients. The client tries several schedulers. If a granted worker
+cannot be reached, the request returns to its place in the queue.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _Answer = TypeVar("_Answer")
 OnQueued = Callable[[lease_pb2.Queued], Awaitable[None]]
 _UNREACHABLE_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _SCHEDULER_RETRY_S = 0.5  # between rounds of calls to schedulers that do not answer
-_FIRST_ANSWER_S = 3.0  # from a scheduler to a request for a slot, if there is another scheduler
+_FIRST_ANSWER_S = 3.0  # wait for a scheduler's first answer, if there is another scheduler
 _RELEASE_TIMEOUT_S = 2.0
 _CLOSE_TIMEOUT_S = 1.0
-_CLAIM_ATTEMPTS = 6  # grants that could not be claimed, before a session is given up
+_CLAIM_ATTEMPTS = 6  # failed claims after which a session is given up
 _FIRST_CLAIM_BACKOFF_S = 0.2  # doubled after each grant that could not be claimed
 _AVOID_S = 15.0  # how long a worker that could not be reached is avoided
-_MAX_UNREPORTED = 1024  # leases of such workers that are not given back yet
+_MAX_UNREPORTED = 1024  # leases on unreachable workers that are not given back yet
 _MAX_AVOIDED = 64  # as AcquireLeaseRequest.avoided_worker_ids allows
 
 
@@ -61,7 +61,7 @@ class ConverseStream:
         self.claimed = session_pb2.Claimed()  # set once the worker has sent it
 
     async def claim_slot(self, trace: trace_pb2.TraceContext | None) -> None:
-        """Claim the granted slot, within the time that the grant allows. Raises FabricError."""
+        """Claim the granted slot within the grant's claim timeout. Raises FabricError."""
         claim = session_pb2.Claim(lease=self.granted.lease, trace=trace)
         try:
             async with asyncio.timeout(to_seconds(self.granted.claim_timeout)):
@@ -83,7 +83,7 @@ class ConverseStream:
         await self.write(session_pb2.ConverseRequest(unit=unit))
 
     async def close(self, reason: str = "") -> None:
-        """Ask the worker to end the session; `closed` is then the last response."""
+        """Ask the worker to end the session; the last response is then `closed`."""
         await self.write(session_pb2.ConverseRequest(close=session_pb2.Close(reason=reason)))
 
     async def write(self, request: session_pb2.ConverseRequest) -> None:
@@ -127,7 +127,7 @@ class ConverseStream:
         )
 
     async def end_input(self) -> None:
-        """Half-close the call: the session ends, and its last responses can still be read."""
+        """Half-close the call, which ends the session. The last responses can still be read."""
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self._call.done_writing()
 
@@ -146,22 +146,22 @@ class ConverseStream:
 
 
 class FabricClient:
-    """Calls one of several schedulers, and the workers that are granted.
+    """Calls one of several schedulers, and the workers whose slots it was granted.
 
-    Use as an async context manager. Every method may run for many sessions at once. Raises
-    ValueError for scheduler addresses that are not host:port.
+    Use as an async context manager. Every method may run for many sessions at once. The constructor
+    raises ValueError for scheduler addresses that are not host:port.
     """
 
     def __init__(self, schedulers: Sequence[str]) -> None:
         if not schedulers:
             raise ValueError("at least one scheduler address is needed")
         self._addresses = [str(parse_address(address, "scheduler")) for address in schedulers]
-        self._channels: dict[str, grpc.aio.Channel] = {}  # by address, each record of a name
+        self._channels: dict[str, grpc.aio.Channel] = {}  # by resolved address
         self._schedulers: Sequence[grpc.aio.Channel] = ()
         self._preferred = 0
         self._workers = WorkerChannels()
         self._silence = RepeatedLog(_log)
-        # Workers that could not be reached lately, by id; and the leases of calls that failed.
+        # Ids of workers that could not be reached lately, and the worker's id by its failed lease.
         self._avoided = TTLCache[str, bool, float](_MAX_AVOIDED, _AVOID_S)
         self._unreachable = TTLCache[str, str, float](_MAX_UNREPORTED, _AVOID_S)
 
@@ -170,7 +170,7 @@ class FabricClient:
         return self
 
     async def _find_schedulers(self) -> None:
-        """Resolve names anew. Channels to former records stay, for the calls that use them."""
+        """Resolve the names again. Channels to former addresses stay open for running calls."""
         found = await resolve(self._addresses)
         for address in found:
             if address not in self._channels:
@@ -188,8 +188,8 @@ class FabricClient:
     ) -> _Answer:
         """Make a call to AdminService, at the next scheduler if one does not answer.
 
-        Every call of that service can be repeated. It should have a timeout, which applies to
-        each scheduler. Raises FabricError.
+        Every call of AdminService can be repeated. `call` should set a timeout, which applies to
+        each attempt. Raises FabricError.
         """
         failure = FabricError(Reason.UNAVAILABLE, "no scheduler answers")
         for offset in range(len(self._schedulers)):
@@ -208,7 +208,7 @@ class FabricClient:
         """Wait for a slot without time limit; cancel to leave the queue at once.
 
         If a scheduler dies or cannot be reached, the next one is called, with the same ticket.
-        If none answers, the wait continues until one does. Raises FabricError for refusals.
+        If none answers, the wait continues until one does. Raises FabricError if one refuses.
         """
         current = lease_pb2.AcquireLeaseRequest()
         current.CopyFrom(request)
@@ -225,7 +225,7 @@ class FabricClient:
             else:
                 self._silence.resolve("a scheduler answers again")
                 return granted
-            if self._preferred == used:  # no other request has left it meanwhile
+            if self._preferred == used:  # no other request has chosen the next one yet
                 self._preferred = (used + 1) % len(self._schedulers)
             if attempt % len(self._schedulers) == 0:
                 await asyncio.sleep(_SCHEDULER_RETRY_S)
@@ -238,13 +238,13 @@ class FabricClient:
         request: lease_pb2.AcquireLeaseRequest,
         on_queued: OnQueued | None,
     ) -> lease_pb2.Granted:
-        """Call one scheduler. `request.ticket_id` is set to the ticket that it assigns."""
+        """Call one scheduler. Sets `request.ticket_id` to the ticket that the scheduler assigns."""
         call = lease_pb2_grpc.LeaseServiceStub(scheduler).AcquireLease(request)
         first_answer_s = _FIRST_ANSWER_S if len(self._schedulers) > 1 else None
         granted: lease_pb2.Granted | None = None
         try:
-            # Read to the end: after a cancellation the scheduler cannot know whether the grant
-            # has arrived.
+            # The stream is read to its end: if it were cancelled, the scheduler could not know
+            # whether the grant has arrived.
             async with asyncio.timeout(first_answer_s) as limit:
                 async for response in call:
                     limit.reschedule(None)
@@ -260,7 +260,7 @@ class FabricClient:
             if granted is None:
                 raise from_rpc(error) from None
         except asyncio.CancelledError:
-            # A grant may be in transit, or was read and is not used.
+            # A grant may still be in transit, or was read but will not be used.
             call.cancel()
             cancelled = lease_pb2.ReleaseLeaseRequest(request_id=request.request_id)
             await asyncio.shield(self._release(cancelled))
@@ -290,7 +290,7 @@ class FabricClient:
     async def converse(
         self, granted: lease_pb2.Granted, trace: trace_pb2.TraceContext | None = None
     ) -> AsyncGenerator[ConverseStream]:
-        """Claim the granted slot and hold it for the body of the `with`. Raises FabricError."""
+        """Claim the granted slot; hold it during the body of the `with`. Raises FabricError."""
         async with self._workers.use(granted.worker_address) as channel:
             call = session_pb2_grpc.SessionServiceStub(channel).Converse()
             stream = ConverseStream(call, granted)
@@ -341,7 +341,7 @@ class FabricClient:
     async def chat(
         self, granted: lease_pb2.Granted, request: session_pb2.ChatRequest
     ) -> AsyncGenerator[AsyncIterator[session_pb2.ChatResponse]]:
-        """Run one turn of chat on the granted slot; leaving the body of the `with` stops it."""
+        """Run one turn of chat on the granted slot. The end of the `with` body stops the turn."""
         async with self._workers.use(granted.worker_address) as channel:
             turn = session_pb2.ChatRequest()
             turn.CopyFrom(request)

@@ -1,6 +1,6 @@
 """Converts protobuf Duration and Timestamp to Python numbers, and seconds to Duration.
 
-Durations are seconds as float in our code, wall-clock times are nanoseconds since 1970 as int.
+In Python, durations are seconds (float) and wall-clock times are nanoseconds since 1970 (int).
 """
 
 from __future__ import annotations

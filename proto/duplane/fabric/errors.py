@@ -18,7 +18,7 @@ from google.rpc import error_details_pb2 as _error_details
 from google.rpc import status_pb2 as _status
 from grpc_status import rpc_status as _rpc_status
 
-# Generated code that ships without stubs.
+# This generated module has no type stubs.
 error_details_pb2: Any = _error_details
 status_pb2: Any = _status
 rpc_status: Any = _rpc_status
@@ -80,8 +80,8 @@ CODES: dict[Reason, grpc.StatusCode] = {
 class FabricError(Exception):
     """A failure with a reason. `field` is the path of the invalid message field, if any.
 
-    `is_foreign` means that gRPC made the message, not one of our processes; it may contain
-    internal addresses and must not be shown to clients.
+    `is_foreign` means that gRPC wrote the message, not one of our processes. Such a message may
+    contain internal addresses and must not be shown to clients.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class FabricError(Exception):
 
 
 def from_rpc(error: grpc.aio.AioRpcError) -> FabricError:
-    """Translate the error of a failed call. Without an answer of the peer it is UNAVAILABLE."""
+    """Translate the error of a failed call. UNAVAILABLE means that the peer did not answer."""
     status = rpc_status.from_call(error)
     for detail in status.details if status else ():
         info = error_details_pb2.ErrorInfo()

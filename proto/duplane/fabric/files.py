@@ -1,7 +1,7 @@
 """Writes files atomically: to a temporary file in the same folder, which is then renamed.
 
-So a reader never sees a part of a file. Nothing is synced to the disk: after a power failure the
-old or the new content may be gone.
+So a reader never sees an incomplete file. Files are not synced to the disk: a power failure may
+destroy the old and the new content.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Generator
 from pathlib import Path
 
-PART_SUFFIX = ".part"  # of files that are being written; readers and listings skip them
+PART_SUFFIX = ".part"  # ends the names of files that are being written; readers skip them
 
 
 def part_path(path: Path) -> Path:
@@ -21,7 +21,7 @@ def part_path(path: Path) -> Path:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Generator[Path]:
-    """Yield a path to write to; it replaces `path` at the end, or is deleted after an error."""
+    """Yield a path to write to. Its file replaces `path` at the end; an error deletes it."""
     part = part_path(path)
     try:
         yield part
@@ -31,6 +31,6 @@ def replacing(path: Path) -> Generator[Path]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace the content of `path`. Raises OSError; `path` is then as before."""
+    """Replace the content of `path`. Raises OSError and then leaves `path` unchanged."""
     with replacing(path) as part:
         part.write_bytes(content)

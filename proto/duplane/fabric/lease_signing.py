@@ -19,7 +19,7 @@ CLOCK_SKEW_S = 30.0  # as LeaseClaims.expire_time allows
 LEASE_LIFE_S = MAX_CLAIM_TIMEOUT_S + CLOCK_SKEW_S
 """The longest time from the signature of a lease to the last moment at which it can be claimed."""
 
-_CONTEXT = b"duplane.fabric.v1.LeaseClaims\0"  # other signed bytes do not verify as a lease
+_CONTEXT = b"duplane.fabric.v1.LeaseClaims\0"  # so that other signed bytes are no lease
 
 
 class LeaseSigner:

@@ -1,4 +1,4 @@
-"""Shared by all processes: event loop, signals, ready line, end with the parent."""
+"""What all processes share: event loop, signals, the ready line, and ending with the parent."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Callable, Coroutine
 
 import uvloop
 
-READY = "duplane-ready"  # first word of the line with the address that a process serves at
-SUPERVISED = "DUPLANE_SUPERVISED"  # set by a parent process: end when stdin ends
+READY = "duplane-ready"  # first word of the line that announces the served address
+SUPERVISED = "DUPLANE_SUPERVISED"  # a parent process sets it: the process ends when its stdin ends
 EXIT_CANNOT_START = 1
 EXIT_FATAL = 70
 EXIT_INTERRUPTED = 130
@@ -86,7 +86,7 @@ async def _supervise(main: Callable[[Shutdown], Coroutine[None, None, None]]) ->
 
 
 async def _watch_parent(task: asyncio.Future[None]) -> None:
-    """Cancel `task` when stdin ends, because then the parent has died."""
+    """Cancel `task` when stdin ends, which means that the parent has died."""
 
     class _Tie(asyncio.Protocol):
         def connection_lost(self, exc: Exception | None) -> None:
@@ -99,6 +99,6 @@ async def _watch_parent(task: asyncio.Future[None]) -> None:
 
 
 def announce(role: str, address: str) -> None:
-    """Print the ready line: `role` serves at `address`."""
+    """Print the ready line, which says that `role` serves at `address`."""
     sys.stdout.write(f"{READY} {role} {address}\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Log lines for conditions that last: logged at once, then at growing intervals, then their end."""
+"""Logs a lasting condition at once, then at growing intervals, and finally its end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RepeatedLog:
         self._skipped_count = 0
 
     def report(self, message: str) -> None:
-        """Log a warning, unless the condition was logged within the present interval."""
+        """Log a warning, unless one was logged within the present interval."""
         now = self._clock()
         if self._since is None:
             self._since, self._due, self._interval_s = now, now, _FIRST_INTERVAL_S

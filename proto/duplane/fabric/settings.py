@@ -1,8 +1,8 @@
-"""Settings of a process: one frozen dataclass gives its flags, environment variables, keys of the
+"""Settings of a process: one frozen dataclass defines its flags, environment variables, keys of the
 config file, help, bounds and documentation.
 
-A flag is named after its field unless the field's `Parameter` names it; the docstring below a
-field is its help. Bounds are checked whenever an instance is made, by flag or in code.
+A flag has the name of its field unless the field's `Parameter` gives another; the docstring below
+a field is its help. Bounds are checked whenever an instance is made, from flags or in code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 LogFormat = Literal["text", "json"]
 
 
-MAX_LABEL_COUNT = 16  # labels of a worker, or of the needs of a session
+MAX_LABEL_COUNT = 16  # labels of one worker, or needs of one session
 MAX_LABEL_LENGTH = 128  # characters of the name or the value of a label
 
 
@@ -57,7 +57,7 @@ def _bounds_of(settings: Any) -> tuple[tuple[str, tuple[object, ...]], ...]:
 
 
 def _metadata(hint: Any) -> Iterator[object]:
-    """Yield the metadata of a type, also within a union such as `PositiveInt | None`."""
+    """Yield the metadata of a type and of the members of a union such as `PositiveInt | None`."""
     yield from getattr(hint, "__metadata__", ())
     for inner in get_args(hint):
         yield from _metadata(inner)

@@ -1,4 +1,4 @@
-"""The channels from one client to workers: shared by sessions, bounded in number."""
+"""The gRPC channels of one client to workers: shared by its sessions, bounded in number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import grpc.aio
 
 from duplane.fabric.channel import open_channel
 
-MAX_COUNT = 256  # beyond it, the channels that are unused for longest are closed
+MAX_COUNT = 256  # above it, the channel that was unused for longest is closed
 
 
 class WorkerChannels:

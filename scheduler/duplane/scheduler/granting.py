@@ -1,4 +1,4 @@
-"""The loop that grants free slots: policy chooses ticket and slot, the store accepts or refuses."""
+"""The loop that grants free slots. Policy chooses ticket and slot; the store accepts or refuses."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class GrantLoop:
         self._claim_timeout_s = claim_timeout_s
         self._resume_until = state.clock() + resume_grace_s
         self._is_resuming = False
-        self._epochs: dict[str, int] = {}  # of the workers seen until then
+        self._epochs: dict[str, int] = {}  # by worker id, of workers seen before that time
         self._has_change = asyncio.Event()
         self._is_idle = asyncio.Event()
         state.listeners.append(self._on_change)
 
     def _expect_returning(self, worker: Worker) -> None:
-        """Hold grants back until the callers of an earlier scheduler had time to return.
+        """Hold grants back, so that the callers of an earlier scheduler have time to return.
 
-        It does so when a worker that has served sessions before registers, here or at another
-        scheduler. In a new fabric no worker has, so grants begin at once.
+        Grants are held back only if a worker registers that has served sessions before. In a new
+        fabric no worker has, so grants begin at once.
         """
         is_known = self._epochs.get(worker.worker_id) == worker.epoch
         self._epochs[worker.worker_id] = worker.epoch
@@ -88,8 +88,8 @@ class GrantLoop:
                 claims = self.claims(ticket, candidate)
                 grant = await self._store.try_grant(ticket, claims, self._claim_timeout_s)
                 if grant is None or self._state.entry(ticket):
-                    return  # the state lags behind the store; the next change wakes this loop
-                await asyncio.sleep(0)  # other tasks run between two grants
+                    return  # the state is older than the store; the next change wakes this loop
+                await asyncio.sleep(0)  # let other tasks run between two grants
 
     def claims(self, ticket: Ticket, candidate: Candidate) -> lease_pb2.LeaseClaims:
         """Return the claims of a new lease. The store adds the fencing number."""

@@ -58,12 +58,12 @@ _SLOT_STATES = {
 
 
 class SchedulerMetrics:
-    """The metrics of one scheduler. It keeps what it needs of waiting tickets and of leases."""
+    """The metrics of one scheduler. Keeps the start of each wait, and the live leases."""
 
     def __init__(self, state: SchedulerState) -> None:
         self.registry = registry = new_registry("scheduler")
         self._state = state
-        self._since: dict[str, dict[int, float]] = {}  # by pool and order, longest wait first
+        self._since: dict[str, dict[int, float]] = {}  # by pool and order, oldest first
         self._tickets: Counter[tuple[str, str]] = Counter()  # by pool and kind
         self._leases: dict[str, Grant] = {}
         self._waits = histograms(
@@ -132,7 +132,7 @@ class SchedulerMetrics:
         if grant.is_revoked and not (before and before.is_revoked):
             self._lease_events.of("revoked").inc()
 
-    # Read when the metrics are collected.
+    # The methods below compute gauges when the metrics are collected.
 
     def _observe(self) -> Iterable[Metric]:
         workers = self._state.workers.values()
@@ -190,7 +190,7 @@ class SchedulerMetrics:
 
 
 def slot_state(worker: Worker, slot: registry_pb2.SlotReport, grant: Grant | None) -> str:
-    """Return the state of a slot: as its worker reported it, and as it is granted."""
+    """Return the state of a slot, from its worker's report and from its grant."""
     if slot.state in _SLOT_STATES:
         return _SLOT_STATES[slot.state]
     if grant:
@@ -199,7 +199,7 @@ def slot_state(worker: Worker, slot: registry_pb2.SlotReport, grant: Grant | Non
 
 
 def worker_state(worker: Worker) -> str:
-    """Return the state of a worker, the gravest if it has several."""
+    """Return the state of a worker: the worst one, if several are true."""
     if worker.is_unreachable:
         return "unreachable"
     if worker.is_silent:
@@ -214,5 +214,5 @@ def _counted(
 
 
 def _pool_label(pool: str, pools: set[str]) -> str:
-    """Return a pool's name if a worker serves it: callers can invent any number of names."""
+    """Return a pool's name if a worker serves it, else `other`: callers can invent any names."""
     return pool if pool in pools or not pool else OTHER

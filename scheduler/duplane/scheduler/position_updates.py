@@ -7,15 +7,15 @@ import asyncio
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import Change, TicketGone
 
-PORTION = 32  # entries of a pool that are published without a pause
-_PAUSE_S = 0.05  # between two portions; each entry of a portion costs a message to its caller
+PORTION = 32  # most entries of one queue that are published without a pause
+_PAUSE_S = 0.05  # between two portions; each entry costs a message to its caller
 
 
 class PositionUpdates:
     """Publishes moved positions in portions, from the front to the back.
 
-    The first portion after a quiet time is published at once. The rate is bounded, because every
-    grant moves every ticket that waits.
+    The first portion after a quiet time is published at once. The rate is bounded, because one
+    grant changes the position of every ticket behind it.
     """
 
     def __init__(self, state: SchedulerState) -> None:

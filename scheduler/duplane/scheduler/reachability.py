@@ -16,12 +16,12 @@ from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import Change, LeaseStore, Worker, WorkerPut
 
 _log = logging.getLogger(__name__)
-# The published stubs know only the synchronous half of the package.
+# The published stubs have no types for the asyncio API of this package.
 health_grpc: Any = _typed_health_grpc
 
 CHECK_TIMEOUT_S = 2.0
 FIRST_INTERVAL_S = 0.5
-MAX_INTERVAL_S = 30.0  # upper bound; the interval doubles until then
+MAX_INTERVAL_S = 30.0  # the interval between checks doubles up to this bound
 
 
 class ReachabilityChecks:
@@ -57,7 +57,7 @@ class ReachabilityChecks:
                 pass
 
     async def _check(self, worker: Worker) -> None:
-        """Call the worker at growing intervals until it answers or is gone."""
+        """Call the worker at growing intervals until it answers or its registration ends."""
         worker_id, address = worker.worker_id, worker.register.address
         _log.warning("worker %s cannot be reached at %s: no grants", worker_id, address)
         interval_s = FIRST_INTERVAL_S

@@ -1,4 +1,4 @@
-"""One scheduler process: builds the parts, starts and stops them."""
+"""One scheduler process: builds its parts, starts them and stops them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ from duplane.scheduler.watch import Watch
 
 _log = logging.getLogger(__name__)
 
-# Reports show much earlier that a worker hangs. It stays listed for operators, as silent.
+# This can be long: missing reports show much earlier that a worker hangs. Until the connection is
+# closed, operators see the worker as silent.
 _PING_TIMEOUT_S = 30.0
 _SERVICES = tuple(
     file.DESCRIPTOR.services_by_name[name].full_name
@@ -79,7 +80,7 @@ class Scheduler:
         self._store.subscribe(state.apply)
 
     async def start(self, tasks: asyncio.TaskGroup) -> str:
-        """Serve, run the loops in `tasks`, and return the bound host:port."""
+        """Start to serve, start the loops as `tasks`, and return the bound host:port."""
         self._server = FabricServer(*_SERVICES, ping_timeout_s=_PING_TIMEOUT_S)
         lease_pb2_grpc.add_LeaseServiceServicer_to_server(self._leases, self._server.grpc)
         registry_pb2_grpc.add_RegistryServiceServicer_to_server(self._registry, self._server.grpc)
@@ -96,7 +97,7 @@ class Scheduler:
     async def stop(self) -> None:
         """End every call and the loops. Calls that outlast the time limit are cancelled.
 
-        Waiting callers and workers get UNAVAILABLE, so they go to another scheduler. Leases stay
+        Waiting callers and workers get UNAVAILABLE, so they call another scheduler. Leases stay
         valid.
         """
         self._waiters.close()

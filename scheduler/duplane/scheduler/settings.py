@@ -22,8 +22,7 @@ from duplane.scheduler.store import check_url
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SchedulerSettings:
-    """Settings of one scheduler process. Raises ValueError naming the setting that cannot be
-    used."""
+    """Settings of one scheduler process. Raises ValueError that names an unusable setting."""
 
     listen: str = "127.0.0.1:8010"
     """Address to serve at, as HOST:PORT; port 0 picks a free one."""
@@ -43,21 +42,21 @@ class SchedulerSettings:
     signing_key: ExistingFile | None = None
     """Key that signs leases (Ed25519, PEM, no password). Default: a new one for each process."""
     ticket_limit: PositiveInt = 1000
-    """Sessions that wait in one queue; more are refused with QUEUE_FULL."""
+    """Most sessions that wait in the fabric; further ones are refused with QUEUE_FULL."""
     claim_timeout_s: Annotated[float, Gt(0), Le(MAX_CLAIM_TIMEOUT_S)] = 5.0
-    """Seconds for a granted slot to be claimed, at most 60; then the next session in the queue gets
-    it."""
+    """Seconds within which a granted slot must be claimed, at most 60; then the next session in the
+    queue gets it."""
     report_interval_s: PositiveFloat = 2.0
     """Seconds between two reports of a worker. A worker that misses three gets no new sessions."""
     queued_interval_s: PositiveFloat = 3.0
-    """Seconds between two updates of an unchanged place in the queue."""
+    """Seconds between two updates to a waiting caller whose position does not change."""
     resume_grace_s: PositiveFloat = 3.0
     """Seconds after a restart in which nothing is granted, so that waiting sessions can return to
     their places."""
     register_timeout_s: PositiveFloat = 10.0
-    """Seconds for a worker that connects to register; then its stream ends."""
+    """Seconds within which a connected worker must register; then its stream ends."""
     stop_timeout_s: PositiveFloat = 2.0
-    """Seconds for calls to end at shutdown; then they are cut."""
+    """Seconds within which calls must end at shutdown; then they are cancelled."""
     metrics_listen: str = ""
     """Address at which Prometheus reads the metrics of this process, at /metrics, as HOST:PORT;
     port 0 picks a free one. It has no TLS and no authentication. Default: nowhere."""
@@ -65,7 +64,7 @@ class SchedulerSettings:
     """Least severe level to log. SIGUSR1 changes it to DEBUG while the process runs, SIGUSR2
     changes it back."""
     log_format: LogFormat = "text"
-    """Format of log lines: text, or JSON with one object a line."""
+    """Format of log lines: text, or JSON with one object per line."""
 
     def __post_init__(self) -> None:
         check_bounds(self)

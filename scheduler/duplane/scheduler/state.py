@@ -29,7 +29,7 @@ from duplane.scheduler.store.base import (
     WorkerPut,
 )
 
-_FORECAST_AGE_S = 1.0  # a forecast is made anew after this
+_FORECAST_AGE_S = 1.0  # a forecast is replaced after this time
 
 
 _Demanded = tuple[Needs, lease_pb2.SessionKind]
@@ -45,15 +45,15 @@ class _Forecast:
         self.waits = waits
 
     def is_fresh(self, revision: int, now: float) -> bool:
-        """True if it can be used. Few tickets get a new forecast after every change."""
+        """True if the forecast can be used: for a second, or until a change if it is exact."""
         return now < self._deadline and (revision == self._revision or not self._is_exact)
 
 
 class _Pool:
-    """The tickets and the workers that are matched with each other."""
+    """The tickets and the workers of one pool."""
 
     def __init__(self) -> None:
-        self.queues: dict[Needs, FifoQueue] = {}  # not empty
+        self.queues: dict[Needs, FifoQueue] = {}  # only queues with tickets
         self.slots = SlotIndex()
         self.forecast: _Forecast | None = None
 
@@ -62,7 +62,7 @@ class SchedulerState:
     """Workers, tickets and grants.
 
     Each of `listeners` is called after every change. Each of `position_listeners` is called with
-    the queue entries that moved up, in portions: call `publish_positions` for each portion.
+    queue entries that moved up, one portion for each call of `publish_positions`.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -71,7 +71,7 @@ class SchedulerState:
         self.workers: dict[str, Worker] = {}
         self.tickets: dict[int, Ticket] = {}  # by order
         self.grants: dict[str, Grant] = {}  # by lease id, oldest first
-        self.requests: dict[str, Ticket] = {}  # that wait or hold a grant, by request id
+        self.requests: dict[str, Ticket] = {}  # tickets that wait or have a grant, by request id
         self.hold_times = HoldTimes()
         self.listeners: list[Callable[[Change], None]] = []
         self.position_listeners: list[Callable[[Sequence[QueueEntry]], None]] = []
@@ -104,7 +104,7 @@ class SchedulerState:
             listener(change)
 
     def publish_positions(self, limit: int) -> bool:
-        """Publish entries that moved up, at most `limit` per queue. False if none are left."""
+        """Publish at most `limit` entries of each queue that moved up. False if none are left."""
         every = (queue for pool in self._pools.values() for queue in pool.queues.values())
         queues = [queue for queue in every if queue.has_moved]
         for queue in queues:
@@ -126,7 +126,7 @@ class SchedulerState:
         return next((proposal for proposal in proposals if proposal), None)
 
     def entries(self) -> Sequence[QueueEntry]:
-        """Return the queue entries of all pools by order."""
+        """Return the queue entries of all pools, sorted by order."""
         every = (queue for pool in self._pools.values() for queue in pool.queues.values())
         entries = itertools.chain.from_iterable(every)
         return sorted(entries, key=lambda entry: entry.ticket.order)
@@ -137,11 +137,11 @@ class SchedulerState:
         return queue.get(ticket.order) if queue else None
 
     def queue_length(self, ticket: Ticket) -> int:
-        """Return how many tickets wait in the queue of a ticket."""
+        """Return how many tickets wait in the same queue as `ticket`."""
         return len(self._queue(ticket) or ())
 
     def serves(self, request: lease_pb2.AcquireLeaseRequest) -> bool:
-        """True if a worker is attached that meets a request's kind and needs, draining or not."""
+        """True if an attached worker, draining or not, meets the kind and needs of a request."""
         pool = self._pools.get(request.pool)
         return bool(pool) and request.kind in pool.slots.attached_kinds(needs_of(request))
 
@@ -268,7 +268,7 @@ class SchedulerState:
             self._pools.setdefault(worker.register.pool, _Pool()).slots.put(candidate)
 
     def _drop_empty(self, name: str) -> None:
-        """Delete a pool without tickets and workers: callers can invent any number of names."""
+        """Delete a pool that has neither tickets nor workers: callers can invent any pool name."""
         pool = self._pools[name]
         if not pool.queues and not len(pool.slots):
             del self._pools[name]

@@ -16,10 +16,10 @@ from duplane.fabric.v1 import admin_pb2, lease_pb2, registry_pb2
 
 MAX_ID_LENGTH = 256
 MAX_SLOT_COUNT = 1024
-MAX_REQUEST_BYTES = 128 * 1024  # more than the longest fields; etcd holds 1.5 MB
+MAX_REQUEST_BYTES = 128 * 1024  # enough for the longest fields; etcd accepts 1.5 MB
 MAX_AVOIDED_COUNT = 64
 MAX_HOLD_S = 86_400.0
-MAX_FENCING_NUMBER = 2**62  # about twice the present numbers, which come from the wall clock
+MAX_FENCING_NUMBER = 2**62  # far above the numbers of a store, which begin at the wall clock
 
 _TICKET_ID = re.compile(r"q_([0-9a-f]{16})")
 _STATES = frozenset(registry_pb2.SlotState.values()) - {registry_pb2.SLOT_STATE_UNSPECIFIED}
@@ -41,7 +41,7 @@ def _require_short(value: str, field: str) -> None:
 
 def check_acquire(request: lease_pb2.AcquireLeaseRequest) -> None:
     """Check a request for a slot."""
-    is_small = request.ByteSize() <= MAX_REQUEST_BYTES  # unknown fields and the trace count too
+    is_small = request.ByteSize() <= MAX_REQUEST_BYTES  # includes unknown fields and the trace
     _require(is_small, "request", f"is larger than {MAX_REQUEST_BYTES} bytes")
     _require_id(request.request_id, "request_id")
     _require(request.kind in KIND_NAMES, "kind", "is not a session kind")
@@ -126,7 +126,7 @@ def _is_address(text: str) -> bool:
 
 
 def check_report(report: registry_pb2.Report, slot_count: int) -> None:
-    """Check a later message of a worker that registered with `slot_count` slots."""
+    """Check a report of a worker that registered with `slot_count` slots."""
     is_whole = len(report.slots) == slot_count
     _require(is_whole, "report.slots", f"has {len(report.slots)} slots, {slot_count} registered")
     _check_slots(report.slots, "report.slots")

@@ -1,7 +1,7 @@
 """The AcquireLease calls that wait in this scheduler, and their tickets and grants.
 
-Contains no policy. A waiter holds at most one ticket or one grant; when its call ends, the ticket
-is cancelled and a grant that was not delivered is given back at once.
+Contains no policy. A waiter holds at most one ticket or one grant. When its call ends, the ticket
+is cancelled, or the undelivered grant is given back, at once.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Waiter:
         self.order: int | None = None
         self.grant: Grant | None = None
         self.is_delivered = False
-        self.has_lost_place = False  # neither a ticket nor a grant; it returns to its order
+        self.has_lost_place = False  # has lost its ticket or grant, and must enqueue again
         self.failure: FabricError | None = None
         self.changed = asyncio.Event()
 
     def fail(self, reason: Reason, message: str) -> None:
-        """End the wait with an error, unless it has one."""
+        """End the wait with an error; the first error counts."""
         self.failure = self.failure or FabricError(reason, message)
         self.changed.set()
 
@@ -54,8 +54,8 @@ class Waiter:
 class Waiters:
     """The waiting calls of one scheduler.
 
-    At most `limit` tickets wait in the fabric. As many again are accepted from callers that
-    return to a ticket which they had before.
+    At most `limit` tickets wait in the fabric; up to twice as many if callers return with a ticket
+    from an earlier call.
     """
 
     def __init__(self, store: LeaseStore, state: SchedulerState, limit: int) -> None:
@@ -97,8 +97,8 @@ class Waiters:
             await self._leave(waiter)
 
     async def enqueue_again(self, waiter: Waiter) -> None:
-        """Return to the old place in the queue, after a grant ended before its delivery, or the
-        store dropped the ticket.
+        """Return to the old place in the queue, after the store dropped the ticket or the grant
+        ended before it was delivered.
         """
         waiter.has_lost_place = False
         await self._enqueue(waiter, waiter.order)
@@ -120,7 +120,7 @@ class Waiters:
         return self._state.entry(ticket) if ticket else None
 
     async def _leave(self, waiter: Waiter) -> None:
-        """Give back what the waiter holds. A call whose ticket was taken over holds nothing."""
+        """Cancel the waiter's ticket or give its undelivered grant back, if it still has one."""
         del self._waiters[waiter.owner]
         same = self._by_request[waiter.request.request_id]
         same.remove(waiter)
@@ -134,9 +134,9 @@ class Waiters:
             await self._store.give_back(waiter.grant)
 
     def _is_known(self, request: lease_pb2.AcquireLeaseRequest, order: int | None) -> bool:
-        """Return whether the request repeats another one or takes over its ticket.
+        """True if an earlier request has the same `request_id`, or its ticket waits at `order`.
 
-        Raises FabricError if the other one asked for something else.
+        Raises FabricError if the earlier request has another kind, pool or needs.
         """
         field, ticket = "request_id", self._state.requests.get(request.request_id)
         if ticket is None and order is not None:
@@ -158,9 +158,9 @@ class Waiters:
             raise FabricError(Reason.QUEUE_FULL, f"{self.limit} wait already")
 
     async def _give_back_former_grants(self, request_id: str, order: int) -> None:
-        """Give back unclaimed grants that other requests got from the ticket at `order`.
+        """Give back the unclaimed grants that earlier requests got for the ticket at `order`.
 
-        The caller returns with this ticket because it could not use that grant.
+        The caller returns with this ticket because it could not use such a grant.
         """
         for grant in self._state.grants_of_order(order):
             ticket = grant.ticket
@@ -176,8 +176,8 @@ class Waiters:
             case Ticket(order=taken):
                 waiter.order = taken
             case Grant(ticket=ticket) as grant:
-                # A call that has not delivered the grant passes it on to this one. If there is
-                # none, the grant was delivered before, and its caller asks a second time.
+                # If an earlier call still waits to deliver the grant, that call ends and this one
+                # delivers it. Otherwise the grant was delivered, and the caller asks again.
                 waiter.is_delivered = not (ticket and self._supersede(ticket.owner))
                 waiter.order = ticket.order if ticket else None
                 waiter.grant = grant
@@ -185,7 +185,7 @@ class Waiters:
                     self._by_order[waiter.order] = waiter
 
     def _supersede(self, owner: str) -> bool:
-        """End a call whose ticket or grant another call has taken. False if it has ended."""
+        """End a call because another call has its ticket or grant. False if it has ended before."""
         waiter = self._waiters.get(owner)
         if waiter:
             waiter.grant = None

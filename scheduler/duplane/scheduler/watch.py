@@ -1,7 +1,7 @@
-"""The state as operators see it: lists, and streams of a snapshot followed by every change.
+"""The state for operators: lists, and streams of a snapshot followed by every change.
 
-Each change is one message, shared by all watchers. A watcher that falls behind by more than its
-bound gets a new snapshot in place of the changes that it missed.
+Each change is one message, shared by all watchers. A watcher that has too many unread changes gets
+a new snapshot in place of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from duplane.scheduler.store.base import (
     WorkerPut,
 )
 
-BACKLOG_LENGTH = 4096  # changes; one grant can move every ticket that waits
+BACKLOG_LENGTH = 4096  # most unread changes; one grant can move every ticket that waits
 
 
 class _Watcher:
@@ -35,7 +35,7 @@ class _Watcher:
 
     def __init__(self) -> None:
         self.backlog: deque[admin_pb2.WatchResponse] = deque()
-        self.is_behind = True  # needs a snapshot
+        self.is_behind = True  # the next message must be a snapshot
         self.has_more = asyncio.Event()
         self.has_more.set()
 
@@ -62,16 +62,16 @@ class Watch:
         state.position_listeners.append(self._on_moved)
 
     def note_report(self, worker_id: str, report: registry_pb2.Report) -> None:
-        """Keep a worker's last report, and its time."""
+        """Keep a worker's last report and the time of its arrival."""
         self._reports[worker_id] = report, self._state.clock()
 
     def publish_worker(self, worker: Worker) -> None:
-        """Publish a report that changed nothing but its numbers."""
+        """Publish a worker whose report changed only measured values, which the store ignores."""
         if self._watchers:
             self._publish(admin_pb2.WatchResponse(worker=self._worker_status(worker)))
 
     def workers(self) -> Sequence[admin_pb2.WorkerStatus]:
-        """Return the workers, by id."""
+        """Return the workers, sorted by id."""
         return [self._worker_status(worker) for _, worker in sorted(self._state.workers.items())]
 
     def leases(self) -> Sequence[admin_pb2.LeaseStatus]:
@@ -79,7 +79,7 @@ class Watch:
         return [lease_status(grant, self._state) for grant in self._state.grants.values()]
 
     def tickets(self) -> Sequence[admin_pb2.TicketStatus]:
-        """Return the tickets by order."""
+        """Return the tickets, sorted by order."""
         return [ticket_status(entry, self._state) for entry in self._state.entries()]
 
     def snapshot(self) -> admin_pb2.Snapshot:

@@ -1,4 +1,4 @@
-"""Log lines of all processes: their format, the ids they carry, and a level that can be changed.
+"""Log lines of all processes: their format, the ids in them, and a level that signals change.
 
 A line never contains audio, text of a conversation, or a secret.
 """
@@ -21,7 +21,7 @@ from duplane.fabric.v1.trace_pb2 import TraceContext
 
 LEVEL_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)  # to DEBUG, and back to the level of the settings
 
-_OURS = "duplane"  # the loggers of this project; others never log below INFO
+_OURS = "duplane"  # parent of this project's loggers; all others log from INFO on
 _NO_IDS: Mapping[str, str] = {}
 _ids = ContextVar("ids of log lines", default=_NO_IDS)
 _CONTROL_CHARACTERS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
@@ -70,9 +70,9 @@ def _time(record: logging.LogRecord, separator: str) -> str:
 
 
 class _TextFormatter(logging.Formatter):
-    """Time, level, role, message, ids. A traceback follows on lines of its own.
+    """Formats time, level, role, message and ids as one line; a traceback follows on more lines.
 
-    Control characters are escaped, so that none can imitate another line.
+    Control characters are escaped, so that a message cannot imitate a second line.
     """
 
     def __init__(self, role: str) -> None:
@@ -86,7 +86,7 @@ class _TextFormatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
-    """One object a line; a traceback is its field `exception`."""
+    """Formats each record as one JSON object on one line; a traceback is its field `exception`."""
 
     def __init__(self, role: str) -> None:
         super().__init__()

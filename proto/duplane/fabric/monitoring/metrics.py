@@ -1,7 +1,7 @@
 """Prometheus instruments with closed sets of label values, and the registry of one process.
 
-Every series exists from the start, so that a rate over its first event is right, and a scrape has
-the same number of lines after a million sessions as before the first one.
+Every series exists from the start. So a rate that includes its first event is right, and the number
+of series does not grow with the number of sessions.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-OTHER = "other"  # counts every label value that was not declared
-UNIT_DEADLINE_S = 1.0  # a unit is one second of sound: an answer that takes longer falls behind
+OTHER = "other"  # the label value that stands for every undeclared one
+UNIT_DEADLINE_S = 1.0  # a unit is one second of sound, so slower answers fall behind
 UNIT_BUCKETS_S = (
     *(0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
     *(UNIT_DEADLINE_S, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0),
@@ -28,7 +28,7 @@ Instrument = TypeVar("Instrument", Counter, Histogram)
 class Family(Generic[Instrument]):
     """One instrument for each combination of label values, all made at once.
 
-    `labels` are the names of the labels with their values, in the order of `of`.
+    `labels` maps each label to its values, in the order of the arguments of `of`.
     """
 
     def __init__(self, instrument: Instrument, labels: Mapping[str, Collection[str]]) -> None:
@@ -76,15 +76,15 @@ def histograms(
     buckets: Collection[float] = UNIT_BUCKETS_S,
     **labels: Collection[str],
 ) -> Family[Histogram]:
-    """Return histograms with these upper bounds; `name` ends with the unit, if there is one."""
+    """Return histograms with these upper bounds; `name` ends with the unit of measure, if any."""
     histogram = Histogram(name, text, tuple(labels), registry=registry, buckets=tuple(buckets))
     return Family(histogram, labels)
 
 
 class Observed(Collector):
-    """Gauges that are read only when they are collected: they cost nothing in between.
+    """Gauges whose values are computed only when they are collected.
 
-    They are collected on the event loop, like everything that they read.
+    They are collected on the event loop, on which the state that they read also changes.
     """
 
     def __init__(self, registry: CollectorRegistry, read: Callable[[], Iterable[Metric]]) -> None:
@@ -112,7 +112,7 @@ def gauges(
 
 
 def new_registry(role: str) -> CollectorRegistry:
-    """Return the registry of one process: its CPU time, memory and open files, and its version."""
+    """Return a registry with the version, CPU time, memory and open files of this process."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     version = importlib.metadata.version("duplane")

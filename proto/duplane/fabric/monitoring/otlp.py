@@ -1,4 +1,4 @@
-"""Export over OTLP: what the standard `OTEL_*` settings ask for, and metrics as OTLP messages."""
+"""Export over OTLP: the standard `OTEL_*` settings, and metrics converted to OTLP messages."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from duplane.fabric.process import StartError
 
 Signal = Literal["TRACES", "METRICS"]
 
-_UNITS = {"seconds": "s", "bytes": "By"}  # by the last part of a metric's name
-_DEFAULT_INTERVAL_MS = 60_000  # as the standard has it
+_UNITS = {"seconds": "s", "bytes": "By"}  # last part of a metric's name -> its unit in OTLP
+_DEFAULT_INTERVAL_MS = 60_000  # the default of the standard
 _UNKNOWN: Any = None  # Prometheus keeps no extremes, and OTLP does not require them
 _CUMULATIVE = AggregationTemporality.CUMULATIVE
 
@@ -51,7 +51,7 @@ def is_export_configured(signal: Signal, environ: Mapping[str, str] = os.environ
 
 
 def check_exporter(signal: Signal, environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse other exporters than OTLP over gRPC, the only one that is installed.
+    """Refuse every exporter but OTLP over gRPC, the only one that is installed.
 
     Raises StartError.
     """
@@ -66,7 +66,7 @@ def check_exporter(signal: Signal, environ: Mapping[str, str] = os.environ) -> N
 
 
 def resource(role: str) -> Resource:
-    """Return the description of this process that goes with every export."""
+    """Return the description of this process that every export contains."""
     named = os.environ.get("OTEL_SERVICE_NAME")
     return Resource.create({} if named else {SERVICE_NAME: f"duplane-{role}"})
 
@@ -101,7 +101,7 @@ def _interval_s(environ: Mapping[str, str]) -> float:
 class _MetricsExport:
     """Exports one registry. The sums are cumulative, so a failed export loses nothing.
 
-    The registry is read on the event loop; the export waits for the collector in a thread. One
+    The registry is read on the event loop. A thread sends the export and waits for the answer. One
     export runs at a time, and the exporter's own time limit bounds it.
     """
 
@@ -161,10 +161,10 @@ def _points(family: Family, start_ns: int, now_ns: int) -> Gauge | Histogram | S
 
 
 def _histograms(samples: Sequence[Sample], start_ns: int, now_ns: int) -> list[HistogramDataPoint]:
-    """Return the points of a histogram, whose samples stand together for each point."""
+    """Return the points of a histogram. The samples of one point must follow each other."""
     points: list[HistogramDataPoint] = []
     bounds: list[float] = []
-    counts: list[int] = []  # up to each bound, as Prometheus has them
+    counts: list[int] = []  # cumulative, as in Prometheus
     for sample in samples:
         if sample.name.endswith("_bucket"):
             bounds.append(float(sample.labels["le"]))

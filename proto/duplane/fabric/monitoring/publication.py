@@ -22,10 +22,10 @@ _KEEPALIVE_S = 75.0
 async def published(role: str, registry: CollectorRegistry, listen: str) -> AsyncGenerator[str]:
     """Publish the metrics during the body of the `with`.
 
-    Yields the URL at which Prometheus can read them, empty if `listen` is empty. They are read on
-    the event loop. Raises StartError.
+    Yields the URL at which Prometheus can read them; the URL is empty if `listen` is empty. The
+    metrics are read on the event loop. Raises StartError.
     """
-    disable_created_metrics()  # they would double the number of series
+    disable_created_metrics()  # `_created` series would double the number of series
     async with exporting(role, registry):
         if not listen:
             yield ""

@@ -1,8 +1,8 @@
 """Spans: their names and attributes, and their context inside messages.
 
 Each unit is a trace of its own, linked to its session's span. The stages of a chat turn are child
-spans of the turn. Spans are exported as OTLP over gRPC if the standard `OTEL_*` settings ask for
-it, else not at all. Attributes never contain audio, text or keys.
+spans of the turn. Spans are exported, as OTLP over gRPC, only if the standard `OTEL_*` settings
+ask for it. Attributes never contain audio, text or keys.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SCHEDULER_QUEUE = "scheduler.queue"  # from the request for a slot to its grant
 WORKER_SESSION = "worker.session"
 WORKER_UNIT = "worker.unit"
 WORKER_CHAT = "worker.chat"
-WORKER_CHAT_PREPARE = "worker.chat.prepare"  # checks, videos, layout; not on the device
+WORKER_CHAT_PREPARE = "worker.chat.prepare"  # work before the device: checks, videos, layout
 WORKER_CHAT_PREFILL = "worker.chat.prefill"
 WORKER_CHAT_PIECE = "worker.chat.piece"
 
@@ -43,8 +43,8 @@ STAGE_PREFIX = "duplane.stage."  # + stage + "_ms"
 BATCH_SIZE = "duplane.batch.size"
 CHAT_FINISH = "duplane.chat.finish"
 CHAT_SEQUENCE = "duplane.chat.sequence"
-PROMPT_TOKEN_COUNT = "duplane.prompt.token_count"  # a name, not a secret
-CONTEXT_TOKEN_COUNT = "duplane.context.token_count"  # a name, not a secret
+PROMPT_TOKEN_COUNT = "duplane.prompt.token_count"  # the name of an attribute, not a secret
+CONTEXT_TOKEN_COUNT = "duplane.context.token_count"  # the name of an attribute, not a secret
 ERROR_TYPE = "error.type"
 
 _propagator = TraceContextTextMapPropagator()
@@ -74,7 +74,7 @@ class Telemetry:
         start_time_ns: int | None = None,
         attributes: Mapping[str, AttributeValue] | None = None,
     ) -> Span:
-        """Start a span: a child of `parent`, or without one the root of a new trace."""
+        """Start a span: a child of `parent`, or the root of a new trace if there is no parent."""
         linked = extract(link)
         return self._tracer.start_span(
             name,
@@ -100,7 +100,7 @@ def inject(span: Span) -> TraceContext | None:
 
 
 def extract(context: TraceContext | None) -> SpanContext:
-    """Return the span context of a message; the invalid one if there is none."""
+    """Return the span context of a message, or OpenTelemetry's invalid context if it has none."""
     if context is None or not context.traceparent:
         return trace.INVALID_SPAN_CONTEXT
     carrier = {"traceparent": context.traceparent, "tracestate": context.tracestate}

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class SessionServiceStub:
     """Runs sessions on the slots of one worker. Edges and internal clients call it on the worker that
-    is named in their lease.
+    their lease names.
 
     All audio is mono float32, little endian: 16 kHz towards the model, 24 kHz from it.
     """
@@ -52,7 +52,7 @@ class SessionServiceStub:
 
 class SessionServiceServicer:
     """Runs sessions on the slots of one worker. Edges and internal clients call it on the worker that
-    is named in their lease.
+    their lease names.
 
     All audio is mono float32, little endian: 16 kHz towards the model, 24 kHz from it.
     """
@@ -79,7 +79,7 @@ class SessionServiceServicer:
         """Runs one turn of chat. The worker sends `prefilled`, deltas, then `done`. Cancelling the call
         stops the generation.
 
-        Errors: those of Converse's claim; KIND_NOT_SERVED on a worker without chat.
+        Errors: the same as for the claim in Converse; KIND_NOT_SERVED on a worker without chat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -108,7 +108,7 @@ def add_SessionServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class SessionService:
     """Runs sessions on the slots of one worker. Edges and internal clients call it on the worker that
-    is named in their lease.
+    their lease names.
 
     All audio is mono float32, little endian: 16 kHz towards the model, 24 kHz from it.
     """

@@ -28,7 +28,7 @@ GRPC_VERSION: str
 
 class SessionServiceStub:
     """Runs sessions on the slots of one worker. Edges and internal clients call it on the worker that
-    is named in their lease.
+    their lease names.
 
     All audio is mono float32, little endian: 16 kHz towards the model, 24 kHz from it.
     """
@@ -55,13 +55,13 @@ class SessionServiceStub:
     """Runs one turn of chat. The worker sends `prefilled`, deltas, then `done`. Cancelling the call
     stops the generation.
 
-    Errors: those of Converse's claim; KIND_NOT_SERVED on a worker without chat.
+    Errors: the same as for the claim in Converse; KIND_NOT_SERVED on a worker without chat.
     """
 
 @_typing.type_check_only
 class SessionServiceAsyncStub(SessionServiceStub):
     """Runs sessions on the slots of one worker. Edges and internal clients call it on the worker that
-    is named in their lease.
+    their lease names.
 
     All audio is mono float32, little endian: 16 kHz towards the model, 24 kHz from it.
     """
@@ -85,12 +85,12 @@ class SessionServiceAsyncStub(SessionServiceStub):
     """Runs one turn of chat. The worker sends `prefilled`, deltas, then `done`. Cancelling the call
     stops the generation.
 
-    Errors: those of Converse's claim; KIND_NOT_SERVED on a worker without chat.
+    Errors: the same as for the claim in Converse; KIND_NOT_SERVED on a worker without chat.
     """
 
 class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
     """Runs sessions on the slots of one worker. Edges and internal clients call it on the worker that
-    is named in their lease.
+    their lease names.
 
     All audio is mono float32, little endian: 16 kHz towards the model, 24 kHz from it.
     """
@@ -124,7 +124,7 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         """Runs one turn of chat. The worker sends `prefilled`, deltas, then `done`. Cancelling the call
         stops the generation.
 
-        Errors: those of Converse's claim; KIND_NOT_SERVED on a worker without chat.
+        Errors: the same as for the claim in Converse; KIND_NOT_SERVED on a worker without chat.
         """
 
 def add_SessionServiceServicer_to_server(servicer: SessionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

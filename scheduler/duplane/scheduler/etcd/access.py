@@ -15,7 +15,7 @@ DEFAULT_PREFIX = "/duplane/"
 
 @dataclass(frozen=True, kw_only=True)
 class EtcdUrl:
-    """`etcd://HOST:PORT[,HOST:PORT]?prefix=PREFIX`: the members, and the part of the key space."""
+    """`etcd://HOST:PORT[,HOST:PORT]?prefix=PREFIX`: the members, and the prefix of all keys."""
 
     addresses: Sequence[str]
     prefix: str = DEFAULT_PREFIX
@@ -41,7 +41,7 @@ class EtcdUrl:
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """TLS and the user of a client. Without `tls` connections are not encrypted."""
+    """TLS and the user name of a client. Without `tls`, connections are not encrypted."""
 
     tls: grpc.ChannelCredentials | None = None
     user: str = ""

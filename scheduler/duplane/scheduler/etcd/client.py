@@ -1,4 +1,4 @@
-"""Calls to an etcd cluster. Each has a time limit; only what may be done twice is repeated."""
+"""Calls to an etcd cluster. Each call has a time limit; only idempotent requests are repeated."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from duplane.scheduler.etcd.access import Credentials
 from duplane.scheduler.etcd.endpoints import Endpoint, Endpoints
 from duplane.scheduler.etcd.v3 import etcd_pb2
 
-CALL_TIMEOUT_S = 0.7  # below an election of etcd's default settings, which takes 1 s and more
+CALL_TIMEOUT_S = 0.7  # shorter than an election with etcd's default settings (1 s or more)
 _RETRY_PAUSE_S = 0.05
 _PAGE_LENGTH = 1000  # keys that one call of `read_all` reads
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 Metadata = tuple[tuple[str, str], ...]
-# Members without a leader refuse at once instead of letting the call wait.
+# With this header a member without a leader refuses the call at once instead of letting it wait.
 _NEEDS_LEADER: Metadata = (("hasleader", "true"),)
 
 
@@ -36,7 +36,7 @@ class EtcdError(Exception):
 
 
 class NoAnswerError(Exception):
-    """No member answered in time. The request may have been executed, or may yet be."""
+    """No member answered in time. The request may have been executed, or may be executed later."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ _AUTHENTICATE = _Method(
     "/etcdserverpb.Auth/Authenticate", etcd_pb2.AuthenticateRequest, etcd_pb2.AuthenticateResponse
 )
 
-# After one of these codes it is not known whether the request was executed. A full store refuses
-# with RESOURCE_EXHAUSTED, but it may accept the same request later.
+# These codes do not tell whether the request was executed. RESOURCE_EXHAUSTED is among them,
+# because an etcd that is full now may accept the same request later.
 _AMBIGUOUS = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -100,7 +100,7 @@ class EtcdClient:
         self.endpoints = self.open_endpoints()
 
     def open_endpoints(self) -> Endpoints:
-        """Open channels of their own for a use that must not wait for other calls."""
+        """Open separate channels, for a user that must not wait behind other calls."""
         endpoints = Endpoints(self._addresses, self._credentials.tls)
         self._opened.append(endpoints)
         return endpoints
@@ -118,14 +118,14 @@ class EtcdClient:
     async def read(
         self, key: bytes, range_end: bytes = b"", limit: int = 0, revision: int = 0
     ) -> etcd_pb2.RangeResponse:
-        """Read keys, linearizable: the answer contains every write that has been confirmed."""
+        """Read keys. The read is linearizable: it sees every write that has been confirmed."""
         request = etcd_pb2.RangeRequest(
             key=key, range_end=range_end, limit=limit, revision=revision
         )
         return await self._repeat(_RANGE, request)
 
     async def read_all(self, prefix: bytes) -> tuple[int, Sequence[etcd_pb2.KeyValue]]:
-        """Read every key with a prefix, in pages; return them and the revision of all."""
+        """Read every key with a prefix, in pages; return one revision and the keys at it."""
         found: list[etcd_pb2.KeyValue] = []
         key, revision, end = prefix, 0, end_of(prefix)
         while True:
@@ -151,7 +151,7 @@ class EtcdClient:
         return (await self._call(_DELETE, request)).deleted
 
     async def grant_lease(self, lease: int, ttl_s: int) -> None:
-        """Make a lease with an id that was never used. A repeated call changes nothing."""
+        """Make a lease. `lease` is an id that was never used. A repeated call changes nothing."""
         try:
             await self._repeat(_GRANT, etcd_pb2.LeaseGrantRequest(ID=lease, TTL=ttl_s))
         except EtcdError as error:
@@ -159,7 +159,7 @@ class EtcdClient:
                 raise
 
     async def revoke_lease(self, lease: int) -> None:
-        """End a lease and delete its keys. Does nothing if it has ended."""
+        """End a lease and delete its keys. Does nothing if the lease has ended."""
         try:
             await self._repeat(_REVOKE, etcd_pb2.LeaseRevokeRequest(ID=lease))
         except EtcdError as error:
@@ -182,7 +182,7 @@ class EtcdClient:
         return (*_NEEDS_LEADER, ("token", self._token)) if self._token else _NEEDS_LEADER
 
     def forget_token(self) -> None:
-        """Authenticate anew at the next call, after etcd has refused the token."""
+        """Drop a token that etcd has refused. The next call authenticates again."""
         self._token = ""
 
     async def _repeat(
@@ -191,7 +191,7 @@ class EtcdClient:
         request: Request,
         avoided: Endpoint | None = None,
     ) -> Response:
-        """Call each member until one answers. Only for requests that can be executed twice."""
+        """Call each member until one answers. Use it only for idempotent requests."""
         for _ in range(len(self.endpoints)):
             try:
                 return await self._call(method, request, avoided)
@@ -245,7 +245,7 @@ class EtcdClient:
 
 
 def is_token_refused(message: str) -> bool:
-    """True if an error means that a token has expired, or is older than the users and roles."""
+    """True if the token has expired, or if users or roles have changed since it was made."""
     return "invalid auth token" in message or "auth store is old" in message
 
 

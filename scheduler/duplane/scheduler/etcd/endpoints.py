@@ -16,8 +16,8 @@ _MAX_PAUSE_S = 5.0
 _OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-    # etcd ends connections that ping it more often than every 5 s (GOAWAY, too_many_pings). Hung
-    # members are noticed sooner, by the deadlines of calls and by the probes of watches.
+    # etcd closes connections that ping more often than every 5 s (GOAWAY, too_many_pings). The
+    # deadlines of calls and the probes of watches find a hung member sooner than these pings.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
@@ -25,7 +25,7 @@ _OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # Channels of one process would otherwise share their connections.
+    # Without this option the channels of one process would share connections.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
@@ -43,8 +43,8 @@ class Endpoint:
 class Endpoints:
     """One channel to each member, opened by the first call.
 
-    Calls stay with the member that answered last. A member that fails is avoided for a time that
-    doubles with each failure, from 0.5 s to 5 s, unless every other one fails too.
+    Calls go to the member that answered last. After a failure a member is avoided for a time that
+    doubles with each failure, from 0.5 s to 5 s, unless all other members have failed too.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Endpoints:
         return len(self._all)
 
     def pick(self, avoided: Endpoint | None = None) -> Endpoint:
-        """Return the member to call; another one than `avoided`, if there is one."""
+        """Return the member to call: not `avoided`, if there is another one."""
         now = self._clock()
         candidates = [one for one in self._all if one is not avoided] or self._all
         return min(

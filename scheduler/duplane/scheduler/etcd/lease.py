@@ -19,18 +19,18 @@ from duplane.scheduler.etcd.endpoints import Endpoint
 from duplane.scheduler.etcd.v3 import etcd_pb2
 
 _PATH = "/etcdserverpb.Lease/LeaseKeepAlive"
-_PAUSE_S = 0.1  # between a failure and the next member
+_PAUSE_S = 0.1  # between a failure and the call to the next member
 _RENEWALS_PER_TTL = 3
 
 _log = logging.getLogger(__name__)
 
 
 class LeaseKeeper:
-    """Renews one lease over connections of its own, until it has ended.
+    """Renews one lease over connections of its own, until the lease has ended.
 
-    Each renewal has a stream and a deadline of its own, so a stream that dies unnoticed cannot let
-    the lease run out. A member that reports the end of the lease may be wrong, if it was
-    frozen and does not know of the new leader. So another member is asked first.
+    Each renewal opens a stream with a deadline, so the lease cannot run out because an old stream
+    died unnoticed. A member that was frozen may report the end of the lease wrongly, because it
+    does not know the new leader. So another member is asked before the report is believed.
     """
 
     def __init__(self, client: EtcdClient, lease: int, ttl_s: int) -> None:
@@ -66,7 +66,7 @@ class LeaseKeeper:
         await self._client.close_endpoints(self._endpoints)
 
     async def _renew(self, endpoint: Endpoint) -> int | None:
-        """Renew once; return the new time in seconds, None without an answer."""
+        """Renew once; return the seconds that the lease has left, None if nobody answers."""
         try:
             metadata = await self._client.metadata()
             call: Any = endpoint.channel.stream_stream(
@@ -88,7 +88,7 @@ class LeaseKeeper:
         return answer.TTL if isinstance(answer, etcd_pb2.LeaseKeepAliveResponse) else None
 
     async def _is_gone(self, endpoint: Endpoint) -> bool:
-        """Ask another member whether the lease has ended; False if none can say."""
+        """Ask another member whether the lease has ended; False if none answers."""
         try:
             return await self._client.lease_ttl_s(self.lease, endpoint.address) <= 0
         except (EtcdError, NoAnswerError):

@@ -1,4 +1,4 @@
-"""A watch that survives the loss of members: every event once, in order, or `CompactedError`."""
+"""A watch that continues at another member if one fails. It yields every event once, in order."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from duplane.scheduler.etcd.endpoints import Endpoint
 from duplane.scheduler.etcd.v3 import etcd_pb2
 
 PROBE_INTERVAL_S = 0.8
-_MISSED_PROBES = 2  # after which the member counts as hung
-_PAUSE_S = 0.1  # between a failure and the next member
+_MISSED_PROBES = 2  # unanswered probes after which a member counts as hung
+_PAUSE_S = 0.1  # between a failure and the call to the next member
 _PATH = "/etcdserverpb.Watch/Watch"
 
 _log = logging.getLogger(__name__)
 
 
 class CompactedError(Exception):
-    """The events that a watch needs are gone: read all keys, then watch from there."""
+    """etcd no longer has the next events: read all keys, then watch from their revision."""
 
 
 class _WatchFailedError(Exception):
@@ -42,8 +42,8 @@ class _WatchFailedError(Exception):
 class PrefixWatch:
     """The events of all keys with a prefix.
 
-    Each stream is probed: a member that answers nothing for 1.6 s is left for another one. The
-    answers to probes only show that the member is alive; they do not stand for events.
+    Each stream is probed: if a member answers nothing for 1.6 s, another one is used. An answer to
+    a probe only shows that the member is alive, not that all events have arrived.
     """
 
     def __init__(self, client: EtcdClient, prefix: bytes, start_revision: int) -> None:
@@ -55,7 +55,7 @@ class PrefixWatch:
         self._absence = RepeatedLog(_log)
 
     async def batches(self) -> AsyncGenerator[Sequence[etcd_pb2.Event]]:
-        """Yield events, every event of a revision in the same batch.
+        """Yield events in batches. All events of one revision are in the same batch.
 
         Raises CompactedError.
         """
@@ -106,8 +106,8 @@ class PrefixWatch:
             call.cancel()
 
     async def _check_history(self) -> None:
-        """Raise CompactedError if etcd is at an earlier revision than the watch: it has lost data,
-        or was restored from a backup.
+        """Raise CompactedError if etcd's revision is below the watch's: etcd has lost data, or was
+        restored from a backup.
         """
         try:
             present = (await self._client.read(self._prefix, limit=1)).header.revision
@@ -142,11 +142,11 @@ class PrefixWatch:
         raise _WatchFailedError(response.cancel_reason or "cancelled")
 
     async def _probe(self, call: Any) -> None:
-        """Send a probe at each interval; end the stream when answers do not come."""
+        """Send a probe at each interval; end the stream if no answer comes."""
         probe = etcd_pb2.WatchRequest(progress_request=etcd_pb2.WatchProgressRequest())
         while time.monotonic() - self._answered_at < _MISSED_PROBES * PROBE_INTERVAL_S:
             await asyncio.sleep(PROBE_INTERVAL_S)
-            with contextlib.suppress(_WatchFailedError):  # the reader gets the cause
+            with contextlib.suppress(_WatchFailedError):  # the reader raises the cause
                 await _write(call, probe)
         call.cancel()
 
@@ -161,7 +161,9 @@ async def _write(call: Any, request: etcd_pb2.WatchRequest) -> None:
 
 
 def _raise_unless_call_cancelled() -> NoReturn:
-    """Continue a CancelledError, except when the probe has cancelled the call, not this task."""
+    """Raise CancelledError again if this task was cancelled; otherwise the probe has cancelled the
+    call, so raise _WatchFailedError.
+    """
     task = asyncio.current_task()
     if task and task.cancelling():
         raise

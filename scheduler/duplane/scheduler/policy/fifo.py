@@ -12,7 +12,7 @@ from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.policy.needs import NO_NEEDS, Needs
 from duplane.scheduler.store.base import Ticket
 
-_SEARCHED_COUNT = 256  # entries that one call of `next_moved` looks at behind the front
+_SEARCHED_COUNT = 256  # most entries behind the front that one call of `next_moved` examines
 
 
 @dataclass(slots=True)
@@ -20,16 +20,16 @@ class QueueEntry:
     """A ticket that waits. `position` counts from 1 and never grows."""
 
     ticket: Ticket
-    position: int  # the lowest one that was read
-    published: int  # the lowest one that `next_moved` returned
+    position: int  # the lowest position that was computed
+    published: int  # the last position that `next_moved` returned
     since: float  # monotonic seconds
 
 
 class FifoQueue:
-    """The tickets of one pool that have the same needs, by order.
+    """The tickets of one pool that have the same needs, sorted by order.
 
-    Every operation costs O(log n) or less. Positions are computed when they are read, so a ticket
-    that leaves does not cost time for each ticket behind it; `next_moved` finds these in portions.
+    Every operation costs O(log n) or less. Positions are computed when they are read, so no time is
+    spent on the tickets behind one that leaves; `next_moved` finds them later, in portions.
     """
 
     def __init__(self, needs: Needs = NO_NEEDS) -> None:
@@ -38,8 +38,8 @@ class FifoQueue:
         self._orders: SortedList[int] = SortedList()
         self._orders_by_kind: dict[lease_pb2.SessionKind, SortedList[int]] = {}
         self._cursor: int | None = None  # order at which `next_moved` continues
-        self._moved_from: int | None = None  # lowest order removed since it began
-        self._is_front_moved = False  # an order was removed since `next_moved` saw the front
+        self._moved_from: int | None = None  # lowest order removed since that search began
+        self._is_front_moved = False  # a ticket left since `next_moved` examined the front
 
     def __len__(self) -> int:
         return len(self._orders)
@@ -61,23 +61,23 @@ class FifoQueue:
 
     @property
     def orders_by_kind(self) -> Mapping[lease_pb2.SessionKind, SortedList[int]]:
-        """The orders of the tickets of each kind that waits."""
+        """For each kind with waiting tickets, the orders of these tickets."""
         return self._orders_by_kind
 
     def rank_in_kind(self, ticket: Ticket) -> int:
-        """Return how many tickets of its kind are ahead of a ticket that waits."""
+        """Return how many tickets of the same kind wait ahead of `ticket`."""
         return self._orders_by_kind[ticket.request.kind].bisect_left(ticket.order)
 
     def of_kinds(self, kinds: Collection[lease_pb2.SessionKind]) -> Iterator[Ticket]:
-        """Yield the tickets of some kinds by order. The queue must not change meanwhile."""
+        """Yield the tickets of these kinds, by order. The queue must not change meanwhile."""
         queues = (orders for kind, orders in self._orders_by_kind.items() if kind in kinds)
         return (self._entries[order].ticket for order in heapq.merge(*queues))
 
     def put(self, ticket: Ticket, now: float) -> None:
         """Add a ticket at its order, or replace the ticket of this order.
 
-        A ticket that returns to an earlier order moves ahead of the tickets behind it. Their
-        positions stay as they were shown.
+        A ticket may return to an earlier order, ahead of tickets that wait. The positions that were
+        shown for these tickets do not change.
         """
         if entry := self._entries.get(ticket.order):
             entry.ticket = ticket
@@ -100,14 +100,14 @@ class FifoQueue:
 
     @property
     def has_moved(self) -> bool:
-        """True if `next_moved` has entries left to look at."""
+        """True if `next_moved` has entries left to examine."""
         return self._cursor is not None or self._moved_from is not None
 
     def next_moved(self, limit: int) -> Sequence[QueueEntry]:
-        """Return at most `limit` entries of those that moved up, after a bounded search.
+        """Return at most `limit` entries that moved up, after a search of bounded length.
 
-        Looks at the front first. Then continues behind the entries of the call before; at the
-        end it begins again if more have left.
+        The search examines the front of the queue, then continues where the previous call stopped.
+        After the last entry it begins again if more tickets have left.
         """
         moved: list[QueueEntry] = []
         if self._is_front_moved:
@@ -122,7 +122,10 @@ class FifoQueue:
         return moved
 
     def _collect_moved(self, start: int, stop: int, limit: int, moved: list[QueueEntry]) -> int:
-        """Append what moved up, by index, until `limit` are found; return where it stopped."""
+        """Append entries that moved up, from index `start`, until there are `limit` of them.
+
+        Returns the index at which the search stopped.
+        """
         for index, order in enumerate(self._orders.islice(start, stop), start):
             if len(moved) == limit:
                 return index

@@ -1,8 +1,8 @@
 """Forecast of the waits in a queue, from how long slots are held. Pure.
 
-Simulates the queue: each ticket takes the slot that is free first, never before the ticket ahead
-of it, and holds it for the expected time of its kind. Of many tickets or slots, neighbours are
-simulated together, so a forecast has a bounded cost for any number of them.
+Simulates the queue: each ticket takes the slot that becomes free first, never before the ticket
+ahead of it, and holds the slot for the expected time of the ticket's kind. If there are many
+tickets or slots, neighbours are simulated as one portion, which bounds the cost of a forecast.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from sortedcontainers import SortedList
 from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.policy.hold_times import HoldTimes
 
-RESOLUTION = 64  # portions into which the tickets of one demand, or slots of one kind, are divided
-_Heap = list[tuple[float, int]]  # seconds until slots are free, and their number
+RESOLUTION = 64  # most portions of the tickets of one demand, or of the slots of one kind
+_Heap = list[tuple[float, int]]  # seconds until slots become free, and the number of these slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,10 @@ class Supply:
     """Slots that can serve the same tickets."""
 
     idle_count: int  # slots without a session
-    held_since: Mapping[lease_pb2.SessionKind, SortedList[float]]  # times of grant of the others
+    held_since: Mapping[lease_pb2.SessionKind, SortedList[float]]  # grant times of the other slots
 
     def outlook(self, times: HoldTimes, now: float) -> _Heap:
-        """Return when the slots are expected to be free: portions of slots, soonest first."""
+        """Return in how many seconds slots are expected to become free: a heap of portions."""
         heap = [(0.0, self.idle_count)] if self.idle_count else []
         for kind, since in self.held_since.items():
             for start, count in _portions(len(since)):
@@ -45,15 +45,15 @@ class Demand:
     kind: lease_pb2.SessionKind
     orders: SortedList[int]
     supplies: Collection[int]  # indices of the supplies that can serve them
-    line: Hashable = None  # no ticket starts before one ahead of it in the same line
+    line: Hashable = None  # demands of one line start their tickets in the order of the queue
 
 
 class Waits:
-    """The waits of the tickets of one demand, by rank from 0. They never fall with the rank."""
+    """The waits of one demand's tickets. A ticket of higher rank (from 0) never waits less."""
 
     def __init__(self, ticket_count: int) -> None:
         self._size = _portion_size(ticket_count)
-        self._bounds: list[tuple[float, float]] = []  # of the first and last ticket of a portion
+        self._bounds: list[tuple[float, float]] = []  # first and last wait of each portion
 
     @property
     def is_exact(self) -> bool:
@@ -65,7 +65,7 @@ class Waits:
         self._bounds.append((first_s, last_s))
 
     def wait_s(self, rank: int) -> float | None:
-        """Return the wait of a ticket; None if no slot serves it."""
+        """Return the wait of the ticket with this rank; None if no slot serves it."""
         if not self._bounds:
             return None
         portion, index = divmod(rank, self._size)
@@ -78,7 +78,7 @@ class Waits:
 def forecast(
     demands: Sequence[Demand], supplies: Sequence[Supply], times: HoldTimes, now: float
 ) -> Sequence[Waits]:
-    """Return the waits of each demand."""
+    """Return the waits for each demand, in the same order."""
     heaps = [supply.outlook(times, now) for supply in supplies]
     waits = [Waits(len(demand.orders)) for demand in demands]
     started_s: dict[Hashable, float] = {}  # start of the last ticket of each line
@@ -94,7 +94,7 @@ def forecast(
 
 
 def _arrivals(which: int, demand: Demand) -> Iterator[tuple[int, int, int]]:
-    """Yield the portions of a demand: order of the first ticket, index of the demand, count."""
+    """Yield each portion of a demand: the order of its first ticket, `which`, and its size."""
     for start, count in _portions(len(demand.orders)):
         yield demand.orders[start], which, count
 
@@ -107,7 +107,7 @@ def _start(
     first_s = max(after_s, min(heap[0][0] for heap in heaps))
     rounds, left = divmod(count - 1, slot_count)
     left += 1
-    if rounds:  # every slot takes as many tickets
+    if rounds:  # whole rounds, in which every slot takes one ticket
         for heap in heaps:
             heap[:] = [(max(free_s, after_s) + rounds * hold_s, number) for free_s, number in heap]
     while left:
@@ -123,7 +123,7 @@ def _start(
 
 
 def _portions(count: int) -> Iterator[tuple[int, int]]:
-    """Divide `count` items into at most RESOLUTION portions: start and length of each."""
+    """Divide `count` items into at most RESOLUTION portions; yield start and length of each."""
     size = _portion_size(count)
     for start in range(0, count, size):
         yield start, min(size, count - start)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from duplane.fabric.v1 import lease_pb2
 
-# Before enough sessions were seen: the defaults of the public service that these protocols
-# come from.
+# Used until enough sessions have ended: the defaults of the public service that defined these
+# protocols.
 BASE_S: dict[lease_pb2.SessionKind, float] = {
     lease_pb2.SESSION_KIND_AUDIO_DUPLEX: 120.0,
     lease_pb2.SESSION_KIND_OMNI_DUPLEX: 90.0,
@@ -13,11 +13,11 @@ BASE_S: dict[lease_pb2.SessionKind, float] = {
 }
 SMOOTHING = 0.3
 MIN_SAMPLE_COUNT = 3
-OVERDUE_S = 15.0  # expected rest of a session that has lasted longer than its estimate
+OVERDUE_S = 15.0  # expected remaining time of a session that has outlasted its estimate
 
 
 class HoldTimes:
-    """How long slots are held, per kind of session: a moving average once there are samples."""
+    """How long sessions of each kind hold a slot: a moving average, once there are samples."""
 
     def __init__(self) -> None:
         self.base_s = dict(BASE_S)

@@ -1,11 +1,11 @@
-"""What a ticket needs of a worker, beside its kind: labels with certain values. Pure."""
+"""Needs: the labels that a worker must have for a ticket. Pure."""
 
 from __future__ import annotations
 
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 
 Needs = frozenset[tuple[str, str]]
-"""Names and values of labels. A worker meets needs that its own labels include."""
+"""Names and values of labels. A worker meets the needs if its labels include them."""
 
 NO_NEEDS: Needs = frozenset()
 

@@ -1,8 +1,8 @@
 """Placement: which worker's slot the next ticket of a pool gets. Pure.
 
-Strict FIFO per pool and needs: the first ticket is granted first. Only two kinds of ticket are
-passed over: those of a kind that no worker can serve, and those whose caller could not reach the
-worker. A slot that meets the needs of several queues goes to the ticket with the lowest order.
+Each queue (one per pool and needs) is strictly FIFO, with two exceptions: a ticket is passed over
+if no worker can serve its kind, or if its caller could not reach the worker with the free slot. A
+slot that meets the needs of several queues goes to the ticket with the lowest order.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from duplane.scheduler.policy.forecast import Supply
 from duplane.scheduler.policy.needs import Needs, labels_of
 from duplane.scheduler.store.base import Grant, Ticket, Worker
 
-_MAX_PASSED_OVER = 32  # tickets that avoid the workers with free slots
-_Rank = tuple[int, int, int, str]  # the lowest is granted from first
+_MAX_PASSED_OVER = 32  # most tickets that are skipped because they avoid the free workers
+_Rank = tuple[int, int, int, str]  # the worker with the lowest rank is used first
 _Ability = tuple[frozenset[lease_pb2.SessionKind], Needs]
 _Held = tuple[int, lease_pb2.SessionKind, float]  # slot, kind of its session, time of its grant
 
@@ -31,7 +31,7 @@ class Candidate:
 
     worker: Worker
     free_slots: tuple[int, ...]  # longest unused first
-    last_number: int  # the highest fencing number granted on it or seen by it
+    last_number: int  # the highest fencing number that was granted on it or that it has seen
     is_able: bool  # at least one slot can be granted, now or later
     idle_count: int  # usable slots without a grant
     held: frozenset[_Held]  # usable slots with a grant
@@ -46,9 +46,9 @@ class Candidate:
     ) -> Candidate:
         """Make a candidate from a registration and the state of its slots.
 
-        `void_numbers` are the fencing numbers of grants that ended unclaimed, by slot. Such a
-        lease may have been claimed nevertheless, and the report of that may be on its way. So
-        the slot is free only when the worker has reported that it has seen the number.
+        `void_numbers` are the fencing numbers of grants that ended unclaimed, by slot. The lease of
+        such a grant may have been claimed after all, and the worker's report of it may be on its
+        way. So the slot counts as free only after the worker reports that it has seen the number.
         `granted_at` are the times of the grants, by lease id.
         """
         is_leaving = worker.is_draining or worker.is_drain_requested
@@ -77,7 +77,7 @@ class Candidate:
 
     @property
     def ability(self) -> _Ability:
-        """The kinds of session that it serves, and its labels."""
+        """The kinds of session that the worker serves, and its labels."""
         return frozenset(self.worker.register.kinds), labels_of(self.worker.register)
 
     @property
@@ -87,7 +87,7 @@ class Candidate:
 
     @property
     def is_open(self) -> bool:
-        """True if it takes sessions now, as soon as a slot is free."""
+        """True if the worker takes a session as soon as one of its slots is free."""
         return self.is_able and self.worker.takes_sessions
 
 
@@ -106,7 +106,7 @@ class _Group:
 
     @property
     def supply(self) -> Supply:
-        """The slots, for a forecast."""
+        """The slots of these workers, for a forecast."""
         return Supply(self._idle_count, self._held_since)
 
     def replace(self, former: Candidate | None, candidate: Candidate | None) -> None:
@@ -150,12 +150,12 @@ class SlotIndex:
         return frozenset[lease_pb2.SessionKind]().union(*(one.kinds for one in self._able(needs)))
 
     def able_kinds(self, needs: Needs) -> Collection[lease_pb2.SessionKind]:
-        """Return the kinds that a worker can be granted for, now or later."""
+        """Return the kinds for which a slot can be granted, now or later."""
         able = (group.kinds for group in self._able(needs) if group.able_count)
         return frozenset[lease_pb2.SessionKind]().union(*able)
 
     def supplies(self) -> Sequence[Supply]:
-        """Return the slots that can be granted now or later, of workers that are alike together."""
+        """Return the slots that can be granted now or later, grouped by kinds and labels."""
         return [group.supply for group in self._groups.values()]
 
     def supplies_for(self, needs: Needs, kind: lease_pb2.SessionKind) -> Sequence[int]:
@@ -187,9 +187,9 @@ class SlotIndex:
             del self._groups[candidate.ability]
 
     def best(self, request: lease_pb2.AcquireLeaseRequest, needs: Needs) -> Candidate | None:
-        """Return the worker to grant a request from; None while it has to wait.
+        """Return the worker to grant a request from; None while the request has to wait.
 
-        Workers that the request avoids count only if no other worker takes sessions of its kind.
+        A worker that the request avoids is used only if no other one takes sessions of its kind.
         """
         groups = [group for group in self._able(needs) if request.kind in group.kinds]
         avoided = self._avoided(request, groups)
@@ -213,9 +213,10 @@ class SlotIndex:
 
 
 def next_grant(queue: FifoQueue, slots: SlotIndex) -> tuple[Ticket, Candidate] | None:
-    """Return the ticket to grant next and the worker whose first free slot it gets, if any.
+    """Return the ticket to grant next, and the worker whose first free slot it gets.
 
-    That is the first ticket. A free slot of a worker that it avoids goes to the next one.
+    Returns None if nothing can be granted. If the first ticket avoids every worker with a free
+    slot, a later ticket gets that slot.
     """
     for ticket in itertools.islice(queue.of_kinds(slots.able_kinds(queue.needs)), _MAX_PASSED_OVER):
         if candidate := slots.best(ticket.request, queue.needs):

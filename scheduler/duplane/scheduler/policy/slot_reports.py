@@ -13,8 +13,8 @@ class Verdict(Enum):
 
     NOTHING = auto()
     CLAIMED = auto()  # the lease was accepted
-    ENDED = auto()  # the lease no longer holds the slot, or never will
-    UNKNOWN_LEASE = auto()  # the slot is held by a lease that has no grant here
+    ENDED = auto()  # the lease no longer holds the slot, or can never hold it
+    UNKNOWN_LEASE = auto()  # the lease that holds the slot has no grant in the store
 
 
 def judge(grant: Grant | None, report: registry_pb2.SlotReport) -> Verdict:

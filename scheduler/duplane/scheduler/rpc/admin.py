@@ -17,7 +17,7 @@ from duplane.scheduler.watch import Watch
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """Answers from `Watch`, and passes changes to the store."""
+    """Answers queries from `Watch`, and passes changes to the store."""
 
     def __init__(self, store: LeaseStore, watch: Watch, hold_times: HoldTimes) -> None:
         self._store = store
@@ -44,7 +44,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             tickets=self._watch.tickets(), ticket_limit=self._watch.ticket_limit
         )
 
-    # Writes instead of yielding, so that a cancelled call stops at once.
+    # It writes the responses instead of yielding them, so that a cancelled call stops at once.
     async def Watch(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: yields
         self,
         request: admin_pb2.WatchRequest,

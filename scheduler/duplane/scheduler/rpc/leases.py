@@ -62,7 +62,7 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
         self._telemetry = telemetry
         self._metrics = metrics
 
-    # Writes instead of yielding, because only then it is known whether a message was sent.
+    # It writes the responses instead of yielding them: only a write shows that it was sent.
     async def AcquireLease(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: yields
         self, request: lease_pb2.AcquireLeaseRequest, context: _AcquireContext
     ) -> None:
@@ -124,13 +124,14 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
             if waiter.has_lost_place:
                 await self._waiters.enqueue_again(waiter)
             elif waiter.grant:
-                # Set before the write: a caller may cancel as soon as it has read the grant,
-                # which then belongs to it. If it dies before reading, the claim times out.
+                # This is set before the write, because a caller may cancel as soon as it has read
+                # the grant, and keeps the grant then. If the caller dies before it reads the
+                # grant, the claim times out.
                 waiter.is_delivered = True
                 await context.write(self._granted(waiter.grant))
                 return
             else:
-                await self._grant_loop.idle()  # no `queued` to a caller that is granted at once
+                await self._grant_loop.idle()  # no `queued` before an immediate grant
                 if not waiter.changed.is_set():
                     await self._send_position(waiter, context)
                     await self._wait_for_change(waiter)

@@ -31,7 +31,7 @@ from duplane.scheduler.watch import Watch
 
 _log = logging.getLogger(__name__)
 
-_SILENT_INTERVALS = 3  # report intervals without a report, after which a worker is silent
+_SILENT_INTERVALS = 3  # a worker is silent after this many intervals without a report
 
 
 class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
@@ -55,7 +55,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         store.share_key(signer.verification_key, self._on_keys)
         state.listeners.append(self._on_change)
 
-    # Writes instead of yielding, so that a cancelled stream stops at once.
+    # It writes the responses instead of yielding them, so that a cancelled stream stops at once.
     async def Attach(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: yields
         self,
         request_iterator: AsyncIterator[registry_pb2.AttachRequest],
@@ -80,7 +80,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             await abort(context, error)
 
     def close(self) -> None:
-        """End every stream with UNAVAILABLE, and refuse new ones. Workers then attach elsewhere."""
+        """End every stream with UNAVAILABLE and refuse new ones. Workers try another scheduler."""
         self._is_closed = True
         for stream in self._streams.values():
             stream.fail(Reason.UNAVAILABLE, "the scheduler is stopping")
@@ -195,7 +195,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         return worker if worker and worker.epoch == stream.epoch else None
 
     def _on_keys(self, keys: Sequence[registry_pb2.VerificationKey]) -> None:
-        """Send the keys of all schedulers to every worker, as a repeated `registered`."""
+        """Send the keys of all schedulers to every worker, in another `registered` message."""
         self._keys = keys
         for stream in self._streams.values():
             if worker := self._current(stream):
@@ -230,7 +230,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
 def _changed(
     worker: Worker, report: registry_pb2.Report | None = None, *, is_silent: bool = False
 ) -> Worker:
-    """Return a registration with the slots and flags of its latest report."""
+    """Return the registration with the slots and flags of the worker's latest report."""
     register = registry_pb2.Register()
     register.CopyFrom(worker.register)
     if report:
@@ -248,7 +248,7 @@ def _changed(
 
 
 def _adopted(worker: Worker, slot: registry_pb2.SlotReport) -> Grant:
-    """Return the grant of a lease that is known only from its worker's report."""
+    """Return a grant for a lease that only its worker's report mentions."""
     claims = lease_pb2.LeaseClaims(
         lease_id=slot.lease_id,
         worker_id=worker.worker_id,

@@ -11,14 +11,14 @@ from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import registry_pb2
 from duplane.scheduler.store.base import Worker
 
-OUTBOX_LENGTH = 256  # messages that a worker may leave unread; one more ends its stream
+OUTBOX_LENGTH = 256  # most unread messages of a worker; one more ends its stream
 Context = grpc.aio.ServicerContext[registry_pb2.AttachRequest, registry_pb2.AttachResponse]
 
 
 class WorkerStream:
-    """The messages to one worker, and the error that its stream is to end with.
+    """The messages that wait for one worker, and the error that ends its stream.
 
-    `write_messages` and `raise_failure` run side by side as long as the stream lasts.
+    `write_messages` and `raise_failure` run concurrently as long as the stream lasts.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -31,7 +31,7 @@ class WorkerStream:
         self._has_failed = asyncio.Event()
 
     def send(self, message: registry_pb2.AttachResponse) -> None:
-        """Queue a message. The stream of a worker that has stopped reading is ended."""
+        """Queue a message. If the queue is full, the worker no longer reads; its stream ends."""
         try:
             self._outbox.put_nowait(message)
         except asyncio.QueueFull:

@@ -22,7 +22,7 @@ def open_store(url: str, boot_ms: int, credentials: Credentials | None = None) -
 
 
 def _parse(url: str) -> EtcdUrl | None:
-    """Return the cluster that a URL names, None for the embedded store."""
+    """Return the etcd cluster that a URL names; None for the store in memory."""
     if url == "memory:":
         return None
     try:

@@ -1,7 +1,7 @@
 """The facts that the schedulers of a fabric share, and the operations that change them.
 
 A store keeps registrations, tickets and grants, and makes each change atomic. It contains no
-policy: the layers above decide from its changes which ticket gets which slot.
+policy: the modules that use it decide which ticket gets which slot.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from duplane.fabric.v1 import lease_pb2, registry_pb2
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A registration. `register.slots` are as last reported; the message is never modified."""
+    """A registration. `register` has the slots as last reported, and is never modified."""
 
     epoch: int
     register: registry_pb2.Register
     is_draining: bool  # reported by the worker
-    is_drain_requested: bool = False  # by an operator; lasts as long as the registration
+    is_drain_requested: bool = False  # an operator requested it; true until the registration ends
     is_silent: bool = False  # attached, but its reports are overdue
-    is_unreachable: bool = False  # a caller could not reach it, and no health check has since
+    is_unreachable: bool = False  # a caller could not reach it, nor has a health check since
 
     @property
     def worker_id(self) -> str:
@@ -32,7 +32,7 @@ class Worker:
 
     @property
     def takes_sessions(self) -> bool:
-        """False while none of its slots may be granted."""
+        """False while none of the worker's slots may be granted."""
         is_leaving = self.is_draining or self.is_drain_requested
         return not (is_leaving or self.is_silent or self.is_unreachable)
 
@@ -42,21 +42,23 @@ class Ticket:
     """A lease request in the queue. Tickets with a lower order are served first."""
 
     order: int
-    owner: str  # the waiting call; a repeated call has the same request_id and another owner
+    owner: str  # id of the waiting call; repeated calls share a request_id, not an owner
     request: lease_pb2.AcquireLeaseRequest  # never modified
 
     @property
     def ticket_id(self) -> str:
-        """The name that callers see. It contains the order, so that a restart preserves it."""
+        """The id that callers see. It contains the order, so a caller keeps its place after a
+        restart of the scheduler.
+        """
         return f"q_{self.order:016x}"
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A slot that is given to a request, from its grant to its release."""
+    """The assignment of a slot to a request, from the grant to the release."""
 
     claims: lease_pb2.LeaseClaims  # the claims of the lease; never modified
-    ticket: Ticket | None = None  # None: adopted from a worker's report, granted elsewhere
+    ticket: Ticket | None = None  # None: another store granted it, a worker reported it
     is_claimed: bool = False
     is_revoked: bool = False  # the worker was asked to end the session
 
@@ -101,7 +103,7 @@ class TicketGone:
     revision: int
     ticket: Ticket
     is_granted: bool
-    is_expired: bool = False  # nobody has cancelled it; its caller may still wait
+    is_expired: bool = False  # the ticket was not cancelled; its caller may still wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,19 +137,19 @@ class LeaseStore(ABC):
 
     One number, the revision, rises with every change. Epochs, orders and fencing numbers are
     revisions. The revision never falls below a number that a worker has seen, not even after a
-    restart of the store. An operation on something that has ended or changed does nothing and
+    restart of the store. An operation on an object that has ended or changed does nothing and
     returns False or None.
 
-    While a store of several schedulers cannot reach its engine, `register` and `enqueue` raise
-    FabricError UNAVAILABLE after a time, and every other operation waits.
+    While etcd cannot be reached, `register` and `enqueue` raise FabricError UNAVAILABLE after a
+    time limit, and every other operation waits.
     """
 
     @abstractmethod
     def subscribe(self, listener: Callable[[Change], None]) -> None:
         """Call `listener` with the present facts, as changes, then with every change, in order.
 
-        It is called on the event loop and must not call the store. A change may be delivered
-        before or after the operation that made it returns.
+        The listener is called on the event loop and must not call the store. A change may be
+        delivered before or after the return of the operation that made it.
         """
 
     @abstractmethod
@@ -156,10 +158,10 @@ class LeaseStore(ABC):
         key: registry_pb2.VerificationKey,
         listener: Callable[[Sequence[registry_pb2.VerificationKey]], None],
     ) -> None:
-        """Publish the key that this scheduler signs with, before `run`.
+        """Set the key that this scheduler signs with. Call this before `run`, which publishes it.
 
-        `listener` is called with the keys of all schedulers, also of those that ended lately, at
-        every change.
+        At every change `listener` is called with the keys of all schedulers, including schedulers
+        that ended lately.
         """
 
     @abstractmethod
@@ -168,7 +170,7 @@ class LeaseStore(ABC):
 
     @abstractmethod
     async def register(self, register: registry_pb2.Register) -> Worker | None:
-        """Add a worker under a new epoch, above every fencing number that it has seen.
+        """Add a worker under a new epoch, which is above every fencing number that it has seen.
 
         An earlier registration of the same incarnation is replaced and its grants end. Returns
         None if a later one, or another incarnation, is registered under this id.
@@ -178,7 +180,8 @@ class LeaseStore(ABC):
     async def report(self, worker: Worker) -> bool:
         """Replace slots, `is_draining` and `is_silent` of a registration.
 
-        Later fencing numbers are above every reported one. Returns False if the epoch has ended.
+        Later fencing numbers will be above every reported one. Returns False if the epoch has
+        ended.
         """
 
     @abstractmethod
@@ -199,7 +202,7 @@ class LeaseStore(ABC):
     ) -> Ticket | Grant:
         """Add a ticket: at `order` if the store issued that number before, else at the end.
 
-        A ticket that waits at this order, or for this `request_id`, is taken over by `owner`. A
+        If a ticket waits at this order or for this `request_id`, `owner` becomes its owner. A
         grant that was made for this `request_id` is returned unchanged.
         """
 
@@ -220,26 +223,26 @@ class LeaseStore(ABC):
 
     @abstractmethod
     async def claim(self, grant: Grant) -> bool:
-        """Record that the worker accepted the lease, which then does not expire.
+        """Record that the worker accepted the lease. The grant then does not expire.
 
         Returns False if the grant has ended.
         """
 
     @abstractmethod
     async def give_back(self, grant: Grant) -> bool:
-        """Return a grant on the caller's side. Returns False if it has ended.
+        """Give back a grant for its caller. Returns False if the grant has ended.
 
-        An unclaimed grant ends at once as RETURNED. A claimed one is marked `is_revoked` and
-        stays until its worker releases it.
+        An unclaimed grant ends at once as RETURNED. A claimed grant is marked `is_revoked` and
+        remains until its worker releases it.
         """
 
     @abstractmethod
     async def release(self, grant: Grant) -> bool:
-        """Record that the lease no longer holds the worker's slot. False if the grant has ended."""
+        """Record that the lease no longer holds its slot. Returns False if the grant has ended."""
 
     @abstractmethod
     async def adopt(self, grant: Grant) -> bool:
-        """Record a claimed lease that a worker reports and that has no grant here.
+        """Record a claimed lease that a worker reports but that has no grant in this store.
 
         Returns False if the epoch has ended or the slot is granted.
         """

@@ -19,9 +19,9 @@ OPERATIONS = tuple(
         if name != "run" and inspect.iscoroutinefunction(getattr(LeaseStore, name))
     )
 )
-"""Every operation of a store; `subscribe`, `share_key` and `run` do not count as such."""
+"""The operations of a store, which `subscribe`, `share_key` and `run` are not."""
 
-_OUTCOMES = ("done", "void", "failed")  # void: the object of the operation had ended or changed
+_OUTCOMES = ("done", "void", "failed")  # void: the operation's object had ended or changed
 _BUCKETS_S = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 _Operation = Callable[..., Awaitable[Any]]
 
@@ -32,7 +32,7 @@ def measured(store: LeaseStore, registry: CollectorRegistry) -> LeaseStore:
 
 
 class _MeasuredStore:
-    """Has the methods of a store, those of `OPERATIONS` with a measurement around them."""
+    """Has all methods of a store. Those in `OPERATIONS` are measured."""
 
     def __init__(self, store: LeaseStore, registry: CollectorRegistry) -> None:
         self._counts = counters(

@@ -1,4 +1,4 @@
-"""The embedded store: one process. A restart loses everything, but the revision still rises."""
+"""The store in the memory of one scheduler. A restart loses all but the rise of the revision."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _REVISION_BITS_PER_MS = 20  # no process makes a million changes in a millisecon
 
 
 class MemoryStore(LeaseStore):
-    """Every operation completes without waiting, which makes it atomic.
+    """A store in memory. Every operation completes without waiting, which makes it atomic.
 
-    The revision starts at a value that grows with `boot_ms` (wall time). It is therefore greater
-    than any number of an earlier process that workers and waiting callers still hold.
+    The revision starts at a value that grows with `boot_ms` (wall time). So it is greater than the
+    numbers that workers and waiting callers still have from an earlier process.
     """
 
     def __init__(self, boot_ms: int, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,4 +1,4 @@
-"""Return of unclaimed grants: the deadlines by which grants must be claimed, soonest first."""
+"""The deadlines by which grants must be claimed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SlotKey = tuple[str, int]  # worker id, slot
 
 
 class ClaimDeadlines:
-    """A heap of deadlines. Entries of grants that were claimed or ended are skipped when due."""
+    """A heap of deadlines. An entry is skipped if its grant was claimed or has ended."""
 
     def __init__(self, find_grant: Callable[[SlotKey], Grant | None]) -> None:
         self._find_grant = find_grant
@@ -33,7 +33,7 @@ class ClaimDeadlines:
         return self._heap[0][0] - now if self._first() else None
 
     def _first(self) -> Grant | None:
-        """Return the unclaimed grant with the soonest deadline, dropping entries before it."""
+        """Return the unclaimed grant with the soonest deadline; drop the entries before it."""
         while self._heap:
             _, fencing_number, key = self._heap[0]
             grant = self._find_grant(key)

@@ -1,6 +1,6 @@
 """One scheduler's copy of the facts in etcd, and the changes that follow from events. Pure.
 
-The copy is changed only by events, in the order of the revisions of etcd, so every scheduler goes
+Only events change the copy, in the order of etcd's revisions, so the copies of all schedulers go
 through the same states.
 """
 
@@ -47,22 +47,22 @@ class Facts:
 
     def __init__(self, keys: Keys) -> None:
         self.keys = keys
-        self.revision = 0  # of the last event that was applied
+        self.revision = 0  # revision of the last event that was applied
         self.base = 0
-        self.sessions: dict[str, int] = {}  # revisions that wrote them, by name
+        self.sessions: dict[str, int] = {}  # the revision that wrote each session, by its name
         self.verification_keys: Sequence[registry_pb2.VerificationKey] = ()
         self.workers: dict[str, Worker] = {}
         self.slots: dict[SlotKey, Slot] = {}
         self.granted: dict[str, Grant] = {}  # live grants, by request id
         self.requests: dict[str, Request] = {}
-        self.tickets: dict[int, Ticket] = {}  # that wait, by order
+        self.tickets: dict[int, Ticket] = {}  # waiting tickets, by order
         self._signing_keys: dict[bytes, registry_pb2.VerificationKey] = {}  # by key of etcd
         self._held: dict[bytes, tuple[int, int]] = {}  # revision and lease of every key
         self._slots_by_worker: dict[str, set[int]] = {}
 
     @property
     def number(self) -> int:
-        """The number of the present revision."""
+        """The base plus the present revision."""
         return self.base + self.revision
 
     def written_at(self, key: bytes) -> int:
@@ -94,7 +94,7 @@ class Facts:
         return transition.changes_to(self)
 
     def replace(self, held: Iterable[etcd_pb2.KeyValue], revision: int) -> Sequence[Change]:
-        """Replace the facts by the present content of etcd, because events were missed."""
+        """Replace the facts by the present content of etcd, after events were missed."""
         present = {one.key: one for one in held}
         events = [
             etcd_pb2.Event(type=etcd_pb2.Event.DELETE, kv=etcd_pb2.KeyValue(key=key))
@@ -108,7 +108,7 @@ class Facts:
         return self.apply(events, revision)
 
     def apply(self, events: Iterable[etcd_pb2.Event], revision: int) -> Sequence[Change]:
-        """Apply every event of one revision; return the changes, in the order to publish them."""
+        """Apply all events of one revision; return the changes in the order of publication."""
         transition = _Transition(self)
         for event in events:
             key, is_put = event.kv.key, event.type == etcd_pb2.Event.PUT
@@ -118,7 +118,7 @@ class Facts:
                 self._held.pop(key, None)
             try:
                 self._apply_one(event.kv, is_put, transition)
-            except (ValueError, IndexError, DecodeError) as error:  # no scheduler has written it
+            except (ValueError, IndexError, DecodeError) as error:  # written by no scheduler
                 _log.error("%r in etcd cannot be read and is ignored: %s", key, error)
         self.revision = revision
         return transition.changes_to(self)
@@ -184,7 +184,7 @@ class Facts:
 
 
 class _Transition:
-    """The facts that a revision has touched, with their values before it."""
+    """The facts that one revision changes, with their values before that revision."""
 
     def __init__(self, before: Facts) -> None:
         self.slots: dict[SlotKey, Slot | None] = {}
@@ -193,7 +193,7 @@ class _Transition:
         self._before = before
 
     def note_ticket(self, order: int, request: Request | None) -> None:
-        """Note the request that waited at an order; None if this is only known from now on."""
+        """Note the request that waited at an order, the first time. None: look it up, if any."""
         known = self._before.tickets.get(order)
         if request is None and known:
             request = self._before.requests.get(known.request.request_id)
@@ -217,7 +217,7 @@ class _Transition:
             if slot is None:
                 yield GrantGone(number, former.grant, GrantEnd.WORKER_GONE)
             elif slot.fencing_number != former.fencing_number:
-                yield GrantGone(number, former.grant, GrantEnd.RELEASED)  # its end was missed
+                yield GrantGone(number, former.grant, GrantEnd.RELEASED)  # the end was missed
             elif slot.end:
                 yield GrantGone(number, former.grant, slot.end)
 
@@ -238,7 +238,8 @@ class _Transition:
             if slot.end is None:
                 yield GrantPut(number, slot.grant)
             elif is_new and slot.end in _VOID_ENDS:
-                # Its end was missed. Its ticket is left out, because it may be waiting again.
+                # The event of the grant was missed, and it has ended. The ticket is left out,
+                # because it may be waiting again.
                 grant = Grant(slot.grant.claims)
                 yield GrantPut(number, grant)
                 yield GrantGone(number, grant, slot.end)

@@ -11,13 +11,13 @@ class Keys:
     """Makes and parses keys.
 
     - `base`: the number that is added to revisions.
-    - `barrier`: written to learn that all earlier changes have arrived. It has no content.
+    - `barrier`: an empty value. Its event shows that all earlier changes have arrived.
     - `session/ID`: one scheduler, as long as its lease lasts.
     - `signing/KEY_ID/ID`: the public key that a scheduler signs with; outlasts its session.
     - `worker/ID`: a registration. `epoch/ID` is written by registrations only, not by reports.
     - `slot/WORKER/N`: the last grant of a slot.
     - `request/ID`: a request that waits or has a grant.
-    - `order/N`: reserves the order of a ticket that has returned to it.
+    - `order/N`: reserves an order for a ticket that has returned to it.
     """
 
     def __init__(self, prefix: str) -> None:

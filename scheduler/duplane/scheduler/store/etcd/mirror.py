@@ -24,9 +24,9 @@ _log = logging.getLogger(__name__)
 
 
 class Mirror:
-    """The facts, and the tasks that wait for them.
+    """The facts, and the tasks that wait until the facts reach a revision or meet a condition.
 
-    Listeners are called within `run`, one revision after the other.
+    `run` calls the listeners, one revision after the other.
     """
 
     def __init__(self, client: EtcdClient, facts: Facts) -> None:
@@ -41,7 +41,7 @@ class Mirror:
         self._news = asyncio.Event()
 
     async def run(self) -> None:
-        """Follow etcd until cancelled."""
+        """Apply the events of etcd until cancelled."""
         while True:
             watch = PrefixWatch(self._client, self.facts.keys.prefix, await self._read_all())
             try:

@@ -2,7 +2,7 @@
 
 An operation reads the facts and returns its answer, or the transaction to commit. If the
 transaction fails, because a fact has changed meanwhile, the operation is applied to the new facts.
-It is also applied again if the outcome is not known, so it must recognise its own earlier changes.
+The same happens if the outcome is unknown, so an operation must recognise its own earlier changes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from duplane.scheduler.store.etcd.records import (
     worker_value,
 )
 
-# Grants that one transaction ends. etcd refuses transactions of more than 128 operations.
+# Most grants that one transaction ends. etcd refuses transactions of more than 128 operations.
 MAX_ENDED_COUNT = 50
 
 Answer = TypeVar("Answer")
@@ -42,15 +42,15 @@ class Done(Generic[Answer]):
 
 @dataclass(slots=True)
 class Transaction(Generic[Answer]):
-    """The keys that must not have changed, the changes, and the answer once they are made."""
+    """The keys that must not have changed, the changes to make, and the answer if they are made."""
 
     facts: Facts
-    answer: Callable[[int], Answer]  # of the revision that made the changes
+    answer: Callable[[int], Answer]  # takes the revision that made the changes
     compares: list[etcd_pb2.Compare] = field(default_factory=list[etcd_pb2.Compare])
     changes: list[etcd_pb2.RequestOp] = field(default_factory=list[etcd_pb2.RequestOp])
 
     def require_unchanged(self, *keys: bytes) -> None:
-        """Fail unless every key is as in the facts."""
+        """Let the transaction fail if one of the keys is newer than in the facts."""
         self.compares += [
             etcd_pb2.Compare(
                 key=key,
@@ -62,7 +62,7 @@ class Transaction(Generic[Answer]):
         ]
 
     def require_none_newer(self, prefix: bytes) -> None:
-        """Fail if a key with this prefix was written after the facts."""
+        """Let the transaction fail if a key with this prefix is newer than the facts."""
         self.compares.append(
             etcd_pb2.Compare(
                 key=prefix,
@@ -79,7 +79,7 @@ class Transaction(Generic[Answer]):
         self.changes.append(etcd_pb2.RequestOp(request_put=change))
 
     def delete(self, key: bytes) -> None:
-        """Delete a key, present or not."""
+        """Delete a key, whether it exists or not."""
         change = etcd_pb2.DeleteRangeRequest(key=key)
         self.changes.append(etcd_pb2.RequestOp(request_delete_range=change))
 
@@ -93,7 +93,7 @@ Step = Done[Answer] | Transaction[Answer]
 
 
 def register(facts: Facts, message: registry_pb2.Register, lease: int) -> Step[Worker | None]:
-    """Replace or add a registration; its grants end."""
+    """Add a registration, or replace one and end its grants."""
     keys, worker_id = facts.keys, message.worker_id
     known = facts.workers.get(worker_id)
     if known and not replaces(message, known.register):
@@ -123,9 +123,10 @@ def unregister(facts: Facts, worker_id: str, epoch: int) -> Step[bool]:
 
 
 def end_some_grants(facts: Facts, worker_id: str, may_end: Callable[[Worker], bool]) -> Step[bool]:
-    """End grants of a worker that is about to go; the answer is False if few are left.
+    """End some grants of a worker whose registration is about to end.
 
-    `may_end` tells whether the present registration is the one that goes.
+    The answer is False once one transaction can end the remaining grants. `may_end` returns whether
+    the present registration is the one that ends.
     """
     known, live = facts.workers.get(worker_id), facts.live_slots(worker_id)
     if known is None or not may_end(known) or len(live) <= MAX_ENDED_COUNT:
@@ -139,7 +140,7 @@ def end_some_grants(facts: Facts, worker_id: str, may_end: Callable[[Worker], bo
 
 
 def report(facts: Facts, reported: Worker) -> Step[bool]:
-    """Replace what a worker reports."""
+    """Replace the slots and flags that a worker reports."""
     known = _worker(facts, reported.worker_id, reported.epoch)
     if known is None:
         return Done(False)
@@ -174,7 +175,7 @@ def enqueue(
     order: int | None,
     lease: int,
 ) -> Step[Ticket | Grant]:
-    """Add a ticket, or take one over."""
+    """Add a ticket, or make `owner` the owner of one that waits."""
     if grant := facts.granted.get(request.request_id):
         return Done(grant)
     known = facts.requests.get(request.request_id)
@@ -246,7 +247,7 @@ def give_back(facts: Facts, grant: Grant) -> Step[bool]:
 
 
 def release(facts: Facts, grant: Grant) -> Step[bool]:
-    """End a grant that the worker has ended."""
+    """End a grant whose lease no longer holds the slot."""
     slot = _live(facts, grant)
     return _put_slot(facts, replace(slot, end=GrantEnd.RELEASED)) if slot else Done(False)
 
@@ -280,7 +281,7 @@ def _put_worker(facts: Facts, worker: Worker, base: int) -> Transaction[bool]:
 
 
 def _put_slot(facts: Facts, slot: Slot) -> Transaction[bool]:
-    """Write a slot, with a live grant or an ended one."""
+    """Write a slot, whose grant is live or has ended."""
     keys, claims = facts.keys, slot.grant.claims
     key, epoch_key = keys.slot(_slot_key(slot.grant)), keys.epoch(claims.worker_id)
     step = Transaction[bool](facts, lambda _: True)
@@ -293,7 +294,7 @@ def _put_slot(facts: Facts, slot: Slot) -> Transaction[bool]:
 
 
 def _end(step: Transaction[bool], slot: Slot, end: GrantEnd) -> None:
-    """Mark a grant as ended, and remove its request. The next grant replaces the mark."""
+    """Mark a grant as ended, and delete its request. The slot's next grant overwrites the mark."""
     facts, claims = step.facts, slot.grant.claims
     value = slot_value(replace(slot, end=end), facts.base)
     lease = facts.lease_of(facts.keys.epoch(claims.worker_id))
@@ -305,7 +306,7 @@ def _end(step: Transaction[bool], slot: Slot, end: GrantEnd) -> None:
 def _put_ticket(
     facts: Facts, ticket: Ticket, former: Ticket | None, lease: int
 ) -> Transaction[Ticket | Grant]:
-    """Write a ticket, in place of `former` if there is one."""
+    """Write a ticket. It replaces `former`, if there is one."""
     keys = facts.keys
     value = request_value(ticket, facts.base, is_granted=False)
     step = Transaction[Ticket | Grant](
@@ -331,7 +332,7 @@ def _free_order(step: Transaction[Answer], order: int) -> None:
 
 
 def _remove_grants(step: Transaction[Answer], worker_id: str) -> None:
-    """Delete the slots of a worker that goes, and the requests that hold them."""
+    """Delete the slots of a worker, and the requests that hold these slots."""
     keys = step.facts.keys
     step.require_none_newer(keys.slots(worker_id))
     for slot in step.facts.live_slots(worker_id):
@@ -341,9 +342,10 @@ def _remove_grants(step: Transaction[Answer], worker_id: str) -> None:
 
 
 def _base_above(facts: Facts, slots: Iterable[registry_pb2.SlotReport]) -> int:
-    """Return a base that makes later numbers greater than all that a worker has seen.
+    """Return a base that makes later numbers greater than all numbers that a worker has seen.
 
-    It rises when workers come from another store, or the store was restored from a backup.
+    It is above the present base if the worker comes from another store, or if etcd was restored
+    from a backup.
     """
     highest = max((slot.fencing_number for slot in slots), default=0)
     return max(facts.base, highest - facts.revision)

@@ -1,4 +1,4 @@
-"""Converts facts to the values of keys, and back."""
+"""Converts facts to the values of etcd's keys, and back."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _ENDS_BY_RECORD = {record: end for end, record in _ENDS.items()}
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request that waits with its ticket, or that got a grant for it."""
+    """A request whose ticket waits or was granted."""
 
     ticket: Ticket
     is_granted: bool
-    lease: int  # of the scheduler that the ticket waits at, or of the worker's
+    lease: int  # etcd lease of the ticket's scheduler; from the grant on, of the worker's
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Slot:
 
     @property
     def fencing_number(self) -> int:
-        """The number of the grant."""
+        """The fencing number of the grant."""
         return self.grant.claims.fencing_number
 
 

@@ -1,4 +1,4 @@
-"""The presence of one scheduler in etcd: leases that last as long as it renews them."""
+"""The session of one scheduler in etcd: leases that last as long as the scheduler renews them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from duplane.scheduler.etcd.lease import LeaseKeeper
 from duplane.scheduler.etcd.v3 import etcd_pb2
 from duplane.scheduler.store.etcd.mirror import RETRY_PAUSE_S, Mirror
 
-# When a scheduler dies, its registrations and tickets last this much longer. Within this time its
-# callers and workers come back at another scheduler.
+# The registrations and tickets of a scheduler that dies last for this time. Within it, callers and
+# workers return at another scheduler.
 SESSION_TTL_S = 10
-KEY_TTL_S = int(LEASE_LIFE_S)  # a key outlasts its scheduler as long as what it has signed
+# The signing key of a scheduler that dies must last as long as the leases that it has signed.
+KEY_TTL_S = int(LEASE_LIFE_S)
 _LEASE_BITS = 62
 
 _log = logging.getLogger(__name__)
@@ -28,12 +29,12 @@ _log = logging.getLogger(__name__)
 class Session:
     """Two leases: one for the scheduler's registrations and tickets, one for its signing key.
 
-    When etcd has ended one, a new one is made under a new name. The keys of the former are gone:
-    workers register again, and callers return to their places.
+    When etcd has ended a lease, a new one is made under a new name. The keys of the old lease are
+    gone: workers register again, and callers return to their places.
     """
 
     def __init__(self, client: EtcdClient, mirror: Mirror, base: int) -> None:
-        self.lease = 0  # the present one; 0 before the first
+        self.lease = 0  # the present lease; 0 before the first
         self.signing_key: registry_pb2.VerificationKey | None = None
         self._client = client
         self._absence = RepeatedLog(_log)
@@ -47,7 +48,7 @@ class Session:
         return f"{self.lease:x}"
 
     async def run(self) -> None:
-        """Hold both leases until cancelled. The key is published before the session begins."""
+        """Keep both leases until cancelled. The key is published before the session begins."""
         has_key = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._hold_key(has_key))
@@ -63,7 +64,7 @@ class Session:
     async def _hold_session(self) -> NoReturn:
         while True:
             lease = await self._grant(SESSION_TTL_S, self._begin)
-            # The watch shows the end sooner than the next renewal does.
+            # Both tasks notice the end of the session; the watch usually notices it first.
             keeping = asyncio.create_task(self._keep(lease, SESSION_TTL_S))
             vanishing = asyncio.create_task(self._vanished(self.name))
             try:
@@ -116,13 +117,13 @@ class Session:
             await self._client.put(name, key.SerializeToString(), lease)
 
     async def _begin(self, lease: int) -> None:
-        """Publish the session, and the base of numbers in an empty store."""
+        """Publish the session. In an empty store, set the base of numbers first."""
         is_empty = etcd_pb2.Compare(
             key=self._keys.base, target=etcd_pb2.Compare.CREATE, create_revision=0
         )
         base = etcd_pb2.PutRequest(key=self._keys.base, value=b"%d" % self._base)
         put_base = etcd_pb2.RequestOp(request_put=base)
         await self._client.txn(etcd_pb2.TxnRequest(compare=[is_empty], success=[put_base]))
-        self.lease = lease  # operations wait until the key below has come back by the watch
+        self.lease = lease  # operations wait until the watch delivers the key below
         await self._client.put(self._keys.session(f"{lease:x}"), b"", lease)
         _log.info("session %x in etcd", lease)

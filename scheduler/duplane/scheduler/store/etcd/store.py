@@ -1,4 +1,4 @@
-"""The store of several schedulers, all active: every operation is one transaction of etcd."""
+"""The store of several active schedulers: every operation is one transaction of etcd."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from duplane.scheduler.store.unclaimed_grants import ClaimDeadlines
 
 _log = logging.getLogger(__name__)
 
-ARRIVAL_TIMEOUT_S = 5.0  # of workers and requests, while etcd does not answer
-# A ticket that waits at another scheduler is left to that one for this long.
+ARRIVAL_TIMEOUT_S = 5.0  # time limit of `register` and `enqueue` while etcd does not answer
+# If a ticket waits at another scheduler, that scheduler may grant it first, for this long.
 _PRECEDENCE_S = 0.1
-# Other schedulers end a grant this much after the one that made it would.
+# A scheduler ends the expired grants of other schedulers with this delay, so that they can do it.
 _EXPIRY_PRECEDENCE_S = 0.5
 MAX_WAITING = 4096  # operations that wait for etcd; one more arrival is refused
 Answer = TypeVar("Answer")
@@ -51,18 +51,19 @@ class EtcdStore(LeaseStore):
     """Facts in etcd, with a copy that a watch keeps up to date.
 
     A transaction names the revisions of the facts that it was made from, so it fails if another
-    scheduler was faster; then the operation is applied to the new facts. An operation returns when
-    its changes have come back by the watch and were published.
+    scheduler has changed them; then the operation is applied to the new facts. An operation returns
+    when the watch has delivered its changes and they were published.
 
-    A number is the store's base plus a revision of etcd. The base rises when a worker reports a
-    higher number, which it has from another store or from before a backup was restored.
+    Every number is the store's base plus a revision of etcd. The base rises when a worker reports a
+    higher number, from another store or from before a backup was restored.
 
-    Every transaction also names the revision of this scheduler's session. After an outcome that is
-    not known the session is written anew: then the transaction has been executed or never will be,
-    and the facts show which.
+    Every transaction also names the revision of this scheduler's session. If the outcome of a
+    transaction is unknown, the session is written again. After that the transaction can no longer
+    be executed, and the facts show whether it was.
 
-    While etcd does not answer, or refuses, arrivals are refused after 5 s, and at once while many
-    operations wait. Everything else waits: at most once for each ticket, grant and registration.
+    While etcd does not answer, or refuses, `register` and `enqueue` are refused after 5 s, and at
+    once while many operations wait. Every other operation waits: at most once for each ticket,
+    grant and registration.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class EtcdStore(LeaseStore):
         def step_of(facts: Facts) -> Step[Ticket | Grant]:
             known = facts.requests.get(request.request_id)
             if is_abandoned and not (known and known.ticket.owner == owner):
-                # It would take the ticket from a later call of the same caller.
+                # Going on would take the ticket from a later call of the same caller.
                 raise FabricError(Reason.UNAVAILABLE, "the caller has gone")
             return operations.enqueue(facts, request, owner, order, self._session.lease)
 
@@ -171,7 +172,7 @@ class EtcdStore(LeaseStore):
         try:
             return await self._arrive(operate(), undo)
         finally:
-            is_abandoned = True  # has no effect on an operation that is complete
+            is_abandoned = True  # no effect if the operation is complete
 
     async def cancel(self, order: int, owner: str | None = None) -> bool:
         return await self._operate(
@@ -225,7 +226,7 @@ class EtcdStore(LeaseStore):
         operating: Coroutine[Any, Any, Answer],
         undo: Callable[[Answer], Coroutine[Any, Any, None]],
     ) -> Answer:
-        """Complete an arrival in time, or undo it later, because its caller no longer waits."""
+        """Run an operation with a time limit. If it completes too late, undo it."""
         if len(self._operations) >= MAX_WAITING:
             operating.close()
             raise FabricError(Reason.UNAVAILABLE, "too many operations wait for the store")
@@ -281,7 +282,7 @@ class EtcdStore(LeaseStore):
         )
 
     def _barrier(self) -> etcd_pb2.RequestOp:
-        """Return a change after which the facts contain everything that was before it."""
+        """Return a write whose event shows that all earlier changes have arrived."""
         return etcd_pb2.RequestOp(request_put=etcd_pb2.PutRequest(key=self._keys.barrier))
 
     async def catch_up(self) -> None:
@@ -298,7 +299,7 @@ class EtcdStore(LeaseStore):
                 return
 
     async def _fence(self, session_revision: int) -> None:
-        """Void the transactions that named a revision of the session, and learn what they did."""
+        """Write the session again, so that older transactions fail, and catch up with the facts."""
         async with self._fencing:
             while self._facts.sessions.get(self._session.name) == session_revision:
                 step = Transaction(self._facts, lambda revision: revision)
@@ -325,16 +326,16 @@ class EtcdStore(LeaseStore):
         await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _end_grants_of(self, worker_id: str, may_end: Callable[[Worker], bool]) -> None:
-        """End grants of a worker that goes, beyond those that one transaction can end."""
+        """End grants of a worker until one transaction can end the remaining ones."""
         while await self._commit(
             lambda facts: operations.end_some_grants(facts, worker_id, may_end)
         ):
             pass
 
     async def _let_others_grant(self, ticket: Ticket) -> None:
-        """Wait while a ticket is left to the scheduler that its caller waits at.
+        """Wait a moment if the ticket's caller waits at another scheduler, which should grant it.
 
-        Otherwise every scheduler would try every grant, and all but one in vain.
+        Otherwise all schedulers would try to make every grant, and all but one would fail.
         """
         request = self._facts.requests.get(ticket.request.request_id)
         if request and request.lease != self._session.lease:
