@@ -20,8 +20,11 @@ from cyclopts.types import ExistingFile
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-# Packages of the extra `worker`.
-_EXTRA = ("torch", "transformers", "tokenizers", "safetensors", "yaml", "PIL", "onnxruntime", "av")
+_EXTRA_OF = {  # package, as it is imported -> extra that installs it
+    **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors"), "worker"),
+    **dict.fromkeys(("yaml", "PIL", "onnxruntime", "av"), "worker"),
+    "psutil": "bench",
+}
 _ENVIRONMENT = Env("DUPLANE_", command=False)
 Settings = TypeVar("Settings")
 CONFIG_TABLES = ("up", "edge", "scheduler", "worker")
@@ -118,9 +121,10 @@ def run(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"duplane: {error}\n")
         return error.exit_code
     except ModuleNotFoundError as missing:
-        if (missing.name or "").partition(".")[0] not in _EXTRA:
+        extra = _EXTRA_OF.get((missing.name or "").partition(".")[0])
+        if extra is None:
             raise
-        sys.stderr.write(f"duplane: {missing.name} is not installed; install duplane[worker]\n")
+        sys.stderr.write(f"duplane: {missing.name} is not installed; install duplane[{extra}]\n")
         return EXIT_FAILED
 
 

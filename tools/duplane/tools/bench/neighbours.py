@@ -18,12 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import orjson
+import pybase64
 import soundfile
+from websockets.asyncio.client import ClientConnection, connect
 
 from duplane.fabric.client import FabricClient
 from duplane.fabric.v1 import admin_pb2
 from duplane.tools.bench.bad_clients import KINDS, Kind
-from duplane.tools.bench.fabric import WebSocketPath
 from duplane.tools.bench.report import percentile, show
 from duplane.tools.up.fabric import Fabric, UpSettings, running
 
@@ -32,6 +34,7 @@ _WITNESSES = 2
 _PAUSE_S = 0.1  # between the units of a witness: ten times as fast as speech
 _WATCH_S = 0.2
 _VOICE_S = 60
+_SILENCE = bytes(64_000)
 
 
 @dataclass
@@ -55,14 +58,40 @@ class _Watch:
         return self.rss_bytes[-1]
 
 
-async def _witness(paths: list[WebSocketPath], seconds: float) -> list[float]:
+class _Witness:
+    """One good session of dialect B, whose units are silent."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+        audio = pybase64.b64encode_as_string(_SILENCE)
+        unit = {"type": "input.append", "input": {"audio": audio, "force_listen": True}}
+        self._unit = orjson.dumps(unit)
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def opened(cls, edge: str) -> AsyncGenerator[_Witness]:
+        url = f"ws://{edge}/v1/realtime?mode=audio"
+        async with connect(url, compression=None) as connection:
+            await connection.send(orjson.dumps({"type": "session.init", "payload": {}}), text=True)
+            async for message in connection:
+                if orjson.loads(message)["type"] == "session.created":
+                    break
+            yield cls(connection)
+
+    async def exchange(self) -> float:
+        """Send one unit, wait for its answer; return the worker's own milliseconds."""
+        await self._connection.send(self._unit, text=True)
+        return orjson.loads(await self._connection.recv())["metrics"]["wall_clock_ms"]
+
+
+async def _witness(paths: list[_Witness], seconds: float) -> list[float]:
     """Run the witnesses for `seconds`; return the milliseconds added to each of their units."""
     times: list[float] = []
 
-    async def speak(path: WebSocketPath) -> None:
+    async def speak(path: _Witness) -> None:
         until = time.perf_counter() + seconds
         while (begin := time.perf_counter()) < until:
-            worker_ms = await path.exchange(0)
+            worker_ms = await path.exchange()
             times.append((time.perf_counter() - begin) * 1e3 - worker_ms)
             await asyncio.sleep(_PAUSE_S)
 
@@ -121,7 +150,7 @@ class _Bench:
         before_bytes = watch.look()
         async with contextlib.AsyncExitStack() as stack:
             paths = [  # new for each row, because contexts fill up
-                await stack.enter_async_context(WebSocketPath.opened(self._fabric.edge))
+                await stack.enter_async_context(_Witness.opened(self._fabric.edge))
                 for _ in range(_WITNESSES)
             ]
             alone = await _witness(paths, self._seconds)

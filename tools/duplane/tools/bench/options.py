@@ -1,18 +1,29 @@
-"""Flags of `duplane bench model` and `leases`."""
+"""Flags of `duplane bench fabric`, `leases` and `model`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from annotated_types import Ge, Le
 from cyclopts import Parameter, Token
-from cyclopts.types import ExistingDirectory
+from cyclopts.types import ExistingDirectory, ExistingFile
 
-from duplane.fabric.settings import NonNegativeInt, PositiveInt, check_bounds
+from duplane.fabric.settings import (
+    Names,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    check_bounds,
+    parse_labels,
+)
 from duplane.scheduler.store import check_url
-from duplane.worker.settings import Dtype
+from duplane.tools.bench.load.plan import DIALECTS, Phases
+from duplane.worker.settings import Checkpoint, Dtype
 
 
 def _counts(_: object, tokens: Sequence[Token]) -> tuple[int, ...]:
@@ -20,6 +31,93 @@ def _counts(_: object, tokens: Sequence[Token]) -> tuple[int, ...]:
     if not all(part.isdecimal() and int(part) for part in parts):
         raise ValueError("must be numbers like 1,2,4")
     return tuple(int(part) for part in parts)
+
+
+Counts = Annotated[tuple[int, ...], Parameter(converter=_counts, n_tokens=1, negative=())]
+"""Numbers above 0, separated by commas."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class FabricBench:
+    """What load to put on a fabric, and what to measure. Raises ValueError naming the setting."""
+
+    sessions: Counts = (1, 10)
+    """Sessions at once, separated by commas: a row for each number. Each sends one second of sound
+    in each second."""
+    dialects: Annotated[Names, Parameter("--dialect")] = ()
+    """Protocols, separated by commas, each with rows of its own: A, B or C over WebSocket, or
+    `grpc`, which goes past the edge. (D is a chat and has no units.) Default: B, or what the URL
+    serves."""
+    phases: Phases = "spread"
+    """When in the second each session sends: `spread` evenly over it, or all at once, in `step`."""
+    seconds: Annotated[float, Ge(1)] = 10.0
+    """Seconds that are measured, for each row."""
+    warm_up_s: NonNegativeFloat = 3.0
+    """Seconds before them in which the sessions send too."""
+    session_s: Annotated[float, Ge(1)] = 240.0
+    """Seconds after which a session ends and another takes its place."""
+    generators: PositiveInt = 1
+    """Processes that generate the load; they share the sessions."""
+    url: str = ""
+    """Server to measure: ws://HOST:PORT or wss:// of an edge, or grpc://HOST:PORT of a scheduler.
+    Default: a fabric of its own, started anew for each row."""
+    ca: ExistingFile | None = None
+    """Certificates (PEM) that wss:// trusts in place of those of the system."""
+    processes: Annotated[Names, Parameter("--process")] = ()
+    """Processes of the server on this machine whose CPU and memory are measured, as NAME=ID,
+    separated by commas: edge=4711. Those of its own fabric are always measured."""
+    checkpoint: Literal["random"] | Checkpoint = "scripted"
+    """Model of its own fabric, as for `duplane up`."""
+    workers: PositiveInt = 1
+    """Workers of its own fabric. Together they have slots for all sessions."""
+    edge_cpu: NonNegativeInt | None = None
+    """Core that the edge of its own fabric gets; all other processes use the other cores. Linux
+    only."""
+    telemetry: Annotated[bool, Parameter(negative=())] = False
+    """Let its own fabric export spans and metrics, to a receiver that forgets them."""
+    find_capacity: Annotated[bool, Parameter(negative=())] = False
+    """Search the largest number of sessions that holds, from the first of --sessions: doubled until
+    one does not hold, then halved between. A number that does not hold is tried twice."""
+    max_sessions: PositiveInt = 1000
+    """Largest number that the search tries."""
+    limit_ms: PositiveFloat = 100.0
+    """Milliseconds of added time (p99) above which a row does not hold."""
+    max_lateness_ms: PositiveFloat = 20.0
+    """Milliseconds (p99) by which the generators may be late; above it they are the bottleneck, and
+    the row is invalid."""
+    json: Path | None = None
+    """File for all figures; docs/load.md describes it."""
+    png: Path | None = None
+    """File for a chart of latency and CPU time."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        scheme = urlsplit(self.url).scheme
+        if self.url and scheme not in ("ws", "wss", "grpc"):
+            raise ValueError(f"url is {self.url!r}, must begin with ws://, wss:// or grpc://")
+        for dialect in self.dialects:
+            if dialect not in DIALECTS:
+                names = ", ".join(DIALECTS)
+                raise ValueError(f"dialect is {dialect!r}, must be one of {names}")
+            if self.url and (dialect == "grpc") != (scheme == "grpc"):
+                raise ValueError(f"dialect is {dialect!r}, which url {self.url!r} does not serve")
+        if self.processes and not self.url:
+            raise ValueError("process: needs url; processes of its own fabric are always measured")
+        if self.url and (self.edge_cpu is not None or self.telemetry):
+            raise ValueError("edge_cpu and telemetry are for a fabric of its own, without url")
+        if not all(pid.isdecimal() for pid in parse_labels(self.processes, "process").values()):
+            raise ValueError("process: must be NAME=ID")
+
+    @property
+    def protocols(self) -> Sequence[str]:
+        """The protocols to measure."""
+        return self.dialects or ("grpc" if self.url.startswith("grpc:") else "B",)
+
+    @property
+    def watched(self) -> Mapping[str, Sequence[int]]:
+        """The processes of the server, by name."""
+        return {name: [int(pid)] for name, pid in parse_labels(self.processes, "process").items()}
 
 
 @Parameter(name="*")
@@ -37,10 +135,7 @@ class ModelBench:
     """Device of the model: cpu or cuda:N."""
     dtype: Dtype = "float32"
     """Type of the model's numbers."""
-    slots: Annotated[
-        tuple[int, ...],
-        Parameter(converter=_counts, n_tokens=1, negative=()),
-    ] = (1, 2, 4)
+    slots: Counts = (1, 2, 4)
     """Conversations at once, separated by commas; one table is printed for each number."""
     units: PositiveInt = 10
     """Units of each kind to measure."""

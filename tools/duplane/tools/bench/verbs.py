@@ -11,7 +11,7 @@ from cyclopts import App
 from duplane.fabric import process
 from duplane.fabric.monitoring.logs import configure_logging
 from duplane.fabric.settings import Names, PositiveInt
-from duplane.tools.bench.options import LeaseBench, ModelBench
+from duplane.tools.bench.options import FabricBench, LeaseBench, ModelBench
 from duplane.tools.command import UsageError, app
 
 bench = App(name="bench", help="Measure the hot paths and print tables.")
@@ -35,22 +35,16 @@ def telemetry() -> None:
 
 
 @bench.command
-def fabric(*, slots: PositiveInt = 4, units: PositiveInt = 50) -> None:
-    """Measure the time that the fabric adds to the model, with real processes and a small model.
+def fabric(options: FabricBench = FabricBench()) -> None:
+    """Put sessions at real-time pace on a fabric, and measure what it adds to each unit.
 
-    Parameters
-    ----------
-    slots
-        Sessions at once.
-    units
-        Units per session.
+    The time that a unit takes is counted from the sending of its last sample to the arrival of its
+    answer, without the worker's own time (dialect A does not tell it). docs/load.md has more.
     """
-    from duplane.tools.bench.fabric import bench_fabric
-    from duplane.tools.up.fabric import UpSettings
+    from duplane.tools.bench.load.run import bench_fabric
 
     configure_logging("bench", "WARNING")
-    settings = UpSettings(port=0, slot_count=slots, log_level="WARNING")
-    asyncio.run(bench_fabric(settings, units))
+    asyncio.run(bench_fabric(options))
 
 
 @bench.command

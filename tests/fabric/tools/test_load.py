@@ -1,0 +1,85 @@
+"""`duplane bench fabric` against real processes: each unit has one answer, and nothing is left."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from support.command import run_command
+from support.paths import ROOT
+
+SESSIONS, SECONDS, WARM_UP = 20, 10, 2
+# Memory of a process between the middle and the end of the soak: room for what the allocator keeps
+# of renewed sessions, and far below a leak of each unit's sound (20 sessions, 5 s, 64 KB).
+GROWTH_MB = 4.0
+
+
+def measure(*flags: str, folder: Path) -> dict[str, Any]:
+    """Run the command; return its JSON file."""
+    file = folder / "load.json"
+    code, output = run_command("bench", "fabric", *flags, "--json", str(file))
+    assert code == 0, output
+    return orjson.loads(file.read_bytes())
+
+
+def assert_answered_once(row: Mapping[str, Any]) -> None:
+    """Assert that each unit has one answer; that it is in time, if the generator can tell."""
+    counts = dict(row["counts"])
+    sent, late = counts.pop("sent"), counts.pop("late") - counts.pop("late_by_generator")
+    assert counts.pop("answered") == sent == row["sessions"] * row["seconds"]
+    assert not any(counts.values()), row
+    if row["generator"]["is_punctual"]:
+        assert not late, row
+
+
+def names(value: object) -> set[str]:
+    """Return the keys of an object and of the objects in it."""
+    match value:
+        case dict():
+            return {str(key) for key in value}.union(*map(names, value.values()))
+        case list():
+            return set().union(*map(names, value))
+        case _:
+            return set()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_soak_with_renewed_sessions_leaves_nothing(tmp_path: Path) -> None:
+    flags = ("--sessions", str(SESSIONS), "--seconds", str(SECONDS), "--warm-up-s", str(WARM_UP))
+    found = measure(*flags, "--session-s", "4", "--generators", "2", folder=tmp_path)
+    (row,) = found["rows"]
+    assert_answered_once(row)
+    assert row["slots_left"] == 0
+    assert row["is_worker_time_known"]
+    assert row["exported_bytes"] is None
+    assert row["latency_ms"]["p50"] > row["added_ms"]["p50"] > 0
+    for name in ("edge", "scheduler", "worker"):
+        cost = row["processes"][name]
+        assert cost["cpu_us_per_unit"] > 0
+        assert cost["rss_peak_mb"] >= cost["rss_end_mb"] > 10
+        assert cost["rss_end_mb"] - cost["rss_middle_mb"] < GROWTH_MB, row
+
+    page = (ROOT / "docs" / "load.md").read_text()
+    documented = set(re.findall(r"`(\w+)`", page))
+    assert names(found) - set(found["options"]) - {"edge", "scheduler", "worker"} <= documented
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_every_protocol_in_step_with_telemetry(tmp_path: Path) -> None:
+    chart = tmp_path / "chart.png"
+    flags = ("--sessions", "3", "--dialect", "A,C,grpc", "--phases", "step", "--telemetry")
+    times = ("--seconds", "2", "--warm-up-s", "1", "--session-s", "2")
+    rows = measure(*flags, *times, "--png", str(chart), folder=tmp_path)["rows"]
+    for row in rows:
+        assert_answered_once(row)
+        assert row["slots_left"] == 0
+        assert row["exported_bytes"] > 1000
+    assert [row["dialect"] for row in rows] == ["A", "C", "grpc"]
+    assert [row["is_worker_time_known"] for row in rows] == [False, True, True]
+    assert chart.read_bytes().startswith(b"\x89PNG")

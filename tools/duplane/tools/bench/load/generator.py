@@ -1,0 +1,274 @@
+"""One process that generates load: it holds its sessions at real-time pace.
+
+It reads a plan as one line of JSON, opens the sessions and writes an `Opening`; then it reads
+`{"start_s": T}`, a monotonic time, and writes one `Report` a second; the last one is `done`. It
+ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable
+
+import orjson
+import uvloop
+
+from duplane.fabric.client import FabricClient
+from duplane.fabric.monitoring.logs import configure_logging
+from duplane.tools.bench.load.ledger import Ledger, Timed
+from duplane.tools.bench.load.plan import UNIT_S, Plan
+from duplane.tools.bench.load.reports import Opening, Report
+from duplane.tools.bench.load.sessions import (
+    GrpcSession,
+    LoadSession,
+    Opened,
+    SessionError,
+    WebSocketSession,
+)
+
+_TICK_S = 0.01  # between two looks at the delay of the event loop
+_STALL_S = 0.05  # a delay that can make a unit late
+_STALLS = 1000  # of them that are kept, the newest
+_OPENING_COUNT = 16  # sessions that open at once
+_ANSWER_TIMEOUT_S = 5.0  # for the answers that are missing when a session ends
+_FAILURE_COUNT = 5  # different failures that are reported
+
+
+class Ticks:
+    """The delays of the event loop."""
+
+    def __init__(self) -> None:
+        self.delays_ms: list[float] = []
+        self._stalls: deque[tuple[float, float]] = deque(maxlen=_STALLS)  # end, seconds
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            due_s = time.monotonic() + _TICK_S
+            await asyncio.sleep(_TICK_S)
+            now_s = time.monotonic()
+            delay_s = max(0.0, now_s - due_s)
+            self.delays_ms.append(delay_s * 1e3)
+            if delay_s > _STALL_S:
+                self._stalls.append((now_s, delay_s))
+
+    def stalled_s(self, begin_s: float, end_s: float) -> float:
+        """Return how long the loop stood still between two times."""
+        return sum(
+            max(0.0, min(end_s, at_s) - max(begin_s, at_s - delay_s))
+            for at_s, delay_s in self._stalls
+        )
+
+
+class Line:
+    """One of the sessions of the plan, and those that take its place."""
+
+    def __init__(
+        self, index: int, plan: Plan, open_session: Callable[[], Opened], load: Load
+    ) -> None:
+        self._index = index
+        self._plan = plan
+        self._open_session = open_session
+        self._load = load
+        self._stack = contextlib.AsyncExitStack()
+        self._session: LoadSession | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._ledger = Ledger(load.report.counts, load.ticks.stalled_s)
+        self._number = 0  # of the session's next unit
+        self._news = asyncio.Event()  # an answer, or the end of the session
+
+    async def open(self) -> None:
+        """Open a session, unless it fails; the failure is counted."""
+        try:
+            self._session = await self._stack.enter_async_context(self._open_session())
+        except SessionError as error:
+            self._load.broke(str(error))
+            return
+        self._ledger = Ledger(self._load.report.counts, self._load.ticks.stalled_s)
+        self._load.ledgers[self._index] = self._ledger
+        self._number = 0
+        self._reading = asyncio.create_task(self._read(self._session, self._ledger))
+
+    async def _read(self, session: LoadSession, ledger: Ledger) -> None:
+        try:
+            async for arrived_s, answer in session.answers():
+                if answer.failure:
+                    self._load.failed(answer.failure)
+                ledger.answered(answer, arrived_s)
+                self._news.set()
+        except SessionError as error:
+            self._load.broke(str(error))
+            self._session = None
+            self._news.set()
+
+    async def close(self) -> None:
+        """End the session in order, when the answers that it waits for have come."""
+        if self._reading and self._session:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                    while self._ledger.has_waiting and self._session:
+                        self._news.clear()
+                        await self._news.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                    if self._session:
+                        await self._session.close()
+                    await asyncio.shield(self._reading)
+        if self._reading:
+            self._reading.cancel()
+            await asyncio.wait({self._reading})
+        self._ledger.end()
+        self._load.keep(self._ledger.timed)
+        self._session = self._reading = None
+        await self._stack.aclose()
+
+    async def run(self, start_s: float) -> None:
+        """Send a unit each second, from `start_s` on."""
+        begin_s = start_s + self._plan.phase_s(self._index)
+        free_s = 0.0  # when the last send had ended
+        for number in range(self._plan.warm_up_units + self._plan.units):
+            due_s = begin_s + number * UNIT_S
+            if self._session is None or self._plan.is_renewed(self._index, number):
+                await self.close()
+                await self.open()
+                due_s = max(due_s, time.monotonic())
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            is_measured = self._plan.is_measured(number)
+            if self._session is None or due_s >= begin_s + (number + 1) * UNIT_S:
+                self._load.report.counts.unsent += is_measured
+                continue
+            # The time in which the server did not take the last unit is not the generator's.
+            late_s = time.monotonic() - max(due_s, free_s)
+            self._ledger.sent(self._number, due_s + late_s, is_measured=is_measured)
+            if is_measured:
+                self._load.report.lateness_ms.append(max(0.0, late_s * 1e3))
+            with contextlib.suppress(SessionError):  # the reader has the reason
+                await self._session.send(self._number)
+            self._number += 1
+            free_s = time.monotonic()
+        await self.close()
+
+
+class Load:
+    """The sessions of this process, and what they see."""
+
+    def __init__(self, plan: Plan, open_session: Callable[[], Opened]) -> None:
+        self.report = Report()
+        self.ticks = Ticks()
+        self.ledgers: dict[int, Ledger] = {}  # of the open sessions
+        self._plan = plan
+        self._failures = Counter[str]()
+        self._lines = [Line(index, plan, open_session, self) for index in plan.sessions]
+
+    async def open(self) -> None:
+        """Open all sessions, a few at once."""
+        free = asyncio.Semaphore(_OPENING_COUNT)
+
+        async def open_one(line: Line) -> None:
+            async with free:
+                await line.open()
+
+        await asyncio.gather(*(open_one(line) for line in self._lines))
+
+    def opening(self) -> Opening:
+        """Return how many sessions are open."""
+        return Opening(len(self.ledgers), dict(self._failures))
+
+    async def run(self, start_s: float) -> None:
+        """Send until all units of the plan are sent and answered."""
+        ticking = asyncio.create_task(self._tick_from(start_s + self._plan.warm_up_units * UNIT_S))
+        writing = asyncio.create_task(self._write_reports())
+        async with asyncio.TaskGroup() as tasks:
+            for line in self._lines:
+                tasks.create_task(line.run(start_s))
+        ticking.cancel()
+        writing.cancel()
+        self.report.done = True
+        self._write()
+
+    def broke(self, reason: str) -> None:
+        """Count a session that ended by itself."""
+        self.report.counts.broken_sessions += 1
+        self.failed(reason)
+
+    def failed(self, reason: str) -> None:
+        """Note the reason of a failure."""
+        if reason in self._failures or len(self._failures) < _FAILURE_COUNT:
+            self._failures[reason] += 1
+
+    def keep(self, timed: list[Timed]) -> None:
+        """Take over the times of answered units."""
+        self.report.timed += timed
+        timed.clear()
+
+    async def _tick_from(self, begin_s: float) -> None:
+        ticking = asyncio.create_task(self.ticks.run())
+        try:
+            await asyncio.sleep(max(0.0, begin_s - time.monotonic()))
+            self.ticks.delays_ms.clear()  # those of the warm-up
+            await ticking
+        finally:
+            ticking.cancel()
+
+    async def _write_reports(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            self._write()
+
+    def _write(self) -> None:
+        for ledger in self.ledgers.values():
+            self.keep(ledger.timed)
+        self.report.loop_ms = self.ticks.delays_ms
+        self.report.failures = dict(self._failures)
+        _write_line(self.report)
+        self.ticks.delays_ms = []
+        self.report.timed, self.report.lateness_ms = [], []
+
+
+def _write_line(value: object) -> None:
+    sys.stdout.write(orjson.dumps(value).decode() + "\n")
+    sys.stdout.flush()
+
+
+@contextlib.asynccontextmanager
+async def _opener(plan: Plan) -> AsyncGenerator[Callable[[], Opened]]:
+    if plan.dialect != "grpc":
+        yield lambda: WebSocketSession.opened(plan)
+        return
+    async with FabricClient([plan.url]) as client:
+        yield lambda: GrpcSession.opened(client)
+
+
+async def _serve() -> None:
+    commands = asyncio.StreamReader(limit=1 << 24)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
+    plan = Plan(**orjson.loads(await commands.readline()))
+    async with _opener(plan) as open_session:
+        load = Load(plan, open_session)
+        await load.open()
+        gc.freeze()
+        _write_line(load.opening())
+        if start := await commands.readline():
+            running = asyncio.create_task(load.run(orjson.loads(start)["start_s"]))
+            parent = asyncio.create_task(commands.read())
+            await asyncio.wait({running, parent}, return_when=asyncio.FIRST_COMPLETED)
+            parent.cancel()
+            if not running.done():
+                sys.exit("the process that started this one is gone")
+            await running
+
+
+def main() -> None:
+    """Run until the plan is done."""
+    configure_logging("bench", "ERROR")
+    uvloop.run(_serve())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""The units of one session and the answers to them. Pure: times are arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+
+DEADLINE_S = 1.0
+"""Seconds from a unit to its answer, after which the next unit is due."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A message of the server about a unit."""
+
+    unit: int | None = None  # None: the oldest that has no answer
+    part: str = ""  # which of the unit's messages; each may come once
+    worker_ms: float | None = None  # the worker's own time, if the server says it
+    dropped_count: int = 0  # units dropped since the last answer
+    are_dropped_answered: bool = False  # whether units that were dropped have answers too
+    failure: str = ""  # why the unit was not used
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of the measured units, and of the sessions."""
+
+    sent: int = 0
+    answered: int = 0
+    late: int = 0  # answered, but after the deadline
+    late_by_generator: int = 0  # of `late`: by no more than the generator itself stood still
+    dropped: int = 0  # the server said so
+    failed: int = 0  # answered with an error
+    unanswered: int = 0
+    doubled: int = 0  # answers to a unit that had one, or that was never sent; warm-up too
+    unsent: int = 0  # due while no session was open
+    broken_sessions: int = 0  # ended by themselves, or could not be opened; warm-up too
+
+    def add(self, other: Counts) -> None:
+        """Add the counts of another."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """An answered unit: milliseconds to its answer, and those of the worker if they are known."""
+
+    latency_ms: float
+    worker_ms: float | None
+
+    @property
+    def added_ms(self) -> float:
+        """The time that the fabric added to the worker's."""
+        return self.latency_ms - (self.worker_ms or 0.0)
+
+
+@dataclass(slots=True)
+class _Unit:
+    number: int
+    sent_s: float
+    is_measured: bool
+    answered_s: float = 0.0
+    worker_ms: float | None = None
+    parts: tuple[str, ...] = ()
+
+
+class Ledger:
+    """The units of one session. `stalled_s` returns how long the generator stood still between two
+    times.
+    """
+
+    def __init__(self, counts: Counts, stalled_s: Callable[[float, float], float]) -> None:
+        self.timed: list[Timed] = []  # whoever reads it may clear it
+        self._counts = counts
+        self._stalled_s = stalled_s
+        self._waiting: dict[int, _Unit] = {}  # oldest first
+        self._current: _Unit | None = None  # answered; more messages about it may come
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a unit has no answer yet."""
+        return bool(self._waiting)
+
+    def sent(self, number: int, at_s: float, *, is_measured: bool) -> None:
+        """Note a unit that is sent."""
+        self._waiting[number] = _Unit(number, at_s, is_measured)
+        self._counts.sent += is_measured
+
+    def answered(self, answer: Answer, at_s: float) -> None:
+        """Note a message of the server."""
+        if answer.unit is not None and answer.unit not in self._waiting:
+            self._continue(answer, at_s)
+            return
+        if not answer.are_dropped_answered:
+            self._drop(answer)
+        number = next(iter(self._waiting), None) if answer.unit is None else answer.unit
+        if number is None:
+            self._counts.doubled += 1
+            return
+        unit = self._waiting.pop(number)
+        if answer.are_dropped_answered and unit.is_measured:
+            self._counts.dropped += answer.dropped_count
+        self._finish()
+        if answer.failure:
+            self._counts.failed += unit.is_measured
+            return
+        self._current = unit
+        self._add(answer, at_s, unit)
+
+    def end(self) -> None:
+        """End the session: what has no answer gets none."""
+        self._finish()
+        self._counts.unanswered += sum(unit.is_measured for unit in self._waiting.values())
+        self._waiting.clear()
+
+    def _drop(self, answer: Answer) -> None:
+        """Remove the oldest units, which were dropped before the one that is answered."""
+        for unit in list(self._older(answer.unit))[: answer.dropped_count]:
+            del self._waiting[unit.number]
+            self._counts.dropped += unit.is_measured
+
+    def _older(self, number: int | None) -> Iterator[_Unit]:
+        return (unit for unit in self._waiting.values() if number is None or unit.number < number)
+
+    def _continue(self, answer: Answer, at_s: float) -> None:
+        """Note a further message about the unit that was answered last, or one too many."""
+        unit = self._current
+        if unit is None or unit.number != answer.unit or answer.part in unit.parts:
+            self._counts.doubled += 1
+        else:
+            self._add(answer, at_s, unit)
+
+    def _add(self, answer: Answer, at_s: float, unit: _Unit) -> None:
+        unit.answered_s = at_s
+        unit.parts = (*unit.parts, answer.part)
+        if answer.worker_ms is not None:
+            unit.worker_ms = answer.worker_ms
+
+    def _finish(self) -> None:
+        """Count the unit that was answered last: no more messages about it come."""
+        unit, self._current = self._current, None
+        if unit is None or not unit.is_measured:
+            return
+        latency_s = unit.answered_s - unit.sent_s
+        self._counts.answered += 1
+        self.timed.append(Timed(latency_s * 1e3, unit.worker_ms))
+        if latency_s > DEADLINE_S:
+            self._counts.late += 1
+            own_s = self._stalled_s(unit.sent_s, unit.answered_s)
+            self._counts.late_by_generator += latency_s - own_s <= DEADLINE_S

@@ -1,0 +1,151 @@
+"""The figures of one run, and what they say: one row of the tables, and of the JSON file. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from duplane.tools.bench.load.ledger import Counts
+from duplane.tools.bench.load.reports import Seen
+from duplane.tools.bench.report import percentile
+
+_MB = 1e6
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Memory of one process at one time, and the CPU time that it has used."""
+
+    at_s: float
+    rss_bytes: int
+    cpu_s: float
+
+
+@dataclass(frozen=True)
+class Percentiles:
+    """A distribution, in milliseconds; null without values."""
+
+    p50: float | None
+    p95: float | None
+    p99: float | None
+    max: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Percentiles:
+        """Compute them, rounded to microseconds."""
+        ordered = sorted(values)
+        shares = (0.5, 0.95, 0.99, 1.0)
+        found = [round(percentile(ordered, share), 3) if ordered else None for share in shares]
+        return cls(*found)
+
+
+@dataclass(frozen=True)
+class ProcessCost:
+    """What one process of the fabric cost; several workers count as one."""
+
+    cpu_us_per_unit: float | None  # CPU time of the measured seconds, by units answered in them
+    cpu_cores: float  # the same, by the measured seconds: 1.0 is one core
+    rss_before_mb: float  # before the first session
+    rss_middle_mb: float  # median of the third quarter of the measured seconds
+    rss_end_mb: float  # median of their last quarter
+    rss_peak_mb: float
+
+
+@dataclass(frozen=True)
+class GeneratorCost:
+    """How punctual the generators were, and what they cost."""
+
+    lateness_ms: Percentiles  # of each unit's sending, against its schedule
+    loop_delay_ms: Percentiles  # of their event loops, looked at every 10 ms
+    cpu_cores: float
+    is_punctual: bool
+
+
+@dataclass(frozen=True)
+class Row:
+    """The figures of one run."""
+
+    dialect: str
+    sessions: int
+    phases: str
+    seconds: float
+    latency_ms: Percentiles  # from the sending of a unit to the arrival of its answer
+    added_ms: Percentiles  # the same without the worker's own time
+    is_worker_time_known: bool  # otherwise `added_ms` includes it
+    counts: Counts
+    failures: Mapping[str, int]  # reasons, each with how often it came
+    slots_left: int | None  # not free at the end; null if the fabric is not the command's own
+    processes: Mapping[str, ProcessCost]
+    generator: GeneratorCost
+    problems: Sequence[str]  # why it does not hold; empty if it does
+    exported_bytes: int | None = None  # of spans and metrics; null without `--telemetry`
+
+    @property
+    def holds(self) -> bool:
+        """Whether the fabric held this load, as far as a punctual generator can tell."""
+        return not self.problems
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a row must keep to hold."""
+
+    added_ms: float  # p99
+    lateness_ms: float  # p99, of the generators
+
+
+def process_cost(
+    samples: Sequence[Sample], begin_s: float, end_s: float, units: int
+) -> ProcessCost:
+    """Compute the cost of a process from samples; the first is from before the first session."""
+    window = [sample for sample in samples if begin_s <= sample.at_s <= end_s] or samples[-1:]
+    used_s = window[-1].cpu_s - window[0].cpu_s
+    lasted_s = window[-1].at_s - window[0].at_s
+    of_all = (end_s - begin_s) / lasted_s if lasted_s else 1.0  # samples do not span it exactly
+    quarter = max(1, len(window) // 4)
+    return ProcessCost(
+        cpu_us_per_unit=round(used_s * of_all / units * 1e6, 1) if units else None,
+        cpu_cores=round(used_s / lasted_s, 4) if lasted_s else 0.0,
+        rss_before_mb=_median_mb(samples[:1]),
+        rss_middle_mb=_median_mb(window[-2 * quarter : -quarter] or window),
+        rss_end_mb=_median_mb(window[-quarter:]),
+        rss_peak_mb=round(max(sample.rss_bytes for sample in samples) / _MB, 1),
+    )
+
+
+def _median_mb(samples: Sequence[Sample]) -> float:
+    return round(percentile([sample.rss_bytes for sample in samples], 0.5) / _MB, 1)
+
+
+def generator_cost(seen: Seen, cpu_cores: float, limits: Limits) -> GeneratorCost:
+    """Judge the generators."""
+    lateness, loop = Percentiles.of(seen.lateness_ms), Percentiles.of(seen.loop_ms)
+    worst = max(lateness.p99 or 0.0, loop.p99 or 0.0)
+    return GeneratorCost(lateness, loop, cpu_cores, is_punctual=worst <= limits.lateness_ms)
+
+
+def problems(
+    counts: Counts, added: Percentiles, generator: GeneratorCost, limits: Limits
+) -> Sequence[str]:
+    """Return why a row does not hold; empty if it does."""
+    found: list[str] = []
+    if not generator.is_punctual:
+        found.append(f"invalid: the generator was over {limits.lateness_ms:g} ms late")
+    if added.p99 is None:
+        found.append("no unit was answered")
+    elif added.p99 > limits.added_ms:
+        found.append(f"p99 over {limits.added_ms:g} ms")
+    late = counts.late - counts.late_by_generator
+    for count, text in (
+        (late, "late"),
+        (counts.dropped, "dropped"),
+        (counts.failed, "failed"),
+        (counts.unanswered, "unanswered"),
+        (counts.doubled, "answered twice"),
+        (counts.unsent, "without a session"),
+    ):
+        if count:
+            found.append(f"{count} units {text}")
+    if counts.broken_sessions:
+        found.append(f"{counts.broken_sessions} sessions broke")
+    return found

@@ -1,0 +1,163 @@
+"""`duplane bench fabric`: real processes under the load of real-time sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import orjson
+
+from duplane.tools.bench.load.capacity import search
+from duplane.tools.bench.load.chart import write_chart
+from duplane.tools.bench.load.generators import Generators
+from duplane.tools.bench.load.plan import UNIT_S, Plan, share
+from duplane.tools.bench.load.reports import Seen
+from duplane.tools.bench.load.row import (
+    Limits,
+    Percentiles,
+    Row,
+    generator_cost,
+    problems,
+    process_cost,
+)
+from duplane.tools.bench.load.tables import (
+    capacity_text,
+    document,
+    progress_text,
+    show_rows,
+)
+from duplane.tools.bench.load.target import Target, target
+from duplane.tools.bench.load.watch import Watch
+from duplane.tools.bench.options import FabricBench
+
+_PROGRESS_S = 5.0
+_GENERATORS = "generators"  # their name among the watched processes
+
+
+class _Run:
+    """One number of sessions in one dialect."""
+
+    def __init__(self, options: FabricBench, dialect: str, sessions: int) -> None:
+        self._options = options
+        self._dialect = dialect
+        self._sessions = sessions
+        self._warm_up_units = round(options.warm_up_s / UNIT_S)
+        self._units = max(1, round(options.seconds / UNIT_S))
+        self._shown_s = 0.0  # when progress was shown
+
+    async def row(self) -> Row:
+        """Start what is needed, measure, and stop it."""
+        async with target(self._options, self._sessions) as measured:
+            row = await self._measure(measured)
+        if measured.receiver is None:
+            return row
+        return replace(row, exported_bytes=measured.receiver.byte_count)  # with those of the end
+
+    async def _measure(self, measured: Target) -> Row:
+        plans = [
+            Plan(
+                url=measured.url(self._dialect),
+                dialect=self._dialect,
+                ca=str(self._options.ca) if self._options.ca else None,
+                sessions=list(indices),
+                session_count=self._sessions,
+                phases=self._options.phases,
+                warm_up_units=self._warm_up_units,
+                units=self._units,
+                session_units=max(1, round(self._options.session_s / UNIT_S)),
+            )
+            for indices in share(self._sessions, self._options.generators)
+        ]
+        async with Generators(plans) as generators:
+            watch = Watch({**measured.process_ids, _GENERATORS: generators.process_ids})
+            watch.look()
+            await generators.opened()
+            start_s = generators.start() + self._warm_up_units * UNIT_S
+            watching = asyncio.create_task(watch.run())
+            self._shown_s = start_s
+            seen = await generators.run(self._show_progress)
+            watching.cancel()
+            watch.look()
+        slots_left = await measured.slots_left()
+        return self._judge(seen, watch, start_s, slots_left)
+
+    def _judge(self, seen: Seen, watch: Watch, begin_s: float, slots_left: int | None) -> Row:
+        options = self._options
+        limits = Limits(options.limit_ms, options.max_lateness_ms)
+        end_s = begin_s + self._units * UNIT_S
+        costs = {
+            one.name: process_cost(one.samples, begin_s, end_s, seen.counts.answered)
+            for one in watch.watched
+        }
+        generator = generator_cost(seen, costs.pop(_GENERATORS).cpu_cores, limits)
+        added = Percentiles.of([one.added_ms for one in seen.timed])
+        found = [*problems(seen.counts, added, generator, limits)]
+        if slots_left:
+            found.append(f"{slots_left} slots not free at the end")
+        return Row(
+            dialect=self._dialect,
+            sessions=self._sessions,
+            phases=options.phases,
+            seconds=self._units * UNIT_S,
+            latency_ms=Percentiles.of([one.latency_ms for one in seen.timed]),
+            added_ms=added,
+            is_worker_time_known=all(one.worker_ms is not None for one in seen.timed),
+            counts=seen.counts,
+            failures=seen.failures,
+            slots_left=slots_left,
+            processes=costs,
+            generator=generator,
+            problems=found,
+        )
+
+    def _show_progress(self, seen: Seen) -> None:
+        now_s = time.monotonic()
+        if now_s - self._shown_s >= _PROGRESS_S:
+            self._shown_s = now_s
+            _tell(progress_text(self._dialect, self._sessions, seen))
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+async def _capacity(options: FabricBench, dialect: str, rows: list[Row]) -> int:
+    """Search the largest number that holds; one that does not is tried a second time."""
+    searching = search(options.sessions[0], options.max_sessions)
+    try:
+        sessions = next(searching)
+        while True:
+            for _ in range(2):
+                rows.append(await _Run(options, dialect, sessions).row())
+                _tell(f"{sessions} sessions: {'; '.join(rows[-1].problems) or 'holds'}")
+                if rows[-1].holds:
+                    break
+            sessions = searching.send(rows[-1].holds)
+    except StopIteration as found:
+        return found.value
+
+
+async def bench_fabric(options: FabricBench) -> Sequence[Row]:
+    """Measure, print, and write the files that are asked for; return the rows."""
+    rows: list[Row] = []
+    capacities: dict[str, int] = {}
+    for dialect in options.protocols:
+        if options.find_capacity:
+            capacities[dialect] = await _capacity(options, dialect, rows)
+        else:
+            for sessions in options.sessions:
+                rows.append(await _Run(options, dialect, sessions).row())
+    show_rows(rows)
+    for dialect, sessions in capacities.items():
+        sys.stdout.write(capacity_text(dialect, sessions, options))
+    if options.json:
+        options.json.write_bytes(
+            orjson.dumps(document(options, rows, capacities), option=orjson.OPT_INDENT_2)
+        )
+    if options.png:
+        write_chart(options.png, rows)
+    return rows

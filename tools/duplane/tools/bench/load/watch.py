@@ -1,0 +1,92 @@
+"""CPU time and memory of the processes that are measured."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import psutil
+
+from duplane.tools.bench.load.row import Sample
+from duplane.tools.command import UsageError
+
+SAMPLE_S = 1.0
+
+
+@dataclass
+class Watched:
+    """One or more processes of one name, and what was seen of them."""
+
+    name: str
+    processes: Sequence[psutil.Process]
+    samples: list[Sample] = field(default_factory=list[Sample])
+
+    def look(self) -> None:
+        """Add a sample; a process that has ended counts as 0."""
+        rss_bytes, cpu_s = 0, 0.0
+        for process in self.processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                cpu_s += _cpu_s(process)
+                rss_bytes += process.memory_info().rss
+        self.samples.append(Sample(time.monotonic(), rss_bytes, cpu_s))
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    """Return the CPU time that a process has used.
+
+    Linux has a clock for each process, whose id clock_getcpuclockid(3) computes in this way. What
+    psutil reads has steps of 10 ms, which are too large for few units.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            return time.clock_gettime(~process.pid << 3 | 2)
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+class Watch:
+    """Looks at processes once a second."""
+
+    def __init__(self, process_ids: Mapping[str, Sequence[int]]) -> None:
+        try:
+            self.watched = [
+                Watched(name, [psutil.Process(pid) for pid in pids])
+                for name, pids in process_ids.items()
+            ]
+        except psutil.NoSuchProcess as error:
+            raise UsageError(f"process: there is no process {error.pid}") from None
+
+    def look(self) -> None:
+        """Look at all now."""
+        for watched in self.watched:
+            watched.look()
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await asyncio.sleep(SAMPLE_S)
+            self.look()
+
+
+def free_cores(reserved: int) -> Iterable[int]:
+    """Return the cores of this process without one. Raises UsageError if that cannot be."""
+    if not hasattr(os, "sched_setaffinity"):
+        raise UsageError("edge_cpu: this system cannot assign a process to a core")
+    cores = os.sched_getaffinity(0)
+    if reserved not in cores:
+        raise UsageError(f"edge_cpu is {reserved}, must be one of {sorted(cores)}")
+    if len(cores) < 2:
+        raise UsageError("edge_cpu: there is no other core for the other processes")
+    return cores - {reserved}
+
+
+def assign(process_id: int, cores: Iterable[int]) -> None:
+    """Let a process, with all its threads, run on some cores only."""
+    wanted = set(cores)
+    for thread in psutil.Process(process_id).threads():
+        os.sched_setaffinity(thread.id, wanted)
