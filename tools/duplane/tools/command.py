@@ -1,4 +1,4 @@
-"""The `duplane` command line: where verbs register, how values are found, how a verb fails.
+"""The `duplane` command line: registers verbs, reads their settings and reports their errors.
 
 A value comes from its flag, else from its environment variable, else from the config file, else
 from its default. Verbs register with `@app.command`; each parameter is a flag.
@@ -55,13 +55,13 @@ app = App(
 
 
 class CommandError(Exception):
-    """A verb cannot do what was asked; the message is for the user."""
+    """A verb failed; the message is for the user."""
 
     exit_code = EXIT_FAILED
 
 
 class UsageError(CommandError):
-    """A flag, a variable, the config file or a file that they name cannot be used."""
+    """A flag, a variable, the config file or a file named in them cannot be used."""
 
     exit_code = EXIT_USAGE
 
@@ -83,7 +83,7 @@ def launch(
 
 
 def read_config(file: Path) -> dict[str, dict[str, Any]]:
-    """Read a config file: one table for each process. Raises UsageError naming what is wrong."""
+    """Read a config file: one table for each process. Raises UsageError naming the fault."""
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -99,7 +99,7 @@ def read_config(file: Path) -> dict[str, dict[str, Any]]:
 def parse_settings(
     verb: Callable[[Settings], int], arguments: Sequence[str], defaults: Mapping[str, str]
 ) -> Settings:
-    """Return the settings with which `verb` would run. `defaults` replace those of its fields.
+    """Return the settings with which `verb` would run; `defaults` override those of its fields.
 
     Raises UsageError.
     """

@@ -33,7 +33,7 @@ Every failure of a call is a gRPC status with exactly one `google.rpc.ErrorInfo`
 """
 
 _Path = tuple[int, ...]
-# Numbers of the fields of a FileDescriptorProto and its parts: they make up a comment's path.
+# Field numbers within FileDescriptorProto and its parts. A comment's path consists of them.
 _MESSAGES, _ENUMS, _SERVICES = 4, 5, 6
 _FIELDS, _ONEOFS, _VALUES, _METHODS = 2, 8, 2, 2
 _SCALARS: Mapping[int, str] = {
@@ -51,7 +51,7 @@ def contract_page(protos: Path) -> str:
 
 
 def _describe(protos: Path) -> Sequence[FileDescriptorProto]:
-    """Compile the protos, with their comments; return imported ones before those that import."""
+    """Compile the protos, with their comments; an imported file precedes the importing ones."""
     names = sorted(str(path.relative_to(protos)) for path in protos.rglob("*.proto"))
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "contract.binpb"

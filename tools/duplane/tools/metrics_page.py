@@ -27,7 +27,7 @@ a collector over gRPC every minute (`OTEL_METRIC_EXPORT_INTERVAL`).
 Values of a label that are not listed count as `other`. The values of `pool` are the pools of the
 attached workers. [`deploy/`](../deploy/README.md) has alerts and a dashboard.
 """
-_OPEN_LABELS = ("pool", "version", "le")  # their values depend on the fabric
+_OPEN_LABELS = ("pool", "version", "le")  # labels whose values are not listed
 _MAX_SHOWN = 24  # values of a label
 
 

@@ -82,14 +82,14 @@ def server_events(dialect: str) -> Examples:
     run = _chat if dialect in ("B, chat", "D") else _duplex
     for rendered in run(dialect):
         event: Json = orjson.loads(rendered)
-        # An example with sound shows more fields.
+        # Prefer an event with audio as the example: it has more fields.
         if event["type"] not in events or event.get("kind") == "audio":
             events[event["type"]] = event
     return events
 
 
 def shortened(value: Any) -> Any:
-    """Return an example with its long texts cut."""
+    """Return an example with long texts shortened."""
     match value:
         case dict():
             fields = cast(Json, value)

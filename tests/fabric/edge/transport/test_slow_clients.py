@@ -205,7 +205,7 @@ async def test_message_of_endless_empty_fragments_is_cut() -> None:
 @pytest.mark.parametrize(
     ("piece", "count"),
     [(frame(PING), 200_000), (frame(TEXT, b"{}"), 20_000)],
-    ids=["pings", "events that are none"],
+    ids=["pings", "empty events"],
 )
 async def test_flood_is_read_no_faster_than_is_fair(piece: bytes, count: int) -> None:
     """The witness has its answers long before half of the flood is read."""

@@ -58,7 +58,7 @@ async def _drip(client: RawClient) -> None:
 
 
 async def _speak(client: RawClient) -> None:
-    """Do nothing wrong: the baseline, which shows the cost of additional clients."""
+    """Behave well: the baseline, which shows the cost of more clients of any kind."""
     await _begun(client)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_repeat(client, _UNIT, _UNIT_S))
@@ -115,7 +115,7 @@ async def _send(client: RawClient, data: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One way to misbehave. With `takes_slots` there are as many as spare slots, else hundreds."""
+    """One way to misbehave. `takes_slots`: each such client occupies a slot of the worker."""
 
     about: str
     act: Callable[[RawClient], Awaitable[None]]
@@ -138,7 +138,7 @@ KINDS: Mapping[str, Kind] = {
         lambda c: _flood(c, frame(PING, b"x" * 125) * 500, is_read=False),
     ),
     "crumbs": Kind(
-        "floods with events that are none",
+        "floods with empty events",
         lambda c: _flood(c, frame(TEXT, b"{}") * 1000),
         is_slow=False,
     ),

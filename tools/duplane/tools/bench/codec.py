@@ -54,7 +54,7 @@ def _up_us(dialect: DuplexDialect, message: bytes) -> float:
         action = dialect.decode(parse(message))
         dialect.accept(action)
         if not isinstance(action, Append):
-            raise AssertionError("the dialect did not take the audio")
+            raise AssertionError("the dialect did not accept the audio")
 
     return _best_us(receive)
 

@@ -1,6 +1,6 @@
-"""Counts the host's waits for the device: reads of values, and shapes that depend on values.
+"""Counts how often the host waits for the device: to read values, or shapes that depend on values.
 
-Operations are counted by name. So a run on a CPU, where nothing waits, shows the waits of a GPU.
+Operations are counted by name, so a run on a CPU shows how often the host would wait for a GPU.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Reads(TorchFunctionMode):
 
 
 class _Dependent(TorchDispatchMode):
-    """Counts operations that wait for values, wherever they are called from."""
+    """Counts operations that wait for values, also those that torch calls internally."""
 
     def __init__(self, syncs: SyncCount) -> None:
         super().__init__()  # pyright: ignore[reportUnknownMemberType]  untyped in torch

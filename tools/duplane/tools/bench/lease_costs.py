@@ -173,9 +173,9 @@ def bench_lease_costs(sizes: Sequence[tuple[int, int]] = SIZES) -> None:
     rows: list[Sequence[str]] = []
     for worker_count, ticket_count in sizes:
         rows.append(_costs(worker_count, ticket_count).row(worker_count, ticket_count))
-        gc.collect()  # the fabric before, whose parts refer to each other
+        gc.collect()  # frees the last fabric, which is a cycle of references
     show(
-        f"scheduler without sockets, {_SLOT_COUNT} slots a worker, every slot held; CPU time",
+        f"scheduler without sockets, {_SLOT_COUNT} slots per worker, all held; CPU time",
         ("", "enqueue us", "release and grant us", "position us", "longest turn ms"),
         rows,
     )

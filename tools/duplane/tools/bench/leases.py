@@ -1,7 +1,7 @@
 """`duplane bench leases`: grants of real scheduler processes, over gRPC.
 
-Workers are this process's own: each has a worker's real admission and attach loop, and no model.
-A session lasts no time: its lease is claimed and its slot is cleaned at once.
+The workers run in this process: each has the real admission and attach loop, but no model. A
+session ends at once: it claims its lease, and its slot is cleaned.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CLIENTS = 4  # channels over which the requests are sent
 
 @dataclass
 class _Counts:
-    """What the benchmark saw."""
+    """The counts and times of one run."""
 
     quiet_ms: list[float] = field(default_factory=list[float])
     loaded_ms: list[float] = field(default_factory=list[float])
@@ -52,7 +52,7 @@ class _Counts:
     has_grant: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add_grant(self, granted: lease_pb2.Granted) -> None:
-        """Count a grant. Two grants of a slot with one fencing number are one too many."""
+        """Count a grant, also as a double grant if its slot and fencing number came before."""
         claims = lease_pb2.LeaseClaims.FromString(granted.lease.claims)
         number = (claims.worker_id, claims.slot, claims.fencing_number)
         self.double_count += number in self.numbers
@@ -118,7 +118,7 @@ class _Worker:
 
 
 def _no_session(slot: int, reason: object) -> None:
-    """Sessions end by themselves before a revocation of their lease arrives."""
+    """Ignore a revocation: the session has ended before it arrives."""
 
 
 class _Bench:

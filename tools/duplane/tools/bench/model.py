@@ -1,4 +1,4 @@
-"""`duplane bench model`: what every stage of the model takes, by batch size."""
+"""`duplane bench model`: the time of every stage of the model, by batch size."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ from duplane.worker.model.types import ConversationOptions, Unit, UnitOutput
 
 WARM_UNITS = 2
 UNIT_ROWS, FRAME_ROWS = 32, 80
-"""Rows that a unit and each of its frames may take, with room to spare."""
+"""Upper bounds of the context rows of one unit and of one frame."""
 FRAME_SIDE = 448
 PROMPT_ROWS = 512
 TEXT_TOKENS = 6
-"""Text of a speaking unit, at most: a second's worth, where random weights rarely stop."""
+"""The most text tokens of a speaking unit: about one second of speech. Random weights rarely end
+a unit earlier."""
 LISTENING, SPEAKING, SEEING = "listening", "speaking", "seeing"
 KINDS = (SEEING, SPEAKING, LISTENING)
 HEADS = {LISTENING: "listen", SEEING: "see", SPEAKING: "speak"}
@@ -194,7 +195,7 @@ def _unit(
 def _keep(
     figures: Figures, watch: StageWatch, kind: str, found: tuple[float, list[UnitOutput]]
 ) -> None:
-    """Keep the figures of one unit in each slot, if all listened or spoke as their kind demands."""
+    """Keep the figures of a batch, unless a unit listened that should speak or the reverse."""
     seconds, outputs = found
     if any(output.is_listen == (kind == SPEAKING) for output in outputs):
         return
@@ -202,7 +203,7 @@ def _keep(
     for stage, spent in watch.seconds.items():
         figures.stages[kind, stage].append(spent)
     if steps := watch.calls[Stage.DECODE]:
-        # The measured time includes the choices, beside the model's own passes.
+        # The time measured by the pipeline includes sampling, not only the passes of the LLM.
         lap = max(output.stage_s["decode"] for output in outputs)
         figures.stages[kind, Stage.DECODE][-1] = lap / steps
 
@@ -214,7 +215,7 @@ def _count(
     units: Sequence[Unit],
     kind: str,
 ) -> None:
-    """Count operations of one call of each stage, and the waits of it and of a whole unit."""
+    """Run a batch; count the operations and waits per call of each stage, and those of a unit."""
     watch.clear()
     watch.is_counting = True
     with SyncCount() as syncs:

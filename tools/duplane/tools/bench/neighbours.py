@@ -1,6 +1,6 @@
 """`duplane bench neighbours`: the cost of clients that misbehave for the good clients beside them.
 
-Uses real processes. The edge's waits are set short, so that each of them ends during the run.
+Uses real processes. The time limits of the edge are short, so that each expires during the run.
 """
 
 # pyright: reportMissingTypeStubs=false
@@ -31,7 +31,7 @@ from duplane.tools.up.fabric import Fabric, UpSettings, running
 
 _WAITS = ("HANDSHAKE", "INIT", "SEND", "PING", "HTTP")
 _WITNESSES = 2
-_PAUSE_S = 0.1  # between the units of a witness: ten times as fast as speech
+_PAUSE_S = 0.1  # between two units of a good client: ten times as fast as speech
 _WATCH_S = 0.2
 _VOICE_S = 60
 _SILENCE = bytes(64_000)
@@ -43,8 +43,8 @@ class _Watch:
 
     process_id: int
     rss_bytes: list[int] = field(default_factory=list[int])
-    is_taken: bool = False  # whether others than the witnesses ever took a slot
-    free_s: float | None = None  # seconds until they had no slot
+    is_taken: bool = False  # whether bad clients ever held a slot
+    free_s: float | None = None  # seconds until they held none
 
     def freed(self) -> str:
         """Return the time until the slots were free again, as a cell of the table."""
@@ -79,13 +79,13 @@ class _Witness:
             yield cls(connection)
 
     async def exchange(self) -> float:
-        """Send one unit, wait for its answer; return the worker's own milliseconds."""
+        """Send one unit, wait for its answer; return the milliseconds that the worker needed."""
         await self._connection.send(self._unit, text=True)
         return orjson.loads(await self._connection.recv())["metrics"]["wall_clock_ms"]
 
 
 async def _witness(paths: list[_Witness], seconds: float) -> list[float]:
-    """Run the witnesses for `seconds`; return the milliseconds added to each of their units."""
+    """Run the good clients for `seconds`; return the milliseconds added to each of their units."""
     times: list[float] = []
 
     async def speak(path: _Witness) -> None:
@@ -145,7 +145,7 @@ class _Bench:
         self._seconds = seconds
 
     async def row(self, name: str, kind: Kind, count: int) -> tuple[str, ...]:
-        """Measure without and with bad clients, and until the slots that they held are free."""
+        """Measure without bad clients, then with them, then until their slots are free."""
         watch = _Watch(self._fabric.roles[0].process_id)
         before_bytes = watch.look()
         async with contextlib.AsyncExitStack() as stack:
@@ -198,8 +198,8 @@ async def bench_neighbours(
                 rows.append(await bench.row(name, kind, count))
                 sys.stderr.write(f"{' '.join(rows[-1])}\n")
     show(
-        f"beside {_WITNESSES} good sessions; every wait of the edge at {wait_s:g} s;"
-        " MB of the edge; ms that the fabric adds to a unit of the good, without and with",
+        f"beside {_WITNESSES} good sessions; every time limit of the edge at {wait_s:g} s;"
+        " MB of the edge; ms that the fabric adds to a unit of a good session, without and with",
         (
             *("", "clients", "MB before", "peak", "after", "slots free, s"),
             *("p50", "with", "p99", "with"),

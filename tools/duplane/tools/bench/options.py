@@ -123,12 +123,12 @@ class FabricBench:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ModelBench:
-    """What to measure, and with how many conversations. Raises ValueError naming the setting."""
+    """Flags of `duplane bench model`. Raises ValueError naming the setting."""
 
     checkpoint: ExistingDirectory | None = None
     """Checkpoint directory. Default: random weights."""
     like: str = "minicpm-o-4.5"
-    """Model whose dimensions random weights have."""
+    """Released model whose dimensions the random weights have."""
     scale: float = 0.1
     """Factor of all widths and numbers of layers of random weights; 1 is full size."""
     device: str = "cpu"
@@ -153,22 +153,22 @@ class ModelBench:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class LeaseBench:
-    """What to measure of the scheduler. Raises ValueError naming the setting."""
+    """Flags of `duplane bench leases`. Raises ValueError naming the setting."""
 
     policy_only: bool = False
-    """Measure the decisions without sockets, by size of the fabric; no other flag has an effect."""
+    """Measure the policy code without sockets, for several fabric sizes. Ignores other flags."""
     store: str = "memory:"
     """Where the schedulers keep leases, as in `duplane scheduler --store`."""
     replicas: PositiveInt = 1
-    """Schedulers. More than one need a store that they share."""
+    """Number of schedulers. More than one need a shared store."""
     kills: bool = False
     """Kill a scheduler after every 200 grants; it is started again."""
     grants: Annotated[int, Ge(2)] = 2000
-    """Requests to make through the queue."""
+    """Number of requests through the queue."""
     callers: PositiveInt = 64
-    """Requests at once."""
+    """Number of concurrent requests."""
     workers: PositiveInt = 8
-    """Workers, without a model."""
+    """Number of workers. They run no model."""
     slots: PositiveInt = 4
     """Slots of each worker."""
 

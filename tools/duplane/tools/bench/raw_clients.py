@@ -1,4 +1,4 @@
-"""Clients on plain sockets, which can break rules that a library would keep."""
+"""WebSocket clients on plain sockets: they can violate the protocol, as no library would."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def upgrade(path: str) -> bytes:
 
 
 class RawClient:
-    """A connection that reads only when asked; with `is_slow`, through the smallest window."""
+    """A connection that reads only on request; `is_slow` gives it the smallest receive window."""
 
     def __init__(self, address: str, *, is_slow: bool = True) -> None:
         self._host, _, port = address.rpartition(":")
@@ -82,7 +82,7 @@ class RawClient:
         return read
 
     async def upgrade(self, path: str) -> None:
-        """Upgrade to a WebSocket, and read only the answer to that."""
+        """Upgrade to a WebSocket; read the HTTP answer and nothing after it."""
         await self.send(upgrade(path))
         head = b""
         while not head.endswith(b"\r\n\r\n"):

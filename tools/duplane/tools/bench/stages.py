@@ -37,10 +37,10 @@ Call = Callable[..., Any]
 
 
 class StageWatch:
-    """Measures the model's stages by wrapping their methods; has one unit's figures, by stage.
+    """Measures the stages of one unit by wrapping the model's methods.
 
-    On an asynchronous device it waits before and after each stage, so stages cannot overlap. The
-    time of a stage within another stage counts for the inner stage only.
+    It waits for the device before and after each stage, so that stages cannot overlap. The time of
+    a stage within another stage counts for the inner stage only.
     """
 
     def __init__(self, model: DuplexModel, device: torch.device) -> None:
@@ -110,10 +110,10 @@ def _fed_stage(counts: Iterable[tuple[int, int]], *_: Any) -> Stage:
 
 
 def moved_bytes(model: DuplexModel, slots: int) -> dict[Stage, int]:
-    """Return the bytes that a call of each stage must read: weights once, and the slots' caches.
+    """Return the bytes that one call of each stage must read: the weights and the slots' caches.
 
-    A lower bound: it excludes the values between layers. A call of the talker is a unit of speech,
-    a call of the flow a chunk.
+    A lower bound: it excludes the values between layers. A call of the talker makes a unit of
+    speech, a call of the flow a chunk.
     """
     parts = model.parts
     llm, audio = parts.llm, parts.audio

@@ -23,14 +23,14 @@ from duplane.worker.metrics import STAGES, WorkerMetrics
 from duplane.worker.model.types import Unit, UnitOutput
 from duplane.worker.session.unit_reporter import UnitReporter
 
-_UNITS = 500  # in one round; fewer than the processor of spans holds
+_UNITS = 500  # in one round; the queue of the span processor holds more
 _ROUNDS = 9
-_UNITS_PER_S = 1000  # whose share of a core is shown
+_UNITS_PER_S = 1000  # the rate for which the share of a core is printed
 _SECOND = bytes(4 * 24_000)
 
 
 class _Encoder(SpanExporter):
-    """Encodes spans as for a collector, and sends them nowhere."""
+    """Encodes spans as an exporter would, and discards them."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         encode_spans(spans).SerializeToString()
@@ -38,7 +38,7 @@ class _Encoder(SpanExporter):
 
 
 class _Traces:
-    """A tracer whose spans are batched and encoded, or without `is_exported` not made at all."""
+    """A tracer. With `is_exported` its spans are batched and encoded, else it makes none."""
 
     def __init__(self, *, is_exported: bool) -> None:
         self._provider = None
@@ -48,19 +48,19 @@ class _Traces:
         self.tracer = Telemetry("bench", self._provider)
 
     def flush(self) -> None:
-        """Encode the spans that wait."""
+        """Encode the queued spans."""
         if self._provider:
             self._provider.force_flush()
 
     def close(self) -> None:
-        """End the thread that encodes."""
+        """End the encoding thread."""
         self.tracer.shutdown()
 
 
 def _best_us(
     unit: Callable[[int], object], flush: Callable[[], None] = lambda: None, units: int = _UNITS
 ) -> float:
-    """Return CPU time of the whole process for one unit, of the best of several rounds."""
+    """Return the CPU time of the process per unit, in the best of several rounds."""
     best, sequence = float("inf"), 0
     for _ in range(_ROUNDS):
         began_s = time.process_time()
@@ -161,7 +161,7 @@ def bench_telemetry() -> None:
         ("worker", _worker_metrics_us(), worker_spans_us),
     ]
     show(
-        "one unit, us of CPU; metrics are always counted, spans only made if they are exported",
+        "one unit, us of CPU; metrics are always counted, spans are made only if they are exported",
         ("", "metrics", "spans", "both", f"of a core at {_UNITS_PER_S} units/s"),
         [
             (role, f"{m:.1f}", f"{s:.1f}", f"{m + s:.1f}", f"{(m + s) * _UNITS_PER_S / 1e6:.1%}")

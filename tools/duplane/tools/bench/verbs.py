@@ -20,7 +20,7 @@ app.command(bench)
 
 @bench.command
 def codec() -> None:
-    """Measure what one unit costs the edge in JSON and base64, beside the least possible."""
+    """Measure the edge's cost of JSON and base64 for one unit, and its lower bound."""
     from duplane.tools.bench.codec import bench_codec
 
     bench_codec()
@@ -28,7 +28,7 @@ def codec() -> None:
 
 @bench.command
 def telemetry() -> None:
-    """Measure what metrics and spans of one unit cost edge and worker, and what a scrape costs."""
+    """Measure the cost of metrics and spans for one unit, and the cost of a scrape."""
     from duplane.tools.bench.telemetry import bench_telemetry
 
     bench_telemetry()
@@ -38,8 +38,9 @@ def telemetry() -> None:
 def fabric(options: FabricBench = FabricBench()) -> None:
     """Put sessions at real-time pace on a fabric, and measure what it adds to each unit.
 
-    The time that a unit takes is counted from the sending of its last sample to the arrival of its
-    answer, without the worker's own time (dialect A does not tell it). docs/load.md has more.
+    The time of a unit runs from the sending of its last sample to the arrival of its answer. The
+    worker's own time is subtracted, except in dialect A, which does not report it. docs/load.md has
+    more.
     """
     from duplane.tools.bench.load.run import bench_fabric
 
@@ -56,7 +57,7 @@ def neighbours(
     wait_s: Annotated[float, Ge(0.1)] = 3.0,
     seconds: Annotated[float, Ge(1)] = 8.0,
 ) -> None:
-    """Measure what clients that misbehave cost the edge and the other sessions.
+    """Measure the cost of clients that misbehave for the edge and for other sessions.
 
     Linux only. Uses real processes and a small model.
 
@@ -65,11 +66,11 @@ def neighbours(
     only
         Kinds of bad clients to measure, separated by commas. Default: all.
     slots
-        Slots of the worker; two of them are used by good sessions.
+        Slots of the worker. Two good sessions use two of them.
     connections
-        Bad clients of the kinds that use no slot.
+        Number of bad clients of each kind that uses no slot.
     wait_s
-        Seconds of every wait of the edge.
+        Every time limit of the edge, in seconds.
     seconds
         Seconds of each measurement.
     """
@@ -100,11 +101,11 @@ def leases(options: LeaseBench = LeaseBench()) -> None:
 
 @bench.command
 def model(options: ModelBench = ModelBench()) -> None:
-    """Measure every stage of the model, by batch size, beside the best that the device can do.
+    """Measure every stage of the model, by batch size, and compare it with the device's peak rates.
 
-    MB and GFLOP are those of one call: the weights and caches it reads and the products it
-    computes. Waits are the times per call that the host waits for the device; in the row of the
-    whole unit they are given for every kind of unit.
+    MB and GFLOP are those of one call: the bytes of weights and caches that it reads, and its
+    floating point operations. Waits: how often the host waits for the device in one call. The row
+    of the whole unit shows the waits of each kind of unit.
     """
     from duplane.tools.bench.model import bench_model
     from duplane.worker.model.checkpoint import CheckpointError

@@ -31,7 +31,7 @@ class Dimensions:
 
 @dataclass(frozen=True)
 class _Scale:
-    """Multiplies sizes by a factor and rounds them to multiples, with one multiple as the least."""
+    """Multiplies sizes by a factor; rounds each to a multiple of a number, and never to zero."""
 
     factor: float
 
@@ -43,15 +43,15 @@ class _Scale:
 
 
 def dimensions(like: str, factor: float, tokenizer: Tokenizer) -> Dimensions:
-    """Return the dimensions of a released model, all widths and numbers of layers times `factor`.
+    """Return a released model's dimensions; `factor` scales all widths and numbers of layers.
 
-    Ids of special tokens are the tokenizer's, whose vocabulary must fit. Raises ValueError for a
-    model that is not known and for factors outside (0, 2].
+    The ids of special tokens come from the tokenizer, and the vocabulary has at least its size.
+    Raises ValueError for an unknown model and for factors outside (0, 2].
     """
     if like not in LIKENESSES:
         raise ValueError(f"like: {like!r} is not one of {', '.join(LIKENESSES)}")
     if not 0 < factor <= 2:
-        raise ValueError(f"scale: {factor} is not above 0 and at most 2")
+        raise ValueError(f"scale: {factor} must be above 0 and at most 2")
     scale = _Scale(factor)
     width = scale.width(512, VOCODER_HEAD)
     return Dimensions(
@@ -97,7 +97,7 @@ def _config(scale: _Scale, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _rows(wanted: int, least: int) -> int:
-    """Return the rows of a vocabulary: those wanted, or more if the tokenizer needs them."""
+    """Return the size of a vocabulary: `wanted`, or more if the tokenizer needs `least`."""
     return wanted if wanted >= least else -(-least // ROW_MULTIPLE) * ROW_MULTIPLE
 
 

@@ -40,9 +40,9 @@ FILES = (
     ("config.json", "dimensions"),
     ("tokenizer.json", "tokenizer"),
     ("tokenizer_config.json", "tokenizer: names, forbidden ids, chat template"),
-    ("preprocessor_config.json", "how images are cut"),
+    ("preprocessor_config.json", "slicing of images"),
     ("generation_config.json", "generation settings"),
-    ("assets/system_ref_audio.wav", "voice of the prompt when the client sends none"),
+    ("assets/system_ref_audio.wav", "default voice of the prompt"),
 )
 VOCODER_FILES = (
     ("assets/token2wav/flow.yaml", "vocoder: dimensions"),
@@ -61,7 +61,7 @@ SHORTEST_CONTEXT = 512
 
 
 def inspect(directory: Path, options: MemoryOptions) -> bool:
-    """Print what a directory holds and needs; False if the model cannot be loaded from it.
+    """Print what a directory holds and what is missing; False if the model cannot be loaded.
 
     Raises `CheckpointError` if the directory cannot be inspected.
     """
@@ -78,7 +78,7 @@ def inspect(directory: Path, options: MemoryOptions) -> bool:
 
 
 def describe(like: str, factor: float, options: MemoryOptions) -> None:
-    """Print what a random checkpoint would contain. Raises ValueError as `dimensions` does."""
+    """Print the parts and sizes of a random checkpoint. Raises ValueError as `dimensions` does."""
     made = dimensions(like, factor, train_tokenizer())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -165,7 +165,7 @@ def _show_fit(
     options: MemoryOptions,
     device_bytes: int,
 ) -> None:
-    """Print how many slots fit; if none does, why not and what would fit."""
+    """Print how many slots fit. If none does, print why, and which settings would fit."""
     fitting = slots_that_fit(found, device_bytes)
     print(f"a device of {device_bytes / 1e9:g} GB has room for {fitting} slots")
     if fitting:

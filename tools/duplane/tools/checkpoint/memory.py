@@ -37,9 +37,9 @@ PARTS = (
 )
 OTHER = "other"
 SOME = 8
-"""Slots beyond which all that slots share is there."""
+"""Memory is computed for this number of slots and for one more: the difference is one slot's."""
 WORK_SHARE = 0.1
-"""Of a device's memory, what is left for a step's own tensors."""
+"""Share of a device's memory that is kept free for the intermediate tensors of a step."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Count:
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Memory of one stage: that of its weights and tables, and that of each slot."""
+    """Memory of one stage: its weights and tables, and the state of each slot."""
 
     name: str
     fixed_bytes: int
@@ -95,7 +95,7 @@ def stages(
 
 
 def slots_that_fit(stages: Iterable[StageMemory], device_bytes: int) -> int:
-    """Return how many slots fit a device with this memory, less `WORK_SHARE` of it."""
+    """Return how many slots fit a device with this memory, of which `WORK_SHARE` stays free."""
     held = list(stages)
     fixed, slot = sum(s.fixed_bytes for s in held), sum(s.slot_bytes for s in held)
     room = int(device_bytes * (1 - WORK_SHARE)) - fixed
@@ -104,7 +104,7 @@ def slots_that_fit(stages: Iterable[StageMemory], device_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class VocoderPlan:
-    """The vocoder's models without storage, and the longest voice that must fit."""
+    """The vocoder's models on the meta device, and the length of the longest voice."""
 
     flow: Flow
     hift: HiFT
@@ -129,7 +129,7 @@ class VocoderPlan:
 
 @dataclass(frozen=True)
 class HarmonicPlan:
-    """The vocoder of one voice."""
+    """The vocoder that has only one voice."""
 
     vocoder: HarmonicVocoder
 
@@ -150,7 +150,7 @@ AnyVocoderPlan = VocoderPlan | HarmonicPlan
 def _modules(
     config: Mapping[str, Any], slots: int, capacity: int, dtype: torch.dtype
 ) -> list[tuple[str, nn.Module]]:
-    """Return the modules that the main checkpoint fills, by prefix, without storage."""
+    """Return the modules of the main checkpoint on the meta device, with their prefixes."""
     audio = AudioEncoder(AudioConfig.from_json(config), slots, META, dtype)
     found: list[tuple[str, nn.Module]] = [
         ("llm.", LanguageModel(config, slots, capacity, META, dtype)),
@@ -180,7 +180,7 @@ def _sizes(
     beyond = overhang(heard, VisionConfig.from_json(config).query_count if is_seeing else None)
     modules = dict(_modules(config, slots, capacity + beyond, dtype))
     llm, talker = modules["llm."], modules.get("tts.")
-    assert isinstance(llm, LanguageModel)  # as built above
+    assert isinstance(llm, LanguageModel)  # as `_modules` builds it
     audio = AudioEncoder(heard, slots, META, dtype)
     found = [("LLM", _bytes(llm) + llm.cache.memory_bytes), ("audio", _bytes(audio))]
     if "vpm." in modules:

@@ -1,4 +1,4 @@
-"""Writes a random checkpoint of any size in the public format, a shard at a time."""
+"""Writes a random checkpoint of any size in the public format, one shard after the other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Draw = Callable[[str, Shape, torch.dtype], Tensor]
 
 SHARD_BYTES = 2**31
 BLOCK = 2**24
-"""Values drawn at once."""
+"""Number of values drawn in one call."""
 STORED = torch.bfloat16
 CPU = torch.device("cpu")
 
@@ -41,11 +41,10 @@ def write_random(
     shard_bytes: int = SHARD_BYTES,
     device: torch.device = CPU,
 ) -> None:
-    """Write a random checkpoint like a released one; holds one shard in memory at a time.
+    """Write a random checkpoint like a released one. Only one shard is in memory at a time.
 
-    The weights are drawn on `device`; each kind of device draws different ones.
-
-    The checkpoint has every file but the two ONNX networks of the voices; its answers mean nothing.
+    The weights are drawn on `device`; each kind of device draws different ones. The checkpoint has
+    all files except the two ONNX networks for clients' voices. Its answers mean nothing.
     Raises ValueError as `dimensions` does, and OSError if the directory cannot be written.
     """
     tokenizer = train_tokenizer()
@@ -61,7 +60,7 @@ def write_random(
 def plan_shards(
     tensors: list[tuple[str, Shape]], shard_bytes: int
 ) -> list[list[tuple[str, Shape]]]:
-    """Cut the tensors, in order, into shards of at most `shard_bytes`, or of one tensor."""
+    """Group the tensors, in order, into shards of at most `shard_bytes`, or of one large tensor."""
     shards: list[list[tuple[str, Shape]]] = [[]]
     held = 0
     for name, shape in tensors:
@@ -94,7 +93,7 @@ def _write_shards(
 def draw_tensor(
     name: str, shape: Shape, dtype: torch.dtype, *, seed: int, device: torch.device = CPU
 ) -> Tensor:
-    """Draw a tensor from its name and the seed, a block at a time; it is returned on the CPU."""
+    """Draw a tensor on `device`, block by block; return it on the CPU. Name and seed decide it."""
     generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
     mean, deviation = spread(name, shape)
     values = torch.empty(shape, dtype=dtype)

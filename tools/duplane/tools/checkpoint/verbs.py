@@ -160,22 +160,22 @@ def train(
     steps: PositiveInt = 1600,
     utterances: PositiveInt = 18_000,
 ) -> None:
-    """Train the default model from nothing, on speech that espeak-ng and flite synthesise.
+    """Train the default model from random weights, on speech from espeak-ng and flite.
 
-    Needs both installed. A run that was stopped continues. Prints progress on stderr.
+    Both must be installed. Prints progress on stderr. A run that was stopped can be continued.
 
     Parameters
     ----------
     directory
         Directory to write the checkpoint to; it is created if it is missing.
     workspace
-        Folder for what lies between the stages. Another seed needs another folder.
+        Folder for the results of each stage. Use another folder for another seed.
     seed
         Seed of all random numbers. Results also depend on `processes`.
     processes
-        Processes of one thread each that speak the corpus and train the listener.
+        Number of processes, of one thread each, that synthesise the corpus and train the listener.
     steps
-        Steps of the listener over whole sessions.
+        Training steps of the listener over whole sessions.
     utterances
         Questions in the corpus.
     """
@@ -201,19 +201,19 @@ def evaluate(
     sessions: PositiveInt = 48,
     json: Path | None = None,
 ) -> None:
-    """Measure how a default model takes turns, answers and speaks, on speakers it never heard.
+    """Measure the turns, answers and speech of a default model.
 
-    Needs espeak-ng and flite. Questions come from voices, accents and sentences that training
-    leaves out. Sessions run through the worker's model as fast as they can.
+    espeak-ng and flite must be installed. The questions have voices, accents and sentences that do
+    not occur in training. Sessions run faster than real time.
 
     Parameters
     ----------
     directory
-        Checkpoint directory of a model that was trained on the same domain.
+        Checkpoint directory of a model that `duplane checkpoint train` made.
     workspace
-        Folder for the spoken questions.
+        Folder for the sound of the questions.
     sessions
-        Sessions of 16 units for the first row of the table; the other rows have fewer.
+        Number of sessions in the first row of the table, of 16 units each. Other rows have fewer.
     json
         Write all numbers, and the wrong answers, to this file.
     """

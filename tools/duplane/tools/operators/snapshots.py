@@ -53,7 +53,7 @@ async def _read(address: str) -> SchedulerView:
 
 
 def merge(views: Sequence[SchedulerView]) -> admin_pb2.Snapshot:
-    """Combine what the schedulers see. Schedulers that share a store see the same."""
+    """Combine the states of the schedulers; those that share a store report the same state."""
     workers = {one.worker.worker_id: one for view in views for one in view.snapshot.workers}
     leases = {one.claims.lease_id: one for view in views for one in view.snapshot.leases}
     tickets = {one.ticket_id: one for view in views for one in view.snapshot.tickets}

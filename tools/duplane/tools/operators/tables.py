@@ -47,7 +47,7 @@ def fabric_tables(views: Sequence[SchedulerView], row_limit: int) -> str:
 
 
 def fabric_json(views: Sequence[SchedulerView]) -> dict[str, Any]:
-    """Return the whole state as JSON, with the names of the contract."""
+    """Return the whole state as JSON, with the field names of the contract."""
     schedulers = [{"address": view.address, "failure": view.failure} for view in views]
     state = MessageToDict(
         merge(views), preserving_proto_field_name=True, always_print_fields_with_no_presence=True

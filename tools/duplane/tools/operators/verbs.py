@@ -15,7 +15,7 @@ from duplane.tools.command import UsageError, app
 
 Schedulers = Annotated[Names, Parameter("--scheduler")]
 _DEFAULT_SCHEDULERS = ("127.0.0.1:8010",)
-_CLEAR = "\x1b[H\x1b[2J"  # of a terminal, before each new table
+_CLEAR = "\x1b[H\x1b[2J"  # clears the terminal before each new table
 
 
 @app.command
@@ -38,9 +38,9 @@ def status(
     watch
         Show the state again at an interval, until Ctrl-C.
     interval_s
-        Seconds between two views of --watch.
+        Seconds between two tables with --watch.
     rows
-        Rows of each table. The JSON is always whole.
+        Maximum number of rows of each table. The JSON has all rows.
     """
     _check(schedulers)
     try:

@@ -100,7 +100,7 @@ def _stream(encoder: AudioEncoder, golden: Path, trace: dict[str, Any]) -> Itera
 
 @torch.inference_mode()
 def _mel(stream: MelStream, unit: NDArray[np.float32]) -> Tensor:
-    """Return a unit's features [frames, mel_bins], without the missing context of a first unit."""
+    """Return a unit's features [frames, mel_bins]; a first unit has no frames of left context."""
     stream.push(0, unit)
     stream.take(0)
     features, is_first = stream.features([0])
@@ -126,6 +126,6 @@ def _offline(encoder: AudioEncoder, golden: Path, trace: dict[str, Any]) -> Iter
 
 
 def _source(folder: Path, clip: str) -> Path:
-    """Return the file of a clip: its own, or the one whose name it extends (talk31s)."""
+    """Return the file of a clip, whose name may have a suffix: `talk31s` is part of `talk.wav`."""
     names = [path for path in folder.glob("*.wav") if clip.startswith(path.stem)]
     return max(names, key=lambda path: len(path.stem))

@@ -37,7 +37,7 @@ from duplane.worker.model.types import DecodeMode
 TOLERANCE = 1e-4
 SLOT = 0
 ROOM = 128
-"""Rows beyond those recorded: recorded lengths leave out what was never fed."""
+"""Context rows beyond the recorded length, which excludes tokens that were never fed."""
 
 # Channels of `inputs_embeds` that a trace keeps.
 _STRIDES = {"inputs_embeds": 1, "inputs_embeds_c16": 16}
@@ -97,7 +97,7 @@ def _chat(
     ):
         yield same(f"{name} {kind}", [[list(bound) for bound in bounds]], trace[kind])
     yield same(f"{name} kv_after_prefill", length, trace["kv_after_prefill"])
-    # These rows are only for the comparison: the model takes its own from another prompt.
+    # `take` uses up the prompt, so the model is given another one below.
     with torch.inference_mode():
         rows = prompt.take(model.parts, length)
     for key, stride in _STRIDES.items():
@@ -162,7 +162,7 @@ def _options(generate: Mapping[str, Any], prefill: Mapping[str, Any]) -> ChatOpt
 
 
 def _parts(golden: Path, content: str | Sequence[str]) -> Iterator[ChatPart]:
-    """Yield texts, and the files of `@folder/file` or only their samples `[from:to]`."""
+    """Yield the parts of a message: text, a file (`@folder/file`) or its samples (`[from:to]`)."""
     for entry in [content] if isinstance(content, str) else content:
         found = re.fullmatch(r"@([^\[]+)(?:\[(\d+):(\d+)\])?", entry)
         if found is None:
@@ -188,7 +188,7 @@ class Yield:
 
 @dataclass
 class Seen:
-    """A model that plays one trace, with its calls and outputs since `begin`."""
+    """A model that replays one trace, and a record of its outputs since `begin`."""
 
     loaded: ModelParts
     calls: list[dict[str, Any]]
@@ -202,7 +202,7 @@ class Seen:
         self.begin()
 
     def begin(self) -> None:
-        """Delete the records of the answer before."""
+        """Delete the record of the last answer."""
         self.unit = self.recorder.begin_unit(SLOT)
         self.outputs.clear()
 
@@ -247,11 +247,11 @@ class Seen:
         yield same(f"{name} token2wav_calls", calls, trace["token2wav_calls"])
 
     def _plain(self, text: str) -> str:
-        """Return the text without special tokens, whose names the reference includes."""
+        """Return a text of the reference without the names of special tokens."""
         return self.model.tokens.decode(self.model.tokens.encode(text))
 
     def _chunks(self) -> list[dict[str, Any]]:
-        """Return the chosen ids in the reference's chunks: the first has one more."""
+        """Return the chosen ids in the reference's chunks, of which the first has one more id."""
         ids = list(self.unit.decided)
         has_ended = self.outputs[-1].finish is Finish.STOP
         if has_ended:
@@ -268,7 +268,7 @@ class Seen:
         ]
 
     def _waveforms(self) -> Iterator[Yield]:
-        """Yield waveforms as the reference does: each with all text since the last one."""
+        """Yield waveforms like the reference: each with all text since the last waveform."""
         text = ""
         for output in self.outputs:
             text += output.text
@@ -277,7 +277,7 @@ class Seen:
                 text = ""
 
     def _cut(self, output: ChatOutput) -> list[int]:
-        """Return the lengths of an output's waveforms: the last output may hold two."""
+        """Return the lengths of an output's waveforms. The last output may have two."""
         if not len(output.audio):
             return []
         counts = [count for _, _, count in self.unit.pieces]

@@ -1,4 +1,4 @@
-"""One line of `checkpoint replay`: the name of the comparison, its error and its tolerance."""
+"""One check of `checkpoint replay`: the name of the comparison, its error and its tolerance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from duplane.worker.model.transfer import download
 
 
 class Verdict(Enum):
-    """How one check ended."""
+    """The result of one check."""
 
     OK = "ok"
     FAIL = "FAIL"
@@ -28,8 +28,8 @@ class Verdict(Enum):
 class Check:
     """One comparison with a recorded trace.
 
-    `error` is the largest absolute difference. It is 0.0 for equal and `inf` for unequal values of
-    exact checks, and `inf` for arrays of different shapes. `note` may hold the reason.
+    `error` is the largest absolute difference, or `inf` if the shapes differ. In exact checks it is
+    0.0 for equal and `inf` for unequal values. `note` may hold the reason.
     """
 
     name: str
@@ -62,8 +62,8 @@ def same(name: str, got: object, want: object) -> Check:
 def same_texts(name: str, got: Sequence[str], want: Sequence[str]) -> Check:
     """Compare the parts of a text.
 
-    A character of several tokens becomes text with its last token. So a cut between two parts may
-    be before or after it: the whole text must be the same, each cut may be off by one character.
+    The whole text must be the same, but each cut between two parts may be off by one character:
+    a character of several tokens may count to the part before or after the cut.
     """
     if list(got) == list(want) or len(got) != len(want) or "".join(got) != "".join(want):
         return same(name, list(got), list(want))
@@ -71,17 +71,17 @@ def same_texts(name: str, got: Sequence[str], want: Sequence[str]) -> Check:
         itertools.accumulate(map(len, got)), itertools.accumulate(map(len, want)), strict=True
     )
     if all(abs(ours - theirs) <= 1 for ours, theirs in cuts):
-        return differs(name, "an incomplete character is held back at another place")
+        return differs(name, "a character of several tokens is in another part")
     return same(name, list(got), list(want))
 
 
 def skipped(name: str, reason: str) -> Check:
-    """Return the check of a recorded trace that was skipped, with what the trace needs."""
+    """Return a check that was skipped; `reason` says what the trace needs."""
     return Check(name, 0.0, 0.0, Verdict.SKIPPED, reason)
 
 
 def differs(name: str, reason: str) -> Check:
-    """Return the check of a trace from which the model differs on purpose."""
+    """Return a check whose values differ from the trace on purpose."""
     return Check(name, 0.0, 0.0, Verdict.DIFFERS, reason)
 
 

@@ -112,9 +112,9 @@ class SessionReplay:
         yield from self._array("prepare_ref_embeds", self._recorder.voices.get(SLOT))
 
     def _play(self, unit: dict[str, Any], *, is_last: bool) -> None:
-        """Run one unit and compare everything that was recorded of it.
+        """Run one unit and compare it with everything recorded.
 
-        The last unit is fed whole, to compare the caches.
+        The last unit settles at once, so that the final caches can be compared.
         """
         seen = self._recorder.begin_unit(SLOT)
         before = self._model.context_length(SLOT)
@@ -141,13 +141,14 @@ class SessionReplay:
             self._seen.setdefault(check.name, []).append(labelled)
 
     def _failed(self, unit: dict[str, Any], failure: UnitFailure) -> Iterator[Check]:
-        """Check a unit that was too short. Only the reference keeps a `<unit>` row for it.
+        """Check a unit that was too short.
 
-        The row is fed here, so that the rest of the session has the same context as recorded.
+        The reference keeps a `<unit>` row for it; our model does not. The replay feeds this row,
+        so that the following units have the recorded context.
         """
         yield same("prefill_success", False, unit["prefill_success"])
         yield same("failure", failure.reason, "AUDIO_TOO_SHORT")
-        yield differs("short unit", "leaves no row in the context; the replay fed it")
+        yield differs("short unit", "adds no row to the context; the replay added it")
         self._model.conversation(SLOT).pending_ids += (self._model.tokens.unit,)
         yield same("kv_after_finalize", self._model.context_length(SLOT), unit["kv_after_finalize"])
         yield same(
@@ -220,7 +221,7 @@ class SessionReplay:
         yield same("token2wav_calls", seen.pieces, calls)
         yield same("token2wav_buffer_before", buffered, unit["token2wav_buffer_before"])
         yield same("token2wav_buffer_after", self._pending_speech(), unit["token2wav_buffer_after"])
-        # If nothing was decoded, the reference returns a second of silence and we return nothing.
+        # If no speech was decoded, the reference returns a second of silence; we return no audio.
         heard = unit["out_audio_samples"] if calls else 0
         yield same("out_audio_samples", len(output.audio), heard)
         draws = [
@@ -247,7 +248,7 @@ class SessionReplay:
     def _array(
         self, key: str, got: NDArray[np.float32] | Tensor | None, name: str = ""
     ) -> Iterator[Check]:
-        """Compare with the recorded array, or with its every eighth channel."""
+        """Compare with the recorded array, which may have only every eighth channel."""
         forms: dict[str, ArrayLike | Tensor | None] = {key: got}
         if got is not None:
             forms[f"{key}_c8"] = got[..., ::8]
@@ -257,7 +258,7 @@ class SessionReplay:
                 yield compare(label, value, self._arrays[form], TOLERANCE)
 
     def _at(self, key: str, got: NDArray[np.float32], name: str) -> Iterator[Check]:
-        """Compare logits at the ids that were recorded."""
+        """Compare the logits of the recorded ids."""
         if f"{key}_ids" in self._arrays:
             ids, values = self._arrays[f"{key}_ids"], self._arrays[f"{key}_values"]
             if got.shape[:-1] == ids.shape[:-1]:
@@ -266,7 +267,7 @@ class SessionReplay:
 
 
 def _audio_end(unit: dict[str, Any]) -> int:
-    """Return the sample at which the unit ends; units of frames alone record no offset."""
+    """Return the sample at which the unit ends. A unit without audio has no recorded offset."""
     return (unit["audio_offset"] or 0) + unit["audio_samples"]
 
 
@@ -276,13 +277,13 @@ def _fold(name: str, found: list[Check]) -> Check:
 
 
 def _options(trace: dict[str, Any], voice: FloatArray | None) -> ConversationOptions:
-    """Return the options of a recorded session. Sampling parameters that the reference's
-    constructor takes but its generation ignores are left out.
+    """Return the options of a recorded session, without the sampling parameters that the reference
+    accepts in its constructor and then ignores.
     """
     prefix: str = trace["prefix"]
     prompt = prefix.removeprefix(PROMPT_HEAD).removesuffix(PROMPT_TAIL)
     if f"{PROMPT_HEAD}{prompt}{PROMPT_TAIL}" != prefix:
-        raise ValueError(f"{trace['name']}: the prompt {prefix!r} is of another form")
+        raise ValueError(f"{trace['name']}: the prompt {prefix!r} has an unexpected form")
     chosen = {"force_listen_count": 0, **trace["duplex_config"]}
     fixed = {
         name: chosen[name]

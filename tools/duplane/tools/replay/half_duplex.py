@@ -1,9 +1,9 @@
-"""Half duplex: whole utterances and their answers in turns, over one context that is kept.
+"""Half duplex: the user and the model speak in turns, and one context keeps all turns.
 
-A window bounds the context: when it has more rows than a high mark, the oldest rounds (each an
-utterance and its answer) are dropped until it has at most the rows of a low mark. The rows after
-them move up, and their keys are rotated to the new positions. The reference counts the first round
-as part of the prompt and cuts from there, so it splits rounds; here only whole rounds are dropped.
+A window bounds the context. When the context has more rows than the high mark, the oldest rounds
+(an utterance and its answer) are dropped until it has no more rows than the low mark. The rows
+after them move up, and their keys are rotated to the new positions. The reference counts the first
+round as part of the prompt, so its cuts split rounds; here only whole rounds are dropped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ANSWER_END = "<|tts_eos|><|im_end|>\n"
 
 @dataclass(frozen=True)
 class TextWindow:
-    """The rows above which rounds are dropped, and the rows that may stay. Raises `OptionError`."""
+    """The high mark and the low mark of the context. Raises `OptionError`."""
 
     high_tokens: int = 8000
     low_tokens: int = 6000
@@ -60,12 +60,12 @@ class HalfDuplex:
         window: TextWindow | None = None,
         uniforms: Uniforms | None = None,
     ) -> None:
-        """Take a clean slot. A context smaller than the window's marks moves before it is full."""
+        """Use a clean slot. If the context is smaller than the marks, its size bounds them."""
         self._chats, self._parts, self._slot, self._options = chats, parts, slot, options
         self._window = window or TextWindow()
         self._end_rows = len(parts.tokens.encode(ANSWER_END))
-        self._prompt_rows = 0  # of the system prompt, which is never dropped
-        self._round_rows: list[int] = []  # of the finished rounds, oldest first
+        self._prompt_rows = 0  # rows of the system prompt, which is never dropped
+        self._round_rows: list[int] = []  # rows of the finished rounds, oldest first
         self._has_heard = False
         self._has_answered = False
         chats.begin(slot, options, uniforms=uniforms)
@@ -82,7 +82,7 @@ class HalfDuplex:
 
     @property
     def prompt(self) -> ChatPrompt:
-        """The prompt of the next answer, or of the answer that runs."""
+        """The prompt of the running answer, or of the next one."""
         return self._builder.prompt
 
     def instruct(self, parts: Sequence[ChatPart]) -> int:
@@ -92,7 +92,7 @@ class HalfDuplex:
         return self._prompt_rows
 
     def hear(self, parts: Sequence[ChatPart]) -> int:
-        """Add the user's turn and begin to answer; returns the row count before the answer mark."""
+        """Add the user's turn and begin to answer; returns the number of rows up to the answer."""
         said = [self._filled(part) for part in parts]
         if self._has_answered:
             self._take_turn(said)
@@ -104,14 +104,14 @@ class HalfDuplex:
         return length
 
     def _take_turn(self, said: Sequence[ChatPart]) -> None:
-        """End the round before, lay out the next, and make room for it."""
+        """End the last round, build the prompt of the next one, and make room for it."""
         self._builder = self._next_prompt()
         self._builder.add_text(ANSWER_END)
         self._add_turn(said)
         before = self._prompt_rows + sum(self._round_rows)
         self._round_rows.append(self.context_length + self._end_rows - before)
         if not self._make_room(len(self.prompt.ids) - self._end_rows):
-            self._builder = self._next_prompt()  # the answer with that end mark was dropped
+            self._builder = self._next_prompt()  # the last answer was dropped, so no end mark
             self._add_turn(said)
 
     def _add_turn(self, said: Sequence[ChatPart]) -> None:
@@ -138,7 +138,7 @@ class HalfDuplex:
         return bool(self._round_rows)
 
     def _filled(self, part: ChatPart) -> ChatPart:
-        """Pad the first audio at its start to the length of a duplex session's first unit."""
+        """Pad the start of the first audio to the length of the first unit in a duplex session."""
         if not isinstance(part, ChatAudio) or self._has_heard:
             return part
         self._has_heard = True

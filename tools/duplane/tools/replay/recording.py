@@ -24,28 +24,28 @@ NO_VOICE = VocoderVoice(
     prompt_mel=np.zeros((0, 80), np.float32),
     speaker_embedding=np.zeros(0, np.float32),
 )
-"""The voice of a vocoder that only counts."""
+"""A placeholder for the voice of `CountingVocoder`."""
 
 
 class RecordedUniforms:
-    """The uniform numbers of a recorded session, in order, followed by zeros."""
+    """The uniform random numbers of a recorded session, in order, followed by zeros."""
 
     def __init__(self, numbers: Sequence[float]) -> None:
         self._numbers = list(numbers)
         self.used = 0
 
     def peek(self, count: int) -> list[float]:
-        """Return the next numbers; zeros after the recorded ones."""
+        """Return the next numbers without using them up."""
         ahead = self._numbers[self.used : self.used + count]
         return ahead + [0.0] * (count - len(ahead))
 
     def advance(self, count: int) -> None:
-        """Use up `count` numbers."""
+        """Move on by `count` numbers."""
         self.used += count
 
 
 class CountingVocoder:
-    """Returns silence of the length that the vocoder's speech would have, as the recorder did."""
+    """Returns silence as long as the speech would be. The traces were recorded in the same way."""
 
     lookahead = LOOKAHEAD
     memory_bytes = 0
@@ -56,15 +56,15 @@ class CountingVocoder:
         self._begun: set[int] = set()
 
     def prime(self, slot: int, voice: VocoderVoice, *, seed: int | None = None) -> None:
-        """Note that the slot has a voice; counting needs neither voice nor seed."""
+        """Record that the slot has a voice."""
         self._primed[slot] = (voice, seed)
 
     def start_turn(self, slot: int) -> None:
-        """Note that no piece of the turn has been decoded."""
+        """Record that no chunk of the turn has been decoded."""
         self._begun.discard(slot)
 
     def decode(self, chunks: Sequence[VocoderChunk]) -> list[FloatArray]:
-        """Return silence: without the lookahead, or at a turn's end with it and any lag."""
+        """Return silence. Only the last chunk of a turn includes the lookahead and the lag."""
         return [np.zeros(self._count(chunk), np.float32) for chunk in chunks]
 
     def encode(self, chunks: Sequence[VocoderChunk]) -> list[Tensor]:
@@ -122,7 +122,7 @@ class Recorder(Probe):
         self._units: defaultdict[int, SeenUnit] = defaultdict(SeenUnit)
 
     def begin_unit(self, slot: int) -> SeenUnit:
-        """Delete the record of the slot's last unit and begin one of its next unit."""
+        """Replace the record of the slot's last unit with an empty one for its next unit."""
         self._units[slot] = SeenUnit()
         return self._units[slot]
 

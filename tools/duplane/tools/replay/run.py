@@ -55,7 +55,7 @@ def _run(name: str, checks: Checks, golden: Path, target: ReplayTarget) -> Itera
         for check in checks(golden, target):
             is_rounded = check.verdict is Verdict.FAIL and not target.is_exact
             yield replace(check, verdict=Verdict.ROUNDED) if is_rounded else check
-    except Exception as error:  # the root of a part: the others still run
+    except Exception as error:  # an unexpected error ends this part only
         log.exception("%s broke off", name)
         note = f"broke off: {type(error).__name__}: {error}"
         yield Check(name, float("inf"), 0.0, Verdict.FAIL, note[:300])

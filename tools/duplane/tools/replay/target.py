@@ -33,7 +33,7 @@ class ReplayTarget:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the traces' tolerances, which are those of float32, apply."""
+        """Whether the tolerances apply: they are for float32."""
         return self.dtype is torch.float32
 
     def tensor(self, values: Any) -> Tensor:
@@ -42,7 +42,7 @@ class ReplayTarget:
 
     @torch.inference_mode()
     def capture(self, parts: ModelParts) -> None:
-        """Capture the CUDA graphs of loaded parts where a worker on this target would."""
+        """Capture the CUDA graphs of loaded parts, if a worker on this target would."""
         if self.device.type != "cuda" or not self.cuda_graphs:
             return
         parts.llm.capture()

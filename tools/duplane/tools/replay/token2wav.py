@@ -1,8 +1,8 @@
 """Replays token2wav/: compares the streaming vocoder with the values of the reference.
 
-The wave made from the recorded mel must agree within the tolerance. The wave made from our own mel
-has a larger tolerance, because the source of the wave adds up rounding errors over a second: even
-the unchanged reference, on another CPU than the recording's, differs there by up to 2e-3.
+The wave from the recorded mel must agree within the tolerance. The wave from our own mel has a
+larger tolerance, because the phase of the source sums rounding errors over a second: even the
+reference itself differs by up to 2e-3 on a CPU of another type.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from duplane.worker.model.vocoder.vocoder import Vocoder
 from duplane.worker.model.vocoder.voice import prompt_mel
 
 TOLERANCE = 1e-3
-# For waves from our own mel: an error of 3e-6 in the mel changes the pitch as little, but the phase
-# adds it up over a second. Measured: up to 2e-3, also for the reference on another processor.
+# For waves from our own mel. An error of 3e-6 in the mel changes the pitch as little, but the phase
+# sums the changes over a second. Measured: up to 2e-3, also for the reference on another CPU.
 OWN_MEL_TOLERANCE = 1e-2
-OWN_MEL_NOTE = "from our own mel; phase adds up rounding"
+OWN_MEL_NOTE = "from our own mel; the phase sums rounding errors"
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -43,7 +43,7 @@ def checks(golden: Path, target: ReplayTarget = CPU_TARGET) -> Iterator[Check]:
     voice = VocoderVoice(
         arrays["prompt_tokens"][0], arrays["prompt_mel"][0], arrays["speaker_embedding"][0]
     )
-    # Voices are read on the CPU, wherever the model runs.
+    # The mel of a voice is computed on the CPU, also if the model runs on a GPU.
     mel = prompt_mel(torch.tensor(arrays["prompt_wav_24k"]), len(voice.prompt_mel))
     yield _near("prompt_mel", mel[None], arrays)
     vocoder = _load(directory, recorded, arrays, target)
@@ -61,10 +61,10 @@ def checks(golden: Path, target: ReplayTarget = CPU_TARGET) -> Iterator[Check]:
 def _load(
     directory: Path, recorded: Mapping[str, Any], arrays: Arrays, target: ReplayTarget
 ) -> Vocoder:
-    """Load a vocoder of one slot with the recorded noise, and none in the source."""
+    """Load a vocoder for one slot: its flow has the recorded noise, its source has none."""
     frames = arrays["prompt_mel"].shape[1] + arrays["offline_mel"].shape[2]
     noise = torch.tensor(arrays["noise"][0].T)
-    # No recorded value depends on later noise; the table only has to be long enough.
+    # No recorded value depends on the noise of later frames, but the table needs these rows.
     unused = torch.zeros(frames + 1000, noise.shape[1])
     return Vocoder.load(
         directory,
@@ -124,7 +124,7 @@ def _chunk_checks(
 def _length_checks(
     vocoder: Vocoder, name: str, entry: Mapping[str, Any], before_trim: int
 ) -> Iterator[Check]:
-    """Compare the frames cached; a turn that has ended keeps none here."""
+    """Compare the number of cached frames. After the end of a turn our vocoder keeps none."""
     lengths = {"before": before_trim, "after": vocoder.cached_frames(0)}
     if entry["last"]:
         del lengths["after"]
@@ -137,7 +137,7 @@ def _length_checks(
 def _own_mel_checks(
     vocoder: Vocoder, recorded: Mapping[str, Any], arrays: Arrays
 ) -> Iterator[Check]:
-    """Stream once more, from tokens to wave."""
+    """Stream the chunks again, from tokens to wave without the recorded mel."""
     for number, entry in enumerate(recorded["chunks"]):
         samples = vocoder.decode([VocoderChunk(0, entry["tokens"], entry["last"])])[0]
         if f"c{number}_wav" in arrays:
@@ -151,7 +151,7 @@ def _offline_checks(
     arrays: Arrays,
     target: ReplayTarget,
 ) -> Iterator[Check]:
-    """Compare an utterance made in one piece."""
+    """Compare an utterance that is generated at once, not in chunks."""
     mel = vocoder.render_mel(voice, recorded["offline_tokens"]).T[None]
     yield _near("offline_mel", mel, arrays)
     hift = vocoder.stream.hift

@@ -44,7 +44,7 @@ def checks(golden: Path, target: ReplayTarget = CPU_TARGET) -> Iterator[Check]:
 
 
 def _turn(name: str, talker: Talker, turn: list[dict[str, Any]], arrays: Any) -> Iterator[Check]:
-    """Check one turn, chunk after chunk over one cache."""
+    """Check one turn: its chunks run one after the other and share a cache."""
     seen: dict[str, list[Check]] = {}
     talker.reset(0)
     for chunk in turn:
@@ -77,7 +77,7 @@ def _chunk(talker: Talker, chunk: dict[str, Any], arrays: Any) -> Iterator[Check
 
 
 def _streaming(talker: Talker, trace: dict[str, Any], arrays: Any) -> Iterator[Check]:
-    """Check an answer in passages; the trace has their tokens in portions of one unit."""
+    """Check an answer in several passages. The trace groups their tokens by units."""
     talker.reset(0)
     stream = SpeechStream(0, SeededUniforms(0), is_greedy=True, temperature=TEMPERATURE)
     held: list[int] = []
@@ -102,14 +102,14 @@ def _streaming(talker: Talker, trace: dict[str, Any], arrays: Any) -> Iterator[C
 
 
 def _oneshot(talker: Talker, trace: dict[str, Any], arrays: Any) -> Iterator[Check]:
-    """Check a whole utterance as one passage; its recorded condition includes the marks."""
+    """Check an utterance in one passage. Its recorded condition includes the marks."""
     talker.reset(0)
     stream = SpeechStream(0, SeededUniforms(0), is_greedy=True, temperature=TEMPERATURE)
     condition = _on_device(talker, arrays["oneshot_cond"])
     fewest, most = trace["min_new"], trace["max_new"]
     tokens = _spoken(talker, stream, condition, fewest=fewest, most=most)
     has_ended = stream.unfed is None
-    # If it was cut off at its bound, the recorded utterance lacks the last token drawn.
+    # If the utterance reached its maximum length, the trace lacks the last drawn token.
     yield same("tts oneshot tokens", tokens if has_ended else tokens[:-1], trace["tokens"])
     yield same("tts oneshot finished", has_ended, trace["finished"])
 

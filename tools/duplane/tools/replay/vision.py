@@ -1,4 +1,4 @@
-"""Replays units/vision, and the frames of the duplex sessions: images alone, no decoder."""
+"""Replays units/vision and the frames of the duplex sessions through the vision encoder alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def checks(golden: Path, target: ReplayTarget = CPU_TARGET) -> Iterator[Check]:
 
 
 def load_vision(checkpoint: Path, target: ReplayTarget = CPU_TARGET) -> Vision:
-    """Load the checkpoint's vision side."""
+    """Load the checkpoint's vision encoder."""
     source = Checkpoint(checkpoint)
     vision = Vision.from_checkpoint(source, target.device, target.dtype)
     if vision is None:
@@ -75,7 +75,7 @@ def _layout(
     yield same(f"{name} n_slices", len(sizes), unit["n_slices"])
     yield same(f"{name} grid", image.grid and list(image.grid), unit["grid"])
     layout = chat_layout(vision.marks, image.grid, 0 if vision.marks.has_id else None)
-    held = f"{vision.marks.unknown}*{vision.rows}"  # as in the traces
+    held = f"{vision.marks.unknown}*{vision.rows}"  # the notation of the traces
     text = "".join(part if isinstance(part, str) else held for part in layout)
     yield same(f"{name} placeholder", text, unit["placeholder"])
 
@@ -84,7 +84,7 @@ def _pixels(
     name: str, vision: Vision, image: PreparedImage, unit: dict[str, Any], head: NDArray[np.float32]
 ) -> Iterator[Check]:
     patch = vision.rules.patch_size
-    # The traces have the patches side by side: [3, patch, patches * patch].
+    # The traces store the patches side by side: [3, patch, patches * patch].
     strips = [
         vision.normalize(torch.as_tensor(tile.patches))
         .view(-1, 3, patch, patch)
@@ -125,7 +125,7 @@ def _session(vision: Vision, golden: Path, path: Path) -> Iterator[Check]:
 
 
 def _frames(session: dict[str, Any]) -> Iterator[tuple[int, list[str], list[int]]]:
-    """Yield each unit with frames: index, names of files, slices allowed for each."""
+    """Yield the index, the file names and the largest slice counts of each unit with frames."""
     for index, unit in enumerate(session["units"]):
         names, allowed = unit["frames"], unit["max_slice_nums"]
         if names:

@@ -34,7 +34,7 @@ _QUEUE = ("queued", "queue_update", "queue_done")
 
 @dataclass
 class _Reply:
-    """One turn's answer, as printed."""
+    """The answer of one turn, as it is printed."""
 
     turn: int
     text: str = ""
@@ -70,12 +70,12 @@ class _Reply:
 
 
 def chat_with(settings: TalkSettings, *, out: Path | None, as_json: bool) -> None:
-    """Hold the chat, print its answers and write their sound.
+    """Run the chat, print its answers and write their sound.
 
-    Raises UsageError for settings that cannot work, TalkError when the chat did not.
+    Raises UsageError for invalid settings, and TalkError if the chat fails.
     """
     if settings.dialect not in ("B", "D"):
-        raise UsageError("chats are spoken in dialects B and D")
+        raise UsageError("only dialects B and D have chats")
     if not settings.texts:
         raise UsageError("mode 'chat' needs a text")
     check_out(out)
@@ -104,7 +104,7 @@ def _read_files(files: Iterable[Path]) -> list[str]:
 
 
 class _Chat:
-    """One chat, its history, and the sound of its answers. `parts` go with the first text."""
+    """One chat, its history, and the sound of its answers. `parts` are sent with the first text."""
 
     def __init__(
         self,

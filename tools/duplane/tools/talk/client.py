@@ -23,7 +23,7 @@ _OPEN_TIMEOUT_S = 10.0  # for the connection and its handshakes
 
 
 def full_url(url: str, path: str) -> str:
-    """Complete a server address that has no path with `path` and its query.
+    """Add `path` and its query to a server address that has no path.
 
     Raises UsageError if `url` is not a WebSocket address.
     """
@@ -36,15 +36,14 @@ def full_url(url: str, path: str) -> str:
 
 
 class ConnectError(CommandError):
-    """No WebSocket connection to the server; the message says why."""
+    """The WebSocket connection to the server failed; the message says why."""
 
 
 @contextlib.asynccontextmanager
 async def connected(url: str, ca: Path | None = None) -> AsyncGenerator[ClientConnection]:
     """Connect to a server for the body of the `with`, without a proxy.
 
-    `ca` is a file of certificates (PEM) to trust in place of those of the system. Raises
-    ConnectError.
+    `ca` is a file of certificates (PEM) to trust in place of the system's. Raises ConnectError.
     """
     is_tls = urlsplit(url).scheme == "wss"
     try:
@@ -87,7 +86,7 @@ def read_sound(file: Path | None) -> Samples | None:
 
 
 def check_out(out: Path | None) -> None:
-    """Check before the conversation that `out` can be written. Raises UsageError."""
+    """Check that `out` can be written, before the conversation begins. Raises UsageError."""
     if out is None:
         return
     if out.suffix.lower() != ".wav":

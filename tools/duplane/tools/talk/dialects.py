@@ -13,9 +13,9 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class UnitReply:
-    """The server's answer to one unit, or a part of it; `audio` is base64, empty for none.
+    """The server's answer to one unit, or a part of it. `audio` is base64 and may be empty.
 
-    `is_whole` is False while more events may follow about the same unit.
+    `is_whole` is False if more events about the same unit may follow.
     """
 
     unit: int
@@ -30,7 +30,7 @@ class UnitReply:
 class TalkDialect(Protocol):
     """One dialect of one conversation."""
 
-    queue_prefix: str  # of the queue events' types
+    queue_prefix: str  # prefix of the types of queue events
     ready: str  # the event after which units may be sent
     ended: frozenset[str]  # the events that end the session
 
@@ -45,7 +45,7 @@ class TalkDialect(Protocol):
         ...
 
     def unit(self, number: int, audio: str, frames: list[str]) -> Message:
-        """Return the message that carries one unit, numbered from 0, and its pictures."""
+        """Return the message with one unit and its pictures; units are numbered from 0."""
         ...
 
     def close(self) -> Message:
@@ -53,7 +53,7 @@ class TalkDialect(Protocol):
         ...
 
     def replies(self, event: Message) -> Iterator[UnitReply]:
-        """Yield the replies to units that `event` holds."""
+        """Yield the replies in `event`."""
         ...
 
 
@@ -100,9 +100,9 @@ class DialectA(_Realtime):
 
 
 class DialectB(_Realtime):
-    """`session.init`: a spoken unit comes as up to three events that echo its `input_id`.
+    """`session.init`: up to three events answer a spoken unit; they repeat its `input_id`.
 
-    With a server that does not echo, units are counted: each begins by `text` or `listen`.
+    If a server does not repeat it, units are counted: each begins with `text` or `listen`.
     """
 
     def __init__(self, prompt: str, voice: str | None, seed: int | None = None) -> None:
@@ -111,7 +111,7 @@ class DialectB(_Realtime):
             self._payload["seed"] = seed
         if voice:
             self._payload["voice"] = {"ref_audio_base64": voice}
-        self._counted = -1  # the newest unit, if the server does not echo ids
+        self._counted = -1  # number of the newest unit, if the server repeats no ids
         self._last_kind = ""
 
     def start(self) -> Message:

@@ -32,8 +32,8 @@ _Unit = tuple[Samples, list[str]]  # its audio and its pictures
 
 _UNIT_SAMPLES = INPUT_RATE_HERTZ  # one second
 SAMPLE = Path(__file__).parent / "samples" / "questions.wav"
-"""The recording that is sent without a file; its questions are in the text beside it."""
-_REPLY_TIMEOUT_S = 10.0  # for the replies that are missing once everything is sent
+"""The recording that is sent by default. A text file beside it lists its questions."""
+_REPLY_TIMEOUT_S = 10.0  # for the last replies, after everything is sent
 QUEUE_TIMEOUT_S = 3600.0
 
 
@@ -43,7 +43,7 @@ class TalkError(CommandError):
 
 @dataclass(frozen=True)
 class UnitRow:
-    """One unit and the reply to it, as printed."""
+    """One unit and the reply to it, as they are printed."""
 
     unit: int
     latency_ms: float
@@ -115,13 +115,13 @@ class _Conversation:
 
 
 def talk_to(settings: TalkSettings, *, out: Path | None, as_json: bool) -> None:
-    """Hold the conversation, print its rows and write the reply.
+    """Run the conversation, print a row per unit and write the reply.
 
-    Raises UsageError for settings that cannot work, TalkError when the conversation did not.
+    Raises UsageError for invalid settings, and TalkError if the conversation fails.
     """
     check_out(out)
     speech, voice = read_sound(settings.wav or SAMPLE), read_sound(settings.voice)
-    assert speech is not None, "there is a file"
+    assert speech is not None, "a file is always given"
     if settings.wav is None and not as_json:
         questions = SAMPLE.with_suffix(".txt").read_text(encoding="utf-8")
         sys.stderr.write(f"sending {SAMPLE.name}, in which a synthetic voice says:\n{questions}")
@@ -259,7 +259,7 @@ async def events_of(connection: ClientConnection) -> AsyncGenerator[dict[str, An
 
 
 def _units(speech: Samples, tail_s: float) -> list[Samples]:
-    """Cut into whole seconds, the last filled with silence, and the tail after it."""
+    """Append silence, and cut the sound into units of one second; the last is padded."""
     count = -(-(speech.size + int(tail_s * INPUT_RATE_HERTZ)) // _UNIT_SAMPLES)
     padded = np.zeros(count * _UNIT_SAMPLES, np.float32)
     padded[: speech.size] = speech

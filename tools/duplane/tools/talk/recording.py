@@ -40,7 +40,7 @@ class ReplayError(UsageError):
 
 @dataclass(frozen=True)
 class ServerEvent:
-    """The parts of a server event in which two runs of one session should agree."""
+    """The parts of a server event that should be equal in two runs of one session."""
 
     kind: str
     text: str
@@ -55,7 +55,7 @@ class ServerEvent:
 
 @dataclass(frozen=True)
 class ClientEvent:
-    """One client event: when it was sent, and after how many answers."""
+    """One client event: the time at which it was sent, and the number of answers before it."""
 
     frame: object
     at_s: float
@@ -97,7 +97,7 @@ class Outcome:
     news: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def wait_for(self, answers: int, timeout_s: float) -> bool:
-        """Wait for this number of answers; return False if they do not come in time."""
+        """Wait for this number of answers; return False if they do not arrive in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s), self.news:
                 await self.news.wait_for(lambda: len(self.received) >= answers or self.is_over)
@@ -110,7 +110,7 @@ def read_script(directory: Path) -> Script:
     if meta is None:
         raise ReplayError(f"{directory} is not a recording")
     if meta.path == HTTP_CHAT_PATH:
-        raise ReplayError(f"{directory} is of one HTTP request: send it to {HTTP_CHAT_PATH} again")
+        raise ReplayError(f"{directory} records an HTTP request: send it to {HTTP_CHAT_PATH} again")
     script = Script(directory, meta, [], [])
     try:
         for event in read_events(directory):
@@ -152,10 +152,10 @@ def _server_event(event: Any) -> ServerEvent:
 
 
 async def play(script: Script, url: str, *, is_paced: bool, timeout_s: float = 30.0) -> Outcome:
-    """Send the client events, at their recorded times (`is_paced`), or each one once as many
-    answers have arrived as had arrived before it. Raises ReplayError without a connection.
+    """Send the client events again. Raises ReplayError if no connection can be opened.
 
-    The replay ends if the next answer does not arrive within `timeout_s`.
+    With `is_paced`, each is sent at its recorded time. Otherwise each waits for the answers that
+    preceded it in the recording; the replay ends if one does not arrive within `timeout_s`.
     """
     outcome = Outcome()
     try:
@@ -212,7 +212,7 @@ async def _send_all(
     for number, sent in enumerate(script.sent):
         if is_paced:
             await asyncio.sleep(max(0.0, begin + sent.at_s - first_s - time.monotonic()))
-        # The last event may close the session: its answers must have arrived, also when paced.
+        # The last event may close the session, so it always waits for the answers before it.
         is_due = is_paced and number < last
         if not is_due and not await outcome.wait_for(sent.after_answers, timeout_s):
             outcome.failure = f"no further answer before client event {number}"
@@ -225,7 +225,7 @@ async def _send_all(
     if not await outcome.wait_for(len(script.received), timeout_s):
         outcome.failure = "answers are missing at the end"
     elif script.meta.close_reason not in ("gone", "lost", None):
-        # An event after the close would be one answer too many.
+        # Wait for the close, to notice an answer that the recording does not have.
         await outcome.wait_for(len(script.received) + 1, timeout_s)
 
 
@@ -241,7 +241,7 @@ def compare(
 
 
 def replay(directory: Path, url: str, *, is_paced: bool) -> int:
-    """Replay, compare and print a table; return 0 if all answers agree, else 1.
+    """Replay a recording, compare the answers and print a table; return 0 if all agree, else 1.
 
     Raises ReplayError if the recording cannot be replayed.
     """

@@ -27,11 +27,11 @@ def _capital(_: object, tokens: Sequence[Token]) -> str:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class TalkSettings:
-    """What to send, and where. Raises ValueError naming the setting that cannot be used."""
+    """Settings of `duplane talk`. Raises ValueError naming the invalid setting."""
 
     wav: ExistingFile | None = None
-    """Sound file to send, in any format of libsndfile. Default: sixteen seconds in which
-    a synthetic voice asks questions."""
+    """Sound file to send, in any format of libsndfile. Default: a recording of sixteen seconds in
+    which a synthetic voice asks questions."""
     _: KW_ONLY
     url: str = DEFAULT_URL
     """Server, with or without a path."""
@@ -40,7 +40,8 @@ class TalkSettings:
     mode: Mode = "audio"
     """Kind of session; dialect D is always a chat."""
     frames: Annotated[tuple[ExistingFile, ...], Parameter("--frame", negative=())] = ()
-    """Picture: one is sent each second, in turn, or all with the first text. May be repeated."""
+    """Picture. Each unit has the next one in turn; a chat sends all with the first text. May be
+    repeated."""
     videos: Annotated[tuple[ExistingFile, ...], Parameter("--video", negative=())] = ()
     """Video file that is sent with the first text of a chat. May be repeated."""
     texts: Annotated[tuple[str, ...], Parameter("--text", negative=())] = ()
@@ -52,7 +53,7 @@ class TalkSettings:
     seed: int | None = None
     """Seed of the session: the same seed and sound give the same answers. Dialect B only."""
     ca: ExistingFile | None = None
-    """Certificates (PEM) that wss:// trusts in place of those of the system."""
+    """Certificates (PEM) to trust with wss://, in place of the system's."""
     tail_s: Annotated[NonNegativeFloat, Parameter("--tail")] = 5.0
     """Seconds of silence to send after the file."""
 
@@ -63,5 +64,5 @@ class TalkSettings:
 
     @property
     def is_chat(self) -> bool:
-        """True if turns of text are sent, not units of audio."""
+        """True if the client sends turns of text, not units of audio."""
         return self.mode == "chat" or self.dialect == "D"

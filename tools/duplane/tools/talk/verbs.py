@@ -48,8 +48,8 @@ def replay(
 ) -> int:
     """Send the client events of a recorded session again and compare the answers.
 
-    Prints one row per server event: type, text and length of audio, then and now. Exit code 0
-    means that all agree, which they should for seeded or greedy sessions.
+    Prints one row per server event: type, text and length of audio, recorded and replayed. Exit
+    code 0 means that all agree, as they should if the session has a seed or decodes greedily.
 
     Parameters
     ----------
@@ -58,7 +58,8 @@ def replay(
     url
         Server, with or without a path.
     pace
-        Send each event at its recorded time, or once the events before it are answered.
+        `recorded`: send each event at its recorded time. `answered`: send each event when the
+        answers that preceded it in the recording have arrived.
     """
     from duplane.tools.talk.recording import replay as replay_recording
 

@@ -1,4 +1,4 @@
-"""Puts the tiny checkpoint together."""
+"""Builds the tiny checkpoint."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""Steers random decoder weights by reserved residual channels and a few constructed heads.
+"""Steers a decoder with random weights by a few constructed attention heads.
 
-A decoder row has a constant in channel CONST, in the free channels a unit vector that identifies
-the row's kind, and possibly a flag. Random layers write small noise into the free channels only. A
-constructed head of the first layer writes plus or minus to channel GATE. Output rows read CONST,
-GATE and the unit vectors, so they depend on the kind of the current row and on the gate.
+The first five channels of the residual stream are reserved; the others are free. Each embedding has
+a constant in channel CONST, and either a unit vector in the free channels, which identifies the
+kind of row, or a flag in channel START or MARK. The random layers add only small noise, and only to
+the free channels. A constructed head of the first layer writes a positive or a negative value to
+channel GATE. The output head reads CONST, GATE and the unit vectors, so the logits depend on the
+kind of the current row and on the gate.
 """
 
 from __future__ import annotations
@@ -40,19 +42,19 @@ def orthogonal_vectors(name: str, width: int, seed: int) -> Array:
 
 
 def gate_output(width: int) -> Array:
-    """Return the vector that the head of the gate adds to a row."""
+    """Return the vector that the gate's head adds to a row."""
     output = np.zeros(width, np.float32)
     output[GATE] = GATE_SIZE
     return output
 
 
 def normed(*parts: float, width: int) -> float:
-    """Return the factor by which a root-mean-square norm scales a row of these parts."""
+    """Return the factor by which RMSNorm scales a row with these nonzero values."""
     return math.sqrt(width / sum(part**2 for part in parts))
 
 
 def quieten(tensors: Tensors, prefix: str, noise: float) -> None:
-    """Let the layers under `prefix` add only small noise, and none to the reserved channels."""
+    """Scale down the output of the layers under `prefix`; make it zero in the reserved channels."""
     for name, tensor in tensors.items():
         if not name.startswith(prefix):
             continue
@@ -68,7 +70,7 @@ class Swing:
     """The output of one constructed head: `output` [width] times a wave between -1 and +1.
 
     The wave follows the cosine of (distance to the START row * frequency of rotary pair `pair` +
-    `angle`). The larger `near` is, the closer it is to a square wave.
+    `angle`). A larger `near` makes it more like a square wave.
     """
 
     pair: int
@@ -79,16 +81,16 @@ class Swing:
 
 @dataclass(frozen=True)
 class FlagHeads:
-    """Heads that weigh the one START row against the MARK rows, and ignore all other rows.
+    """Attention heads that attend to the START row and the MARK rows, and to no other rows.
 
     A MARK row has the score 0 and the value -1. The START row has the value +1 and a score that
-    depends on its distance. Rows without a flag score far below both.
+    depends on its distance. The scores of rows without a flag are far below both.
     """
 
     head_dim: int
     far: float
     start_size: float
-    """What a START row shows in its channel after the layer's norm."""
+    """The value in channel START of a START row after the layer's norm."""
     mark_size: float
 
     def write(self, tensors: Tensors, layer: str, swings: Sequence[Swing]) -> None:
@@ -101,7 +103,7 @@ class FlagHeads:
             rows = slice(number * self.head_dim, (number + 1) * self.head_dim)
             key, value = keys[rows], values[rows]
             key[:], value[:] = 0.0, 0.0
-            # A flag is twice the constant of its row, so the slowest pair cancels in flagged rows.
+            # A flag is twice the constant of its row, so the next two terms cancel in flagged rows.
             key[slow, CONST] = -2.0
             key[slow, [START, MARK]] = 2.0 * CONST_SIZE
             key[[swing.pair for swing in swings], START] = 1.0

@@ -20,7 +20,7 @@ class FlowDims:
     estimator_depth: int
 
 
-# The tags name the released model's classes.
+# The tags are the class names of the released model.
 _LAYOUT = """\
 flow: !new:cosyvoice2.flow.flow.CausalMaskedDiffWithXvec
   input_size: {width}

@@ -1,10 +1,10 @@
 """Makes the random language model take turns and speak in words.
 
-A clock in the context decides when the model speaks: the gate head oscillates with the distance to
-the first token, so that about four units of listening and about three of speech alternate,
-independent of the input. The text is a walk over the word pairs of the spoken sentences. The answer
-in a chat is one sentence: its last word leads to the end of a unit, and that to the end of the
-answer, because only a chat decodes on after the end of a unit.
+A clock decides when the model speaks. The clock is the gate's head: its output oscillates with the
+distance to the first token, so that about four units of listening and three of speech alternate,
+whatever the input is. Each word is a random successor of the last word in the spoken sentences.
+The answer in a chat is one sentence: after its last word the model ends the unit, and then the
+answer. Full-duplex turns go on, because they never decode after the end of a unit.
 """
 
 from __future__ import annotations
@@ -38,30 +38,32 @@ from duplane.tools.test_checkpoint.tokenizer_files import spoken_ids, token_id
 from duplane.tools.test_checkpoint.weights import Array, Tensors, random_numbers
 
 LAYER_NOISE = 0.05
-"""What the random layers add, as a part of what they would: enough to choose among words."""
+"""Factor of the output of the random layers: large enough to vary the words."""
 AUDIO_NOISE = 0.015
-"""How much of what is heard gets into the rows: enough to choose words, not turns."""
+"""Factor of the audio projector's output: it varies the words, but does not change the turns."""
 CLOCK_PAIR = 4
-"""With theta 1e5 and 32 channels a head: 112 rows, of which half are for listening."""
+"""Rotary pair of the clock. With theta 1e5 and 32 channels per head, its period is 112 rows; the
+model listens during half of them."""
 WANDER_PAIRS = (1, 2, 3)
-"""Faster waves, of 13, 26 and 54 rows, that make one row prefer other words than the next."""
+"""Rotary pairs of faster waves, with periods of 13, 26 and 54 rows. They vary the words."""
 WANDER = 0.2
 PROMPT = "<|im_start|>system\nStreaming Omni Conversation.\n<|audio_start|><|audio_end|><|im_end|>"
 FIRST_CHOICE = 3 * 13 + 10
-"""Rows after the prompt at which the first unit that is not forced to listen decides."""
+"""Rows from the prompt to the first free decision: three forced units, and the fourth's input."""
 
 SAY = 2.0
-"""The flag of the row before a chat's answer: over twice its constant, it outweighs the clock."""
+"""Flag of the row before a chat's answer. It is larger than other flags, so that the model speaks
+whatever the clock says."""
 
-# Logits. Tokens that may follow a row get LIKELY, all others noise of about 1.
+# Logits. A token that may follow a row has LIKELY; all others have noise of about 1.
 LIKELY = 18.0
 PAUSE = 12.5
-"""A unit's end after any word."""
+"""Logit of a unit's end after any word."""
 SWING = 8.0
-"""How far the clock moves listening up and speaking down, and back."""
+"""The clock adds up to this to the logit of listening and subtracts it from that of speaking."""
 END = 40.0
 END_SWING = 25.0
-"""A turn's end: END after any word while the clock says listen, otherwise never."""
+"""The logit of a turn's end after any word is END while the clock says listen, else far lower."""
 
 
 def steer_language(
@@ -87,7 +89,7 @@ def _write_clock(tensors: Tensors, config: dict[str, Any], tokenizer: Tokenizer,
     head_dim, width = config["head_dim"], config["hidden_size"]
     frequency = config["rope_theta"] ** (-2 * CLOCK_PAIR / head_dim)
     first = len(tokenizer.encode(PROMPT, add_special_tokens=False).ids) + FIRST_CHOICE
-    # Speech may begin with the first free choice: there the cosine has just turned negative.
+    # The cosine becomes negative just before the first free decision: speech may begin there.
     angle = math.pi / 2 + 0.15 - frequency * first
     clock = Swing(pair=CLOCK_PAIR, angle=angle, near=1.0, output=gate_output(width))
     wandering = [
@@ -102,7 +104,7 @@ def _write_clock(tensors: Tensors, config: dict[str, Any], tokenizer: Tokenizer,
     layer, flag = "llm.model.layers.0.", normed(CONST_SIZE, 1.0, width=width)
     heads = FlagHeads(head_dim, far=1.0, start_size=flag, mark_size=flag)
     heads.write(tensors, layer, [clock, *wandering])
-    # Queries and keys are normed per head, so their sizes are set here.
+    # Each head normalises its queries and keys, so the weights of the norms set their sizes.
     half, slow = head_dim // 2, head_dim // 2 - 1
     query_norm, key_norm = (tensors[f"{layer}self_attn.{kind}_norm.weight"] for kind in ("q", "k"))
     query_norm[:], key_norm[:] = 1.0, 1.0
@@ -125,7 +127,7 @@ class _RowVectors:
                 *("<|tts_bos|>", "<|turn_eos|>", "<|chunk_eos|>", "<|im_end|>"),
             )
         }
-        # The last row before the answer of a chat that is not spoken.
+        # The last row before a chat's answer without speech.
         line = tokenizer.encode("\n\n", add_special_tokens=False).ids[-1]
         openers = [self.id_of["<|speak|>"], self.id_of["<|tts_bos|>"], line]
         own = [*openers, self.id_of["<|turn_eos|>"], self.id_of["<|chunk_eos|>"], *self.words]
@@ -140,7 +142,7 @@ class _RowVectors:
         self.openers = openers
 
     def embeddings(self) -> Array:
-        """Return one row per token: its constant, and its vector or its flag."""
+        """Return one row per token, with the constant and a unit vector or a flag."""
         table = self.vectors.copy()
         for name, channel, size in (
             ("<|im_start|>", START, 1.0),
@@ -154,7 +156,7 @@ class _RowVectors:
         return table
 
     def outputs(self, noise: Array) -> Array:
-        """Return the rows of the output head: logit of a token = its row . normed hidden state."""
+        """Return the output head: a token's logit is its row times the normed hidden state."""
         table = noise * np.float32(0.3)
         table[:, :FREE] = 0.0
         scale = normed(CONST_SIZE, GATE_SIZE, WORD_SIZE, 1.0, 2 * WANDER, width=self.width)

@@ -1,8 +1,8 @@
 """Makes the random talker speak a second per unit, and stop soon after a turn's end.
 
-The gate head attends to the condition row of the end of a turn, or of a chat's text. Without such
-a row the gate is -1 and the end of speech is never chosen. Some steps after such a row the gate
-becomes +1, and the end of speech is certain.
+The gate's head attends to the condition row that marks the end of a turn, or of a chat's text.
+Without such a row the gate is -1, and the talker never chooses the end of speech. Some steps after
+such a row the gate becomes +1, and the talker surely chooses it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from duplane.tools.test_checkpoint.weights import Tensors
 
 LAYER_NOISE = 0.15
 END_PAIR = 4
-"""With theta 1e4 and 32 channels a head, the cosine turns after 16 rows."""
+"""Rotary pair of the gate. With theta 1e4 and 32 channels per head, the cosine changes its sign
+after 16 rows."""
 CODE_GAIN = 2.5
-"""Spread of the speech tokens' logits: lively, yet not all of them equally likely."""
+"""Scale of the speech tokens' logits: many tokens are likely, but not equally."""
 END_DIRECTION = {GATE: 1.0, CONST: -0.3}
 END_GAIN = 12.0
 

@@ -58,7 +58,7 @@ def _talker(prefix: str, config: dict[str, Any]) -> Shapes:
     yield prefix + "head_code.0.parametrizations.weight.original1", (codes, width)
     for name in ("projector_semantic.", "projector_spk."):
         yield from _projector(prefix + name, config["llm_dim"], width)
-    # A table that nothing reads; the released model has one, too.
+    # Nothing reads this table, but the released model has it.
     yield prefix + "model.embed_tokens.weight", (config["backbone_vocab_size"], width)
     yield from _decoder(prefix + "model.", config, width // config["num_attention_heads"])
 

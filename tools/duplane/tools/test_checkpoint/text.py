@@ -1,4 +1,4 @@
-"""The text the tiny tokenizer is trained on, and the sentences the tiny model speaks in."""
+"""The training text of the tiny tokenizer, and the sentences of the tiny model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPOKEN = (
     "we go home and the street is quiet.",
     "the bread is warm and the tea is good.",
 )
-"""Sentences of a few common words. The model strings these words together, two by two."""
+"""Sentences of a few common words. In the model's text, each word pair is from one of them."""
 
 PROSE = """\
 Good afternoon. The kitchen window is open, and somebody is playing the piano next door.
@@ -68,4 +68,4 @@ You are a helpful assistant. You answer in short and friendly sentences.
 Streaming Omni Conversation. Speak when it is your turn, and listen when it is not.
 The system, the user and the assistant take turns in this conversation.
 """
-"""A page of plain English, so that ordinary prompts become ordinary pieces."""
+"""A page of plain English, so that the tokenizer cuts ordinary prompts into ordinary tokens."""

@@ -1,4 +1,5 @@
-"""Trains the tiny tokenizer: byte-level BPE of our own text, with the released added tokens."""
+"""Trains the tiny tokenizer: byte-level BPE on the text of this package, with the released model's
+added tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from duplane.tools.test_checkpoint.text import PROSE, SPOKEN
 
 MERGES = 1200
 SPOKEN_WEIGHT = 8
-"""How often the spoken sentences are seen, so that each of their words becomes one token."""
+"""Repetitions of the spoken sentences in the text, enough to make each word one token."""
 BAD_TOKENS = 10
 
 # How Qwen2 tokenizers cut text into words before byte-pair encoding.
@@ -41,14 +42,14 @@ def _pipes(*names: str) -> list[str]:
     return [f"<|{name}|>" for name in names]
 
 
-# Not special: `decode` keeps them.
+# These are not special tokens: `decode` keeps them.
 _PLAIN = [
     *_pairs("tool_call"),
     *_pipes("fim_prefix", "fim_middle", "fim_suffix", "fim_pad", "repo_name", "file_sep"),
     *_pairs("tool_response", "think"),
 ]
 
-# Special, but not named as such in tokenizer_config.json, just as in the released model.
+# These are special, but tokenizer_config.json does not list them, as in the released model.
 _BASE = [
     *_pipes("endoftext", "im_start", "im_end", "object_ref_start", "object_ref_end"),
     *_pipes("box_start", "box_end", "quad_start", "quad_end", "vision_start", "vision_end"),
@@ -88,13 +89,13 @@ _CHAT_TEMPLATE = """\
 
 
 def own_lines() -> list[str]:
-    """Return the text of this package, line by line, weighted for training."""
+    """Return the training text as lines, with the spoken sentences repeated."""
     return [*PROSE.splitlines(), *(f" {line}" for line in SPOKEN * SPOKEN_WEIGHT)]
 
 
 def train_tokenizer(lines: Sequence[str] | None = None, merges: int = MERGES) -> Tokenizer:
-    """Train on lines, by default of this package; the same text gives the same ids."""
-    # The library's stubs lack the setters and leave lists untyped.
+    """Train on `lines`, by default on those of `own_lines`; the same text gives the same ids."""
+    # `Any`, because the library's stubs lack the setters and leave lists untyped.
     tokenizer: Any = Tokenizer(BPE())
     tokenizer.normalizer = normalizers.NFC()
     words = pre_tokenizers.Split(Regex(_WORDS), "isolated")
@@ -120,7 +121,7 @@ def write_tokenizer(
 ) -> None:
     """Write tokenizer.json, vocab.json, merges.txt and tokenizer_config.json.
 
-    `bad_ids` are never spoken; by default some that no sentence of this package has.
+    The model never chooses `bad_ids`; by default they are some ids that no spoken sentence has.
     """
     whole = tokenizer.to_str(pretty=False)
     (directory / "tokenizer.json").write_text(whole, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Writes the tiny vocoder: random flow and HiFT that buzz at a speaking pitch, and a voice."""
+"""Writes the tiny vocoder: a random flow, a HiFT that hums at a speaking pitch, and a voice."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def write_vocoder(directory: Path, seed: int) -> None:
     voice, generator = random_voice(seed, VOICE_TOKENS), _tuned_hift(_random(hift, seed))
     save_safetensors(_torch(voice), folder / "voice.safetensors")
     _save(weight_normed(generator), folder / "hift.pt")
-    # The effect of the mel is random: measure the loudness once, then set the level.
-    # In coarse steps: the last digits of the loudness differ between processors.
+    # The loudness depends on the random weights: measure it, then set the level. The change is
+    # rounded, because the last digits of the loudness differ between processors.
     change = math.log(LEVEL / _loudness(folder, voice, seed))
     generator["conv_post.bias"][:2] += round(change, 1)
     _save(weight_normed(generator), folder / "hift.pt")
@@ -96,7 +96,7 @@ def _random(module: nn.Module, seed: int) -> Tensors:
 
 
 def _tuned_flow(tensors: Tensors) -> Tensors:
-    """Let the mel depend on the tokens more than on the solver's noise."""
+    """Make the mel depend more on the tokens than on the solver's noise."""
     estimator = "decoder.estimator."
     noise, mean = slice(MEL_BINS), slice(MEL_BINS, 2 * MEL_BINS)
     tensors[estimator + "in_proj.weight"][:, noise] *= 0.1
@@ -106,14 +106,14 @@ def _tuned_flow(tensors: Tensors) -> Tensors:
 
 
 def _tuned_hift(tensors: Tensors) -> Tensors:
-    """Make HiFT voice-like: a tone at a speaking pitch, whose loudness and pitch follow the mel.
+    """Make HiFT sound like a voice: a tone at a speaking pitch that follows the mel.
 
-    Random layers alone give noise at full scale. Here the residual blocks add little, and two of
-    the four channels that reach the last layer are the source's wave, straight and inverted (the
-    layer sees only what is positive). The lowest two bins of the output spectrum follow the wave
-    in opposite ways: at zero phase one is the negative of the other, so that the sum oscillates
-    about zero. The other two channels come from the mel and affect both bins alike. Nothing is set
-    to exactly zero, because weight norm divides by a row's length.
+    Random layers alone give noise at full scale. Here the residual blocks add little. The last
+    layer has four input channels. Two have the source's wave and its inverse, because an activation
+    before the layer reduces negative values. They raise one of the two lowest bins of the spectrum
+    and lower the other; with zero phase, these bins have opposite signs, so the sum oscillates
+    about zero. The other two channels come from the mel and change both bins equally. No weight is
+    exactly zero, because weight norm divides by the length of a row.
     """
     for name, tensor in tensors.items():
         if "convs2" in name and name.endswith("weight"):
@@ -128,7 +128,7 @@ def _tuned_hift(tensors: Tensors) -> Tensors:
     down[:] = 0.0
     down[wave, 0], down[inverse, 0] = WAVE, -WAVE
     up[:, [wave, inverse]] *= NOTHING
-    for level in (0, 1):  # the loudness follows only the mel
+    for level in (0, 1):  # only the mel determines the loudness
         tensors[f"source_downs.{level}.weight"] *= NOTHING
     for layer in ("source_downs.2", "ups.2"):
         tensors[layer + ".bias"][:] = 0.0
@@ -161,7 +161,7 @@ def _loudness(folder: Path, voice: dict[str, np.ndarray], seed: int) -> float:
 
 
 def weight_normed(tensors: Tensors) -> Tensors:
-    """Rename as in hift.pt: most layers as directions and lengths, all with a prefix."""
+    """Rename the tensors as in hift.pt, and store most weights as directions and lengths."""
     stored: Tensors = {}
     for name, tensor in tensors.items():
         if name.startswith(_PLAIN_LAYERS) or not name.endswith(".weight"):
@@ -183,7 +183,7 @@ def _torch(tensors: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
 
 
 def random_voice(seed: int, tokens: int) -> dict[str, np.ndarray]:
-    """Return the arrays of a voice with this many speech tokens, as in voice.safetensors."""
+    """Return the arrays of voice.safetensors for a voice of this many speech tokens."""
     random = random_numbers("voice", seed)
     mel: Array = random.standard_normal((2 * tokens, MEL_BINS)).astype(np.float32)
     return {

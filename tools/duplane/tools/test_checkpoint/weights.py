@@ -18,7 +18,7 @@ Tensors = dict[str, Array]
 
 SHARDS = 2
 
-# Rows that are looked up keep unit variance.
+# Embedding tables have unit variance.
 _TABLES = (
     "embed_tokens.weight",
     "embed_positions.weight",
@@ -28,7 +28,7 @@ _TABLES = (
 
 
 def random_tensors(shapes: Iterable[tuple[str, tuple[int, ...]]], seed: int) -> Tensors:
-    """Draw every tensor on its own, so that none depends on what else is drawn.
+    """Draw every tensor from its own generator, so that it does not depend on the other tensors.
 
     Matrices and kernels keep the variance of their input, norms are near one, biases near zero.
     """
@@ -59,13 +59,13 @@ def _draw(name: str, shape: tuple[int, ...], seed: int) -> Array:
 
 def save_safetensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
     """Write one safetensors file, readable by all users."""
-    # The library's types are partly unknown.
+    # The library declares only some of its types.
     cast("Any", safetensors.torch).save_file(dict(tensors), path, metadata={"format": "pt"})
     path.chmod(0o644)
 
 
 def write_shards(tensors: Tensors, directory: Path) -> None:
-    """Store as bfloat16 safetensors of about equal size, with their index."""
+    """Write the tensors in bfloat16 to shards of about equal size, and write their index."""
     stored = {name: torch.tensor(value).bfloat16() for name, value in tensors.items()}
     total = sum(tensor.nbytes for tensor in stored.values())
     shards: list[dict[str, torch.Tensor]] = [{} for _ in range(SHARDS)]
