@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class ErrorCode(StrEnum):
-    """The `code` of an `error` event; the closed list of the published schema."""
+    """The `code` of an `error` event. The published schema allows no other values."""
 
     NOT_READY = "not_ready"
     UNKNOWN_EVENT = "unknown_event"
@@ -48,9 +48,9 @@ class ClientError(Exception):
 
 
 def name_fault(field: str, message: str) -> str:
-    """Return a peer's message about a field, changed to name the field once, by its whole path.
+    """Return a worker's message about a field, changed so that it begins with the field's path.
 
-    The peer's message may begin with the name, with its last part, or with neither.
+    The message may begin with the whole path, with its last part, or with neither.
     """
     for name in (field, field.rpartition(".")[2]):
         rest = message.removeprefix(name)
@@ -60,4 +60,4 @@ def name_fault(field: str, message: str) -> str:
 
 
 class UnreadableError(Exception):
-    """A frame that is no event at all; the connection cannot go on."""
+    """A frame that is not an event. The connection must be closed."""

@@ -29,14 +29,14 @@ class Timer(Protocol):
 
 
 class Clock(Protocol):
-    """Returns the time and schedules calls. Tests replace it by one that they advance."""
+    """Returns the time and schedules calls. Tests use a clock that they advance themselves."""
 
     def now(self) -> Moment:
         """Return the current time."""
         ...
 
     def call_at(self, monotonic_s: float, callback: Callable[[], None]) -> Timer:
-        """Schedule `callback` for when `Moment.monotonic_s` reaches this value."""
+        """Schedule `callback` for the moment whose `monotonic_s` is this value."""
         ...
 
 

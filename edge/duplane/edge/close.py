@@ -1,4 +1,4 @@
-"""Close reasons: every way a session can end, its close code, and how its client learns it."""
+"""Close reasons: every way in which a session can end, its close code, and its error event."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class CloseReason(StrEnum):
     """Why a session ends."""
 
     CLIENT = "client"  # the client asked for it
-    TIMEOUT = "timeout"  # one of the session's own time limits
+    TIMEOUT = "timeout"  # a time limit of the session has passed
     CONTEXT_FULL = "context_full"
-    SHUTDOWN = "shutdown"  # of the edge or the worker
+    SHUTDOWN = "shutdown"  # the edge or the worker shuts down
     FAILED = "failed"  # the worker is lost or cannot continue
-    SERVICE_UNAVAILABLE = "service_unavailable"  # the first of five refusals before a session
+    SERVICE_UNAVAILABLE = "service_unavailable"  # this and the next four refuse a session
     QUEUE_FULL = "queue_full"
     WORKER_BUSY = "worker_busy"
     WORKER_CONNECT_FAILED = "worker_connect_failed"
@@ -50,7 +50,7 @@ CLOSE_CODES: Mapping[CloseReason, int] = {
     CloseReason.GONE: 1000,
 }
 
-# The client learns these by an `error` event; the others by `session.closed`, or by no event.
+# For these reasons the client gets an `error` event; for the others `session.closed`, or no event.
 REFUSALS: Mapping[CloseReason, ErrorCode] = {
     CloseReason.SERVICE_UNAVAILABLE: ErrorCode.SERVICE_UNAVAILABLE,
     CloseReason.QUEUE_FULL: ErrorCode.QUEUE_FULL,
@@ -59,18 +59,18 @@ REFUSALS: Mapping[CloseReason, ErrorCode] = {
     CloseReason.MODE_REFUSED: ErrorCode.SERVICE_UNAVAILABLE,
 }
 
-# After these the client reads nothing more, so that waiting events are not sent.
+# After these the client reads nothing more, so waiting events are not sent.
 NOT_READ = frozenset({CloseReason.GONE, CloseReason.TOO_BIG, CloseReason.TOO_SLOW})
 
 # These end a session while its client is still sending. A client that sends to a closed socket
-# gets an error instead of the last events, so the connection stays open for a while (it lingers)
+# gets an error instead of the last events. So the connection stays open for a while (it lingers),
 # and the client can close it itself.
 LINGERING = frozenset({CloseReason.TIMEOUT, CloseReason.CONTEXT_FULL})
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The end of one session: its reason, a message for people, the client's own reason if any."""
+    """The end of one session: the reason, a message for people, and the client's reason if any."""
 
     reason: CloseReason
     message: str = ""
@@ -82,7 +82,7 @@ class Close:
         return self.message or self.reason.value
 
 
-# The close reasons of a worker, as clients learn them.
+# The worker's close reason -> the close reason that the client gets.
 WORKER_CLOSED: Mapping[int, CloseReason] = {
     session_pb2.CLOSE_REASON_UNSPECIFIED: CloseReason.FAILED,
     session_pb2.CLOSE_REASON_CLIENT: CloseReason.CLIENT,

@@ -1,4 +1,4 @@
-"""The names of one session: its id inside and in B, its id in A, and the id of its recording."""
+"""The ids of one session: its own, which B shows, the one that A shows, and its recording's."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ class Identity:
     """The ids of one session; `recording_id` is empty when the session is not recorded."""
 
     session_id: str  # sess_ and 12 hex digits
-    realtime_id: str  # in A: rt_ and a Unix time in milliseconds, as its specification documents
+    realtime_id: str  # rt_ and a Unix time in milliseconds, as A's specification requires
     recording_id: str = ""

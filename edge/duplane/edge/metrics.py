@@ -1,4 +1,4 @@
-"""The edge's metrics: sessions, their ends, and the units that pass through it."""
+"""The edge's metrics: its sessions, their ends, and their units."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ STREAM_ERRORS = (
 )
 _GAP_BUCKETS_S = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)
 _OUTPUT_BYTES_PER_S = 4 * OUTPUT_RATE_HERTZ
-_MAX_SENT = 1024  # units without an answer whose receive times a session keeps; the newest
+_MAX_SENT = 1024  # most unanswered units of a session; the newest are kept
 
 
 class EdgeMetrics:
     """The metrics of one edge.
 
-    `sessions` yields the dialect and the state of each session. `playback_delay_s` is how long
-    clients buffer speech before they play it.
+    `sessions` yields the dialect and the state of each session. `playback_delay_s` is the time for
+    which clients buffer speech before they play it.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class EdgeMetrics:
         self._stream_errors.of(reason).inc()
 
     def observe_connections(self, counts: Callable[[], tuple[int, int]]) -> None:
-        """Add the connections; `counts` returns how many are open and how many were cut so far."""
+        """Add metrics of connections; `counts` returns how many are open and how many were cut."""
 
         def observe() -> Iterable[Metric]:
             open_count, cut_count = counts()
@@ -133,7 +133,7 @@ class EdgeMetrics:
 
         Observed(self.registry, observe)
 
-    # Read when the metrics are collected.
+    # The method below computes gauges when the metrics are collected.
 
     def _observe(self) -> Iterable[Metric]:
         counts = Counter((ROLE, dialect, state) for dialect, state in self._sessions())
@@ -162,9 +162,9 @@ class SessionMetrics:
     def answered(
         self, outcome: session_pb2.Delta | session_pb2.Failed, dropped_count: int, now: Moment
     ) -> None:
-        """Count a unit that has its outcome, and those before it, which its worker has dropped.
+        """Count a unit with its outcome. Sent units before it count as dropped by the worker.
 
-        `dropped_count` units of the session were dropped so far without being sent.
+        `dropped_count` is the number of units that the edge has dropped in this session so far.
         """
         metrics, received_s = self._metrics, now.wall_s
         if dropped_count > self._dropped_count:
@@ -199,7 +199,7 @@ class SessionMetrics:
         self._dropped_count = dropped_count
 
     def end(self, dropped_count: int) -> None:
-        """Count the units that will have no outcome, and those dropped since the last one."""
+        """Count the sent units without an outcome, and the units dropped since the last outcome."""
         self._count_dropped(dropped_count)
         self._metrics.units["unanswered"].inc(len(self.sent))
         self.sent.clear()

@@ -1,4 +1,4 @@
-"""The modes that a client can ask for by URL, one row for each."""
+"""The modes that a client can choose by its URL."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ DEFAULT_MODE = "video"
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """One mode: the kind of session it takes, and its time limit from queue_done."""
+    """One mode: the kind of its sessions, and their time limit from `queue_done`."""
 
     kind: lease_pb2.SessionKind
     request_type: str  # the kind's name in the public protocol
     session_s: float
-    takes_frames: bool = False  # otherwise frames are ignored
+    takes_frames: bool = False  # if false, frames are ignored
 
 
 MODES: Mapping[str, Mode] = {
@@ -30,7 +30,7 @@ MODES: Mapping[str, Mode] = {
 
 CHAT_MODE = Mode(lease_pb2.SESSION_KIND_CHAT, "chat", session_s=math.inf)
 
-# /ws/duplex knows the same modes by the session's id, and no time limit.
+# /ws/duplex has the same modes, chosen by the session's id, without a time limit.
 DUPLEX_MODES: Mapping[str, Mode] = {
     name: replace(mode, session_s=math.inf) for name, mode in MODES.items()
 }

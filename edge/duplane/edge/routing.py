@@ -26,9 +26,9 @@ from duplane.fabric.settings import MAX_LABEL_LENGTH
 _MAX_MODE_CHARACTERS = 32
 _MAX_CLIENT_ID_CHARACTERS = 128
 
-HTTP_CHAT_PATH = "/api/chat"  # one turn of chat by plain HTTP
+HTTP_CHAT_PATH = "/api/chat"  # one turn of chat over plain HTTP
 _DUPLEX_PREFIX = "/ws/duplex/"
-_AUDIO_PREFIX = "adx_"  # of a session id without video
+_AUDIO_PREFIX = "adx_"  # begins the id of a session without video
 
 AnySession = DuplexSession | ChatSession
 
@@ -43,9 +43,9 @@ class Route(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The parsed URL and headers of a client. `client_id` is shown to operators, never trusted.
+    """What a client asks for by URL and headers. `client_id` is shown to operators, never trusted.
 
-    `model` is the model that it asks for, empty for any.
+    `model` is the model that the client asks for; empty means any.
     """
 
     mode: str
@@ -55,7 +55,7 @@ class Target:
 
 
 def find_route(path: str) -> Route | None:
-    """Return the route of a path with its query, None if no WebSocket is served there."""
+    """Return the route of a path, which may have a query. None if no WebSocket is served there."""
     plain_path = path.partition("?")[0]
     for route in (Route.REALTIME, Route.CHAT):
         if plain_path == route.value:
@@ -64,12 +64,12 @@ def find_route(path: str) -> Route | None:
 
 
 def is_chat(path: str) -> bool:
-    """Return whether a path is one of chat, whose messages may hold a long history."""
+    """Return whether a path is for chat. Messages of a chat may be longer, for a long history."""
     return find_route(path) is not None and parse_target(path, {}).mode == "chat"
 
 
 def _duplex_id(path: str) -> str:
-    """Return the session id of /ws/duplex/{session_id} as safe characters, empty without one."""
+    """Return the session id of /ws/duplex/{session_id} in safe characters, "" for other paths."""
     name = path.removeprefix(_DUPLEX_PREFIX)
     if name == path or "/" in name:
         return ""
@@ -77,7 +77,7 @@ def _duplex_id(path: str) -> str:
 
 
 def parse_target(path: str, headers: Mapping[str, str]) -> Target:
-    """Parse a path with its query, and headers by lower-case name."""
+    """Parse a path with its query. The names of `headers` are in lower case."""
     plain_path, _, query_text = path.partition("?")
     query = parse_qs(query_text)
     client_id = query.get("client_id", [headers.get("x-client-id", "")])[0]
@@ -95,7 +95,7 @@ def parse_target(path: str, headers: Mapping[str, str]) -> Target:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The dialect and mode of one URL; without a dialect, the client's first event decides."""
+    """The dialect and mode of a URL. Dialect None means that the client's first event decides."""
 
     dialect: type[DuplexDialect] | type[ChatDialect] | None
     mode: Mode
@@ -118,7 +118,7 @@ ENDPOINTS: Mapping[tuple[Route, str], Endpoint] = {
     (Route.CHAT, "chat"): Endpoint(DialectD, CHAT_MODE),
 }
 
-# The dialect in which a route refuses a session.
+# The dialect of the events with which a route refuses a session.
 REFUSAL_DIALECTS: Mapping[Route, type[DuplexDialect] | type[ChatDialect]] = {
     Route.REALTIME: DialectA,
     Route.DUPLEX: DialectC,
@@ -127,5 +127,5 @@ REFUSAL_DIALECTS: Mapping[Route, type[DuplexDialect] | type[ChatDialect]] = {
 
 
 def unsupported_mode(mode: str) -> Close:
-    """Return the close of a connection whose mode is not served on its route."""
+    """Return the close for a connection that asks for a mode that its route does not have."""
     return Close(CloseReason.MODE_REFUSED, f"Unsupported realtime mode: {mode}")

@@ -33,9 +33,9 @@ from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.process import Shutdown, StartError, announce
 
 _log = logging.getLogger(__name__)
-_OTHER_FILES = 512  # open files beside the connections of clients
+_OTHER_FILES = 512  # open files that are not connections of clients
 
-# Requests that cannot be parsed are the clients' fault and not logged.
+# Requests that cannot be parsed are not logged, since the clients are at fault.
 _http_log = logging.getLogger(f"{__name__}.http")
 _http_log.addFilter(lambda record: not _is_client_fault(record))
 
@@ -45,7 +45,7 @@ def _is_client_fault(record: logging.LogRecord) -> bool:
 
 
 async def serve(settings: EdgeSettings, shutdown: Shutdown) -> None:
-    """Run one edge until `shutdown` is requested and the drain is over."""
+    """Run one edge until `shutdown` is requested, then drain it."""
     make_room(settings.limits.connection_count)
     telemetry = Telemetry("edge")
     try:
@@ -65,7 +65,7 @@ async def serve(settings: EdgeSettings, shutdown: Shutdown) -> None:
 
 
 class Edge:
-    """One process: its listening socket and its sessions."""
+    """One edge process: its listening socket and its sessions."""
 
     def __init__(
         self, settings: EdgeSettings, fabric: FabricClient, telemetry: Telemetry, clock: Clock
@@ -90,7 +90,7 @@ class Edge:
         telemetry: Telemetry,
         clock: Clock | None = None,
     ) -> AsyncGenerator[Edge]:
-        """Serve at `settings.listen` for the body of the `with`; then end the running sessions.
+        """Serve at `settings.listen` during the body of the `with`; then end the running sessions.
 
         Raises StartError.
         """
@@ -121,7 +121,7 @@ class Edge:
             server.close()
             await http.cleanup()
             await server.wait_closed()
-            await edge.idle()  # recordings grow until the last session has ended
+            await edge.idle()  # sessions write to recordings until they end
             if recorder:
                 await asyncio.to_thread(recorder.close)
 
@@ -137,7 +137,7 @@ class Edge:
             limiter,
             access_log=None,
             logger=_http_log,
-            auto_decompress=False,  # no request of ours is compressed
+            auto_decompress=False,  # compressed requests are not supported
         )
         server = await asyncio.get_running_loop().create_server(
             protocols,
@@ -166,7 +166,7 @@ class Edge:
         return self._sessions.metrics
 
     async def drain(self) -> None:
-        """Take no new session and end those in the queue; end the others after `drain_s`."""
+        """Refuse new sessions and end the waiting ones; end the running ones after `drain_s`."""
         await self._sessions.drain()
 
     async def idle(self) -> None:
@@ -175,7 +175,7 @@ class Edge:
 
 
 def make_room(connection_count: int) -> None:
-    """Raise the limit of open files to one per connection, as far as the system allows."""
+    """Raise the limit of open files to fit `connection_count`, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connection_count + _OTHER_FILES
     if resource.RLIM_INFINITY != soft < wanted:

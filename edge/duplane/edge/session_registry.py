@@ -1,4 +1,4 @@
-"""All sessions of one process: admits, names, runs and drains them."""
+"""Admits, names, runs and drains the sessions of one process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ClientRequest:
 
     @property
     def target(self) -> Target:
-        """What the client asks for."""
+        """The request's parsed path and headers."""
         return parse_target(self.path, self.headers)
 
 
@@ -88,7 +88,7 @@ class SessionRegistry:
             yield session.dialect.name, "running" if session.is_running else "waiting"
 
     async def drain(self) -> None:
-        """Take no new session and end those in the queue; end the others after `drain_s`."""
+        """Refuse new sessions and end the waiting ones; end the running ones after `drain_s`."""
         self.is_draining = True
         for runner in set(self._runners):
             runner.drain()
@@ -97,7 +97,7 @@ class SessionRegistry:
             await self.end_all(limits.send_s + limits.close_s)
 
     async def end_all(self, within_s: float) -> None:
-        """End every session, and wait at most `within_s` for the clients to read it."""
+        """End every session. Wait at most `within_s` for the clients to read the last events."""
         self.is_draining = True
         for runner in set(self._runners):
             runner.end(Close(CloseReason.SHUTDOWN))
@@ -115,7 +115,7 @@ class SessionRegistry:
 
     @contextlib.contextmanager
     def admitted(self, mode: Mode, request: ClientRequest) -> Generator[Close | None]:
-        """Count a session for the body of the `with`; yield the close if it is refused."""
+        """Count a session during the body of the `with`. Yields the close if it is refused."""
         with self._admitted(mode, request) as refusal:
             if refusal:
                 self.metrics.refused(refusal.reason)
@@ -142,7 +142,7 @@ class SessionRegistry:
     def new_identity(self, request: ClientRequest) -> Identity:
         """Return the ids of a new session.
 
-        The id of dialect A is a time in milliseconds, raised above the last one to be unique.
+        The id of dialect A is the time in milliseconds, increased if needed to be unique.
         """
         self._last_realtime_ms = max(
             self._clock.now().wall_ns // 1_000_000, self._last_realtime_ms + 1
@@ -213,7 +213,7 @@ class SessionRegistry:
                 recording.end(session.dialect.name, outcome, self._clock.now())
             self.metrics.ended(session.dialect.name, outcome)
             spans.end(session.dialect.name, outcome, is_failure=outcome in _FAILURES)
-            # A failure is ours: an operator needs the worker, the cause and the client's address.
+            # If the server is at fault, operators need the worker, the cause and the address.
             _log.log(
                 logging.ERROR if outcome in _FAILURES else logging.INFO,
                 "session %s (%s, dialect %s) of %s on worker %s ended after %.1f s: %s (%s)",

@@ -28,133 +28,135 @@ from duplane.fabric.settings import (
 class Limits:
     """Bounds on what clients can make the edge hold, and for how long. Times in seconds.
 
-    Raises ValueError naming the bound that is out of range.
+    Raises ValueError that names the bound that is out of range.
     """
 
-    # Sizes. A larger message closes the connection with 1009; the others are `invalid_payload`.
+    # Sizes. A message that is too large closes the connection with 1009; an event that exceeds
+    # another bound is refused with `invalid_payload`.
     message_bytes: NonNegativeInt = 8 * 1024 * 1024
-    """Bytes of one message; a longer one closes the connection with 1009."""
+    """Most bytes of one message. A longer one closes the connection with code 1009."""
     instructions_bytes: NonNegativeInt = 32 * 1024
-    """Bytes of a session's instructions."""
+    """Most bytes of a session's instructions."""
     voice_s: NonNegativeFloat = 30.0
-    """Seconds of a reference voice."""
+    """Most seconds of a reference voice."""
     append_s: NonNegativeFloat = 30.0
-    """Seconds of audio in one message."""
+    """Most seconds of audio in one message."""
     frame_count: NonNegativeInt = 16
-    """Pictures in one append, and in one unit. A unit with more keeps the newest; the client gets
-    the number of dropped pictures."""
+    """Most pictures in one append, and in one unit. A unit with more keeps the newest, and the
+    client gets the number of dropped pictures."""
     picture_bytes: NonNegativeInt = 2 * 1024 * 1024
-    """Bytes of one picture."""
+    """Most bytes of one picture."""
     picture_pixels: NonNegativeInt = 16 * 1024 * 1024
-    """Pixels of one picture, as its header states them."""
+    """Most pixels of one picture, as stated in its header."""
     chat_message_bytes: NonNegativeInt = 32 * 1024 * 1024
-    """Bytes of one message of a chat; a longer one closes the connection with 1009."""
+    """Most bytes of one message of a chat. A longer one closes the connection with code 1009."""
     chat_message_count: NonNegativeInt = 512
-    """Messages in the history of a chat."""
+    """Most messages in the history of a chat."""
     chat_part_count: NonNegativeInt = 1024
-    """Parts of all messages of a history together."""
+    """Most parts in all messages of a history together."""
     chat_text_bytes: NonNegativeInt = 512 * 1024
-    """Bytes of text of all messages of a history together. Workers have the same bound."""
+    """Most bytes of text in all messages of a history together. Workers have the same bound."""
     chat_audio_s: NonNegativeFloat = 300.0
-    """Seconds of audio in one part of a history."""
+    """Most seconds of audio in one part of a history."""
     chat_video_bytes: NonNegativeInt = 16 * 1024 * 1024
-    """Bytes of one video file in a history."""
+    """Most bytes of one video file in a history."""
     chat_media_bytes: NonNegativeInt = 24 * 1024 * 1024
-    """Bytes of pictures, videos and decoded audio of a history together. Workers have the same
+    """Most bytes of pictures, videos and decoded audio in a history together. Workers have the same
     bound."""
     chat_token_count: NonNegativeInt = 8192
-    """Tokens that one turn of chat may ask for."""
+    """Most tokens that one turn of chat may ask for."""
     text_bytes: NonNegativeInt = 256
-    """Bytes of an id, of a reason that is echoed, and of the name of a voice."""
+    """Most bytes of an id, of a close reason, and of the name of a voice."""
     json_depth: NonNegativeInt = 64
-    """Nesting of lists and objects in one message."""
+    """Deepest nesting of lists and objects in one message."""
     json_value_count: NonNegativeInt = 100_000
-    """Values in one message, counted by its commas and brackets."""
+    """Most values in one message, counted by its commas and brackets."""
 
-    # Reference voices that operators upload. Above a bound: 400, 413 or 507.
+    # Reference voices that operators upload. Above a bound an upload gets status 400, 413 or 507.
     ref_audio_bytes: NonNegativeInt = 16 * 1024 * 1024
-    """Bytes of one upload of a reference voice."""
+    """Most bytes of one upload of a reference voice."""
     ref_audio_s: NonNegativeFloat = 30.0
-    """Seconds of an uploaded reference voice."""
+    """Most seconds of an uploaded reference voice."""
     ref_audio_count: NonNegativeInt = 100
-    """Uploaded reference voices."""
+    """Most uploaded reference voices."""
     ref_audio_total_bytes: NonNegativeInt = 128 * 1024 * 1024
-    """Bytes of all uploaded reference voices together."""
+    """Most bytes of all uploaded reference voices together."""
 
-    # Units that the edge holds. The newest are kept; those dropped are counted and reported.
+    # Units that the edge holds. The newest are kept; dropped ones are counted and reported.
     early_unit_count: NonNegativeInt = 4
-    """Units kept until the conversation is ready; the newest are kept."""
+    """Most units kept until the conversation is ready. The newest are kept."""
     pending_unit_count: NonNegativeInt = 32
-    """Units kept while the worker does not accept any; the newest are kept."""
+    """Most units kept while the worker does not accept any. The newest are kept."""
     units_per_s: PositiveFloat = 20.0
-    """Units a second that one session sends to its worker, with bursts of five seconds' worth.
-    Above this rate units wait, and the newest are kept."""
+    """Most units per second that one session sends to its worker, with bursts of five times as
+    many. Above this rate units wait, and the newest are kept."""
     context_token_count: NonNegativeInt = 8192
-    """Tokens of a session's context, in dialects A and B."""
+    """Most tokens in a session's context, in dialects A and B."""
     pending_turn_count: NonNegativeInt = 4
-    """Turns of a chat that wait while one runs; one more is refused with `not_ready`."""
+    """Most turns of a chat that wait while one runs. One more is refused with `not_ready`."""
 
     read_share: PositiveFloat = 0.02
-    """Share of one CPU core that the input of one client may use; above it the edge reads the
-    client more slowly."""
+    """Share of one CPU core that the input of one client may use. Above it the edge reads the
+    client's messages more slowly."""
 
-    # Waits. The comment or the help names the outcome when the time is over.
+    # Waits. The help names what happens when the time is over.
     handshake_s: NonNegativeFloat = 10.0
-    """Seconds for the TLS handshake, then for the head of a request, then for its body."""
+    """Seconds that each of these may take: TLS handshake, head of a request, body of a request."""
     scheduler_s: NonNegativeFloat = 15.0
     """Seconds to wait for a scheduler to answer; then `service_unavailable`."""
     queue_s: NonNegativeFloat = 1800.0
     """Seconds to wait in the queue; then `worker_busy`."""
     init_s: NonNegativeFloat = 60.0
-    """Seconds to wait for a session's settings, and for the body of a long request; then
-    `timeout`, or 408."""
+    """Seconds to wait for a session's settings, then `timeout`; and for the body of a long request,
+    then status 408."""
     open_s: NonNegativeFloat = 60.0
     """Seconds to wait for a worker to start a conversation; then `worker_connect_failed`."""
     pause_s: NonNegativeFloat = 3600.0
-    """Seconds of the longest pause that a client may ask for."""
+    """Longest pause that a client may ask for, in seconds."""
     turn_s: NonNegativeFloat = 120.0
     """Seconds without any output of a worker during a turn of chat; then `backend_error`."""
     turn_attempt_count: NonNegativeInt = 3
-    """Slots that are tried for one turn of chat."""
+    """Most slots that are tried for one turn of chat."""
     idle_s: NonNegativeFloat = 600.0
     """Seconds without audio in a running session; then `timeout`."""
     session_s: NonNegativeFloat | None = None
-    """Seconds of a whole session, from `queue_done`; then `timeout`. Default: set by its mode."""
+    """Longest duration of a session in seconds, from `queue_done`; then `timeout`. Default: set by
+    its mode."""
     end_s: NonNegativeFloat = 2.0
     """Seconds to wait for a worker's last message when a session is over."""
 
     # Clients that read more slowly than the model speaks. Other sessions are not affected.
     answer_bytes: NonNegativeInt = 32 * 1024 * 1024
-    """Bytes of a chat answer that is not streamed; a larger one ends the turn with
+    """Most bytes of a chat answer that is not streamed. A larger one ends the turn with
     `inference_error`."""
     outbox_bytes: NonNegativeInt = 4 * 1024 * 1024
-    """Bytes of events that a client has not read; above it the connection closes with 1008."""
+    """Most bytes of events that a client has not read. Above it the connection closes with 1008."""
     send_s: NonNegativeFloat = 10.0
-    """Seconds in which a client reads nothing, or almost nothing, of what waits for it; then the
+    """Seconds for which a client may read nothing, or almost nothing, while events wait; then the
     connection is cut."""
     linger_s: NonNegativeFloat = 2.0
-    """Seconds for a client to close by itself when its time or context is used up."""
+    """Seconds in which a client can close by itself when its time or context is used up."""
     close_s: NonNegativeFloat = 2.0
-    """Seconds for the closing handshake; then the connection is cut."""
+    """Seconds that the closing handshake may take; then the connection is cut."""
     ping_s: PositiveFloat = 20.0
-    """Seconds of silence until a client is pinged, then to wait for the answer; then the
+    """Seconds of silence after which a client is pinged. If it is silent for as long again, the
     connection is cut."""
     http_s: NonNegativeFloat = 900.0
-    """Seconds for a client to read a long HTTP answer to its end; then the connection is cut."""
+    """Seconds that a client may take to read an HTTP answer; then the connection is cut."""
 
-    # The whole process.
+    # Bounds of the whole process.
     connection_count: NonNegativeInt = 4096
-    """Connections of this edge, of any kind; more are cut."""
+    """Most connections of this edge, of any kind. More are cut."""
     client_connection_count: NonNegativeInt = 2048
-    """Connections of one client address (IPv6: of one /64); more are cut. Trusted proxies are
+    """Most connections of one client address (IPv6: of one /64). More are cut. Trusted proxies are
     exempt."""
     session_count: NonNegativeInt = 2000
-    """Sessions of this edge; more are refused with 1013."""
+    """Most sessions of this edge. More are refused with close code 1013."""
     client_session_count: NonNegativeInt = 2000
-    """Sessions of one client address (IPv6: of one /64); more are refused with 1013. All clients
-    behind a proxy that is not trusted count as one."""
+    """Most sessions of one client address (IPv6: of one /64). More are refused with code 1013.
+    All clients behind a proxy that is not trusted count as one."""
     drain_s: NonNegativeFloat = 600.0
-    """Seconds for running sessions to end at shutdown; then `server_shutdown`."""
+    """Seconds in which running sessions can end at shutdown; then they get `server_shutdown`."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -163,7 +165,7 @@ class Limits:
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeSettings:
-    """Settings of one edge process. Raises ValueError naming the setting that cannot be used."""
+    """Settings of one edge process. Raises ValueError that names an unusable setting."""
 
     listen: str = "127.0.0.1:8006"
     """Address to serve at, as HOST:PORT; port 0 picks a free one."""
@@ -186,8 +188,8 @@ class EdgeSettings:
     by commas."""
     admin_token: str = field(default="", repr=False)
     """Token that operators send as `Authorization: Bearer`, to change settings or read recordings.
-    Default: only requests for localhost from this machine are accepted. Set it where a proxy runs
-    on this machine, because requests of its clients can look the same."""
+    Default: only requests for localhost from this machine are accepted. Set a token if a proxy runs
+    on this machine, because requests of its clients can look like local ones."""
     default_voice: ExistingFile | None = None
     """Sound file that clients get at /api/default_ref_audio. Default: a synthetic voice."""
     presets: ExistingDirectory | None = None
@@ -204,7 +206,7 @@ class EdgeSettings:
     """Least severe level to log. SIGUSR1 changes it to DEBUG while the process runs, SIGUSR2
     changes it back."""
     log_format: LogFormat = "text"
-    """Format of log lines: text, or JSON with one object a line."""
+    """Format of log lines: text, or JSON with one object per line."""
     limits: Limits = field(default_factory=Limits)
     recording: RecordingSettings | None = None
 

@@ -10,19 +10,19 @@ from duplane.fabric.v1 import session_pb2, trace_pb2
 
 
 class SessionSpans:
-    """The spans of one session. Those of units are needed only if `are_exported`."""
+    """The spans of one session. Call `sent` and `answered` only if `are_exported`."""
 
     def __init__(self, tracer: Telemetry, session_id: str) -> None:
         self._telemetry = tracer
         self._attributes = {spans.SESSION_ID: session_id}
         self._session = tracer.start(spans.EDGE_SESSION, attributes=self._attributes)
-        self._units: dict[int, Span] = {}  # by sequence: sent and not answered yet
+        self._units: dict[int, Span] = {}  # of unanswered units, by sequence
         self._queue: Span | None = None
         self.context: trace_pb2.TraceContext | None = spans.inject(self._session)
         self.are_exported = self.context is not None
 
     def queued(self) -> None:
-        """Start the span of a wait for a slot, at its first queue message."""
+        """Start the span of the wait for a slot, at the first queue message."""
         if self._queue is None and self.context is not None:
             self._queue = self._telemetry.start(
                 spans.EDGE_QUEUE, parent=self.context, attributes=self._attributes
@@ -61,7 +61,7 @@ class SessionSpans:
             is_this = oldest == answer.sequence
             span.set_attribute(spans.UNIT_OUTCOME, outcome if is_this else "dropped")
             if is_this:
-                dropped_count = response.delta.dropped_unit_count  # 0 of a failed unit
+                dropped_count = response.delta.dropped_unit_count  # 0 if the unit failed
                 span.set_attribute(spans.UNIT_DROPPED_COUNT, dropped_count)
             span.end()
 

@@ -57,7 +57,7 @@ class DialectA(DuplexDialect):
     transitions: ClassVar[Transitions] = {
         (Phase.START, UPDATE): Phase.OPENING,
         (Phase.START, CLOSE): Phase.CLOSED,
-        (Phase.OPENING, APPEND): Phase.OPENING,  # waits until the conversation is ready
+        (Phase.OPENING, APPEND): Phase.OPENING,  # the audio waits until the conversation is ready
         (Phase.OPENING, CLOSE): Phase.CLOSED,
         (Phase.ACTIVE, APPEND): Phase.ACTIVE,
         (Phase.ACTIVE, CLOSE): Phase.CLOSED,
@@ -114,7 +114,7 @@ class DialectA(DuplexDialect):
             context_token_limit=self.limits.context_token_count,
         )
         max_slice_count = read_slice_count(session) if self.mode.takes_frames else None
-        # Not in the specification; existing clients send it.
+        # This field is not in the specification, but existing clients send it.
         paths = {
             "system_prompt": session.path("instructions"),
             "llm_voice": session.path("ref_audio"),
@@ -149,7 +149,7 @@ class DialectA(DuplexDialect):
         if dropped != NOTHING_DROPPED:
             event["metrics"] = drop_metrics(dropped)
         if delta.WhichOneof("outcome") != "speech":
-            if delta.end_of_turn:  # the unit interrupted the turn
+            if delta.end_of_turn:  # this unit interrupted the model's turn
                 event["end_of_turn"] = True
             return [orjson.dumps(event)]
         event["type"] = "response.output_audio.delta"

@@ -1,4 +1,4 @@
-"""Client events after decoding: what a client asks for, in the same shapes for every dialect."""
+"""Actions: decoded client events, in the same form for every dialect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from duplane.fabric.v1 import session_pb2
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """Ids that a client of B puts on its audio and gets back with the reply."""
+    """Ids that a client of B sends with its audio and gets back with the reply."""
 
     input_id: str | None = None
     response_id: str | None = None
@@ -24,7 +24,7 @@ class Dropped(NamedTuple):
     """Input that was dropped before the model received it, since the last reply."""
 
     unit_count: int = 0
-    frame_count: int = 0  # pictures above the bound of one unit; excludes those of dropped units
+    frame_count: int = 0  # pictures above a unit's bound; not the pictures of dropped units
 
 
 NOTHING_DROPPED = Dropped()
@@ -32,11 +32,11 @@ NOTHING_DROPPED = Dropped()
 
 @dataclass(frozen=True, slots=True)
 class Configure:
-    """The settings of a duplex session: the conversation can be opened.
+    """The settings of a duplex session. After them the conversation can be opened.
 
-    `ignored` holds the paths of fields without effect. `paths` has, for fields of `settings`, the
-    client's own paths. `max_slice_count` applies to the pictures of appends that have no such field
-    of their own.
+    `ignored` holds the paths of fields without effect. `paths` maps fields of `settings` to their
+    paths in the client's event. `max_slice_count` applies to the pictures of appends without that
+    field.
     """
 
     settings: session_pb2.Open
@@ -48,7 +48,7 @@ class Configure:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Audio of any length (float32 PCM, 16 kHz, checked) and pictures; or pictures alone.
+    """Audio of any length (float32 PCM, 16 kHz, checked), with or without pictures; or pictures.
 
     `max_slice_count` None means one slice per picture.
     """
@@ -65,8 +65,8 @@ class Append:
 class Turn:
     """One turn of chat. Its lease is added when it runs.
 
-    `ignored` holds the paths of fields without effect. `paths` has, for fields of `request.config`,
-    the client's own paths.
+    `ignored` holds the paths of fields without effect. `paths` maps fields of `request.config` to
+    their paths in the client's event.
     """
 
     request: session_pb2.ChatRequest
@@ -79,7 +79,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Events for the client now, and a request for the worker after the units before it."""
+    """Events to send to the client now, and a request for the worker, sent after earlier units."""
 
     events: tuple[bytes, ...] = ()
     request: session_pb2.ConverseRequest | None = None

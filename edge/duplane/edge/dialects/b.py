@@ -54,7 +54,7 @@ from duplane.fabric.v1 import session_pb2
 _AUDIO_ALIASES = ("audio", "audio_base64", "audio_data")
 _FRAMES_ALIASES = ("video_frames", "frame_base64_list", "frames")
 _AUDIO_OBJECT_ALIASES = ("data", "base64")
-# Values of `payload.mode` that agree with the session: one without pictures, one with pictures.
+# Values of `payload.mode` that agree with a session without pictures, and with one with pictures.
 _MODES = (
     frozenset({"audio", "audio_duplex", "full_duplex"}),
     frozenset({"video", "omni", "omni_duplex", "full_duplex"}),
@@ -94,7 +94,7 @@ class DialectB(DuplexDialect):
         super().__init__(identity, limits, mode)
         self._events = BEvents(identity, "full_duplex")
         self._new_id = new_id
-        self._turn_id: str | None = None  # of the turn that is open
+        self._turn_id: str | None = None  # id of the open turn
         self._chunk_index = 0
         self._context_token_count = 0
 
@@ -134,7 +134,7 @@ class DialectB(DuplexDialect):
         response_id = given.text("response_id", self.limits.text_bytes)
         is_tagged = input_id is not None or response_id is not None
         audio = b""
-        if not frames or given.first(*_AUDIO_ALIASES):  # pictures may come alone
+        if not frames or given.first(*_AUDIO_ALIASES):  # an append may have pictures only
             audio = _decode_audio(given, self.limits.append_s)
         return Append(
             audio=audio,
@@ -159,9 +159,9 @@ class DialectB(DuplexDialect):
     def delta(
         self, delta: session_pb2.Delta, tag: Tag, dropped: Dropped, now: Moment
     ) -> list[bytes]:
-        """Render a unit: `listen`, or `text` and `audio`, and a `listen` that ends the turn.
+        """Render a unit: `listen`, or `text` and `audio`; then a `listen` if the turn has ended.
 
-        Speech without text or audio is rendered as an empty `text`: every unit has a reply.
+        Speech without text and audio is rendered as an empty `text`, since every unit has a reply.
         """
         is_speech = delta.WhichOneof("outcome") == "speech"
         self._context_token_count = delta.context_token_count
@@ -170,7 +170,7 @@ class DialectB(DuplexDialect):
             self._turn_id = tag.response_id or self._turn_id or f"resp_{self._new_id()}"
         if self._turn_id is not None and (is_speech or delta.end_of_turn):
             event["response_id"] = self._turn_id
-        # Rendered once for all of the unit's events.
+        # The metrics are rendered once for all events of the unit.
         event["metrics"] = orjson.Fragment(orjson.dumps(metrics(delta, dropped)))
         counts = self._count(delta.token_counts)  # only on the first event of a unit
         events: list[bytes] = []
@@ -194,7 +194,7 @@ class DialectB(DuplexDialect):
         return event
 
     def incomplete(self, tag: Tag, now: Moment) -> list[bytes]:
-        """Render the reply to an append that completed no unit: the state has not changed.
+        """Render the reply to an append that completed no unit: `listen`, but not inside a turn.
 
         A `listen` would end an open turn, so inside a turn the reply is an empty `text`.
         """

@@ -1,4 +1,4 @@
-"""Dialect B in mode=chat: several turns on one connection, each ended by `response.done`."""
+"""Dialect B in mode=chat: several turns on one connection. `response.done` ends each turn."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ FINISH_REASONS: Mapping[int, str] = {
 }
 
 
-_MODES = frozenset({"chat", "turn_based"})  # that agree with the URL
+_MODES = frozenset({"chat", "turn_based"})  # values that agree with the URL
 
 
 class DialectBChat(ChatDialect):
@@ -60,7 +60,7 @@ class DialectBChat(ChatDialect):
     request_path: ClassVar[str] = "input."
     transitions: ClassVar[Transitions] = {
         **TRANSITIONS,
-        (Phase.START, APPEND): Phase.OPENING,  # implies an empty `session.init`
+        (Phase.START, APPEND): Phase.OPENING,  # it implies an empty `session.init`
     }
     replies: ClassVar[Replies] = {
         INIT: ("session.created",),
@@ -107,9 +107,9 @@ class DialectBChat(ChatDialect):
         return read_close(event, self.limits)
 
     def _decode_settings(self, event: Fields) -> Configure:
-        """Check settings as in a duplex session. None has an effect: every turn brings its own."""
+        """Check settings as in a duplex session. They have no effect: each turn has its own."""
         settings, *_ = read_settings(event.required_fields("payload"), self.limits, _MODES)
-        unread = event.required_fields("payload")  # a second view: all fields are unused
+        unread = event.required_fields("payload")  # a new reader: all fields count as unused
         unread.expect("mode", _MODES)
         return Configure(settings, ignored=ignored(unread), kind=INIT)
 
@@ -145,7 +145,7 @@ class DialectBChat(ChatDialect):
         return events
 
     def done(self, done: session_pb2.Done, now: Moment) -> list[bytes]:
-        """Render `response.done`; before it the audio of an answer that was not streamed."""
+        """Render `response.done`, after the audio if the answer was not streamed."""
         used = Usage.of_unit(done.token_counts)
         self._events.usage.add(used)
         audio = b"".join(self._audio)

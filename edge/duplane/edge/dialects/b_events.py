@@ -1,4 +1,4 @@
-"""Events that duplex and chat share in dialect B: envelope, `session.created`, errors, closing."""
+"""Events of dialect B in duplex and in chat: envelope, `session.created`, errors, closing."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ CLOSE = "session.close"
 TRANSITIONS: Transitions = {
     (Phase.START, INIT): Phase.OPENING,
     (Phase.START, CLOSE): Phase.CLOSED,
-    (Phase.OPENING, APPEND): Phase.OPENING,  # waits until the conversation is ready
+    (Phase.OPENING, APPEND): Phase.OPENING,  # the audio waits until the conversation is ready
     (Phase.OPENING, CLOSE): Phase.CLOSED,
     (Phase.ACTIVE, APPEND): Phase.ACTIVE,
     (Phase.ACTIVE, CLOSE): Phase.CLOSED,
 }
 CLOSED_REASONS: Mapping[CloseReason, str] = {
-    CloseReason.CLIENT: "client_closed",  # unless the client gave a reason, which is echoed
+    CloseReason.CLIENT: "client_closed",  # if the client gave no reason; its reason is echoed
     CloseReason.TIMEOUT: "timeout",
     CloseReason.CONTEXT_FULL: "context_full",
     CloseReason.SHUTDOWN: "server_shutdown",
@@ -68,7 +68,7 @@ class BEvents:
         return [orjson.dumps(event)]
 
     def closed(self, close: Close, now: Moment) -> list[bytes]:
-        """Render `session.closed`, for the reasons that have it."""
+        """Render `session.closed`; nothing for close reasons without that event."""
         reason = CLOSED_REASONS.get(close.reason)
         if reason is None:
             return []
@@ -89,7 +89,7 @@ class BEvents:
 
 
 def read_input_id(event: Fields, limits: Limits) -> str | None:
-    """Return the `input_id` of an event that may be invalid otherwise, None if it has none."""
+    """Return the `input_id` of an event, None if it has none. Other fields may be invalid."""
     match event.whole.get("input"):
         case {"input_id": str(input_id)} if len(input_id.encode()) <= limits.text_bytes:
             return input_id

@@ -1,4 +1,4 @@
-"""Metrics of units, and the tokens that a session has used, as dialect B names them."""
+"""The metrics of a unit and the tokens of a session, under the names of dialect B."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def _ms(*durations: Duration) -> float:
 
 
 def stage_metrics(times: session_pb2.StageTimes) -> dict[str, object]:
-    """Return the metrics that are times."""
+    """Return the durations of the stages, in milliseconds."""
     return {
         "wall_clock_ms": _ms(times.total),
         "prefill_ms": _ms(times.audio, times.vision, times.prefill),
         "generate_ms": _ms(times.decode, times.talker, times.vocoder),
         "cost_llm_ms": _ms(times.decode),
-        "cost_tts_prep_ms": 0.0,  # no stage of its own here
+        "cost_tts_prep_ms": 0.0,  # not a separate stage here
         "cost_tts_ms": _ms(times.talker),
         "cost_token2wav_ms": _ms(times.vocoder),
     }
@@ -61,7 +61,7 @@ class Usage:
 
     @classmethod
     def of_unit(cls, counts: session_pb2.TokenCounts) -> Usage:
-        """Return what one unit used."""
+        """Return the tokens that one unit used."""
         return cls(
             counts.input_text_token_count,
             counts.input_audio_token_count,
@@ -71,7 +71,7 @@ class Usage:
         )
 
     def add(self, other: Usage) -> None:
-        """Add what another used."""
+        """Add the tokens of `other`."""
         self.input_text += other.input_text
         self.input_audio += other.input_audio
         self.input_video += other.input_video

@@ -18,16 +18,17 @@ _MAX_SEED = 2**63 - 1
 def read_settings(
     payload: Fields, limits: Limits, modes: frozenset[str]
 ) -> tuple[session_pb2.Open, tuple[str, ...], dict[str, str]]:
-    """Return settings, paths of fields without effect, and paths by field. Raises ClientError.
+    """Return settings, the paths of fields without effect, and the client's path of each setting.
 
-    `payload.defaults` may hold the same fields; each applies where the payload has none. No field
-    is ever used as a path on the server. `modes` are the values of `mode` that agree with the URL.
+    `payload.defaults` may hold the same fields; a default applies if the payload itself has no such
+    field. No field is ever used as a path on the server. `modes` are the values of `mode` that
+    agree with the URL. Raises ClientError.
     """
     settings = session_pb2.Open(context_token_limit=limits.context_token_count)
     paths: dict[str, str] = {}
     groups = [group for group in (payload.fields("defaults"), payload) if group is not None]
     nested: list[Fields] = []
-    for group in groups:  # the later one replaces values of the earlier
+    for group in groups:  # later groups replace values of earlier ones
         nested += _read_group(group, settings, limits, paths)
         group.expect("mode", modes)
     return settings, ignored(*groups, *nested), paths

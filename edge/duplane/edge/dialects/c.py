@@ -1,4 +1,4 @@
-"""Dialect C: `prepare`, `audio_chunk`, and one `result` for each; errors are flat text."""
+"""Dialect C: `prepare`, `audio_chunk`, and one `result` for each chunk; errors are flat text."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class DialectC(DuplexDialect):
         (Phase.START, PREPARE): Phase.OPENING,
         (Phase.START, DIAGNOSTIC): Phase.START,
         (Phase.START, STOP): Phase.CLOSED,
-        (Phase.OPENING, CHUNK): Phase.OPENING,  # waits until the conversation is ready
+        (Phase.OPENING, CHUNK): Phase.OPENING,  # the audio waits until the conversation is ready
         (Phase.OPENING, INTERRUPT): Phase.OPENING,
         (Phase.OPENING, DIAGNOSTIC): Phase.OPENING,
         (Phase.OPENING, STOP): Phase.CLOSED,
@@ -78,7 +78,7 @@ class DialectC(DuplexDialect):
         (Phase.ACTIVE, INTERRUPT): Phase.ACTIVE,
         (Phase.ACTIVE, DIAGNOSTIC): Phase.ACTIVE,
         (Phase.ACTIVE, STOP): Phase.CLOSED,
-        (Phase.PAUSED, PAUSE): Phase.PAUSED,  # starts again
+        (Phase.PAUSED, PAUSE): Phase.PAUSED,  # the pause starts again
         (Phase.PAUSED, RESUME): Phase.ACTIVE,
         (Phase.PAUSED, INTERRUPT): Phase.PAUSED,
         (Phase.PAUSED, DIAGNOSTIC): Phase.PAUSED,
@@ -126,7 +126,7 @@ class DialectC(DuplexDialect):
             PAUSE: self._decode_pause,
             RESUME: self._decode_resume,
             INTERRUPT: lambda _: Reply((_event("interrupted"),), kind=INTERRUPT),
-            DIAGNOSTIC: lambda _: Reply(kind=DIAGNOSTIC),  # accepted and not used
+            DIAGNOSTIC: lambda _: Reply(kind=DIAGNOSTIC),  # accepted, but without effect
             STOP: lambda _: Leave(kind=STOP),
         }
 

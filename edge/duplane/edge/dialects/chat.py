@@ -1,4 +1,4 @@
-"""The chat half of dialects: turns in; the answer to one turn at a time out, as JSON events."""
+"""Base class of the chat dialects: decodes turns, renders the answer to one turn at a time."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from duplane.fabric.v1 import session_pb2
 
 
 class ChatDialect(Dialect):
-    """A dialect of turns. It keeps one answer's text, and its audio if not streamed."""
+    """A dialect for chat. Keeps the text of one answer, and its audio if it is not streamed."""
 
-    # Whether a connection has exactly one turn, which the client sends before it gets a slot.
+    # True if a connection has exactly one turn, which the client sends before it gets a slot.
     is_one_shot: ClassVar[bool] = False
-    request_path: ClassVar[str] = ""  # the path of the turn in the event that holds it
+    request_path: ClassVar[str] = ""  # path of the turn within the client's event
 
     _turn = Turn(session_pb2.ChatRequest())
     _prompt_token_count = 0
-    _held_bytes = 0  # of an answer that is not streamed
+    _held_bytes = 0  # size of the kept text and audio
 
     @property
     def takes_turns(self) -> bool:
@@ -30,7 +30,7 @@ class ChatDialect(Dialect):
 
     @property
     def is_too_long(self) -> bool:
-        """Whether an answer that is not streamed exceeds the bound of what the edge holds."""
+        """Whether an answer that is not streamed exceeds `Limits.answer_bytes`."""
         return self._held_bytes > self.limits.answer_bytes
 
     def begin(self, turn: Turn, now: Moment) -> None:
@@ -45,14 +45,14 @@ class ChatDialect(Dialect):
         self._held_bytes = 0
 
     def prefilled(self, prefilled: session_pb2.Prefilled, now: Moment) -> list[bytes]:
-        """Render the event for a prompt that is in the context."""
+        """Render the event that the worker has put the prompt into the context."""
         del now
         self._prompt_token_count = prefilled.prompt_token_count
         self._ignored_by_worker = list(prefilled.ignored_fields)
         return []
 
     def delta(self, delta: session_pb2.ChatDelta, now: Moment) -> list[bytes]:
-        """Render one delta of the answer; keep it where the answer is not streamed."""
+        """Render one delta of the answer; keep its audio if the answer is not streamed."""
         self._text.append(delta.text)
         self._context_token_count = max(self._context_token_count, delta.context_token_count)
         if self._turn.is_streaming:
@@ -62,7 +62,7 @@ class ChatDialect(Dialect):
         return []
 
     def _delta_events(self, delta: session_pb2.ChatDelta, now: Moment) -> list[bytes]:
-        """Render one delta of a streamed answer; a dialect may not stream."""
+        """Render one delta of a streamed answer; nothing in a dialect that never streams."""
         del delta, now
         return []
 
@@ -71,15 +71,15 @@ class ChatDialect(Dialect):
         """Render the end of the answer."""
 
     def _final_token_count(self, done: session_pb2.Done) -> int:
-        """Return the tokens in the context at the end, never fewer than a delta has stated."""
+        """Return the tokens in the context at the end, at least as many as the last delta had."""
         answer_count = done.token_counts.output_text_token_count
         return max(self._context_token_count, self._prompt_token_count + answer_count)
 
     def _without_effect(self) -> list[str]:
-        """Return the client's paths of all fields of the turn without effect, each once."""
+        """Return the client's paths of all fields of the turn that have no effect, each once."""
         paths = (self._turn.paths.get(field, field) for field in self._ignored_by_worker)
         return list(dict.fromkeys([*self._turn.ignored, *paths]))
 
     def refused(self, code: ErrorCode, message: str, now: Moment) -> list[bytes]:
-        """Render a turn that could not be answered."""
+        """Render the error for a turn that could not be answered."""
         return [self.error(code, message, now)]

@@ -32,7 +32,7 @@ _LOWEST_RATE_HERTZ, _HIGHEST_RATE_HERTZ = 8_000, 192_000
 
 @dataclass(frozen=True, slots=True)
 class ChatDefaults:
-    """The values of absent fields in one dialect; None leaves the choice to the checkpoint."""
+    """The defaults of absent fields in one dialect; None means the checkpoint's default."""
 
     max_new_token_count: int
     length_penalty: float
@@ -43,7 +43,7 @@ class ChatDefaults:
 
 
 class MediaBudget:
-    """How many bytes of media the rest of one history may have."""
+    """The number of bytes of media that the rest of one history may have."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._left_bytes = limit_bytes
@@ -51,7 +51,7 @@ class MediaBudget:
 
     @property
     def sound_s(self) -> float:
-        """The duration of a sound that uses the budget up."""
+        """The duration of the longest sound that the budget allows."""
         return self._left_bytes / (4 * INPUT_RATE_HERTZ)
 
     def spend(self, media: bytes, path: str) -> bytes:
@@ -63,7 +63,7 @@ class MediaBudget:
 
 
 def read_turn(fields: Fields, defaults: ChatDefaults, limits: Limits, kind: str) -> Turn:
-    """Read `messages` and the settings beside it. Raises ClientError."""
+    """Read `messages` and the settings of the turn. Raises ClientError."""
     request = session_pb2.ChatRequest()
     _read_messages(fields, request, limits)
     config = request.config
@@ -95,12 +95,12 @@ def read_turn(fields: Fields, defaults: ChatDefaults, limits: Limits, kind: str)
 
 def _check_tts(tts: Fields, fields: Fields, limits: Limits) -> None:
     """Check the speech settings that have no effect. Raises ClientError."""
-    unread = fields.required_fields("tts")  # a second view: fields read there still count as unused
+    unread = fields.required_fields("tts")  # a new reader: these fields still count as unused
     mode = unread.get("mode", str)
     if mode is not None and mode not in _TTS_MODES:
         raise invalid(tts.path("mode"), f"must be one of {', '.join(_TTS_MODES)}")
     if mode == _TTS_MODES[0]:
-        tts.get("mode", str)  # equals the default: not unused
+        tts.get("mode", str)  # not unused, because it states the default
     unread.text("language", limits.text_bytes)
 
 

@@ -1,4 +1,4 @@
-"""Dialect D: one request on one connection: `prefill_done`, chunks, `done`; flat errors."""
+"""Dialect D: one request per connection; `prefill_done`, chunks, `done`; errors are flat text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DEFAULTS = ChatDefaults(
     top_p=0.8,
     use_image_id=True,
 )
-# These have a close code of their own; after every other error the code is 1000.
+# These reasons keep their close code from CLOSE_CODES; for all others the code is 1000.
 _CODED = frozenset(
     {
         CloseReason.SHUTDOWN,
@@ -56,7 +56,7 @@ class DialectD(ChatDialect):
     only_event: ClassVar[str] = REQUEST
     transitions: ClassVar[Transitions] = {
         (Phase.START, REQUEST): Phase.ACTIVE,
-        (Phase.ACTIVE, REQUEST): Phase.ACTIVE,  # ignored: a connection has one turn
+        (Phase.ACTIVE, REQUEST): Phase.ACTIVE,  # ignored, since a connection has one turn
     }
     replies: ClassVar[Replies] = {REQUEST: ("prefill_done", "chunk", "done")}
     server_events: ClassVar[ServerEvents] = {
@@ -76,7 +76,7 @@ class DialectD(ChatDialect):
         return read_turn(event, DEFAULTS, self.limits, REQUEST)
 
     def close_code(self, close: Close) -> int:
-        """Return 1000 for most reasons: the `error` event before it has the details."""
+        """Return 1000 for most reasons: the `error` event before the close has the details."""
         return CLOSE_CODES[close.reason] if close.reason in _CODED else 1000
 
     def prefilled(self, prefilled: session_pb2.Prefilled, now: Moment) -> list[bytes]:
@@ -93,7 +93,7 @@ class DialectD(ChatDialect):
         return [with_optional_audio(event, delta.audio)]
 
     def done(self, done: session_pb2.Done, now: Moment) -> list[bytes]:
-        """Render `done`, with all audio that was not streamed."""
+        """Render `done`, with the audio if the answer was not streamed."""
         del now
         event: dict[str, object] = {
             "type": "done",

@@ -1,4 +1,4 @@
-"""The turn of dialect D over plain HTTP: one request, answered by one JSON object."""
+"""A turn of dialect D over plain HTTP: one request, answered by one JSON object."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from duplane.fabric.v1 import lease_pb2, session_pb2
 class DialectDHttp(ChatDialect):
     """One HTTP request. The only event is the answer; a refusal is an HTTP status.
 
-    The answer includes how long the request, received at `received`, waited for its slot.
+    The answer includes the time that the request waited for its slot, counted from `received`.
     """
 
     name: ClassVar[str] = "D"
@@ -49,7 +49,7 @@ class DialectDHttp(ChatDialect):
         super().__init__(identity, limits, mode)
         self._received = received
         self._begun = received
-        self._estimated_wait_s: float | None = None  # as the scheduler first estimated it
+        self._estimated_wait_s: float | None = None  # the scheduler's first estimate
 
     def _event_decoders(self) -> Decoders:
         return {REQUEST: self._decode_request}
@@ -73,7 +73,7 @@ class DialectDHttp(ChatDialect):
         self._begun = now
 
     def done(self, done: session_pb2.Done, now: Moment) -> list[bytes]:
-        """Render the answer. `cached_tokens` is 0: every request brings its whole history."""
+        """Render the answer. `cached_tokens` is 0, since no request uses an earlier context."""
         answer_count, prompt_count = (
             done.token_counts.output_text_token_count,
             self._prompt_token_count,
@@ -106,11 +106,11 @@ class DialectDHttp(ChatDialect):
     def error(
         self, code: ErrorCode, message: str, now: Moment, input_id: str | None = None
     ) -> bytes:
-        """Render the body of a refused request, with the message where clients look for it."""
+        """Render the body of the answer to a refused request."""
         del code, now, input_id
         return error_body(message)
 
 
 def error_body(message: str) -> bytes:
-    """Render a refusal: clients of different generations read `detail` or `error`."""
+    """Render a refusal. Its message is in two fields, since clients read one or the other."""
     return orjson.dumps({"detail": message, "error": message, "success": False})

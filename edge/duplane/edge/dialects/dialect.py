@@ -1,7 +1,7 @@
 """Base class of all dialects: tables of legal events, decoding, queue events, errors, closing.
 
 `decode` reads a client event and changes nothing; `accept` applies it. A dialect uses no sockets
-and no timers and does not order events: sessions do.
+and no timers, and does not decide when an event is sent: the session does.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Phase(Enum):
     OPENING = auto()  # settings are accepted; the conversation is not ready yet
     ACTIVE = auto()  # the session takes units or turns
     PAUSED = auto()  # the client has paused its units
-    CLOSED = auto()  # nothing is answered any more
+    CLOSED = auto()  # the session has ended
 
 
 class Lifecycle(Enum):
-    """Causes of a phase change other than a client event."""
+    """Events of the worker and the session that change the phase."""
 
     OPENED = auto()  # the worker's conversation is ready
     CLOSED = auto()  # the session has ended
@@ -48,11 +48,11 @@ Transitions = Mapping[tuple[Phase, str], Phase]
 Replies = Mapping[str, tuple[str, ...]]
 ServerEvents = Mapping[str, frozenset[Phase]]
 
-WAITING = frozenset({Phase.START, Phase.OPENING})  # a client may wait for a slot in these
-OPEN = frozenset({Phase.ACTIVE, Phase.PAUSED})  # the conversation is ready in these
+WAITING = frozenset({Phase.START, Phase.OPENING})  # the client may still wait for a slot
+OPEN = frozenset({Phase.ACTIVE, Phase.PAUSED})  # the conversation is ready
 ALIVE = WAITING | OPEN
 
-# The same in every dialect. A pair that is not listed changes nothing.
+# These transitions are the same in every dialect. A pair that is not listed changes nothing.
 LIFECYCLE: Mapping[tuple[Phase, Lifecycle], Phase] = {
     (Phase.OPENING, Lifecycle.OPENED): Phase.ACTIVE,
     **{(phase, Lifecycle.CLOSED): Phase.CLOSED for phase in Phase},
@@ -60,19 +60,19 @@ LIFECYCLE: Mapping[tuple[Phase, Lifecycle], Phase] = {
 
 
 class Dialect(ABC):
-    """One client's side of a session, in one dialect. A refused event changes nothing."""
+    """The protocol state of one client, in one dialect. A refused event changes nothing."""
 
     name: ClassVar[str]
     # Phase and event type -> next phase. Every other pair is refused. An event that is legal in
-    # OPENING leads on in ACTIVE too, because a worker may open while an event is decoded.
+    # OPENING must be legal in ACTIVE, because the worker may open while the event is decoded.
     transitions: ClassVar[Transitions]
-    # Event type -> the types that answer it, at once or later; `error` may replace any of them.
+    # Event type -> the types of events that answer it, at once or later; `error` may replace them.
     replies: ClassVar[Replies]
     # Type of a server event -> the phases in which it is sent.
     server_events: ClassVar[ServerEvents]
     queue_prefix: ClassVar[str] = "session."
 
-    # The type of the only event that clients send, where their events have no type.
+    # The type that the table uses for the only client event, if events have no type of their own.
     only_event: ClassVar[str] = ""
 
     _ignored: tuple[str, ...] = ()  # paths of settings without effect
@@ -111,11 +111,11 @@ class Dialect(ABC):
             self._configure(action)
 
     def _configure(self, settings: Configure) -> None:
-        """Keep what later events need of the session's settings."""
+        """Keep the settings that later events need."""
         self._ignored = settings.ignored
 
     def _input_id(self, event: Fields) -> str | None:
-        """Return the client's own id of an event, where its dialect has such ids."""
+        """Return the client's own id of an event, None if the dialect has no such ids."""
         del event
         return None
 
@@ -131,7 +131,7 @@ class Dialect(ABC):
     # --- server events ---
 
     def queued(self, queued: lease_pb2.Queued, *, is_update: bool) -> list[bytes]:
-        """Render `queued`, or `queue_update` after the first. An unknown wait is rendered as 0."""
+        """Render `queued`, or `queue_update` if `is_update`. An unknown wait is rendered as 0."""
         event = {
             "type": f"{self.queue_prefix}{'queue_update' if is_update else 'queued'}",
             "position": queued.position,
@@ -146,11 +146,11 @@ class Dialect(ABC):
         return [orjson.dumps({"type": f"{self.queue_prefix}queue_done"})]
 
     def opened(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
-        """Render the event for a ready conversation, if the client waits for one."""
+        """Render the event that the conversation is ready, if the client waits for it."""
         return self._opened_events(opened, now) if self._advance(Lifecycle.OPENED) else []
 
     def ended(self, close: Close, now: Moment) -> list[bytes]:
-        """Render the reason of the session's end; nothing if the dialect has no event for it."""
+        """Render the end of the session; nothing if the dialect has no event for the reason."""
         code = REFUSALS.get(close.reason)
         events = (
             self._closed_events(close, now)
@@ -165,19 +165,19 @@ class Dialect(ABC):
         return CLOSE_CODES[close.reason]
 
     def _advance(self, cause: Lifecycle) -> bool:
-        """Change the phase; return whether `cause` is possible in the current one."""
+        """Change the phase. Returns False if `cause` is not possible in the current phase."""
         after = LIFECYCLE.get((self.phase, cause))
         if after is not None:
             self.phase = after
         return after is not None
 
     def _opened_events(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
-        """Render the event that announces a conversation; a dialect may have none."""
+        """Render the event that the conversation is ready; nothing if the dialect has none."""
         del opened, now
         return []
 
     def _closed_events(self, close: Close, now: Moment) -> list[bytes]:
-        """Render the event that ends a session other than by a refusal; a dialect may have none."""
+        """Render the event of an end that is not a refusal; nothing if the dialect has none."""
         del close, now
         return []
 
@@ -194,7 +194,7 @@ def queue_events(prefix: str, phases: frozenset[Phase]) -> ServerEvents:
 
 
 def with_audio(event: Mapping[str, object], pcm: bytes, key: str = "audio") -> bytes:
-    """Render `event` with one more field: the audio as base64, encoded once and copied once."""
+    """Render `event` with one more field, the audio as base64. The audio is copied only once."""
     head = orjson.dumps(event)[:-1]
     return b"".join((head, b',"', key.encode(), b'":"', pybase64.b64encode(pcm), b'"}'))
 

@@ -1,4 +1,4 @@
-"""The duplex half of dialects: settings and audio in; the output of units out, as JSON events."""
+"""Base class of the duplex dialects: decodes settings and audio, renders the output of units."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from duplane.edge.dialects.actions import Configure, Dropped, Tag
 from duplane.edge.dialects.dialect import Dialect
 from duplane.fabric.v1 import session_pb2
 
-# Units that failed through a fault of the client; every other reason is a fault of the server.
+# Reasons for which the client is at fault if a unit fails; for all others the server is.
 FAILURES: Mapping[str, ErrorCode] = {
     "INVALID_FIELD": ErrorCode.INVALID_PAYLOAD,
     "UNIT_TOO_LONG": ErrorCode.INVALID_PAYLOAD,
@@ -22,17 +22,17 @@ FAILURES: Mapping[str, ErrorCode] = {
 
 
 class DuplexDialect(Dialect):
-    """A dialect in which audio flows both ways at once."""
+    """A dialect for full duplex: audio flows in both directions at the same time."""
 
-    # Whether every append has exactly one reply, rather than every unit.
+    # True if every append has exactly one reply; false if every unit has.
     replies_to_appends: ClassVar[bool] = False
     # The close reason when the worker is lost before the conversation is ready.
     lost_while_opening: ClassVar[CloseReason] = CloseReason.FAILED
 
-    # The client's names of fields of a unit, where they differ from those of the contract.
+    # Field of the contract's Unit -> the client's name for it, where the names differ.
     unit_paths: ClassVar[Mapping[str, str]] = {}
 
-    _paths: Mapping[str, str] = {}  # the client's paths of settings
+    _paths: Mapping[str, str] = {}  # field of the settings -> its path in the client's event
     _max_slice_count: int | None = None  # for pictures whose append does not set it
 
     def _configure(self, settings: Configure) -> None:
@@ -44,26 +44,26 @@ class DuplexDialect(Dialect):
     def delta(
         self, delta: session_pb2.Delta, tag: Tag, dropped: Dropped, now: Moment
     ) -> list[bytes]:
-        """Render the output of one unit; `dropped` is what was dropped since the last one."""
+        """Render the output of one unit; `dropped` counts the losses since the last output."""
 
     def incomplete(self, tag: Tag, now: Moment) -> list[bytes]:
-        """Render the reply to an append that completed no unit, where the dialect has one."""
+        """Render the reply to an append that completed no unit, if the dialect has one."""
         del tag, now
         return []
 
     def setting_path(self, field: str) -> str:
-        """Return the client's path of a field of its settings."""
+        """Return the path of a settings field in the client's event."""
         return self._paths.get(field, field)
 
     def _without_effect(self, opened: session_pb2.Opened) -> list[str]:
-        """Return the client's paths of all settings without effect, each once."""
+        """Return the client's paths of all settings that have no effect, each once."""
         paths = [*self._ignored, *map(self.setting_path, opened.ignored_fields)]
         return list(dict.fromkeys(paths))
 
     def failed(self, failed: session_pb2.Failed, now: Moment, input_id: str | None = None) -> bytes:
-        """Render a unit that failed."""
+        """Render the error for a unit that failed."""
         code = FAILURES.get(failed.reason, ErrorCode.INFERENCE_ERROR)
-        # Several appends may be in one unit, so that an index would not be the client's.
+        # A unit may hold several appends, so an index in it means nothing to the client.
         field = failed.field.partition("[")[0]
         message = name_fault(failed.field, failed.message or "the unit could not be used")
         message = self.unit_paths.get(field, field) + message.removeprefix(failed.field)
@@ -71,6 +71,6 @@ class DuplexDialect(Dialect):
 
 
 def drop_metrics(dropped: Dropped) -> dict[str, object]:
-    """Return the counts of what was dropped that are not 0, under their public names."""
+    """Return the counts of dropped units and pictures, under their public names, without zeros."""
     counts = {"dropped_units": dropped.unit_count, "dropped_frames": dropped.frame_count}
     return {name: count for name, count in counts.items() if count}

@@ -20,8 +20,8 @@ FIRST_EVENTS: Mapping[str, type[DuplexDialect]] = {
 def detect(kind: object) -> type[DuplexDialect] | None:
     """Return the dialect whose clients begin with an event of type `kind`.
 
-    None means that the event does not decide: it is answered as in A, and a later event decides.
-    The queue events before the decision are equal in both dialects.
+    None means that the type belongs to neither dialect: the event is answered as in A, and a later
+    event decides. Queue events are the same in both dialects, so they can be sent before.
     """
     return FIRST_EVENTS.get(kind) if isinstance(kind, str) else None
 
@@ -32,5 +32,5 @@ def needs_init(kind: object) -> bool:
 
 
 def implied_init() -> Fields:
-    """Return the settings event that is implied."""
+    """Return the settings event that such a first event implies."""
     return Fields({"type": b_events.INIT, "payload": {}})

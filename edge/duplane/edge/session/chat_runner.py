@@ -1,4 +1,4 @@
-"""Runs a chat session: for each turn acquires a slot, calls the worker and releases the slot."""
+"""Runs a chat session: acquires a slot for each turn, calls the worker and releases the slot."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ChatRunner(SessionRunner[ChatSession]):
                     now = self._clock.now()
                     self._apply(self.session.responded(response, now), now)
                     if not self.session.is_running and response.WhichOneof("event") != "done":
-                        return  # the session ended the turn: leaving the call stops it
+                        return  # the turn is over for the session; returning stops the call
         except FabricError as error:
             self._failed(error)
         else:
@@ -78,7 +78,7 @@ class ChatRunner(SessionRunner[ChatSession]):
         self._is_releasing = False
 
     async def _stop_call(self, calling: asyncio.Task[None]) -> None:
-        """Stop the turn at once, since its answer is not read; a release is finished first."""
+        """Stop the running turn at once, since nobody reads its answer. Finish a release first."""
         if self._is_releasing:
             await asyncio.wait({calling}, timeout=self._limits.end_s)
         calling.cancel()

@@ -20,10 +20,10 @@ from duplane.edge.settings import Limits
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
 
-# Clients send the bytes of every kind of media in the field `data`.
+# In the client's event the bytes of every kind of media are in the field `data`.
 _MEDIA_FIELD = re.compile(r"\.(image|audio|video)$")
 
-# A turn that fails for these reasons before its first response is tried on another slot.
+# If a turn fails for one of these reasons before its first response, it is tried on another slot.
 _SLOT_LOST = frozenset(
     {
         Reason.UNAVAILABLE,
@@ -61,8 +61,8 @@ class ChatSession(Session[ChatDialect]):
     def needs_slot(self) -> bool:
         """Whether the runner must acquire a slot now.
 
-        A turn needs one. A session of several turns also needs one at its start, before any turn:
-        the client gets its first `queue_done` with that grant.
+        A turn needs a slot. A session that allows several turns also needs one at its start, before
+        any turn, because the grant of this slot gives the client its first `queue_done`.
         """
         if self.closed or self.has_slot or self.is_running:
             return False
@@ -70,18 +70,18 @@ class ChatSession(Session[ChatDialect]):
 
     @property
     def is_retrying(self) -> bool:
-        """Whether the next slot is for a turn whose slot was lost; it keeps its queue ticket."""
+        """Whether the next slot is for a turn that lost its slot; the turn keeps its ticket."""
         return self._attempt_count > 0
 
     def drain(self, now: Moment) -> list[bytes]:
-        """Note that the edge shuts down: the running turn is the last."""
+        """Shut down: a running turn is the last one; without a running turn the session ends."""
         self._is_draining = True
         return super().drain(now)
 
     # --- the client ---
 
     def _refuse(self, error: ClientError, now: Moment) -> list[bytes]:
-        """Answer an invalid event by an `error`; it ends a session that has only one event."""
+        """Answer an invalid event by an `error`. A session of one request ends with it."""
         if not self.dialect.is_one_shot:
             return super()._refuse(error, now)
         if self.dialect.phase is not Phase.START:
@@ -105,7 +105,7 @@ class ChatSession(Session[ChatDialect]):
                 raise AssertionError(f"a chat dialect decodes no {type(action).__name__}")
 
     def _check_room(self, turn: Turn) -> None:
-        """Raise ClientError if no further turn can be taken."""
+        """Raise ClientError if no further turn can be accepted."""
         limit = self._limits.pending_turn_count
         if self._is_draining:
             raise ClientError(ErrorCode.NOT_READY, "the server is shutting down", turn.input_id)
@@ -136,7 +136,7 @@ class ChatSession(Session[ChatDialect]):
     # --- the worker ---
 
     def granted(self, claim_s: float, now: Moment) -> list[bytes]:
-        """Take the slot, which is kept `claim_s` for a turn; 0 leaves the time to the worker."""
+        """Record a grant. The slot is kept for `claim_s` until a turn uses it; 0 means no limit."""
         if self.closed:
             return []
         was_queued, is_first = self._is_queued, not self._was_granted
@@ -154,7 +154,7 @@ class ChatSession(Session[ChatDialect]):
         return events
 
     def next_turn(self, now: Moment) -> session_pb2.ChatRequest | None:
-        """Return the turn to run on the granted slot, None if there is none; it uses the slot."""
+        """Return the turn to run on the granted slot, which it uses up. None if no turn waits."""
         is_ready = self.has_slot and self.dialect.takes_turns and not self.is_running
         if self.closed or not is_ready or not self._turns:
             return None
@@ -167,7 +167,7 @@ class ChatSession(Session[ChatDialect]):
         return self._running.request
 
     def responded(self, response: session_pb2.ChatResponse, now: Moment) -> list[bytes]:
-        """Take a message of the worker about the running turn."""
+        """Handle a message of the worker about the running turn."""
         if self.closed or not self.is_running:
             return []
         self._has_response = True
@@ -184,7 +184,7 @@ class ChatSession(Session[ChatDialect]):
                 return []
 
     def call_ended(self, now: Moment) -> list[bytes]:
-        """Take the end of the call to the worker; without `done` the turn has failed."""
+        """Handle the end of the call to the worker. If `done` is missing, the turn has failed."""
         if not self.is_running:
             return []
         return self.failed(FabricError(Reason.UNKNOWN, "the worker ended the turn early"), now)
@@ -228,7 +228,7 @@ class ChatSession(Session[ChatDialect]):
         return self.dialect.refused(code, message, now) + self._end_turn(now)
 
     def _client_message(self, error: FabricError) -> str:
-        """Return the error's message with the field's path in the client's own event."""
+        """Return the error's message, with the path that the field has in the client's event."""
         detail = "the worker was lost" if error.is_foreign else error.message
         message = name_fault(error.field, detail)
         if error.field.startswith("messages"):
@@ -241,7 +241,7 @@ class ChatSession(Session[ChatDialect]):
     # --- time ---
 
     def _expire(self, limit: TimeLimit, now: Moment) -> list[bytes]:
-        if limit is TimeLimit.CLAIM:  # the unused slot is released; the client gets no event
+        if limit is TimeLimit.CLAIM:  # the slot was not used in time: release it, without an event
             self.time_limits.stop(TimeLimit.CLAIM)
             self.has_slot = False
             if self._turns:
@@ -255,7 +255,7 @@ class ChatSession(Session[ChatDialect]):
 
 
 def _new_audio(request: session_pb2.ChatRequest) -> bytes:
-    """Return the user's audio after the last answer: every turn brings the whole history."""
+    """Return the user's audio after the last answer; `request` holds the whole history."""
     parts: list[bytes] = []
     for message in reversed(request.messages):
         if message.role == session_pb2.CHAT_ROLE_ASSISTANT:

@@ -55,7 +55,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
             self._units.end(self.session.requests.total_dropped_count)
 
     async def _send_requests(self, stream: ConverseStream) -> None:
-        """Send the session's requests as they come, at most as fast as the limits allow."""
+        """Send the session's requests to the worker. The limits bound the units per second."""
         try:
             while self.session.closed is None:
                 self._wake.clear()
@@ -77,7 +77,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                     await self._wait_until(now_s + wait_s)
             await stream.end_input()
         except FabricError:
-            return  # the receiving task gets the reason
+            return  # the receiving task gets and handles the error
 
     async def _wait_until(self, due_s: float) -> None:
         """Wait until the monotonic time `due_s`, or until the session ends."""
@@ -90,7 +90,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
             timer.cancel()
 
     async def _receive_responses(self, stream: ConverseStream) -> None:
-        """Take the worker's responses, up to and including `closed`."""
+        """Handle the worker's responses, up to and including `closed`."""
         try:
             is_over = False
             while not is_over:
@@ -103,13 +103,13 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                 if self._spans.are_exported:
                     self._spans.answered(response)
                 if kind == "opened":
-                    self._wake.set()  # units may be sent now
+                    self._wake.set()  # now units can be sent
                 is_over = kind == "closed"
         except FabricError as error:
             self._failed(error)
 
     async def _stop_call(self, calling: asyncio.Task[None]) -> None:
-        """Leave the queue at once; or wait a bounded time for the worker to close its stream."""
+        """Leave the queue at once. The worker gets a bounded time to close an open stream."""
         if self._has_stream:
             await asyncio.wait({calling}, timeout=self._limits.end_s)
         calling.cancel()

@@ -1,4 +1,7 @@
-"""A duplex session: audio becomes units, units become events; one slot from grant to end. Pure."""
+"""A duplex session: turns audio into units and their output into events. Pure.
+
+It holds one slot from the grant to its end.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,8 @@ from duplane.fabric.v1 import session_pb2
 class DuplexSession(Session[DuplexDialect]):
     """One duplex session.
 
-    With `detects_dialect` the client's first event decides between A and B; until then `dialect`
-    answers.
+    With `detects_dialect` the client's first event decides between A and B. Until then `dialect`
+    renders the events.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class DuplexSession(Session[DuplexDialect]):
         self._is_decided = not detects_dialect
         self._settings: session_pb2.Open | None = None
         self.requests = RequestQueue(limits.early_unit_count, limits.frame_count)
-        self._replies = PendingReplies()  # used where the dialect replies to appends
+        self._replies = PendingReplies()  # used if the dialect replies to appends
 
     @property
     def is_running(self) -> bool:
@@ -58,7 +61,7 @@ class DuplexSession(Session[DuplexDialect]):
     # --- the client ---
 
     def _decode_first(self, event: Fields) -> Decoded[DuplexDialect]:
-        """Decode an event while the dialect is open; one of a known type decides it."""
+        """Decode an event before the dialect is known. An event of a known type decides it."""
         kind = event.get("type", object)
         chosen = detect(kind)
         if chosen is None:
@@ -71,14 +74,14 @@ class DuplexSession(Session[DuplexDialect]):
             settings = dialect.decode(implied_init())
             return Decoded(dialect, (settings, dialect.decode(event, Phase.OPENING)))
         except ClientError as error:
-            # Invalid audio implies no settings, so a later event may still decide the dialect.
+            # An invalid first append does not imply settings; a later event decides the dialect.
             return Decoded(dialect, error=error, is_decided=not is_implied)
 
     def _apply(self, action: Action, now: Moment) -> list[bytes]:
         if not isinstance(action, Append):
             return self._apply_control(action, now)
         if self.dialect.phase in WAITING and self._replies.is_full:
-            # No reply is possible yet, so that no further reply may become pending.
+            # Replies cannot be sent yet, and the queue of pending replies is full.
             fault = "more audio than can be answered waits already"
             raise ClientError(ErrorCode.NOT_READY, fault, action.tag.input_id)
         self.dialect.accept(action)
@@ -95,7 +98,7 @@ class DuplexSession(Session[DuplexDialect]):
         return []
 
     def _apply_control(self, action: Action, now: Moment) -> list[bytes]:
-        """Apply an event without audio."""
+        """Apply an event that is not an append."""
         self.dialect.accept(action)
         match action:
             case Configure():
@@ -123,7 +126,7 @@ class DuplexSession(Session[DuplexDialect]):
     # --- the worker ---
 
     def granted(self, open_s: float, now: Moment) -> list[bytes]:
-        """Take the slot, which is claimed; the clock of the whole session starts.
+        """Record that the slot is claimed, and start the time limit of the whole session.
 
         The worker waits `open_s` for settings; 0 means that its limit is unknown.
         """
@@ -140,12 +143,12 @@ class DuplexSession(Session[DuplexDialect]):
         return self.dialect.queue_done()
 
     def _open(self, settings: session_pb2.Open, now: Moment) -> None:
-        """Request a conversation: the slot and the settings are there."""
+        """Ask the worker to open a conversation, once there are a slot and settings."""
         self.requests.opening = session_pb2.ConverseRequest(open=settings)
         self.time_limits.start(TimeLimit.CONVERSATION, self._limits.open_s, now)
 
     def responded(self, response: session_pb2.ConverseResponse, now: Moment) -> list[bytes]:
-        """Take a message of the worker."""
+        """Handle a message of the worker."""
         if self.closed:
             return []
         match response.WhichOneof("message"):
@@ -156,7 +159,7 @@ class DuplexSession(Session[DuplexDialect]):
             case _:
                 return self._conversation_changed(response, now)
         if self.dialect.phase not in OPEN:
-            return []  # no unit was sent yet
+            return []  # no unit was sent, so this is no answer to one
         tag, ordinal = self.requests.finish(outcome.sequence)
         if self.dialect.replies_to_appends:
             self._replies.add_outcome(ordinal, outcome)
@@ -171,7 +174,7 @@ class DuplexSession(Session[DuplexDialect]):
     def _conversation_changed(
         self, response: session_pb2.ConverseResponse, now: Moment
     ) -> list[bytes]:
-        """Take a message about the conversation as a whole."""
+        """Handle a message about the whole conversation."""
         match response.WhichOneof("message"):
             case "opened":
                 self.time_limits.stop(TimeLimit.CONVERSATION)

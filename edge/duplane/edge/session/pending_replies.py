@@ -1,6 +1,6 @@
-"""Pending replies: exactly one for every append, in order, however many units it completed.
+"""Pending replies: every append gets exactly one, in order, whether it completed units or not.
 
-Pure. Only dialect C needs it; A and B reply to units.
+Pure. Only dialect C replies to appends; A and B reply to units.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ Outcome = session_pb2.Delta | session_pb2.Failed
 
 
 class PendingReplies:
-    """The appends that have no reply yet, and the outcomes so far of the units in them.
+    """The appends without a reply, and the outcomes of their units so far.
 
-    An append has its reply when the last unit that it completed has its outcome. One that completed
-    no unit, or whose units were dropped, gets a listening reply when all before it have theirs.
-    Above the bound the oldest append gets such a reply at once.
+    An append gets its reply when the last unit that it completed has an outcome. If it completed no
+    unit, or its units were dropped, it gets a listening reply after the replies of all earlier
+    appends. Above the bound the oldest append gets its reply at once.
     """
 
     _LIMIT = 1024
 
     def __init__(self) -> None:
-        self._ends: deque[int] = deque()  # for each append: the number of units up to its end
+        self._ends: deque[int] = deque()  # for each append: number of units complete after it
         self._outcomes: deque[tuple[int, Outcome]] = deque()
-        self._finished_count = 0  # units that have an outcome, or are before one that has
-        self.context_token_count = 0  # from the last outcome, or from the opening
+        self._finished_count = 0  # units up to the last one with an outcome
+        self.context_token_count = 0  # as in the last outcome, or at the opening
 
     @property
     def is_full(self) -> bool:
@@ -61,7 +61,7 @@ class PendingReplies:
 
 
 def join(parts: Sequence[Outcome], context_token_count: int) -> Outcome:
-    """Return one outcome for several units: the first failure, else all their output.
+    """Return one outcome for several units: the first failure, or else their joined output.
 
     Without units the outcome is to listen, with `context_token_count` tokens in the context.
     """

@@ -1,4 +1,4 @@
-"""The playout of speech at a client that plays a turn while it receives it. Pure."""
+"""Estimates how a client plays a turn of speech while it still receives the turn. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple
 class Arrival(NamedTuple):
     """The arrival of one delta of speech.
 
-    `gap_s` is the time since the turn's previous delta, None for the first. `stalled_s` is how long
-    the client had nothing to play before this delta arrived.
+    `gap_s` is the time since the turn's previous delta, None for the first. `stalled_s` is the time
+    for which the client had nothing to play before this delta.
     """
 
     gap_s: float | None
@@ -17,7 +17,7 @@ class Arrival(NamedTuple):
 
 
 class Playout:
-    """The client's buffer of speech: a turn is played from `delay_s` after its first delta on."""
+    """The client's buffer of speech. The client plays a turn `delay_s` after its first delta."""
 
     def __init__(self, delay_s: float) -> None:
         self._delay_s = delay_s
@@ -36,5 +36,5 @@ class Playout:
         return arrival
 
     def end_turn(self) -> None:
-        """Note that the next speech begins a turn."""
+        """End the turn: the next speech belongs to a new one."""
         self._last_s = None

@@ -1,4 +1,4 @@
-"""The queue of what one session sends to the worker: its settings, units and requests. Pure."""
+"""The queue of messages from one session to the worker: settings, units, requests. Pure."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ from duplane.fabric.v1 import session_pb2
 
 
 class RequestQueue:
-    """A bounded queue of units, which drops the oldest, and the tags of units without an outcome.
+    """A bounded queue of units and requests. A full queue drops its oldest unit.
 
-    Units wait only before the conversation is open, or while the worker's host takes nothing.
-    If a dropped unit had to listen, the next unit must listen. Units get their sequence number
-    when they are taken, so that the worker sees no gap.
+    Units wait only until the conversation is open, and while the connection to the worker is full.
+    If a dropped unit was forced to listen, the next unit is forced to listen. A unit gets its
+    sequence number when it is taken, so the worker sees no gap. The tag of a unit is kept until
+    the unit has its outcome.
     """
 
-    # Most units sent without an outcome. Above it the oldest tags are deleted.
+    # Most sent units whose tags are kept. Above it the oldest tags are deleted.
     _MAX_SENT = 1024
 
     def __init__(self, limit: int, frame_count: int) -> None:
         self.limit = limit
-        self.opening: session_pb2.ConverseRequest | None = None  # taken before anything else
-        self.is_open = False  # units and requests may be taken
-        self.has_dropped = False  # since the last call of `take_dropped`
-        self.unit_count = 0  # units so far; each has its ordinal, from 0
-        self.total_dropped_count = 0  # units so far that were dropped here
+        self.opening: session_pb2.ConverseRequest | None = None  # the first message for the worker
+        self.is_open = False  # whether units and requests may be taken
+        self.has_dropped = False  # since the last `take_dropped`
+        self.unit_count = 0  # units so far; their ordinals count from 0
+        self.total_dropped_count = 0  # units that this queue has dropped so far
         self._assembler = UnitAssembler(frame_count)
-        self._waiting: deque[tuple[Append, int]] = deque()  # with the wall time of its last audio
-        self._first_ordinal = 0  # of the first waiting unit; all before were taken or dropped
+        self._waiting: deque[tuple[Append, int]] = deque()  # with time of the last audio
+        self._first_ordinal = 0  # ordinal of the first unit that waits
         self._requests: deque[tuple[int, session_pb2.ConverseRequest]] = deque()
         self._sent: dict[int, tuple[Tag, int]] = {}
         self._next_sequence = 0
         self._dropped_count = 0
-        self._force_listen = False  # a dropped unit had to listen, so the next one has to
+        self._force_listen = False  # a dropped unit was forced to listen
 
     def add(self, append: Append, receive_wall_ns: int) -> None:
         """Add audio and pictures."""
@@ -49,10 +50,10 @@ class RequestQueue:
         self.has_dropped = bool(self._dropped_count or self._assembler.dropped_frame_count)
 
     def add_request(self, request: session_pb2.ConverseRequest) -> None:
-        """Add a request that is taken after the units that wait now.
+        """Add a request, which is taken after the units that wait now.
 
-        Of several requests without a unit between them only the last is kept, so that there are
-        never more requests than units.
+        If several requests have no unit between them, only the last is kept. So the queue never has
+        more requests than units.
         """
         requests = self._requests
         while requests and max(requests[-1][0], self._first_ordinal) == self.unit_count:
@@ -91,14 +92,14 @@ class RequestQueue:
         return request
 
     def finish(self, sequence: int) -> tuple[Tag, int]:
-        """Return tag and ordinal of a unit that has its outcome; delete it and all before it."""
+        """Return tag and ordinal of a unit with an outcome. Forget this unit and older ones."""
         sent = self._sent.get(sequence, (NO_TAG, -1))
         while self._sent and (oldest := next(iter(self._sent))) <= sequence:
             del self._sent[oldest]
         return sent
 
     def take_dropped(self, worker_unit_count: int) -> Dropped:
-        """Return what was dropped since the last call: here, and by the worker."""
+        """Count what this queue and the worker dropped since the last call."""
         if not (self.has_dropped or worker_unit_count):
             return NOTHING_DROPPED
         frame_count = self._assembler.dropped_frame_count
@@ -108,6 +109,6 @@ class RequestQueue:
         return dropped
 
     def close(self) -> None:
-        """Let nothing more be taken."""
+        """Close the queue: `take` returns nothing more."""
         self.opening = None
         self.is_open = False

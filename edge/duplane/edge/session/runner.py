@@ -1,7 +1,7 @@
-"""The core of a session's runner: carries messages, responses and the time to and from a session.
+"""Base class of the runners: connects a session with its client, the fabric and the clock.
 
-The session interprets them; the runner only waits for them. `DuplexRunner` and `ChatRunner` add the
-calls to the fabric.
+The session decides; the runner waits for messages, responses and timers, and sends. `DuplexRunner`
+and `ChatRunner` add the calls to the fabric.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from duplane.fabric.v1 import lease_pb2
 
 _log = logging.getLogger(__name__)
 
-# Longer messages are decoded in a thread: decoding would delay other sessions by milliseconds.
+# Longer messages are decoded in a thread, since decoding them would delay the other sessions.
 _LONG_MESSAGE_BYTES = 256 * 1024
 
 S = TypeVar("S", bound=Session[Any])
@@ -77,7 +77,7 @@ class SessionRunner(ABC, Generic[S]):
                 self._timer.cancel()
 
     async def receive(self, message: bytes) -> None:
-        """Take one message of the client. A long one is decoded in a thread."""
+        """Handle one message of the client. A long message is decoded in a thread."""
         if self.session.closed:
             return
         if len(message) < _LONG_MESSAGE_BYTES:
@@ -92,7 +92,7 @@ class SessionRunner(ABC, Generic[S]):
         self._wake.set()
 
     def end(self, close: Close) -> None:
-        """End the session from outside."""
+        """End the session for a reason outside of it."""
         now = self._clock.now()
         self._apply(self.session.end(close, now), now)
 
@@ -130,7 +130,7 @@ class SessionRunner(ABC, Generic[S]):
             self.recording.worker = granted.worker_address
 
     def _apply(self, events: list[bytes], now: Moment) -> None:
-        """Send the session's events, and note its end or an earlier deadline."""
+        """Send `events` to the client. Then handle the session's end or an earlier deadline."""
         if events:
             try:
                 self._client.send(events)
@@ -146,7 +146,7 @@ class SessionRunner(ABC, Generic[S]):
             self._set_timer(deadline)
 
     def _set_timer(self, deadline: float) -> None:
-        """Set the timer to an earlier deadline. A later one is noticed when the timer fires."""
+        """Set the timer to an earlier deadline. Later deadlines are checked when it fires."""
         if self._timer:
             self._timer.cancel()
         self._timer_s = deadline

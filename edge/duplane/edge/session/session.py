@@ -1,7 +1,7 @@
-"""The core of every session: decoding, queue events, time limits, closing. Pure.
+"""Base class of the sessions: decoding, queue events, time limits, closing. Pure.
 
-A runner gives it messages, responses of the fabric and the time. Every method returns the events
-that are to be sent to the client.
+A runner calls it with messages, responses of the fabric and the time. A method that handles one of
+these returns the events to send to the client.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from duplane.fabric.v1 import lease_pb2
 
 D = TypeVar("D", bound=Dialect)
 
-# Why a lease was refused, as clients learn it.
+# The reason why no lease was granted -> the close that the client gets.
 _REFUSED = {
     Reason.QUEUE_FULL: Close(CloseReason.QUEUE_FULL, "Queue full"),
     Reason.TICKET_CANCELLED: Close(CloseReason.WORKER_BUSY, "taken out of the queue"),
@@ -37,8 +37,8 @@ _NOT_READY = Close(CloseReason.SERVICE_UNAVAILABLE, "Service not ready")
 class Decoded(Generic[D]):
     """One client message after decoding: its actions, or the error that refuses it.
 
-    `dialect` is the one that decoded it. Usually there is one action; two where the message implies
-    another before it. `is_decided` is false while a later message can still change the dialect.
+    `dialect` has decoded the message. There are two actions if the message implies another one
+    before it. `is_decided` is false while a later message can still change the dialect.
     """
 
     dialect: D
@@ -58,7 +58,7 @@ class Session(ABC, Generic[D]):
         self._limits = limits
         self._is_decided = True  # whether the dialect is known
         self._recorded_audio = b""
-        self.time_limits = TimeLimits()  # `expire` is due at its next deadline
+        self.time_limits = TimeLimits()  # call `expire` at the next deadline
         self._await_slot(now)
 
     @property
@@ -87,7 +87,7 @@ class Session(ABC, Generic[D]):
         raise AssertionError("the dialect of this session is known from the start")
 
     def receive(self, message: bytes | Decoded[D], now: Moment) -> list[bytes]:
-        """Take one text frame, or what `decode` returned for it."""
+        """Handle one text frame, or the result of `decode` for it."""
         if self.closed:
             return []
         decoded = self.decode(message) if isinstance(message, bytes) else message
@@ -110,13 +110,13 @@ class Session(ABC, Generic[D]):
 
     @abstractmethod
     def _apply(self, action: Action, now: Moment) -> list[bytes]:
-        """Apply a valid event. Raises ClientError, before any change, if it cannot be taken now."""
+        """Apply a valid event. If that is not possible now, raise ClientError before any change."""
 
     def _leave(self, leave: Leave, now: Moment) -> list[bytes]:
         return self.end(Close(CloseReason.CLIENT, client_reason=leave.reason), now)
 
     def take_recorded_audio(self) -> bytes:
-        """Return the user's audio in the last message (PCM, 16 kHz) if the session is recorded."""
+        """Return the audio of the last message (PCM, 16 kHz), empty if nothing is recorded."""
         audio, self._recorded_audio = self._recorded_audio, b""
         return audio
 
@@ -142,7 +142,7 @@ class Session(ABC, Generic[D]):
         self.has_slot = True
 
     def failed(self, error: FabricError, now: Moment) -> list[bytes]:
-        """Handle a failure of the fabric: of the request for a slot or the call to the worker."""
+        """Handle a failure of the request for a slot, or of the call to the worker."""
         if self.closed:
             return []
         if not self.is_running:
@@ -156,7 +156,7 @@ class Session(ABC, Generic[D]):
     # --- time and the end ---
 
     def expire(self, now: Moment) -> list[bytes]:
-        """Apply time limits that have passed, up to the first that has a consequence."""
+        """Apply the time limits that have passed, up to the first one that has an effect."""
         for limit in self.time_limits.expired(now):
             events = self._expire(limit, now)
             if events or self.closed:
@@ -167,7 +167,7 @@ class Session(ABC, Generic[D]):
         return self.end(EXPIRED[limit], now)
 
     def drain(self, now: Moment) -> list[bytes]:
-        """Note that the edge shuts down: a waiting session ends now, a running one continues."""
+        """Shut down: a waiting session ends now, a running one continues."""
         return [] if self.is_running else self.end(Close(CloseReason.SHUTDOWN), now)
 
     def end(self, close: Close, now: Moment) -> list[bytes]:

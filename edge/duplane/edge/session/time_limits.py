@@ -11,18 +11,18 @@ from duplane.edge.close import Close, CloseReason
 
 
 class TimeLimit(Enum):
-    """The limited waits. Their durations are in `Limits`, that of the whole session in `Mode`."""
+    """The time limits of a session. `Limits` has the durations; `Mode` that of WHOLE_SESSION."""
 
     SCHEDULER = auto()  # until a scheduler answers
     SLOT = auto()  # in the queue
     SETTINGS = auto()  # from `queue_done` to valid settings
-    CONVERSATION = auto()  # until the worker opens a conversation, or continues a turn
+    CONVERSATION = auto()  # until the worker opens a conversation or sends the next delta
     AUDIO = auto()  # without audio, or between turns
     CLAIM = auto()  # while a granted slot is kept for a turn
     WHOLE_SESSION = auto()  # from `queue_done`
 
 
-# How the session ends. Limits that are not here do not end it, or its subclass decides.
+# How the session ends after each limit. For other limits the subclass decides.
 EXPIRED: Mapping[TimeLimit, Close] = {
     TimeLimit.SCHEDULER: Close(CloseReason.SERVICE_UNAVAILABLE, "no scheduler answers"),
     TimeLimit.SLOT: Close(CloseReason.WORKER_BUSY, "no worker became free in time"),
@@ -33,7 +33,7 @@ EXPIRED: Mapping[TimeLimit, Close] = {
 
 
 class TimeLimits:
-    """Deadlines in monotonic seconds; `next_deadline` is the earliest, or infinity."""
+    """Deadlines in monotonic seconds. `next_deadline` is the earliest one, or infinity."""
 
     def __init__(self) -> None:
         self.next_deadline = math.inf

@@ -1,4 +1,4 @@
-"""Unit assembly: audio of any length, and pictures, become units of one second. Pure."""
+"""Assembles units of one second from audio of any length, and pictures. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ UNIT_BYTES = INPUT_RATE_HERTZ * 4
 
 
 class UnitAssembler:
-    """Cuts and joins appends. Holds less than one unit; the rest waits for more audio.
+    """Cuts and joins appends. It holds the audio of an incomplete unit until more arrives.
 
-    A unit must listen if any of its audio must; its tag is that of its last audio. Pictures belong
-    to the unit with the last sample of their append, with the largest of their slice bounds. Of
-    the pictures that wait with incomplete audio, the newest `frame_count` are kept.
+    A unit is forced to listen if one of its appends is. It has the tag of its last append. Pictures
+    belong to the unit with the last sample of their append; the largest slice bound applies to all.
+    Of the pictures that wait with incomplete audio, the newest `frame_count` are kept.
     """
 
     def __init__(self, frame_count: int) -> None:
@@ -30,7 +30,7 @@ class UnitAssembler:
     def add(self, append: Append) -> Sequence[Append]:
         """Return the units that `append` completes. An append of exactly one unit is not copied.
 
-        Pictures without audio are a unit of their own; audio that waits continues to wait.
+        An append with pictures only is a unit by itself; incomplete audio continues to wait.
         """
         if not append.audio or (not self._pieces and len(append.audio) == UNIT_BYTES):
             return (append,)

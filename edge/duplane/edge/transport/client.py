@@ -1,4 +1,4 @@
-"""The two sides of a session's client: what a connection can do, and what takes its messages."""
+"""Interfaces: `Client` is a client's connection, `Receiver` handles the messages from it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from duplane.edge.close import Close
 
 
 class Receiver(Protocol):
-    """Takes what a client sends: its messages, and the end of its connection."""
+    """Handles a client's messages and the end of its connection."""
 
     async def receive(self, message: bytes) -> None:
-        """Take one message."""
+        """Handle one message."""
         ...
 
     def end(self, close: Close) -> None:
@@ -31,5 +31,5 @@ class Client(Protocol):
         ...
 
     async def close(self, close: Close, code: int) -> None:
-        """Send what is queued and close the connection."""
+        """Send the queued events and close the connection."""
         ...

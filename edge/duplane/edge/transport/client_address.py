@@ -24,9 +24,9 @@ _FORWARDING_PREFIXES = ("x-forwarded", "x-original-", "x-envoy-", "x-azure-", "c
 
 @dataclass(frozen=True, slots=True)
 class ClientAddress:
-    """The address of a client. `is_local` if it runs on this machine and no header shows a proxy.
+    """The address of a client. `is_local` means that the client runs on this machine.
 
-    A proxy on this machine that adds no header cannot be told apart from a local client.
+    Requests from remote clients look local if a proxy on this machine adds no headers to them.
     """
 
     address: str
@@ -34,7 +34,7 @@ class ClientAddress:
 
     @property
     def network(self) -> str:
-        """The address that limits count as one client: for IPv6 its /64 network."""
+        """The key by which limits count a client: its address, or for IPv6 its /64 network."""
         address = parse_ip(self.address)
         if isinstance(address, IPv6Address):
             return str(IPv6Network((address, 64), strict=False))
@@ -51,7 +51,7 @@ def join_headers(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def parse_networks(names: Sequence[str]) -> tuple[Network, ...]:
-    """Read addresses and networks (`10.0.0.7`, `10.0.0.0/8`, `::1`). Raises ValueError."""
+    """Parse addresses and networks (`10.0.0.7`, `10.0.0.0/8`, `::1`). Raises ValueError."""
     return tuple(ip_network(name.strip()) for name in names if name.strip())
 
 
@@ -64,10 +64,11 @@ def is_proxy(connected: str, trusted: Sequence[Network]) -> bool:
 def identify(
     connected: str, headers: Mapping[str, str], trusted: Sequence[Network]
 ) -> ClientAddress:
-    """Return the client of a connection from `connected`; headers by lower-case name.
+    """Return the client behind a connection from the address `connected`.
 
-    Only headers of a trusted proxy are read: the last address in `X-Forwarded-For` that is not a
-    trusted proxy, or else `X-Real-IP`.
+    If that address is a trusted proxy, the client is the last address in `X-Forwarded-For` that is
+    not a trusted proxy, or else `X-Real-IP`. Other connections are direct, and these headers are
+    ignored. The names of `headers` are in lower case.
     """
     client = parse_ip(connected)
     if client is None:
@@ -86,10 +87,10 @@ def identify(
 
 
 def _is_direct(headers: Mapping[str, str]) -> bool:
-    """Return whether no header shows that a request comes from elsewhere.
+    """Return whether the headers show neither a proxy nor a foreign web page.
 
-    A proxy adds headers for its remote clients. A foreign web page can make a browser on this
-    machine send a request, with the page's own name as `Host`, or with its `Origin`.
+    A proxy adds forwarding headers for its remote clients. A foreign web page can make a browser on
+    this machine send a request; its `Host` or `Origin` then names the page's own host.
     """
     if any(name in _FORWARDING or name.startswith(_FORWARDING_PREFIXES) for name in headers):
         return False

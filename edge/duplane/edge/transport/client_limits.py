@@ -1,4 +1,4 @@
-"""Limits in total and per client address, for connections and for sessions."""
+"""Limits of connections and sessions, in total and per client address."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from enum import Enum, auto
 
 
 class LimitReached(Enum):
-    """Which of the two limits leaves no room for one more."""
+    """The limit that does not allow one more."""
 
     TOTAL = auto()
     CLIENT = auto()
 
 
 class ClientLimiter:
-    """Counts what is open, in total and per client, and what is refused. For one thread only."""
+    """Counts open and refused connections or sessions, in total and per client. One thread only."""
 
     def __init__(self, total: int, per_client: int) -> None:
         self._total = total
@@ -25,9 +25,9 @@ class ClientLimiter:
         self._client_counts: Counter[str] = Counter()
 
     def acquire(self, client: str | None) -> Callable[[], None] | LimitReached:
-        """Count one more of `client`; return the function that releases it, or the limit reached.
+        """Count one more for `client`. Return the function that releases it, or the limit reached.
 
-        `client` is None for a trusted proxy: it carries many clients, so only the total applies.
+        `client` None means a trusted proxy. It serves many clients, so only the total applies.
         """
         if self.count >= self._total:
             self.refused_count += 1

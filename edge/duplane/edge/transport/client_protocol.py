@@ -1,4 +1,4 @@
-"""One client connection at the edge: bounded from its first byte, for plain HTTP and WebSocket.
+"""One client connection, for plain HTTP and WebSocket, with limits from its first byte on.
 
 aiohttp parses requests and frames. This protocol adds the limits that aiohttp leaves open: the
 number of connections, the size of a request's head, the time to read an answer, and the CPU time
@@ -23,11 +23,11 @@ from duplane.edge.transport.client_limits import ClientLimiter, LimitReached
 from duplane.edge.transport.rate_limit import RateLimit, cpu_quota
 from duplane.edge.transport.write_timeout import WriteTimeout
 
-MAX_HEAD_BYTES = 32 * 1024  # of a connection's first request; a longer head is refused
+MAX_HEAD_BYTES = 32 * 1024  # of the first request; a longer head is refused
 
-_QUEUE_BYTES = 256 * 1024  # more than aiohttp holds in complete messages
+_QUEUE_BYTES = 256 * 1024  # more than aiohttp's queue of complete messages holds
 _HEAD_END = b"\r\n\r\n"
-_HTTP_2_PREFACE = b"PRI "  # aiohttp's parser would wait for the rest of the preface
+_HTTP_2_PREFACE = b"PRI "  # refused, since aiohttp would wait for the rest
 _DETAILS = {HTTPStatus.INTERNAL_SERVER_ERROR: "internal error"}
 _UNREADABLE = "the request cannot be read"
 
@@ -41,11 +41,11 @@ class ConnectionLimiter:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many connections are open, and how many were cut for lack of room."""
+        """The number of open connections, and of connections cut because of a limit."""
         return self._limiter.count, self._limiter.refused_count
 
     def acquire(self, address: str) -> Callable[[], None] | None:
-        """Count a connection; return the function that releases it, None if there is no room."""
+        """Count a connection; return the function that releases it, None if a limit is reached."""
         is_exempt = is_proxy(address, self._proxies)
         client = None if is_exempt else ClientAddress(address, is_local=False).network
         release = self._limiter.acquire(client)
@@ -55,16 +55,16 @@ class ConnectionLimiter:
 def client_protocols(
     server: web.Server, limits: Limits, limiter: ConnectionLimiter, **settings: Any
 ) -> Callable[[], asyncio.Protocol]:
-    """Return a factory of protocols for `loop.create_server`; `settings` are RequestHandler's."""
+    """Return a protocol factory for `loop.create_server`. `settings` go to RequestHandler."""
     return lambda: ClientProtocol(server, limits, limiter, **settings)
 
 
 class ClientProtocol(web.RequestHandler):
     """aiohttp's protocol of one connection, with the limits of the edge.
 
-    A client that does not send a whole head within `handshake_s`, or does not read its answer, is
-    cut. Of a WebSocket, `last_data_s` is the loop's time when its client last sent anything, and
-    `unread_bytes` is what it has sent since the last message was taken from it.
+    The connection of a client that does not send a whole head within `handshake_s`, or does not
+    read its answer, is cut. For a WebSocket, `last_data_s` is the loop's time when the client last
+    sent data, and `unread_bytes` counts the bytes received since the last message was read.
     """
 
     __slots__ = (
@@ -79,13 +79,13 @@ class ClientProtocol(web.RequestHandler):
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
-            keepalive_timeout=limits.handshake_s,  # also the time to the first request
+            keepalive_timeout=limits.handshake_s,  # also limits the wait for the first request
             lingering_time=limits.close_s,
             **settings,
         )
         self.last_data_s = 0.0
         self.unread_bytes = 0
-        self.is_too_big = False  # cut because a message had no end
+        self.is_too_big = False  # cut because a message was too long
         self._max_unread_bytes = 0
         self._limits = limits
         self._limiter = limiter
@@ -93,19 +93,19 @@ class ClientProtocol(web.RequestHandler):
         self._release: Callable[[], None] | None = None
         self._head = bytearray()
         self._is_head_read = False
-        self._quota: RateLimit | None = None  # of CPU time, for a WebSocket only
+        self._quota: RateLimit | None = None  # CPU time; only for a WebSocket
         self._on_writable: Callable[[], None] | None = None
         self._quota_timer: asyncio.TimerHandle | None = None
-        self._is_queue_full = False  # aiohttp holds as many messages as it may
+        self._is_queue_full = False  # aiohttp's queue of messages is full
         self._answer_timer: asyncio.TimerHandle | None = None
 
     def become_websocket(
         self, max_message_bytes: int, on_writable: Callable[[], None]
     ) -> RateLimit:
-        """Bound the messages that the client sends from now on, and the CPU time they take.
+        """Bound the size of the client's messages from now on, and their CPU time.
 
         aiohttp bounds the payload of a message, but not the number of its fragments. `on_writable`
-        is called when the connection takes data again, and when it is lost.
+        is called when the connection accepts data again, and when it is lost.
         """
         self._on_writable = on_writable
         self._max_unread_bytes = 2 * max_message_bytes + _QUEUE_BYTES
@@ -120,7 +120,7 @@ class ClientProtocol(web.RequestHandler):
                 await self._lost.wait()
 
     def abort(self) -> None:
-        """Close the connection at once; what is not sent yet is lost."""
+        """Close the connection at once. Data that is not sent yet is lost."""
         self.socket.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -169,8 +169,8 @@ class ClientProtocol(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer in JSON a request that cannot be parsed, or a failure of our own."""
-        super().handle_error(request, status, exc, message)  # writes the log
+        """Answer in JSON if a request cannot be parsed, or if its handler failed."""
+        super().handle_error(request, status, exc, message)  # only to write the log
         body = orjson.dumps({"detail": _DETAILS.get(HTTPStatus(status), _UNREADABLE)})
         answer = _AnonymousResponse(body=body, status=status, content_type="application/json")
         answer.force_close()
@@ -196,7 +196,7 @@ class ClientProtocol(web.RequestHandler):
             self._wait_for_quota(wait_s)
 
     def _check_head(self, data: bytes) -> bool:
-        """Return whether the head of the first request may be parsed as far as it was received."""
+        """Return whether the head of the first request is acceptable so far."""
         searched = max(0, len(self._head) - len(_HEAD_END) + 1)
         self._head += data if self._head else data.lstrip(b"\r\n")
         if self._head.startswith(_HTTP_2_PREFACE):
@@ -226,12 +226,12 @@ class ClientProtocol(web.RequestHandler):
             self.socket.resume_reading()
 
     def pause_reading(self) -> None:
-        """Read nothing until aiohttp's queue of messages has room; aiohttp calls this."""
+        """Stop reading until aiohttp's queue of messages has room; aiohttp calls this."""
         self._is_queue_full = True
         super().pause_reading()
 
     def resume_reading(self, resume_parser: bool = True) -> None:
-        """Read on, unless the quota is used up; aiohttp calls this."""
+        """Continue to read, unless the quota is used up; aiohttp calls this."""
         self._is_queue_full = False
         super().resume_reading(resume_parser)
         if self._quota_timer:
@@ -241,8 +241,8 @@ class ClientProtocol(web.RequestHandler):
 class _AnonymousResponse(web.Response):
     """A response without the `Server` header.
 
-    Answers to requests that cannot be parsed pass no `on_response_prepare` signal, so the only
-    hook is aiohttp's private one.
+    aiohttp sends no `on_response_prepare` signal for answers to requests that cannot be parsed, so
+    a private method is overridden.
     """
 
     async def _prepare_headers(self) -> None:
@@ -251,7 +251,7 @@ class _AnonymousResponse(web.Response):
 
 
 def _whole_answer(status: HTTPStatus, detail: str) -> bytes:
-    """Return the bytes of a JSON answer to a request that was not read to its end."""
+    """Return the bytes of a whole JSON answer, to a request that was not read to its end."""
     body = orjson.dumps({"detail": detail})
     head = (
         f"HTTP/1.1 {status.value} {status.phrase}\r\n"

@@ -1,7 +1,7 @@
-"""How a WebSocket is closed: the edge lingers where the client may be sending, then closes.
+"""How a WebSocket is closed: if the client may be sending, the edge waits before it closes.
 
 A client that sends to a closed socket gets an error instead of the last events. So after some
-reasons the connection stays open for a while, and the client can close it itself.
+close reasons the connection stays open for a while, and the client can close it itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MAX_CLOSE_REASON_BYTES = 123  # RFC 6455, 5.5
 
 
 async def linger(reading: asyncio.Task[None], close: Close, linger_s: float) -> None:
-    """Let the client close its connection by itself, where it may be sending; then stop reading."""
+    """Wait for the client to close if it may be sending (`LINGERING`); then stop reading."""
     if close.reason in LINGERING:
         await asyncio.wait({reading}, timeout=linger_s)
     reading.cancel()
@@ -27,8 +27,8 @@ async def linger(reading: asyncio.Task[None], close: Close, linger_s: float) -> 
 class ClosingResponse(web.WebSocketResponse):
     """Keeps the connection open after a frame that breaks the protocol.
 
-    aiohttp would close it at once. A client in the middle of sending would then be reset, and
-    could not read the close code.
+    aiohttp would close it at once. The connection of a client that is sending would then be reset,
+    and the client could not read the close code.
     """
 
     has_sent_close = False  # no other frame may follow
@@ -36,7 +36,7 @@ class ClosingResponse(web.WebSocketResponse):
     async def close(
         self, *, code: int = WSCloseCode.OK, message: bytes = b"", drain: bool = True
     ) -> bool:
-        """Send the close frame only, where aiohttp closes because of an error."""
+        """Only send the close frame. aiohttp calls this after an error of the client."""
         if code == WSCloseCode.OK:
             return await super().close(code=code, message=message, drain=drain)
         self.has_sent_close = True
@@ -45,11 +45,11 @@ class ClosingResponse(web.WebSocketResponse):
         return True
 
     async def finish(self, code: int, reason: str) -> None:
-        """Send a close frame, and wait at most `timeout` for the client's."""
+        """Send a close frame, and wait at most `timeout` for the client's close frame."""
         self.has_sent_close = True
         await super().close(code=code, message=cut_reason(reason).encode())
 
 
 def cut_reason(reason: str) -> str:
-    """Return a close reason, cut to what a close frame can hold."""
+    """Return a close reason, shortened to the length that a close frame can hold."""
     return reason.encode()[:_MAX_CLOSE_REASON_BYTES].decode(errors="ignore")

@@ -1,11 +1,11 @@
-"""Rates that one client may not exceed for long: units sent to a worker, and CPU time. Pure."""
+"""Rate limits of one client: units sent to the worker, and CPU time of its input. Pure."""
 
 from __future__ import annotations
 
 import math
 
-_BURST_S = 5.0  # a client that was held up may send this many seconds' worth of units at once
-_BURST_WORK_S = 0.05  # CPU seconds that one message may take at once: a long voice, a chat history
+_BURST_S = 5.0  # units of this many seconds may be sent at once, after a delay
+_BURST_WORK_S = 0.05  # CPU seconds of one long message: a voice, a chat history
 
 
 class RateLimit:
@@ -17,7 +17,7 @@ class RateLimit:
         self._used_until_s = -math.inf
 
     def spend(self, now_s: float, amount: float = 1.0) -> float:
-        """Count an amount at `now_s`; return how many seconds to wait before the next."""
+        """Count an amount at `now_s`; return the seconds to wait before the next call."""
         used_until_s = max(self._used_until_s, now_s) + amount / self._per_s
         self._used_until_s = used_until_s
         return max(0.0, used_until_s - self._burst_s - now_s)
@@ -29,5 +29,5 @@ def unit_rate(units_per_s: float) -> RateLimit:
 
 
 def cpu_quota(share: float) -> RateLimit:
-    """Return the limit of CPU seconds that one client's input may take of one core."""
+    """Return the limit of CPU time for one client's input, as a share of one core."""
     return RateLimit(share, _BURST_WORK_S)

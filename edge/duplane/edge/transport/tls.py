@@ -1,7 +1,7 @@
-"""The edge's certificate, replaced while it serves when its files change.
+"""The edge's certificate. It is replaced when its files change, without a restart.
 
-This module uses files and contexts, no sockets: a handshake takes the certificate that is current
-when it begins, and open connections keep theirs.
+A handshake uses the certificate that is current when the handshake begins; open connections keep
+their certificate. This module uses no sockets.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _Stamp = tuple[tuple[int, int, int], ...]
 class Certificate:
     """A certificate chain and its key (PEM), reloaded when their files change.
 
-    Raises ValueError if they cannot be used. `context` is the listener's; it hands every new
-    handshake to `current`.
+    Raises ValueError if they cannot be used. The listening socket uses `context`, which passes
+    every new handshake to `current`.
     """
 
     def __init__(self, chain: Path, key: Path) -> None:
@@ -49,12 +49,12 @@ class Certificate:
         return True
 
     def reload_if_changed(self) -> bool:
-        """Reload if the files differ from those read last; return whether a new one is in use."""
+        """Reload if the files have changed; return whether a new certificate is in use."""
         return self._read_stamp() != self._stamp and self.reload()
 
     @contextlib.asynccontextmanager
     async def watching(self, interval_s: float = _CHECK_INTERVAL_S) -> AsyncGenerator[None]:
-        """Check the files every `interval_s` for the body of the `with`."""
+        """Check the files every `interval_s` during the body of the `with`."""
         watching = asyncio.create_task(self._watch(interval_s))
         try:
             yield
@@ -78,7 +78,7 @@ class Certificate:
         return context
 
     def _read_stamp(self) -> _Stamp:
-        """Return time, size and inode of the files; a file that is missing counts as a change."""
+        """Return time, size and inode of the files. A missing file changes the result."""
         found: list[tuple[int, int, int]] = []
         for path in (self._chain, self._key):
             with contextlib.suppress(OSError):
@@ -88,7 +88,7 @@ class Certificate:
 
 
 def _no_password() -> str:
-    """Return an empty password: without it, OpenSSL would ask for one on the terminal."""
+    """Return an empty password, so that OpenSSL does not ask for one on the terminal."""
     return ""
 
 

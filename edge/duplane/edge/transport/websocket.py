@@ -1,4 +1,4 @@
-"""One WebSocket of the edge as a session's client: messages, events, pings and backpressure."""
+"""A session's client over a WebSocket: messages, events, pings and backpressure."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from duplane.edge.transport.outbox import Outbox
 class WebSocket:
     """The server's side of one WebSocket.
 
-    Compression is declined: deflating an answer would cost more CPU time than the rest of the edge.
-    aiohttp reads the frames and answers the handshakes; `send` writes text frames by itself, so
-    that an event reaches the connection without a task of its own.
+    Compression is refused, because it would cost more CPU time than all other work of the edge.
+    aiohttp reads the frames and does the handshakes. `send` writes text frames itself, so that no
+    task is needed for each event.
     """
 
     def __init__(self, request: web.Request, limits: Limits, max_message_bytes: int) -> None:
@@ -32,8 +32,8 @@ class WebSocket:
         self._protocol = protocol
         self._request = request
         self._limits = limits
-        self._outbox = Outbox(limits.outbox_bytes)  # filled only while the connection takes nothing
-        self._is_sent = asyncio.Event()  # nothing waits in the outbox
+        self._outbox = Outbox(limits.outbox_bytes)  # used only while the connection is full
+        self._is_sent = asyncio.Event()  # set while the outbox is empty
         self._is_sent.set()
         self._reading: asyncio.Task[None] | None = None
         self._quota = protocol.become_websocket(max_message_bytes, self._on_writable)
@@ -43,13 +43,13 @@ class WebSocket:
             autoping=False,  # `serve` answers pings, within the client's CPU quota
             compress=False,
             max_msg_size=max_message_bytes,
-            writer_limit=0,  # a pong waits whenever the transport's buffer is full
+            writer_limit=0,  # so that a pong waits while the transport's buffer is full
             decode_text=False,
         )
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncGenerator[web.WebSocketResponse]:
-        """Do the opening handshake and keep the connection alive for the body of the `with`.
+        """Do the opening handshake; keep the connection alive during the body of the `with`.
 
         Raises HTTPException for a bad handshake.
         """
@@ -64,8 +64,8 @@ class WebSocket:
     async def serve(self, receiver: Receiver) -> None:
         """Read messages until the connection is closed.
 
-        Waits for nothing but the client. So pings are answered and a lost client is noticed at
-        once, also in the queue and while a unit runs.
+        Waits only for the client. So pings are answered and a lost client is noticed at once, even
+        while the session waits in the queue or a unit runs.
         """
         self._reading = asyncio.current_task()
         loop, last_data_s = asyncio.get_running_loop(), 0.0
@@ -81,11 +81,11 @@ class WebSocket:
             if wait_s:
                 await self._protocol.wait_lost(wait_s)
             elif last_data_s == self._protocol.last_data_s:
-                await asyncio.sleep(0)  # messages were waiting: let other connections run
+                await asyncio.sleep(0)  # more messages wait, so let other connections run
             last_data_s = self._protocol.last_data_s
 
     async def _take_control(self, kind: WSMsgType, content: Any, receiver: Receiver) -> bool:
-        """Take a message other than text; return whether the connection goes on."""
+        """Handle a frame that is not text. Returns False if the connection is over."""
         match kind:
             case WSMsgType.PING:
                 try:
@@ -107,9 +107,9 @@ class WebSocket:
         return True
 
     def send(self, events: list[bytes]) -> None:
-        """Write text messages; they wait while the connection takes none. Raises OutboxFullError.
+        """Write text messages, or queue them while the connection is full. Raises OutboxFullError.
 
-        A lost connection takes everything: `serve` notices the loss.
+        If the connection is lost, nothing is raised: `serve` notices the loss.
         """
         if self._protocol.writing_paused:
             self._outbox.put(events)
@@ -119,7 +119,7 @@ class WebSocket:
         if socket.is_closing() or self._response.has_sent_close:
             return
         for event in events:
-            # An unmasked text frame in one piece (RFC 6455, 5.2).
+            # An unmasked, unfragmented text frame (RFC 6455, 5.2).
             length = len(event)
             if length < 126:
                 header = bytes((0x81, length))
@@ -130,10 +130,10 @@ class WebSocket:
             socket.writelines((header, event))
 
     async def close(self, close: Close, code: int) -> None:
-        """Send what waits, linger if the client may be sending, and do the closing handshake.
+        """Send the queued events, linger if the client may be sending, do the closing handshake.
 
-        The handshake ends at most `close_s` after the client reads. What the client still sends
-        is discarded until it closes, so that it can read everything it was sent. Raises nothing.
+        The handshake takes at most `close_s`. Until the client closes, its messages are read and
+        discarded, so that it can still read every event. Raises nothing.
         """
         if close.reason not in NOT_READ:
             with contextlib.suppress(TimeoutError):
@@ -149,7 +149,7 @@ class WebSocket:
         self._protocol.abort()
 
     def _on_writable(self) -> None:
-        """Write events that wait, as far as the connection takes them; it has room or is lost."""
+        """Write queued events until the connection is full. Called when it has room or is lost."""
         if self._protocol.socket.is_closing():
             self._outbox.clear()
         while self._outbox and not self._protocol.writing_paused:
@@ -158,9 +158,9 @@ class WebSocket:
             self._is_sent.set()
 
     async def _keep_alive(self) -> None:
-        """Ping a client that is silent for `ping_s`; close if it stays silent as long again.
+        """Ping a client that is silent for `ping_s`; close if it is silent for `ping_s` more.
 
-        Any data counts as an answer: in the middle of a long frame a client cannot send a pong.
+        Any data counts as an answer, because a client cannot send a pong inside a long frame.
         """
         loop, ping_s = asyncio.get_running_loop(), self._limits.ping_s
         while True:
@@ -176,7 +176,7 @@ class WebSocket:
                 return
 
     def _lost(self, error: object = None) -> Close:
-        """Return why the connection is lost; `error` is that of the frame that broke it, if any."""
+        """Return the close for a lost connection. `error` is that of its last frame, if any."""
         is_refused = isinstance(error, WebSocketError) and error.code == WSCloseCode.MESSAGE_TOO_BIG
         if self._protocol.write_timeout.is_expired:
             return Close(CloseReason.TOO_SLOW, "events are not read")

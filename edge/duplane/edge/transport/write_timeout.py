@@ -1,17 +1,17 @@
-"""Cuts a connection whose peer does not read. Works for any protocol on a transport."""
+"""Cuts a connection whose peer does not read. Usable by any asyncio protocol."""
 
 from __future__ import annotations
 
 import asyncio
 
-_STEP_BYTES = 64 * 1024  # the least progress that counts; a few bytes now and then do not
+_STEP_BYTES = 64 * 1024  # the least progress that counts as reading
 
 
 class WriteTimeout:
     """Aborts a transport whose write buffer does not shrink for `timeout_s`.
 
-    A protocol calls `start` from `pause_writing` and `stop` from `resume_writing`. A slow client
-    that reads steadily may take longer than `timeout_s`; a client that stops reading may not.
+    A protocol calls `start` from `pause_writing` and `stop` from `resume_writing`. A client that
+    reads slowly but steadily is not cut, even if it needs longer than `timeout_s` in all.
     """
 
     def __init__(self, transport: asyncio.Transport, timeout_s: float) -> None:
@@ -27,7 +27,7 @@ class WriteTimeout:
         self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._check)
 
     def stop(self) -> None:
-        """Stop waiting: the buffer has room again, or the connection is lost."""
+        """Stop waiting, because the buffer has room again or the connection is lost."""
         if self._timer:
             self._timer.cancel()
             self._timer = None
