@@ -1,9 +1,9 @@
-"""Installs the project into a virtual environment, step by step: python tools/install.py .venv
+"""Installs the project into a virtual environment: python tools/install.py .venv
 
-Uses the standard library only. Versions are those of constraints.txt. TORCH chooses the build of
-torch: `cpu` (about 200 MB), `cuda` (about 2.5 GB with the CUDA packages, on Linux), or `auto`:
-`cpu` where no NVIDIA driver is found. If the index of the CPU build cannot be reached, torch comes
-from the default index.
+Uses only the standard library, and the versions of constraints.txt. The variable TORCH chooses the
+build of torch: `cpu` (about 200 MB), `cuda` (about 2.5 GB with the CUDA packages, on Linux), or
+`auto`, which is `cpu` if no NVIDIA driver is found. If the index of the CPU build cannot be
+reached, torch comes from the default index.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         _step(2, "torch from the default index; on Linux with CUDA (about 2.5 GB)")
     _step(3, "all packages (about 400 MB beside torch)")
     if code := pip(python, ("-e", f"{ROOT}[worker,dev]")):
-        return _fail("the installation failed; `make run` goes on from here", code)
+        return _fail("the installation failed; `make run` continues it", code)
     _step(4, f"installed in {time.monotonic() - begin:.0f} s")
     return 0
 
 
 def wants_cpu_build(build: str, *, has_driver: bool, system: str) -> bool:
-    """Return whether torch comes from the index of CPU builds; elsewhere than on Linux the default
-    index has no other."""
+    """Return whether to install torch from the index of CPU builds. Outside Linux, the default
+    index has the CPU build."""
     return system == "Linux" and (build == "cpu" or (build == "auto" and not has_driver))
 
 
@@ -66,7 +66,7 @@ def has_nvidia_driver() -> bool:
 
 
 def pinned(package: str, constraints: str) -> str:
-    """Return the version of a package in the text of constraints.txt."""
+    """Return the version of a package, from the text of constraints.txt."""
     match = re.search(rf"^{re.escape(package)}==(\S+)$", constraints, re.MULTILINE)
     if match is None:
         raise ValueError(f"{package} is not in constraints.txt")
@@ -74,9 +74,9 @@ def pinned(package: str, constraints: str) -> str:
 
 
 def pip(python: Path, arguments: Sequence[str]) -> int:
-    """Run `pip install`, show its downloads, and its errors if it fails; return the exit code."""
+    """Run `pip install`; print its downloads, and its errors if it fails. Return the exit code."""
     command = [str(python), "-m", "pip", "install", "--progress-bar", "off", *arguments]
-    # The environment variable, because a flag would not reach the build back end.
+    # A flag would not reach the build back end, but an environment variable does.
     settings = {"PIP_CONSTRAINT": str(CONSTRAINTS), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     with subprocess.Popen(
         command,

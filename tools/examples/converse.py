@@ -1,4 +1,4 @@
-"""Talks to a worker with the generated stubs alone: python converse.py SCHEDULER FILE.f32
+"""Talks to a worker with only the generated stubs: python converse.py SCHEDULER FILE.f32
 
 FILE contains raw float32 samples, 16 kHz mono. Prints the output of each second of input."""
 
@@ -33,7 +33,7 @@ def main(scheduler: str, file: str) -> None:
         if response.HasField("failed"):
             print(response.failed.sequence, response.failed.reason, response.failed.message)
         if later:
-            requests.put(later.pop(0))  # each once the one before it is answered
+            requests.put(later.pop(0))  # send each request after the answer to the last one
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ async def converse(server: str, sound: bytes, seconds: int) -> tuple[str, bytes]
     units += [b""] * (seconds - len(units))
     async with websockets.connect(f"{server}/v1/realtime?mode=audio", max_size=None) as socket:
         while (await receive(socket))["type"] != "session.queue_done":
-            pass  # session.queued and session.queue_update hold the estimated wait
+            pass  # session.queued and session.queue_update have the estimated wait
         await send(socket, type="session.update", session={"instructions": "Be brief."})
         while (await receive(socket))["type"] != "session.created":
             pass

@@ -1,4 +1,4 @@
-"""Second slice: units of 1 to 64 conversations at full size, all listening or half speaking."""
+"""Second script: units of 1 to 64 conversations at full size, all listening or half speaking."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from duplane.worker.model.types import ConversationOptions, Unit, UnitOutput
 from measure import Options, Report, Table, checkpoint_directory, load, read_options
 
 TEXT_TOKENS = 7
-"""Text of a speaking unit, at most; random weights rarely end it before."""
+"""The most text tokens of a speaking unit. Random weights rarely end a unit earlier."""
 WARM_UNITS = 3
 UNIT_ROWS = 30
-"""Rows that a unit adds to a context, at most."""
+"""The most rows that a unit adds to a context."""
 COLUMNS = (
     *("conversations, graphs", "listening", "unit p50", "unit p99"),
     *("listen p50", "listen p99", "speak 1st", "speak p50", "speak p99", "settle"),
@@ -31,7 +31,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Sizes:
-    """Conversations at once, units measured of each, and rows of a context before them."""
+    """Numbers of conversations, measured units of each, and range of the context rows before."""
 
     counts: tuple[int, ...]
     units: int
@@ -40,7 +40,7 @@ class Sizes:
 
     @property
     def context(self) -> int:
-        """The number of rows that a context must have room for."""
+        """The capacity of a context, in rows."""
         return self.longest + UNIT_ROWS * (WARM_UNITS + self.units)
 
 
@@ -50,7 +50,7 @@ SMALL = Sizes(counts=(1, 2), units=3, shortest=50, longest=200)
 
 @dataclass
 class Figures:
-    """Seconds of each unit: the whole, outputs since its begin, and settling."""
+    """Seconds of each batch, of each output since the start of its batch, and of settling."""
 
     whole: list[float] = field(default_factory=list[float])
     listening: list[float] = field(default_factory=list[float])
@@ -83,7 +83,7 @@ def run(
     *,
     cuda_graphs: bool,
 ) -> None:
-    """Measure all batch sizes with one loaded model, in slots that are not neighbours."""
+    """Measure all batch sizes with one loaded model, in randomly chosen slots."""
     model = load(options, directory, max(sizes.counts), sizes.context, cuda_graphs=cuda_graphs)
     graphs = "graphs" if cuda_graphs else "eager"
     for count in sizes.counts:
@@ -97,7 +97,7 @@ def run(
                 table.add(name, f"{int(count * share)}", *cells(figures))
     if options.device.type == "cuda":
         held = torch.cuda.max_memory_allocated(options.device) / 1e9
-        report.table("memory", ("", "GB")).add(f"most that was allocated, {graphs}", held)
+        report.table("memory", ("", "GB")).add(f"peak of allocated memory, {graphs}", held)
 
 
 def cells(figures: Figures) -> list[float | str]:
@@ -158,7 +158,7 @@ def fill(model: DuplexModel, slot: int, length: int) -> None:
 
 
 def unit(model: DuplexModel, units: Sequence[Unit], device: torch.device, figures: Figures) -> None:
-    """Run one unit of each conversation and settle; RuntimeError if one fails."""
+    """Run one unit of each conversation and settle. Raises an error if one fails."""
     synchronize(device)
     start = time.perf_counter()
     listening: list[float] = []

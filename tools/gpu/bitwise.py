@@ -1,4 +1,4 @@
-"""Fourth slice: whether a conversation computes the same bits alone and among others."""
+"""Fourth script: compares a conversation's bits when it runs alone and when it runs in a batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWN = ConversationOptions(seed=1, force_listen_count=0, max_new_speak_tokens_per
 
 @dataclass
 class Course:
-    """One conversation: the logits behind each unit's input, and the outputs."""
+    """One conversation: the logits after the input of each unit, and the outputs."""
 
     logits: list[Tensor] = field(default_factory=list[Tensor])
     outputs: list[UnitOutput] = field(default_factory=list[UnitOutput])
@@ -39,18 +39,18 @@ class LogitsProbe(Probe):
         self.seen: list[Tensor] = []
 
     def prefilled(self, slot: int, logits: Tensor, length: int) -> None:
-        """Keep a copy."""
+        """Store a copy of the slot's logits."""
         del length
         if slot == self.slot:
             self.seen.append(logits.clone())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare in the dtype of the flags and in float32; return the exit code, 0 if it ran."""
+    """Compare in the dtype of the flags and in float32; return 0 if all cases ran, else 1."""
     options = read_options(arguments)
     report = Report("bitwise", options)
     table = report.table(
-        "units that are equal to the conversation's own, alone in slot 0",
+        "units equal to those of the same conversation alone in slot 0",
         ("dtype, graphs, others, slot", "of", "logits", "ids", "audio", "first difference"),
     )
     slots = 4 if options.small else 64
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def load(
     options: Options, directory: Path, slots: int, dtype: str, *, cuda_graphs: bool
 ) -> tuple[DuplexModel, LogitsProbe]:
-    """Load the checkpoint in this dtype, with a probe of one slot."""
+    """Load the checkpoint in this dtype, with a probe for one slot."""
     gc.collect()  # memory of the previous model
     probe = LogitsProbe()
     parts = load_parts(
@@ -89,7 +89,7 @@ def load(
 def compare(
     options: Options, table: Table, name: str, model: DuplexModel, probe: LogitsProbe
 ) -> None:
-    """Run the conversation alone, alone again, elsewhere, and among more and more others."""
+    """Run the conversation alone, alone again, in another slot, and with more and more others."""
     last = model.slot_count - 1
     alone = run(options, model, probe, 0, 0)
     cases = ((0, 0), (last, 0), (0, 1), (last // 2, last // 8), (last // 2, last))
@@ -99,7 +99,7 @@ def compare(
 
 
 def run(options: Options, model: DuplexModel, probe: LogitsProbe, slot: int, others: int) -> Course:
-    """Run the conversation beside `others` conversations of noise, of which half listen."""
+    """Run the conversation with `others` conversations of noise, half of which only listen."""
     probe.slot, probe.seen = slot, []
     free = [number for number in range(model.slot_count) if number != slot]
     company = sorted(np.random.default_rng(others).permutation(free)[:others].tolist())
@@ -131,7 +131,7 @@ def _noise(numbers: np.random.Generator) -> np.ndarray:
 
 
 def differences(one: Course, other: Course) -> tuple[int | str, ...]:
-    """Count units compared and those with equal logits, ids and audio; measure the first error."""
+    """Count all units and those with equal logits, ids and audio; return the first error, too."""
     pairs = list(zip(one.logits, other.logits, strict=True))
     both = list(zip(one.outputs, other.outputs, strict=True))
     off = next(((a - b).abs().max().item() for a, b in pairs if not torch.equal(a, b)), 0.0)

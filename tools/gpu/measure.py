@@ -1,4 +1,4 @@
-"""Shared by the scripts of this folder: flags, a checkpoint, timing, tables and the JSON file."""
+"""Code that the scripts of this folder share: flags, checkpoint, timing, tables and JSON file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from duplane.worker.model.model import DuplexModel
 
 LIKE = "minicpm-o-4.5"
 FULL_BYTES = 25 * 10**9
-"""Room that a checkpoint of full size needs, with some to spare."""
+"""Upper bound of the size of a full checkpoint."""
 SMALL_SCALE = 0.01
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -53,12 +53,12 @@ class Options:
 
 
 def read_options(arguments: Sequence[str] | None) -> Options:
-    """Read the command line; `--small` chooses a CPU and float32 unless flags say otherwise."""
+    """Read the command line. The defaults with `--small` are the CPU and float32."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--checkpoint", type=Path, help="directory; default: random, full size")
     parser.add_argument("--device", help="default: cuda:0, or cpu with --small")
     parser.add_argument("--dtype", help="default: bfloat16, or float32 with --small")
-    parser.add_argument("--minutes", type=float, default=10, help="begin no case after this")
+    parser.add_argument("--minutes", type=float, default=10, help="start no case after this time")
     parser.add_argument("--small", action="store_true", help="a tiny model, few repetitions")
     parser.add_argument("--out", type=Path, default=Path(), help="directory of the JSON file")
     flags = parser.parse_args(arguments)
@@ -102,7 +102,7 @@ def _first(columns: Sequence[str]) -> Iterator[tuple[str, bool]]:
 
 
 class Report:
-    """The tables of one script, in one JSON file that is complete after every row."""
+    """The tables of one script. A JSON file holds them, and is rewritten after every row."""
 
     def __init__(self, name: str, options: Options) -> None:
         self._path = options.out / f"gpu-{name}.json"
@@ -126,7 +126,7 @@ class Report:
 
     @contextmanager
     def case(self, name: str) -> Generator[None, None, None]:
-        """Print and record a failure of the body of the `with`; the script continues."""
+        """Print and record an exception in the body of the `with`; the script continues."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - the next case may work
@@ -162,7 +162,7 @@ def machine(options: Options) -> dict[str, Cell]:
         "device": options.device_name,
     }
     if options.device.type == "cuda":
-        # Its type is unknown in torch.
+        # torch declares no type for the result.
         properties = cast("Any", torch.cuda).get_device_properties(options.device)
         found |= {
             "name": properties.name,
@@ -176,7 +176,7 @@ def machine(options: Options) -> dict[str, Cell]:
 
 @contextmanager
 def checkpoint_directory(options: Options) -> Generator[Path, None, None]:
-    """Yield the checkpoint of the flags, or a random one in memory, drawn on the device."""
+    """Yield the checkpoint of the flags, or else write a random one to memory and yield it."""
     if options.checkpoint is not None:
         yield options.checkpoint
         return
@@ -213,7 +213,7 @@ def load(
 
 @dataclass(frozen=True)
 class Times:
-    """Medians of one call, in milliseconds: until the device had finished, and on the host."""
+    """Median milliseconds of one call: until the device has finished, and until it returns."""
 
     device_ms: float
     host_ms: float
@@ -222,7 +222,7 @@ class Times:
 def measured(
     device: torch.device, call: Callable[[], object], repeats: int, restore: Callable[[], object]
 ) -> Times:
-    """Time a call, with `restore` untimed after each; the first two calls are not counted."""
+    """Time repeated calls, without the first two. `restore` runs after each and is not timed."""
     done: list[float] = []
     asked: list[float] = []
     for number in range(2 + repeats):

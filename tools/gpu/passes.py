@@ -1,4 +1,4 @@
-"""Third slice: the passes that the next design consists of, and the host's share of them."""
+"""Third script: times of the passes of a future engine design, and the host's share of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TURN_ROWS = 200
 """Rows of the talker's cache in the middle of a turn."""
 CHUNK_TOKENS = 28
 CHUNK_FRAMES = 58
-"""Mel frames of a chunk and of its overlap with the one before."""
+"""Mel frames of a chunk, including its overlap with the last chunk."""
 DECODE_STEPS = 8
 
 
@@ -69,7 +69,7 @@ def is_cuda(options: Options) -> bool:
 
 
 def launches(options: Options, report: Report) -> None:
-    """Measure the host's time for one operation, and the device's for one in a graph."""
+    """Measure one operation: eager and in a CUDA graph, on the host and on the device."""
     table = report.table("one launch, microseconds", ("", "host", "device"))
     small = torch.zeros(64, device=options.device)
     count = 100 if options.small else 2000
@@ -91,7 +91,7 @@ def launches(options: Options, report: Report) -> None:
 
 
 def host(options: Options, report: Report) -> None:
-    """Measure how long the device idles from an event that the host awaits to the next launch."""
+    """Measure how long the device idles after an event for which the host waits, until a launch."""
     table = report.table("from event to next launch, microseconds", ("other threads", "p50", "p99"))
     if not is_cuda(options):
         table.add("needs CUDA", "", "")
@@ -129,9 +129,9 @@ def _gaps(device: torch.device) -> list[float]:
 
 
 def packed_attention(options: Options, report: Report) -> None:
-    """Measure attention over packed rows, which may give results independent of the other rows."""
-    title = "varlen_attn of one layer, ms; 32 heads, 8 of keys, 128 wide"
-    table = report.table(title, ("rows a conversation, contexts", "1", "8", "32"))
+    """Measure attention over packed rows. Its results may not depend on the other rows."""
+    title = "varlen_attn of one layer, ms; 32 query heads, 8 key heads of 128 channels"
+    table = report.table(title, ("rows per conversation, contexts", "1", "8", "32"))
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError as error:
@@ -182,7 +182,7 @@ def _packed_ms(
 
 @contextmanager
 def without_graphs(part: Any) -> Generator[None, None, None]:
-    """Run a part's steps one operation at a time."""
+    """Run the steps of a part without its CUDA graphs."""
     kept, part.graphs = part.graphs, None
     try:
         yield
@@ -191,7 +191,7 @@ def without_graphs(part: Any) -> Generator[None, None, None]:
 
 
 def hold(cache: KVCache, slots: Sequence[int], length: int) -> None:
-    """Fill each slot with `length` random rows."""
+    """Fill the cache of each slot with `length` random rows."""
     for slot in slots:
         cache.truncate(slot, 0)
     cache.grow([(slot, length) for slot in slots])
@@ -200,7 +200,7 @@ def hold(cache: KVCache, slots: Sequence[int], length: int) -> None:
 
 
 def decoder(options: Options, report: Report, model: DuplexModel) -> None:
-    """Measure one pass of the language model: 1, 32 and 128 rows, short and long contexts."""
+    """Measure one pass of the language model with 1, 32 and 128 rows and two context lengths."""
     table = report.table("decoder pass, ms", ("conversations x rows, context", "device", "host"))
     llm = model.llm
     counts = ((1, 1), (4, 1), (4, 4)) if options.small else ((1, 1), (32, 1), (32, 4))
@@ -226,13 +226,13 @@ def decoder(options: Options, report: Report, model: DuplexModel) -> None:
 
 
 def shorten(cache: KVCache, slots: int, length: int) -> None:
-    """Drop the rows that a pass added."""
+    """Remove the rows that a pass added."""
     for slot in range(slots):
         cache.truncate(slot, length)
 
 
 def talker_unit(model: DuplexModel, slots: int) -> Callable[[], object]:
-    """Return a call that makes a second of speech in each slot, in the middle of a turn."""
+    """Return a function that makes the tokens of a second of speech in each slot, within a turn."""
     speaking = model.parts.talker
     assert speaking is not None, "the checkpoint cannot speak"
     hold(speaking.cache, range(slots), TURN_ROWS)
@@ -253,7 +253,7 @@ def talker_unit(model: DuplexModel, slots: int) -> Callable[[], object]:
 
 
 def talker(options: Options, report: Report, model: DuplexModel) -> None:
-    """Measure the condition and 25 steps of the talker, with and without graphs."""
+    """Measure a second of the talker (the condition and 25 steps), with and without graphs."""
     table = report.table("talker, a second of speech, ms", ("conversations", "graph", "eager"))
     for slots in (1, 4) if options.small else (1, 4, 16):
         if not report.has_time(f"talker, {slots}"):
@@ -267,8 +267,8 @@ def talker(options: Options, report: Report, model: DuplexModel) -> None:
 
 @contextmanager
 def tf32(allowed: bool) -> Generator[None, None, None]:
-    """Allow TF32 in products and convolutions, or forbid it."""
-    # A module whose attributes are defined at run time.
+    """Allow or forbid TF32 in matrix products and convolutions."""
+    # `Any`, because this module defines its attributes at run time.
     products, convolutions = torch.backends.cuda.matmul, cast("Any", torch.backends.cudnn)
     before = products.allow_tf32, convolutions.allow_tf32
     products.allow_tf32 = convolutions.allow_tf32 = allowed
@@ -322,7 +322,7 @@ def vocoder(options: Options, report: Report, model: DuplexModel) -> None:
 
 
 def two_streams(options: Options, report: Report, model: DuplexModel) -> None:
-    """Measure decode steps on one stream beside speech on another, each from its own thread."""
+    """Measure decode steps and speech on two streams at once, each from its own thread."""
     table = report.table(
         "two streams, ms", ("", "first alone", "second alone", "together", "share of sum")
     )
@@ -348,7 +348,7 @@ def two_streams(options: Options, report: Report, model: DuplexModel) -> None:
 
 
 def primed_vocoder(model: DuplexModel, speakers: int) -> Callable[[], object]:
-    """Return a call that makes a second of speech with the vocoder; contexts are not changed."""
+    """Return a function that makes the sound of a second of speech. It does not change contexts."""
     made = model.parts.vocoder
     assert isinstance(made, Vocoder), "the checkpoint has no vocoder"
     voice = model.parts.vocoder_voice
@@ -364,7 +364,7 @@ def _alone(options: Options, call: Callable[[], object]) -> float:
 
 
 def _together(options: Options, first: Callable[[], object], second: Callable[[], object]) -> float:
-    """Return the milliseconds until both are done; medians of some rounds."""
+    """Return the median milliseconds until both calls have finished."""
     found: list[float] = []
     for _ in range(2 + repeats(options)):
         ready = threading.Barrier(3)

@@ -1,4 +1,4 @@
-"""First slice: versions, precision, attention back ends, and the recorded traces in float32."""
+"""First script: versions, precision, attention back ends, and the recorded traces in float32."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def peaks(options: Options, report: Report) -> None:
-    """Measure the device's peak rates of copies and products."""
+    """Measure the device's peak rates of copies and matrix products."""
     dtypes = {torch_dtype(options.dtype), torch.float32}
     found = measure_peaks(options.device, dtypes)
     table = report.table("peaks", ("", "per second"))
@@ -53,7 +53,7 @@ def peaks(options: Options, report: Report) -> None:
 
 
 def settings(options: Options, report: Report) -> None:
-    """Show torch's settings after a model is loaded: cuDNN's attention and TF32 should be off."""
+    """Show torch's settings before and after loading: then cuDNN attention and TF32 must be off."""
     table = report.table("settings of torch", ("", "before", "after load"))
     before = _settings()
     load(options, GOLDEN / "checkpoint", 2, 512, cuda_graphs=False)
@@ -73,7 +73,7 @@ def _settings() -> dict[str, str]:
 
 
 def attention(options: Options, report: Report) -> None:
-    """One row of each conversation over its cache: the first call at a length, and the next."""
+    """Measure attention of one row per conversation: two calls at one length, one at another."""
     dtype = torch_dtype(options.dtype)
     table = report.table(
         "attention of one layer, ms",
@@ -129,7 +129,7 @@ def traces(options: Options, report: Report) -> None:
         code = replay(GOLDEN, parts, ReplayTarget(options.device_name, cuda_graphs=cuda_graphs))
         table.add("on" if cuda_graphs else "off", time.monotonic() - begin, code)
         if code:
-            raise RuntimeError("traces are not reproduced; see the lines with FAIL")
+            raise RuntimeError("the model does not reproduce the traces; see the lines with FAIL")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Fifth slice: the whole fabric, with a conversation in every slot for some minutes."""
+"""Fifth script: runs a whole fabric for some minutes, with a conversation in every slot."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from duplane.tools.up.fabric import UpSettings, running
 from measure import Options, Report, checkpoint_directory, read_options
 
 PERIODS = 10
-"""Rows of the table."""
+"""Number of rows of the table."""
 RETRY_S = 1.0
-"""Between the end of a session and the next in its place."""
+"""Pause between the end of a session and the start of the next."""
 
 
 @dataclass
@@ -75,10 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def soak(options: Options, report: Report, settings: UpSettings) -> None:
-    """Run sessions, half of which are not forced to listen, and add a row for every period."""
+    """Run sessions, half of which may speak, and add a row for every period."""
     async with running(settings) as fabric:
         table = report.table(
-            f"{fabric.slot_count} sessions, a unit a second each; ms from sent to answered",
+            f"{fabric.slot_count} sessions of one unit per second; ms from unit to answer",
             (
                 *("until, s", "units", "listen p50", "listen p99", "speak p50", "speak p99"),
                 *("longest", "dropped", "ended"),
@@ -108,7 +108,7 @@ def cells(figures: Figures) -> tuple[float | int | str, ...]:
 
 
 async def keep_talking(shared: Soak, number: int, count: int) -> None:
-    """Run one session after another; the sessions' seconds begin one after the other."""
+    """Run one session after another. Each sends its units at its own fraction of the second."""
     await asyncio.sleep(number / count)
     while time.monotonic() < shared.end:
         try:
@@ -124,7 +124,7 @@ async def keep_talking(shared: Soak, number: int, count: int) -> None:
 
 
 async def converse(shared: Soak, connection: ClientConnection, *, is_listening: bool) -> None:
-    """Send a unit every second and time the answers, until the end or until it is closed."""
+    """Send a unit every second and time the answers, until the end or until the server closes."""
     await connection.send(orjson.dumps({"type": "session.init", "payload": {}}), text=True)
     async for message in connection:
         if orjson.loads(message)["type"] == "session.created":
@@ -144,7 +144,7 @@ async def converse(shared: Soak, connection: ClientConnection, *, is_listening: 
 
 
 async def read(shared: Soak, connection: ClientConnection, sent: deque[float]) -> None:
-    """Take the time of each unit's first message; those that were dropped have none."""
+    """Record the time to the first event of each answered unit, and count dropped units."""
     async for message in connection:
         event = orjson.loads(message)
         if "chunk_index" not in event:

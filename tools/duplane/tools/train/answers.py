@@ -1,6 +1,7 @@
-"""Speaks the assistant's answers and assigns their words to one-second units.
+"""Synthesises the assistant's answers and assigns their words to one-second units.
 
-The talker follows the text unit by unit, so a word belongs to the unit in which its sound begins.
+The talker speaks the text of one unit at a time, so a word belongs to the unit in which its sound
+begins.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from duplane.worker.model.types import OUTPUT_SAMPLE_RATE, FloatArray
 
 CODE_SAMPLES = OUTPUT_SAMPLE_RATE // TOKENS_PER_UNIT
 LATE_S = 0.06
-"""A word that begins less than this before the end of a unit belongs to the next unit."""
+"""A word that begins less than this time before the end of a unit belongs to the next unit."""
 CUT_CODES = 2
-"""Codes beyond the last unit that may be cut off; for more of them a unit is added."""
+"""Up to this many codes after the last unit are cut off; for more of them, a unit is added."""
 TAIL_S = 0.05
 
 
 @dataclass(frozen=True)
 class Spoken:
-    """An answer: the words of each unit, and its sound, whole codes of 40 ms at 24 kHz."""
+    """An answer: the words of each unit, and its sound at 24 kHz, a whole number of 40 ms codes."""
 
     units: tuple[tuple[str, ...], ...]
     samples: FloatArray
@@ -40,7 +41,7 @@ class Spoken:
 
 
 def speak_answer(text: str) -> Spoken:
-    """Speak an answer with the assistant's voice; words beyond a unit's limit go to the next."""
+    """Synthesise an answer in the assistant's voice; words above a unit's limit go to the next."""
     speech = espeak().speak(text, ASSISTANT)
     samples = resampled(speech, 1.0, OUTPUT_SAMPLE_RATE)
     count = -(-int((_end(speech) + TAIL_S) * OUTPUT_SAMPLE_RATE) // CODE_SAMPLES)

@@ -11,9 +11,9 @@ from duplane.tools.test_checkpoint.configs import model_config
 HIDDEN = 192
 TALKER_WIDTH = 128
 CODES = 1024
-"""Speech tokens; one more marks the end of speech."""
+"""Number of speech tokens, without the one that marks the end of speech."""
 ENCODER_POSITIONS = 250
-"""Positions of the audio encoder, whose cache then holds four units."""
+"""Positions of the audio encoder. With them, its cache holds four units."""
 WINDOW_UNITS = 4
 
 GENERATION: dict[str, Any] = {
@@ -21,7 +21,7 @@ GENERATION: dict[str, Any] = {
     "basic_window_high_tokens": 260,
     "basic_window_low_tokens": 180,
 }
-"""Generation settings in addition to those of the public format: the context window."""
+"""Additional generation settings: those of the context window."""
 
 
 def default_config(tokenizer: Tokenizer) -> dict[str, Any]:

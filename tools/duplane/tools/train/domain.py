@@ -62,7 +62,7 @@ _TRAINED_WORDS = """
     sing song story book read write play game ball run jump swim drive car bus plane ship
 """
 TRAINED_WORDS = tuple(_TRAINED_WORDS.split())
-"""Words of sentences outside the domain."""
+"""Words for training sentences outside the domain."""
 _HELD_OUT_WORDS = """
     my your their an or but by at for has had were be been this that these those only never
     forest bridge candle pencil mirror basket blanket ladder hammer needle ribbon saddle tunnel
@@ -73,7 +73,7 @@ _HELD_OUT_WORDS = """
     ticket airport hotel office factory farmer soldier captain queen king president
 """
 HELD_OUT_WORDS = tuple(_HELD_OUT_WORDS.split())
-"""Words of such sentences in tests; they do not occur in training."""
+"""Words for evaluation sentences outside the domain; they do not occur in training."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ KINDS: dict[str, tuple[float, Callable[[Random], Exchange]]] = {
     "night": (0.02, _fixed("night")),
     "stop": (0.035, _stop),
 }
-"""Kind of question -> its share, and its draw function. The rest is outside the domain."""
+"""Kind of question -> its share and its draw function. All other draws are outside the domain."""
 
 
 def draw_exchange(chance: Random, unknown_words: Sequence[str]) -> Exchange:

@@ -26,7 +26,7 @@ MOMENTUM = 0.95
 ITERATIONS = 5
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 UPDATE_RMS = 0.2
-"""The size of an update's entries, about that of AdamW, so that both have similar rates."""
+"""RMS of an update's entries. It is about that of AdamW, so both optimisers have similar rates."""
 WEIGHT_DECAY = 0.01
 CLIP_NORM = 1.0
 
@@ -57,7 +57,7 @@ def average_gradients(tensors: Sequence[Tensor]) -> None:
 
 
 class Optimisers:
-    """Both optimisers as one; `rate` is AdamW's learning rate, `matrix_rate` that of Muon."""
+    """Runs both optimisers. `rate` is the learning rate of AdamW, `matrix_rate` that of Muon."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Optimisers:
         )
 
     def step(self, loss: Tensor, factor: float) -> None:
-        """Take one step down the gradient of `loss`; `factor` scales both rates."""
+        """Compute the gradients of `loss` and take one step; `factor` scales both rates."""
         for tensor in self._tensors:
             tensor.grad = None
         for group in self._adam.param_groups:
@@ -97,11 +97,11 @@ class Optimisers:
             matrix.add_(update, alpha=-rate * UPDATE_RMS * max(matrix.shape) ** 0.5)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of both."""
+        """Return the state of both optimisers."""
         return {"adam": self._adam.state_dict(), "momenta": self._momenta}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state."""
+        """Restore a saved state."""
         self._adam.load_state_dict(state["adam"])
         for momentum, saved in zip(self._momenta, state["momenta"], strict=True):
             momentum.copy_(saved)

@@ -1,6 +1,6 @@
-"""Trains the default model from nothing, stage by stage; a workspace folder keeps the results.
+"""Trains the default model from random weights; a workspace folder keeps the result of each stage.
 
-A stage whose files exist is not run again; the listener's training continues where it stopped.
+A stage is skipped if its files exist; the listener's training continues where it stopped.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from duplane.worker.model.vocoder.harmonic import HarmonicNetwork
 
 TABLE, VOCODER, CODED, TALKER = "table.pt", "vocoder.pt", "coded.json", "talker.pt"
 RARE_WEIGHT, COMMON_STRIDE = 3, 5
-"""The codec is fitted to one in five of all answers, and to those with other words than digits,
-each of which is repeated three times."""
+"""The codec is fitted to every fifth answer, and to three copies of each answer with words that are
+not digits."""
 HELD_OUT_STRIDE, HELD_OUT_FIRST = 16, 5
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """The size of every stage; `processes` run the corpus and the listener."""
+    """The size of every stage. The corpus and the listener use `processes` processes."""
 
     seed: int = 1
     processes: int = 2
@@ -108,7 +108,7 @@ def _coded(workspace: Path, answers: Mapping[str, Spoken], table: Tensor) -> dic
 
 
 def held_out_answers() -> list[str]:
-    """Return the answers that the talker never speaks in training: some repetitions of digits."""
+    """Return the answers that are left out of the talker's training: some triples of digits."""
     texts = all_answers()[HELD_OUT_FIRST::HELD_OUT_STRIDE]
     return [text for text in texts if len(text.split()) == 3 and set(text.split()) <= set(DIGITS)]
 
@@ -130,6 +130,6 @@ def _talker(
         training = TalkerTraining(config, vocabulary, steps)
         training.run({text: one for text, one in coded.items() if text not in held_out})
         loss, right = training.evaluate([coded[text] for text in held_out])
-        report(f"talker on unheard answers: loss {loss:.3f}, right {right:.3f}")
+        report(f"talker on held-out answers: loss {loss:.3f}, right {right:.3f}")
         torch.save(training.talker.state_dict(), path)
     return {f"tts.{name}": value for name, value in load_tensors(path).items()}

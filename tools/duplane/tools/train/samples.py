@@ -1,6 +1,6 @@
-"""Makes the recordings that `duplane talk` sends when it is given no file.
+"""Makes the sample recordings; `duplane talk` sends one of them by default.
 
-A synthesiser speaks them in voices that do not occur in training.
+They are synthesised in voices that do not occur in training.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ SAMPLES = (
 
 
 def write_samples(folder: Path) -> None:
-    """Write each recording as a 16 kHz WAV, and its questions beside it."""
+    """Write each recording as a 16 kHz WAV file, and its questions as a text file beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, sample in enumerate(SAMPLES):
         sound = np.random.default_rng(number).standard_normal(

@@ -1,4 +1,4 @@
-"""Typed wrappers of functions for which torch declares no types, or only some."""
+"""Typed wrappers of torch functions whose types are missing or incomplete."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, distributed
 
 
 def seed_all(seed: int) -> None:
-    """Seed the numbers that torch draws without a generator."""
+    """Seed torch's default random generator."""
     cast("Any", torch).manual_seed(seed)
 
 
@@ -21,7 +21,7 @@ def length(values: Tensor) -> Tensor:
 
 
 def split(values: Tensor, sizes: int | Sequence[int]) -> tuple[Tensor, ...]:
-    """Split the first dimension into parts of one size, or of these sizes."""
+    """Split the first dimension into parts of one size, or of the given sizes."""
     return cast("Any", torch).split(values, sizes if isinstance(sizes, int) else list(sizes))
 
 
@@ -51,5 +51,5 @@ def sum_over_processes(values: Tensor) -> None:
 
 
 def load_tensors(path: Path) -> dict[str, Any]:
-    """Read what `torch.save` has written; no code in it is run."""
+    """Read a file of `torch.save`, without running code in it."""
     return cast("Any", torch).load(path, weights_only=True)

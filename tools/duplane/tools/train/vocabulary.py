@@ -1,4 +1,4 @@
-"""The tokenizer of the default model: each word of the domain is one token, other words several."""
+"""The tokenizer of the default model. Each word of the domain is one token."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ WEIGHT = 40
 
 
 def build_tokenizer() -> Tokenizer:
-    """Train the tokenizer; it is the same each time."""
+    """Train the tokenizer; the result is always the same."""
     words = sorted({*answer_words(), *question_words()})
     lines = [f"{word} {word} {word.capitalize()} {word.capitalize()}" for word in words]
     return train_tokenizer([*PROSE.splitlines(), *lines * WEIGHT], MERGES)
 
 
 class Vocabulary:
-    """The ids of words and marks."""
+    """The ids of words and special tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -37,11 +37,11 @@ class Vocabulary:
         return token_id(self.tokenizer, name)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of any text; names of special tokens in it become those tokens."""
+        """Return the ids of a text, which may contain the names of special tokens."""
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def words(self, words: Sequence[str], *, is_start: bool) -> list[int]:
-        """Return one id for each word of an answer; the first word of a turn has no space."""
+        """Return one id for each word of an answer; with `is_start`, the first has no space."""
         ids: list[int] = []
         for index, word in enumerate(words):
             ids += self.encode(word if is_start and index == 0 else f" {word}")

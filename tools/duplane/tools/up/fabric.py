@@ -34,9 +34,9 @@ _log = logging.getLogger(__name__)
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class UpSettings:
-    """Settings of `duplane up`. Raises ValueError naming the setting that cannot be used.
+    """Settings of `duplane up`. Raises ValueError naming the invalid setting.
 
-    None and empty mean: as the settings of the process have it.
+    None or empty means that the settings of the process decide.
     """
 
     host: str | None = None
@@ -44,30 +44,30 @@ class UpSettings:
     port: Annotated[int, Ge(0), Le(65535)] | None = None
     """Port of the edge; 0 picks a free one. Default: 8006."""
     worker_count: Annotated[PositiveInt, Parameter("--workers")] = 1
-    """Worker processes."""
+    """Number of worker processes."""
     slot_count: Annotated[PositiveInt | None, Parameter("--slots")] = None
-    """Conversations at once per worker. Default: 4."""
+    """Concurrent conversations per worker. Default: 4."""
     checkpoint: Literal["random"] | Checkpoint | None = None
-    """Checkpoint directory in the public format, or `scripted`, as for a worker, or `random`: a
-    small random one, built at start, whose answers mean nothing. Default: a small model that comes
-    along; it answers a few questions in English."""
+    """Checkpoint directory in the public format; or `scripted`, as for a worker; or `random`, for
+    a small checkpoint that is built at start and whose answers mean nothing. Default: the small
+    model of the package, which answers a few questions in English."""
     devices: Annotated[Names, Parameter("--device")] = ()
-    """Device of the model: cpu or cuda:N. Several, separated by commas, are assigned to the
+    """Device of the model: cpu or cuda:N. Several devices, separated by commas, are assigned to the
     workers in turn. Default: cpu."""
     dtype: Dtype | None = None
     """Type of the model's numbers. Default: float32."""
     tls_cert: ExistingFile | None = None
-    """Certificate chain (PEM): serve wss:// and https:// only."""
+    """Certificate chain (PEM). With it the edge serves only wss:// and https://."""
     tls_key: ExistingFile | None = None
     """Key of --tls-cert (PEM, no password)."""
     metrics_port: Annotated[int, Ge(1), Le(65535)] | None = None
     """Port of the edge's metrics for Prometheus, on 127.0.0.1. The scheduler has the next port, and
     the workers those after it. Default: no metrics."""
     log_level: LogLevel = "INFO"
-    """Least severe level to log, of all processes. SIGUSR1 changes it to DEBUG while they run,
-    SIGUSR2 changes it back."""
+    """Lowest level that the processes log. SIGUSR1 changes it to DEBUG while they run, SIGUSR2
+    changes it back."""
     log_format: LogFormat = "text"
-    """Format of log lines: text, or JSON with one object a line."""
+    """Format of log lines: text, or JSON with one object per line."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -90,9 +90,9 @@ class Fabric:
 
     edge: str
     scheduler: str
-    metrics: Sequence[Address]  # of edge, scheduler and workers, if they have metrics
+    metrics: Sequence[Address]  # addresses of the metrics of edge, scheduler and workers
     slot_count: int
-    note: str  # on the model; empty for a checkpoint of the user
+    note: str  # about the model; empty for a checkpoint of the user
     roles: Sequence[Role]
 
 
@@ -143,7 +143,7 @@ async def _up(settings: UpSettings, shutdown: process.Shutdown) -> None:
 
 
 def _pass_on_level_signals(roles: Sequence[Role]) -> None:
-    """Let the signals that change the log level reach all processes of the fabric."""
+    """Forward the signals that change the log level to all processes of the fabric."""
 
     def pass_on(number: signal.Signals, change: Callable[[int, None], object]) -> None:
         change(number, None)
@@ -163,13 +163,13 @@ async def _cancel_at_signal(task: asyncio.Task[None], shutdown: process.Shutdown
 
 
 def _command() -> str:
-    """Return the `duplane` command as the user can type it."""
+    """Return the `duplane` command in the form that the user typed."""
     name = sys.argv[0]
     return name if Path(name).name == "duplane" else "duplane"
 
 
 def _check_port(address: Address) -> None:
-    """Detect a port in use before anything is built or loaded. Raises StartError."""
+    """Check that the port is free, before anything is built or loaded. Raises StartError."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

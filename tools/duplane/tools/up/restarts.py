@@ -1,4 +1,4 @@
-"""Decides how long to wait before a process is started again: longer each time, up to a bound."""
+"""Computes the delay before a process is started again: longer each time, up to a bound."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STABLE_S = 120.0
 
 @dataclass
 class RestartDelay:
-    """Delays that double with each exit; a process that ran for `STABLE_S` begins anew."""
+    """A delay that doubles with each exit. It starts again after a run of `STABLE_S` or more."""
 
     max_delay_s: float = MAX_DELAY_S
     _delay_s: float = FIRST_DELAY_S

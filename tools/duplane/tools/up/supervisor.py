@@ -19,8 +19,8 @@ from duplane.tools.up.restarts import RestartDelay
 _log = logging.getLogger(__name__)
 
 _READY_TIMEOUT_S = 300.0  # a large checkpoint takes minutes to load
-_STOP_TIMEOUT_S = 15.0  # after the second signal, before SIGKILL
-_MAX_FAST_FAILURES = 5  # exits in a row, each before the process was ready, until `up` ends
+_STOP_TIMEOUT_S = 15.0  # from the second signal to SIGKILL
+_MAX_FAST_FAILURES = 5  # `up` ends after this many exits in a row before the process was ready
 
 
 class RoleError(CommandError):
@@ -29,11 +29,11 @@ class RoleError(CommandError):
 
 @dataclass
 class Role:
-    """One process that is kept running."""
+    """One process of the fabric, and its restarts."""
 
     name: str
     arguments: Sequence[str]
-    address: str  # to serve at; port 0 until the process has announced its port
+    address: str  # where it listens; port 0 until the process has announced its port
     restart_delay: RestartDelay = field(default_factory=RestartDelay)
     _process: asyncio.subprocess.Process | None = None
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -48,9 +48,9 @@ class Role:
         return self._process.pid
 
     async def keep_running(self) -> None:
-        """Start the process whenever it is not running, until `drain` or `stop`.
+        """Start the process, and again after each exit, until `drain` or `stop`.
 
-        Raises RoleError if its first start fails, or several in a row.
+        Raises RoleError if the first start fails, or several starts in a row.
         """
         failures = 0
         while not self._stopping.is_set():
@@ -73,7 +73,7 @@ class Role:
     async def _run_once(self) -> int:
         running = self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "duplane.tools", *self.arguments),
-            # The other processes use the address of the first start.
+            # A restart uses the same port, because the other processes know it.
             *("--listen", self.address),
             stdin=asyncio.subprocess.PIPE,  # the process ends when this pipe closes
             stdout=asyncio.subprocess.PIPE,
@@ -114,14 +114,14 @@ class Role:
             self._process.send_signal(number)
 
     async def drain(self) -> None:
-        """Ask the process to end after its sessions, and wait until it has."""
+        """Ask the process to end after its sessions, and wait for its end."""
         self._stopping.set()
         if self._process and self._process.returncode is None:
             self._process.terminate()
             await self._process.wait()
 
     async def stop(self) -> None:
-        """End the process now: with signals, then by killing it."""
+        """End the process now: send signals, then kill it."""
         self._stopping.set()
         running = self._process
         if running is None or running.returncode is not None:
@@ -130,7 +130,7 @@ class Role:
             running.kill()  # it has no sessions, and may be busy loading
             await running.wait()
             return
-        # Two signals mean to stop at once. They differ, because two equal ones may arrive as one.
+        # Two signals stop a process at once. They differ, because two equal ones may be merged.
         running.terminate()
         running.send_signal(signal.SIGINT)
         try:

@@ -1,4 +1,4 @@
-"""A temporary directory that is deleted when this process ends, also by SIGKILL."""
+"""A temporary directory that is deleted when this process ends, even if it is killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DELETE = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], igno
 
 @contextlib.contextmanager
 def temporary_directory(prefix: str) -> Generator[Path]:
-    """Yield a new directory; a separate process deletes it at the end."""
+    """Yield a new directory. A separate process deletes it when this process ends."""
     directory = Path(tempfile.mkdtemp(prefix=prefix))
     with subprocess.Popen(
         [sys.executable, "-c", _DELETE, str(directory)],

@@ -28,9 +28,9 @@ class SynthesisError(Exception):
 
 @dataclass(frozen=True)
 class Speech:
-    """Samples of one utterance [n], int16, and the starts of its words and phonemes in seconds.
+    """One utterance: int16 samples [n], and the starts of its words and phonemes in seconds.
 
-    `words` has a start for each word of the text.
+    `words` has one start for each word of the text.
     """
 
     samples: NDArray[np.int16]
@@ -64,7 +64,7 @@ _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, POINTER(ctypes.c_short), ctypes.c_int
 
 
 class Espeak:
-    """The library of this process; it speaks one utterance at a time."""
+    """The espeak-ng library in this process. It speaks one utterance at a time."""
 
     def __init__(self) -> None:
         try:
@@ -115,9 +115,10 @@ class Espeak:
 def word_starts(
     text: str, found: Sequence[tuple[int, float]], duration_s: float
 ) -> tuple[float, ...]:
-    """Return the start of each word of `text`, of some (position in the text, start in seconds).
+    """Return the start of each word of `text` in seconds.
 
-    espeak joins short words. A word without a start gets one between those of its neighbours.
+    `found` has the starts of some words, with their positions in the text, because espeak joins
+    short words. The start of any other word is interpolated between its neighbours.
     """
     starts: list[float | None] = []
     position, known = 0, dict(found)
@@ -133,5 +134,5 @@ def word_starts(
 
 @cache
 def espeak() -> Espeak:
-    """Return the library of this process."""
+    """Return the espeak-ng library; it is loaded once per process."""
     return Espeak()

@@ -1,4 +1,4 @@
-"""Speaks the questions of a corpus, each from its own random numbers, on several processes."""
+"""Synthesises the questions of a corpus in several processes; each has its own random generator."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from duplane.tools.train.domain import (
 from duplane.worker.model.types import INPUT_SAMPLE_RATE, FloatArray
 
 MARGIN_S = 0.06
-"""Silence kept in front of and behind the speech."""
+"""Silence that is kept before and after the speech."""
 PER_TASK = 250
 
 
 @dataclass(frozen=True)
 class CorpusPlan:
-    """How a corpus is drawn: a held-out one has other speakers and other unknown words."""
+    """The size and randomness of a corpus. A held-out one has other speakers and unknown words."""
 
     count: int
     seed: int
@@ -60,7 +60,7 @@ def resampled(speech: Speech, warp: float, rate: int) -> FloatArray:
 
 
 def record(exchange: Exchange, speaker: Speaker) -> Recorded:
-    """Speak the question; silence around the speech is cut to a margin."""
+    """Synthesise the question, and cut the silence around the speech to `MARGIN_S`."""
     speech = synthesise(exchange.question, speaker)
     samples = resampled(speech, speaker.warp, INPUT_SAMPLE_RATE)
     spoken = [index for index, (_, name) in enumerate(speech.phonemes) if name[:1] != "_"]
@@ -90,7 +90,7 @@ def record(exchange: Exchange, speaker: Speaker) -> Recorded:
 
 
 def draw_recording(index: int, plan: CorpusPlan) -> Recorded:
-    """Draw and speak utterance `index` of a corpus."""
+    """Draw and synthesise utterance `index` of a corpus."""
     chance = Random(f"{plan.seed} {index}")
     words = HELD_OUT_WORDS if plan.is_held_out else TRAINED_WORDS
     exchange = draw_exchange(chance, words)
@@ -131,5 +131,5 @@ def _report(done: int, count: int) -> None:
 
 
 def record_corpus(folder: Path, plan: CorpusPlan, *, processes: int = 1) -> None:
-    """Speak and write a corpus; the same plan gives the same utterances."""
+    """Synthesise and write a corpus; the same plan gives the same utterances."""
     write_corpus(folder, list(_recordings(plan, processes)), question_words())

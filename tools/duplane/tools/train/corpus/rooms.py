@@ -18,7 +18,7 @@ def colour(samples: FloatArray, chance: np.random.Generator, strength: float = 1
     size = _fast_size(len(samples))
     spectrum = np.fft.rfft(samples, size)
     gains = chance.normal(0.0, 3.5 * strength, BANDS).clip(-MOST_DB, MOST_DB)
-    if chance.random() < 0.15:  # a narrow channel
+    if chance.random() < 0.15:  # a channel of low bandwidth, such as a telephone
         gains[0] -= 20.0
         gains[-2:] -= 25.0
     at = np.linspace(0, BANDS - 1, len(spectrum))
@@ -45,7 +45,7 @@ def _fast_size(count: int) -> int:
 
 
 def normalise(samples: FloatArray, rms: float = 0.1) -> FloatArray:
-    """Scale to a loudness, without clipping."""
+    """Scale to an RMS, or less if the samples would clip."""
     level = float(np.sqrt(np.square(samples, dtype=np.float64).mean())) + 1e-9
     peak = float(np.abs(samples).max()) + 1e-9
     return (samples * min(rms / level, 0.98 / peak)).astype(np.float32)
@@ -65,7 +65,7 @@ def _seconds(count: int) -> NDArray[np.float64]:
 
 
 def _coloured(count: int, chance: np.random.Generator) -> Array:
-    """Noise whose power falls with frequency: white, pink, brown, or between them."""
+    """Noise from white to brown: its power falls with frequency, by a random exponent."""
     spectrum = np.fft.rfft(chance.standard_normal(count))
     frequency = np.maximum(np.fft.rfftfreq(count, 1 / INPUT_SAMPLE_RATE), 30.0)
     made = np.fft.irfft(spectrum * frequency ** -chance.uniform(0.0, 1.2), count)
@@ -81,7 +81,7 @@ def _hum(count: int, chance: np.random.Generator) -> Array:
 
 
 def _tones(count: int, chance: np.random.Generator) -> Array:
-    """Beeps, and sweeps of frequency."""
+    """Beeps and frequency sweeps."""
     made = np.zeros(count, np.float32)
     start = 0
     while start < count:

@@ -20,7 +20,7 @@ SCALE = 32767.0
 class Utterance:
     """One spoken question at 16 kHz; `end_s` is the end of its speech.
 
-    `words` and `phonemes` are (start in seconds, number); see `Corpus`.
+    `words` and `phonemes` have rows of (start in seconds, number); `Corpus` names the numbers.
     """
 
     exchange: Exchange
@@ -32,10 +32,10 @@ class Utterance:
 
 
 class Corpus:
-    """A folder of utterances, read as they are needed.
+    """A folder of utterances, which are read on demand.
 
-    `word_names` and `phoneme_names` are the texts of the numbers; 0 is silence, and the last word
-    stands for all words that no question of the domain has.
+    `word_names` and `phoneme_names` are the names of the numbers; 0 is silence, and the last word
+    number stands for all words outside the questions of the domain.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -55,7 +55,7 @@ class Corpus:
         return len(self._exchanges)
 
     def exchange(self, index: int) -> Exchange:
-        """Return what is said, without reading the sound."""
+        """Return the question and the answer, without reading the sound."""
         return self._exchanges[index]
 
     def __getitem__(self, index: int) -> Utterance:
@@ -74,7 +74,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One utterance before it is stored: names in place of numbers."""
+    """One utterance before it is stored: it has names of words and phonemes, not numbers."""
 
     exchange: Exchange
     speaker: str
@@ -85,7 +85,7 @@ class Recorded:
 
 
 def write_corpus(folder: Path, recorded: list[Recorded], words: list[str]) -> None:
-    """Write utterances; `words` are those with a number of their own."""
+    """Write utterances. Each of `words` has its own number; all other words share one."""
     folder.mkdir(parents=True, exist_ok=True)
     names = sorted({name for one in recorded for _, name in one.phonemes} - {""})
     word_numbers = {word: number for number, word in enumerate(words, start=1)}

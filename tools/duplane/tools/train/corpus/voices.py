@@ -30,10 +30,10 @@ ASSISTANT_PITCH = 45
 
 @dataclass(frozen=True)
 class Speaker:
-    """A voice and how it speaks.
+    """A voice, and its rate and pitch.
 
-    `rate` is in words per minute, `pitch` and `pitch_range` are espeak's numbers up to 100. `warp`
-    above 1 is a longer vocal tract: lower and slower speech.
+    `rate` is in words per minute; `pitch` and `pitch_range` are espeak's numbers up to 100. A
+    `warp` above 1 lowers and slows the speech, like a longer vocal tract.
     """
 
     engine: str
@@ -48,7 +48,7 @@ ASSISTANT = Speaker("espeak", "en-us", rate=ASSISTANT_RATE, pitch=ASSISTANT_PITC
 
 
 def draw_speaker(chance: Random, *, flite_share: float, is_held_out: bool = False) -> Speaker:
-    """Draw a speaker for training, or a held-out one that does not occur in training."""
+    """Draw a speaker for training, or with `is_held_out` one that does not occur in training."""
     if chance.random() < flite_share:
         names = HELD_OUT_FLITE_VOICES if is_held_out else FLITE_VOICES
         rate = chance.randint(140, 200)

@@ -1,4 +1,4 @@
-"""Measures the model's speech: how many sums the model understands in it, and mel distances."""
+"""Measures the model's speech: how many spoken sums the model understands, and mel distances."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOST_TOKENS = 75
 
 
 def sums() -> list[tuple[str, str]]:
-    """Return questions of the domain that the voice can speak, and their answers."""
+    """Return all sums of two digits as questions, and their answers."""
     return [
         (f"{DIGITS[a]} plus {DIGITS[b]}", f"{DIGITS[a]} plus {DIGITS[b]} is {NUMBERS[a + b]}")
         for a in range(1, 10)
@@ -41,11 +41,11 @@ def sums() -> list[tuple[str, str]]:
 
 @torch.inference_mode()
 def spoken(model: DuplexModel, text: str, seed: int) -> FloatArray:
-    """Speak a text with the model's talker and vocoder, as in a chat: samples at 24 kHz."""
+    """Return the speech of a text at 24 kHz, made by the talker and the vocoder as in a chat."""
     parts = model.parts
-    assert parts.talker, "the checkpoint speaks"
-    assert parts.vocoder, "the checkpoint speaks"
-    assert parts.vocoder_voice, "the checkpoint speaks"
+    assert parts.talker, "the checkpoint has no talker"
+    assert parts.vocoder, "the checkpoint has no vocoder"
+    assert parts.vocoder_voice, "the checkpoint has no voice"
     ids = parts.tokens.encode(text)
     hidden = torch.zeros(len(ids), parts.llm.hidden_size)
     condition = parts.talker.condition(ids, hidden, is_text_end=True)
@@ -68,7 +68,7 @@ def spoken(model: DuplexModel, text: str, seed: int) -> FloatArray:
 def understood(
     model: DuplexModel, options: ConversationOptions, speak: Callable[[str, int], FloatArray]
 ) -> Rate:
-    """Return how many sums are answered rightly if `speak` asks them."""
+    """Return the share of sums that the model answers correctly when `speak` makes their sound."""
     rate = Rate()
     questions = sums()
     sounds = [_session(speak(text, number)) for number, (text, _) in enumerate(questions)]
@@ -88,13 +88,13 @@ def _session(samples: FloatArray) -> FloatArray:
 
 
 def original(text: str, seed: int) -> FloatArray:
-    """Speak a text with the synthesiser's voice that the model imitates."""
+    """Return the speech of a text in the synthesiser's voice, which the model imitates."""
     del seed
     return speak_answer(text).samples
 
 
 def mel_distance(model: DuplexModel, texts: Sequence[str]) -> float:
-    """Return the mean distance of log-mels: the model's speech and the synthesiser's, aligned."""
+    """Return the mean distance between aligned log-mels of the model and of the synthesiser."""
     distances = [
         _aligned_distance(frames_of(original(text, 0)), frames_of(spoken(model, text, 0)))
         for text in texts
@@ -103,7 +103,7 @@ def mel_distance(model: DuplexModel, texts: Sequence[str]) -> float:
 
 
 def _aligned_distance(first: FloatArray, second: FloatArray) -> float:
-    """Return the mean distance along the best alignment of two sequences of frames."""
+    """Return the mean distance between two sequences of frames in their best alignment."""
     a, b = first[:, :MEL_BINS], second[:, :MEL_BINS]
     costs = np.abs(a[:, None] - b[None]).mean(-1)
     total = np.full((len(a) + 1, len(b) + 1), np.inf)

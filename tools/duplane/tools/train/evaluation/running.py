@@ -1,4 +1,4 @@
-"""Runs sessions through the worker's model, several at once, without waiting for real time."""
+"""Runs sessions through the worker's model, several at once, faster than real time."""
 
 from __future__ import annotations
 

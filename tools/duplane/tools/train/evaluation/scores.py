@@ -17,9 +17,9 @@ class Answered:
 
 @dataclass(frozen=True)
 class Expected:
-    """A question's answer: the unit in which it begins, and how many units it takes.
+    """The expected answer to a question: its first unit and its number of units.
 
-    `interrupted_unit` is the unit that ends it early, or -1.
+    `interrupted_unit` is the unit in which an interruption ends it, or -1.
     """
 
     kind: str
@@ -41,19 +41,19 @@ class Turn:
 
 @dataclass
 class Rate:
-    """How often something was right."""
+    """The number of correct results and of all results."""
 
     right: int = 0
     count: int = 0
 
     def add(self, *, is_right: bool) -> None:
-        """Count one more."""
+        """Add one result."""
         self.right += is_right
         self.count += 1
 
     @property
     def share(self) -> float | None:
-        """The share that was right; None without any."""
+        """The share of correct results; None if there are no results."""
         return self.right / self.count if self.count else None
 
 
@@ -107,7 +107,7 @@ class Scores:
 
 
 def turns(units: Sequence[Answered]) -> list[Turn]:
-    """Join the units of each turn."""
+    """Group the speaking units into turns."""
     found: list[Turn] = []
     first, text = -1, ""
     for number, unit in enumerate(units):

@@ -29,7 +29,7 @@ NOISE_CLIPS = 24
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """The size of the evaluation: the first row has `sessions` sessions, the others fewer."""
+    """The size of the evaluation: the first row has `sessions` sessions, other rows have fewer."""
 
     sessions: int = 48
     utterances: int = 600
@@ -76,7 +76,7 @@ def plan_rows(plan: EvaluationPlan) -> list[Row]:
 
 
 def evaluate(directory: Path, workspace: Path, plan: EvaluationPlan) -> dict[str, Any]:
-    """Run the table; returns it as plain values. Corpora are kept in `workspace`."""
+    """Run all rows of the table; returns it as plain values. `workspace` keeps the corpora."""
     model = DuplexModel.load(directory, slot_count=SLOTS, context_capacity=CONTEXT_ROWS)
     corpora = {
         name: _corpus(workspace / f"{name}-{plan.utterances}-{plan.seed}", name, plan)
@@ -133,7 +133,7 @@ def _corpus(folder: Path, name: str, plan: EvaluationPlan) -> Corpus:
 
 
 def expected_of(session: Session, answers: Mapping[str, Spoken]) -> list[Expected]:
-    """Return what the model should do in a session."""
+    """Return the expected answers of a session."""
     return [
         Expected(
             one.utterance.exchange.kind,
@@ -154,7 +154,7 @@ def as_values(scores: Scores) -> dict[str, Any]:
         "whole answer exact": _rate(scores.exact),
         "interruption closed within one unit": _rate(scores.closed),
         "quiet units in noise": _rate(scores.quiet),
-        "turns that nobody asked for": scores.extra_turns,
+        "unexpected turns": scores.extra_turns,
         "units": scores.unit_count,
         "kinds": {kind: _rate(rate) for kind, rate in sorted(scores.kinds.items())},
         "mistakes": scores.mistakes[:40],
@@ -175,7 +175,7 @@ def _report(text: str) -> None:
 
 
 def as_text(found: dict[str, Any]) -> str:
-    """Return the table as text, one row a line."""
+    """Return the table as text, one row per line."""
     columns = {
         "onset": "onset within one unit",
         "exact": "whole answer exact",
@@ -185,7 +185,7 @@ def as_text(found: dict[str, Any]) -> str:
     lines = [f"{'':28}" + "".join(f"{name:>18}" for name in (*columns, "extra turns"))]
     for name, row in found["rows"].items():
         cells = [_cell(row[column]) for column in columns.values()]
-        cells.append(f"{row['turns that nobody asked for']} in {row['units']} units")
+        cells.append(f"{row['unexpected turns']} in {row['units']} units")
         lines.append(f"{name:28}" + "".join(f"{cell:>18}" for cell in cells))
     lines.append("")
     for name, rate in found["speech"]["sums understood"].items():

@@ -1,7 +1,7 @@
-"""The networks that are trained: the worker's own modules, over whole sessions at once.
+"""The networks of the listener: the worker's own modules, run over whole sessions at once.
 
-The audio encoder sees the features of the worker's mel stream, unit by unit, and attends as with
-the worker's cache. The LLM runs with a cache that holds one pass only.
+The audio encoder gets the features of the worker's mel stream. Its mask gives the same attention as
+the worker's cache. The LLM's cache holds only the pass in progress.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CONTEXT_POSITIONS = CONTEXT_FRAMES // 2
 
 
 class OnePass(KVCache):
-    """A cache for training: keys and values of the pass in progress, with their gradients."""
+    """A cache for training: it holds keys and values of the current pass, with gradients."""
 
     def __init__(self, cache: KVCache) -> None:
         layers, _, heads, _, head_dim = cache.keys.shape
@@ -48,7 +48,7 @@ class OnePass(KVCache):
         self._pass: list[tuple[Tensor, Tensor]] = [(self.keys, self.values)] * layers
 
     def write(self, layer: int, rows: Rows, keys: Tensor, values: Tensor) -> None:
-        """Keep keys and values `[rows, heads, head_dim]`, `length` rows for each slot."""
+        """Store keys and values `[rows, heads, head_dim]`, `length` rows for each slot."""
         (group,) = rows.groups
         shape = (group.slot_count, group.length, *keys.shape[1:])
         self._pass[layer] = (
@@ -57,7 +57,7 @@ class OnePass(KVCache):
         )
 
     def view(self, layer: int, group: Group) -> tuple[Tensor, Tensor]:
-        """Return keys and values of this pass."""
+        """Return the keys and values of the current pass."""
         del group
         return self._pass[layer]
 
@@ -93,7 +93,7 @@ def run_decoder(decoder: Decoder, embeds: Tensor) -> Tensor:
 
 
 def trainable(module: nn.Module) -> list[nn.Parameter | Tensor]:
-    """Return the tensors to train: parameters, and the packed ones that parameters are views of."""
+    """Return the tensors to train: parameters, and the packed tensors of attention and MLPs."""
     found: list[nn.Parameter | Tensor] = [p for p in module.parameters() if p.requires_grad]
     for part in module.modules():
         if isinstance(part, Attention | FeedForward):
@@ -105,7 +105,7 @@ def trainable(module: nn.Module) -> list[nn.Parameter | Tensor]:
 
 @torch.no_grad()
 def draw_weights(module: nn.Module, seed: int) -> None:
-    """Draw the weights of every parameter: matrices by their inputs, norms 1, biases 0."""
+    """Draw matrices, with a deviation that depends on their inputs; set norms to 1, biases to 0."""
     generator = torch.Generator().manual_seed(seed)
     residual = ("o_proj.weight", "down_proj.weight", "out_proj.weight", "fc2.weight")
     for name, parameter in module.named_parameters():
@@ -130,7 +130,7 @@ class ListenerNetworks:
 
     @classmethod
     def build(cls, config: dict[str, Any], seed: int, *, batch: int) -> ListenerNetworks:
-        """Build the networks with random weights; `batch` sessions are encoded at once."""
+        """Build the networks with random weights, for at most `batch` sessions at once."""
         audio = AudioEncoder(AudioConfig.from_json(config), batch)
         llm = LanguageModel(config, 1, MOST_ROWS, DEVICE, torch.float32)
         draw_weights(audio, seed)
@@ -140,7 +140,7 @@ class ListenerNetworks:
 
     @property
     def modules(self) -> dict[str, nn.Module]:
-        """The modules by their prefix in the checkpoint."""
+        """The modules, with their prefixes in the checkpoint."""
         projector = self.audio.audio_projection_layer
         return {"llm.": self.llm, "apm.": self.audio.apm, "audio_projection_layer.": projector}
 
@@ -148,7 +148,8 @@ class ListenerNetworks:
     def features(self, sessions: Sequence[FloatArray]) -> tuple[Tensor, Tensor]:
         """Compute the features [sessions, units, frames, mel] of sessions of equal length.
 
-        The second value marks the first unit of each session. The worker's mel stream makes both.
+        The second value marks the first unit of each session. Both come from the worker's mel
+        stream.
         """
         mel, slots = self.audio.mel, list(range(len(sessions)))
         units: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Runs the listener's training on one or several processes, which average their gradients."""
+"""Trains the listener in one or several processes, which average their gradients."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def run_rank(workspace: Path, plan: ListenerPlan, meeting: Path, rank: int, proc
 
 
 def listener_tensors(workspace: Path) -> dict[str, Tensor]:
-    """Return the tensors of the saved state, without those that only training uses."""
+    """Return the tensors of the saved state, without the heads, which only training uses."""
     modules = cast("dict[str, dict[str, Tensor]]", load_tensors(workspace / STATE)["modules"])
     return {
         prefix + name: value

@@ -1,4 +1,4 @@
-"""Writes sessions and chats as sequences of ids, as the worker feeds them to the LLM."""
+"""Turns sessions and chats into sequences of ids, in the order in which the worker feeds them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from duplane.worker.model.chat.chats import ANSWER_MARK, NO_THOUGHTS, SPEECH_MAR
 
 UNIT_EMBEDDINGS = 10
 AUDIO, VOICE = -1, -2
-"""In place of ids: rows that are embeddings of the session's audio, or of a voice."""
+"""Placeholders for ids in rows that are embeddings of the session's audio, or of a voice."""
 IGNORED = -100
 LISTEN_WEIGHT = 0.4
-"""Weight of listening in the loss: below 1, because listening is frequent and easy."""
+"""Weight of listening decisions in the loss: below 1, because they are frequent and easy."""
 CUT_SHARE = 0.15
 MOST_CUT_UNITS = 6
 COMMON_PROMPTS = ("You are a helpful assistant.", "Streaming Omni Conversation.")
@@ -28,7 +28,7 @@ COMMON_PROMPTS = ("You are a helpful assistant.", "Streaming Omni Conversation."
 
 @dataclass
 class TokenRow:
-    """Ids of one sequence; `targets` and `weights` are those of the id that follows each row."""
+    """Ids of one sequence. `targets` and `weights` belong to the id that follows each row."""
 
     ids: list[int] = field(default_factory=list[int])
     targets: list[int] = field(default_factory=list[int])
@@ -42,7 +42,7 @@ class TokenRow:
         self.weights += [0.0] * len(ids)
 
     def choose(self, token: int, weight: float = 1.0) -> None:
-        """Add an id that the model chooses, behind the row added last."""
+        """Add an id that the model chooses, after the last row."""
         self.targets[-1], self.weights[-1] = token, weight
         self.feed([token])
 
@@ -59,9 +59,9 @@ def draw_prompt(chance: Random) -> str:
 def session_sequence(
     session: Session, vocabulary: Vocabulary, chance: Random, *, voice_rows: int
 ) -> TokenRow:
-    """Write a session behind a prompt with `voice_rows` embeddings of a voice.
+    """Return the sequence of a prompt with `voice_rows` embeddings of a voice, and of a session.
 
-    Some sessions lack their first units, as after a context window has dropped them.
+    Some sequences lack the first units, as if a context window had dropped them.
     """
     made = TokenRow()
     made.feed(vocabulary.encode(f"<|im_start|>system\n{draw_prompt(chance)}\n<|audio_start|>"))
@@ -89,7 +89,7 @@ def _write_decision(made: TokenRow, decision: Decision, vocabulary: Vocabulary) 
 
 
 def typed(question: str, chance: Random) -> str:
-    """Return a question as people type it: with capitals, digits and marks, or without."""
+    """Return a question as people may type it, with or without capitals, digits and punctuation."""
     words = question.split()
     if chance.random() < 0.5:
         words = [str(DIGITS.index(word)) if word in DIGITS else word for word in words]
@@ -104,7 +104,7 @@ def typed(question: str, chance: Random) -> str:
 def chat_sequence(
     exchanges: Sequence[Exchange], vocabulary: Vocabulary, chance: Random
 ) -> TokenRow:
-    """Write a chat in text as the worker's template does; the last answer is chosen."""
+    """Return a text chat as the worker's sequence of ids; the model chooses the last answer."""
     made, text = TokenRow(), ""
     if chance.random() < 0.7:
         text += f"<|im_start|>system\n{draw_prompt(chance)}<|im_end|>\n"
@@ -124,7 +124,7 @@ def chat_sequence(
 class Batch:
     """Sequences padded to one length: ids, targets and weights, [sequences, length].
 
-    `audio` and `voice` are masks of the rows that embeddings replace.
+    `audio` and `voice` mark the rows that embeddings replace.
     """
 
     ids: Tensor

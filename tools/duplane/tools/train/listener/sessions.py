@@ -1,7 +1,7 @@
-"""Draws sessions: the sound at a microphone, and the desired output for each unit of it.
+"""Draws random sessions: the sound at a microphone, and the desired output for each unit.
 
-A user asks, the assistant answers, and the user may interrupt. Noise and the assistant's own voice
-from a loudspeaker may be mixed in. Every session is drawn from its own random numbers.
+A user asks, the assistant answers, and the user may interrupt. Some sessions contain noise, or the
+assistant's own voice from a loudspeaker. Every session has its own random generator.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from duplane.worker.model.audio.mel import FIRST_UNIT_FILL, UNIT_SAMPLES
 from duplane.worker.model.types import INPUT_SAMPLE_RATE, FloatArray
 
 LAG_S = (FIRST_UNIT_FILL - UNIT_SAMPLES) / INPUT_SAMPLE_RATE
-"""The audio reaches the model with this delay: silence is put in front of it."""
+"""Delay of the audio: the worker puts this much silence before it."""
 PAUSE_S = 0.25
-"""Silence after a question that the model must have heard before it answers."""
+"""Length of the silence that the model must hear after a question before it answers."""
 NOTICED_S = 0.35
-"""Speech of an interruption that the model must have heard before it stops its answer."""
+"""Length of an interruption that the model must hear before it stops its answer."""
 POSITION_S, EMBEDDING_S = 0.02, 0.1
 WORD_DELAY_S = 0.1
 FORCED_UNITS = 3
-"""Units at the start of a conversation in which the worker does not let the model speak."""
+"""Number of units at the start of a conversation in which the worker forces the model to listen."""
 NOISE_SECONDS = 20
 
 
 @dataclass(frozen=True)
 class SessionRules:
-    """The probabilities of events in a session, and the bounds of levels in decibels."""
+    """The probabilities of events in a session, and the ranges of levels in decibels."""
 
     unit_count: int = 16
     noise_only: float = 0.06
@@ -45,12 +45,12 @@ class SessionRules:
     gain: tuple[float, float] = (-24.0, 2.0)
     longest_pause_s: float = 2.5
     is_dense: bool = False
-    """Questions follow each other without answers, to train the encoder."""
+    """True if questions follow each other without answers, to train the encoder."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The desired output of one unit; without `speaks` it listens."""
+    """The desired output of one unit: speech, or listening if `speaks` is False."""
 
     speaks: bool = False
     words: tuple[str, ...] = ()
@@ -60,7 +60,10 @@ class Decision:
 
 @dataclass
 class Asked:
-    """A question in a session, and the units that begin and interrupt its answer (-1: none)."""
+    """A question in a session. `first_unit` begins its answer, `interrupted_unit` ends it early.
+
+    Either is -1 if there is none.
+    """
 
     utterance: Utterance
     start_s: float
@@ -74,8 +77,9 @@ class Asked:
 class Session:
     """One drawn session.
 
-    `samples` [units * 16000]. `phonemes` [units * 50] and `words` [units * 10] are the numbers of
-    the phoneme at each encoder position and of the word at each LLM embedding; 0 is silence.
+    `samples` [units * 16000] is the sound. `phonemes` [units * 50] is the number of the phoneme at
+    each encoder position, `words` [units * 10] that of the word at each LLM embedding. 0 is
+    silence.
     """
 
     samples: FloatArray
@@ -86,14 +90,14 @@ class Session:
 
 
 class NoiseBank:
-    """Noises that are made once; sessions use random parts of them."""
+    """Noises that are generated once. Sessions use random parts of them."""
 
     def __init__(self, seed: int, count: int) -> None:
         size = NOISE_SECONDS * INPUT_SAMPLE_RATE
         self._clips = [noise(size, np.random.default_rng([seed, 77, n])) for n in range(count)]
 
     def draw(self, count: int, chance: np.random.Generator) -> FloatArray:
-        """Return `count` samples of one noise, from a random position on."""
+        """Return `count` samples of a random noise, starting at a random position."""
         clip = self._clips[chance.integers(len(self._clips))]
         start = int(chance.integers(len(clip)))
         return np.resize(np.concatenate((clip[start:], clip[:start])), count)
@@ -162,7 +166,7 @@ class SessionBuilder:
         forced: int,
         chance: np.random.Generator,
     ) -> float:
-        """Decide the units that answer a question; return the earliest start of the next one."""
+        """Choose the units that answer a question; return when the next question may start."""
         if not one.answer:
             return one.end_s + PAUSE_S
         units = self._answers[one.answer].units
@@ -173,7 +177,7 @@ class SessionBuilder:
         begin_s = first + len(units) + 0.1
         stop = len(units)
         if len(units) > 1 and chance.random() < self.rules.interrupted:
-            # The next question begins while the answer is computed or heard.
+            # An interruption: the next question begins before the end of the answer.
             begin_s = first + chance.uniform(0.3, len(units) - 0.2)
             noticed = int(np.ceil(begin_s + NOTICED_S + LAG_S - 1.0))
             if first < noticed < first + len(units):
@@ -191,13 +195,13 @@ class SessionBuilder:
     def _add_echo(
         self, sound: FloatArray, asked: Sequence[Asked], chance: np.random.Generator
     ) -> None:
-        """Add the assistant's voice as a microphone near its loudspeaker hears it."""
+        """Add the assistant's voice, as a microphone near the loudspeaker records it."""
         level = np.float32(10 ** (chance.uniform(-30.0, -8.0) / 20))
         delay_s = chance.uniform(0.02, 0.4)
         for one in asked:
             if one.first_unit < 0:
                 continue
-            # Interpolated from 24 kHz: two samples for each three.
+            # Interpolate from 24 to 16 kHz: two samples for every three.
             whole = self._answers[one.answer].samples
             at = np.arange(0, len(whole) - 1, 1.5)
             spoken = np.interp(at, np.arange(len(whole)), whole).astype(np.float32)

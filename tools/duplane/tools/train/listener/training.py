@@ -1,7 +1,7 @@
-"""Trains the listener: first the sounds of speech, then whole sessions and chats.
+"""Trains the listener, first on the sounds of speech, then on whole sessions and chats.
 
-A step draws its own sessions from the seed and its number, so that a run can be resumed and gives
-the same weights.
+Each step draws its sessions from the seed and its own number, so a run that is resumed gives the
+same weights.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ VOICE_SHARE = 0.2
 class ListenerPlan:
     """The length and the rates of the listener's training.
 
-    The first stage has `sound_steps`, which train the encoder alone on `sound_batch` windows. The
-    second stage has `steps`: `short_steps` over sessions of 8 units, the rest over sessions of 16.
-    In each stage the rate rises over `warm_up` steps and is then constant; over the last
-    `decay_share` of the second stage it falls to zero. Every other step of that stage also has
-    `chats`.
+    The first stage has `sound_steps` steps and trains only the encoder, on `sound_batch` windows.
+    The second stage has `steps` steps: `short_steps` with sessions of 8 units, the others with
+    sessions of 16 units. In each stage the rate rises during `warm_up` steps and is then constant;
+    during the last `decay_share` of the second stage it falls to zero. Every second step of the
+    second stage also trains on `chats` chats.
     """
 
     seed: int = 1
@@ -70,7 +70,7 @@ class ListenerPlan:
     noise_clips: int = 48
 
     def factor(self, step: int, total: int) -> float:
-        """Return the learning rate's factor at a step, if it reaches zero at step `total`."""
+        """Return the factor of the learning rate at a step, for a rate that is zero at `total`."""
         remaining = (total - step) / max(1.0, self.decay_share * total)
         return min(1.0, (step + 1) / self.warm_up, remaining)
 
@@ -78,7 +78,7 @@ class ListenerPlan:
 def listener_optimisers(
     networks: ListenerNetworks, heads: nn.Module, plan: ListenerPlan
 ) -> Optimisers:
-    """Choose the optimiser of each tensor: tables of rows are not matrices."""
+    """Assign each tensor to an optimiser. Embedding tables do not count as matrices."""
     llm, apm = networks.llm, networks.audio.apm
     tables = (llm.model.embed_tokens.weight, llm.lm_head.weight, apm.embed_positions.weight)
     found = [*trainable(networks.audio), *trainable(llm)]
@@ -90,7 +90,7 @@ def listener_optimisers(
 
 
 class ListenerTraining:
-    """One training run; its state is in `path` and is continued if the file exists."""
+    """One training run. It saves its state to `path`, and continues it if the file exists."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class ListenerTraining:
         return {**self.networks.modules, "heads.": self._heads}
 
     def run(self, stop_at: int | None = None) -> None:
-        """Train to the end, or to step `stop_at`; reports on stderr and saves now and then."""
+        """Train to the end, or to step `stop_at`; report on stderr and save at intervals."""
         self.resume()
         plan = self.plan
         total = plan.sound_steps + plan.steps
@@ -157,7 +157,7 @@ class ListenerTraining:
                 self.save()
 
     def _share(self, count: int) -> range:
-        """Return the numbers of the sessions of a batch that this process draws."""
+        """Return which sessions of a batch this process draws."""
         return range(self._rank, count, self._ranks)
 
     def _sound_step(self) -> dict[str, Tensor]:
@@ -235,7 +235,7 @@ class ListenerTraining:
         return self._text_loss(hidden, batch)
 
     def _voice(self, chance: Random) -> Tensor | None:
-        """Encode a random voice for the prompt as the worker does, for some sessions."""
+        """Encode a random voice for the prompt, as the worker does; None for most sessions."""
         if chance.random() >= VOICE_SHARE:
             return None
         clips = [

@@ -1,4 +1,4 @@
-"""The codec of the assistant's voice: k-means over the features of one speech token."""
+"""The codec of the assistant's voice: each speech token is a cluster of features (k-means)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from duplane.worker.model.vocoder.harmonic import TOKEN_FRAMES
 ITERATIONS = 20
 BLOCK = 4096
 PITCH_SCALE, VOICING_SCALE = 6.0, 3.0
-"""Factors of pitch and voicing in distances; each band of the log-mel has the factor 1."""
+"""Weights of pitch and voicing in distances; each band of the log-mel has the weight 1."""
 
 
 def token_features(samples: FloatArray) -> Tensor:
-    """Map samples of whole tokens to [tokens, TOKEN_FRAMES, FRAME_WIDTH]."""
+    """Return the features [tokens, TOKEN_FRAMES, FRAME_WIDTH] of samples at 24 kHz."""
     frames = torch.tensor(frames_of(samples))
     count = len(frames) // TOKEN_FRAMES
     return frames[: count * TOKEN_FRAMES].view(count, TOKEN_FRAMES, FRAME_WIDTH)

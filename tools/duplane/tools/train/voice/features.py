@@ -20,7 +20,7 @@ SPAN = 1920
 
 
 def frames_of(samples: FloatArray) -> FloatArray:
-    """Map samples [n] at 24 kHz to frames [n // FRAME, FRAME_WIDTH]."""
+    """Return the frames [n // FRAME, FRAME_WIDTH] of samples [n] at 24 kHz."""
     count = len(samples) // FRAME
     mel = prompt_mel(torch.tensor(samples), count).numpy()
     pitch, is_voiced = _pitch(samples, count)

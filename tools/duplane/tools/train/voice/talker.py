@@ -1,7 +1,7 @@
-"""Trains the talker: from the words of each unit to the codec's tokens.
+"""Trains the talker to turn the words of each unit into the codec's tokens.
 
-It reads the text alone: the projection of the LLM's state stays zero, so it does not depend on the
-training of the listener.
+The talker reads only the text: the projection of the LLM's state stays zero, so this training does
+not depend on that of the listener.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from duplane.worker.model.tts.talker import Talker
 IGNORED = -100
 CHAT_SHARE = 0.3
 NOISE_SHARE = 0.06
-"""Share of input tokens replaced at random, so that the talker recovers from a wrong token."""
+"""Share of input tokens that are replaced at random, so that the talker tolerates wrong tokens."""
 WARM_UP = 20
 
 
@@ -63,7 +63,7 @@ class CodedAnswer:
 
 @dataclass
 class _Row:
-    """One sequence: text ids and codes of each position (one of them is -1), and targets."""
+    """One sequence: each position has a text id or a code (the other is -1), and a target."""
 
     text: list[int] = field(default_factory=list[int])
     codes: list[int] = field(default_factory=list[int])
@@ -83,7 +83,7 @@ class _Row:
 
 
 class TalkerTraining:
-    """Trains a talker of the worker with a cache for whole turns."""
+    """Trains the worker's talker on whole turns, with the training cache."""
 
     def __init__(self, config: dict[str, Any], vocabulary: Vocabulary, plan: TalkerPlan) -> None:
         self.plan, self._vocabulary = plan, vocabulary
@@ -109,7 +109,7 @@ class TalkerTraining:
         )
 
     def run(self, answers: Mapping[str, CodedAnswer]) -> None:
-        """Train. Half of the draws are answers of digits alone, of which there are most."""
+        """Train. Half of the draws are answers of digits only, the other half all other answers."""
         chance = Random(self.plan.seed)
         seed_all(self.plan.seed)
         common, rare = split_answers(answers)
@@ -132,7 +132,7 @@ class TalkerTraining:
         self.store_head()
 
     def _row(self, answer: CodedAnswer, *, is_chat: bool) -> _Row:
-        """Write an answer as the worker feeds it: unit by unit, or in a chat as a whole."""
+        """Return an answer as the worker feeds it: unit by unit, or whole in a chat."""
         row, vocabulary, dims = _Row(), self._vocabulary, self.talker.dims
         if is_chat:
             words = [word for unit in answer.units for word in unit]
@@ -148,7 +148,7 @@ class TalkerTraining:
         return row
 
     def loss(self, rows: Sequence[_Row], *, noise: float = 0.0) -> tuple[Tensor, float]:
-        """Return the loss of sequences, and the share of tokens that are right."""
+        """Return the loss of sequences, and the share of correct tokens."""
         length = max(len(row.text) for row in rows)
 
         def padded(values: Sequence[list[int]], fill: int) -> Tensor:
@@ -172,13 +172,13 @@ class TalkerTraining:
 
     @torch.no_grad()
     def evaluate(self, answers: Sequence[CodedAnswer]) -> tuple[float, float]:
-        """Return loss and share of right tokens for answers in units."""
+        """Return the loss and the share of correct tokens for answers fed unit by unit."""
         loss, right = self.loss([self._row(one, is_chat=False) for one in answers])
         return loss.item(), right
 
     @torch.no_grad()
     def store_head(self) -> None:
-        """Write the output layer into the talker, as magnitudes and directions."""
+        """Copy the output layer into the talker, as magnitudes and directions."""
         weight = self.head.weight
         stored = cast("Any", self.talker.head_code[0]).parametrizations["weight"]
         stored.original1.copy_(weight)
@@ -187,7 +187,7 @@ class TalkerTraining:
 
 
 def split_answers(answers: Mapping[str, CodedAnswer]) -> tuple[list[str], list[str]]:
-    """Return the answers of digits alone, of which there are many, and the others."""
+    """Return the answers of digits only, which are the most, and the other answers."""
     common = [text for text in sorted(answers) if set(text.split()) <= set(DIGITS)]
     rare = [text for text in sorted(answers) if not set(text.split()) <= set(DIGITS)]
     return common, rare

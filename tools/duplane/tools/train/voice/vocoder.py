@@ -1,4 +1,4 @@
-"""Trains the vocoder: from the codec's tokens to the sound of the assistant's voice."""
+"""Trains the vocoder to turn the codec's tokens into the sound of the assistant's voice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WARM_UP = 20
 
 
 def build_vocoder(table: Tensor, seed: int) -> HarmonicNetwork:
-    """Build the network for a table; its corrections begin at zero."""
+    """Build the network for the codec's table. At first it does not correct the filters."""
     config = HarmonicConfig(
         vocabulary=len(table),
         mel_bins=MEL_BINS,
@@ -39,14 +39,14 @@ def build_vocoder(table: Tensor, seed: int) -> HarmonicNetwork:
     with torch.no_grad():
         for parameter in network.conv3.parameters():
             parameter.zero_()
-        # Log-mel is that of the magnitude of a Hann window with an area of 960; the areas of the
-        # bands grow with frequency, and noise has less in a band than a tone.
+        # A first estimate of the factor between log-mel and amplitude: the Hann window of the mel
+        # has an area of 960, and higher bands are wider. Training refines it.
         network.offsets[:] = -5.0
     return network
 
 
 def spectral_loss(made: Tensor, wanted: Tensor) -> Tensor:
-    """Return the distance of two sounds [n, samples] in spectra of several sizes."""
+    """Return the distance between the spectra of two sounds [n, samples], for several FFT sizes."""
     total = torch.zeros(())
     for size in SIZES:
         window = torch.hann_window(size)
@@ -68,7 +68,7 @@ def train_vocoder(
     seed: int,
     batch: int = 8,
 ) -> None:
-    """Train on crops of the sounds; half of the inputs are what the codec makes of them."""
+    """Train on random parts of the sounds. 60 % of the inputs are rounded to the codec's tokens."""
     generator = np.random.default_rng(seed)
     features = [token_features(samples) for samples in sounds]
     optimiser = torch.optim.AdamW(
