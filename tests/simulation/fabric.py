@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncGenerator
-from datetime import UTC, datetime
 
 from simulation.checks import BrokenLawError, Laws, require
 from simulation.network import Call, CallError, delay
@@ -213,7 +212,8 @@ class Worker:
     def _execute(self, message: registry_pb2.AttachResponse) -> None:
         if message.HasField("registered"):
             registered = message.registered
-            self.admission.register("s", registered.worker_epoch, registered.verification_keys)
+            now = asyncio.get_running_loop().time()
+            self.admission.register(registered.worker_epoch, registered.verification_keys, now)
         elif message.HasField("revoke"):
             revoke = message.revoke
             self.admission.revoke(revoke.slot, revoke.fencing_number, revoke.lease_id)
@@ -221,7 +221,7 @@ class Worker:
     async def serve(self, lease: lease_pb2.Lease, held_s: float, cleanup_s: float) -> None:
         """Run one session to its end. Raises FabricError if the lease is refused."""
         admission = self.admission
-        claims = admission.claim(lease, datetime.now(UTC))
+        claims = admission.claim(lease, asyncio.get_running_loop().time())
         self._fabric.laws.session_began(self.name, claims.slot, claims.lease_id)
         session = asyncio.create_task(self._converse(admission, claims.slot, held_s, cleanup_s))
         self._sessions[session] = None

@@ -1,4 +1,6 @@
-"""Finds a program, or unpacks the Debian package that has it into the virtual environment."""
+"""Finds a program or a library, or unpacks the Debian package that has it into the virtual
+environment.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,31 @@ def debian_program(name: str, package: str) -> str:
     return found
 
 
+def debian_library(name: str, package: str) -> str:
+    """Return the path of a library that programs are started with; skip the test without it."""
+    found = _unpacked(f"usr/lib/*/{name}", package)
+    if found is None:
+        pytest.skip(f"no {name}: `apt-get download {package}` does not work here")
+    return found
+
+
 @functools.cache
 def _find(name: str, package: str) -> str | None:
-    unpacked = _folder(package) / "usr/bin" / name
-    if installed := shutil.which(name):
-        return installed
-    can_unpack = not unpacked.exists() and shutil.which("apt-get") is not None
+    return shutil.which(name) or _unpacked(f"usr/bin/{name}", package)
+
+
+@functools.cache
+def _unpacked(pattern: str, package: str) -> str | None:
+    """Return the file of a package, unpacking it unless that was done before."""
+
+    def found() -> str | None:
+        return next((str(path) for path in _folder(package).glob(pattern)), None)
+
+    can_unpack = not found() and shutil.which("apt-get") is not None
     if can_unpack and not _unpack(package) and os.geteuid() == 0:
         _runs("apt-get", "update", "-qq")
         _unpack(package)
-    return str(unpacked) if unpacked.exists() else None
+    return found()
 
 
 def _folder(package: str) -> Path:

@@ -244,8 +244,8 @@ class FakeWorker:
     async def claim(self, granted: lease_pb2.Granted) -> lease_pb2.LeaseClaims:
         """Verify and accept a lease as a worker does, or fail the test."""
         verifier = LeaseVerifier()
-        verifier.trust(list(self.registered.verification_keys))
-        claims = verifier.verify(granted.lease)
+        verifier.trust(self.registered.verification_keys, 0)
+        claims = verifier.verify(granted.lease, 0)
         slot = self.slots[claims.slot]
         assert claims.worker_id == self.register.worker_id
         assert claims.worker_epoch == self.registered.worker_epoch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import (
@@ -15,8 +16,8 @@ from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 
 MAX_CLAIM_TIMEOUT_S = 60.0
-CLOCK_SKEW_S = 30.0  # as LeaseClaims.expire_time allows
-LEASE_LIFE_S = MAX_CLAIM_TIMEOUT_S + CLOCK_SKEW_S
+CLAIM_SLACK_S = 30.0  # after the claim timeout, as LeaseClaims.claim_timeout says
+LEASE_LIFE_S = MAX_CLAIM_TIMEOUT_S + CLAIM_SLACK_S
 """The longest time from the signature of a lease to the last moment at which it can be claimed."""
 
 _CONTEXT = b"duplane.fabric.v1.LeaseClaims\0"  # so that other signed bytes are no lease
@@ -42,21 +43,30 @@ class LeaseSigner:
 
 
 class LeaseVerifier:
-    """Verifies signatures with the keys that the schedulers sent last."""
+    """Verifies signatures with the keys that the schedulers sent last.
+
+    A key that is missing from the latest ones is trusted for LEASE_LIFE_S more, because leases that
+    it has signed may be on their way. Times are monotonic seconds.
+    """
 
     def __init__(self) -> None:
         self._keys: dict[str, Ed25519PublicKey] = {}
+        self._retired: dict[str, float] = {}  # ends of their trust, by key id
 
-    def trust(self, keys: list[registry_pb2.VerificationKey]) -> None:
-        """Replace all trusted keys."""
-        self._keys = {
-            key.key_id: Ed25519PublicKey.from_public_bytes(key.public_key) for key in keys
+    def trust(self, keys: Sequence[registry_pb2.VerificationKey], now: float) -> None:
+        """Replace the keys. Raises ValueError for malformed ones and changes nothing."""
+        latest = {key.key_id: Ed25519PublicKey.from_public_bytes(key.public_key) for key in keys}
+        missing = dict.fromkeys(self._keys.keys() - latest.keys(), now + LEASE_LIFE_S)
+        ends = {**missing, **self._retired}  # the first end counts
+        self._retired = {
+            key_id: end for key_id, end in ends.items() if end > now and key_id not in latest
         }
+        self._keys = {**{key_id: self._keys[key_id] for key_id in self._retired}, **latest}
 
-    def verify(self, lease: lease_pb2.Lease) -> lease_pb2.LeaseClaims:
+    def verify(self, lease: lease_pb2.Lease, now: float) -> lease_pb2.LeaseClaims:
         """Return the claims of a lease. Raises LEASE_FORGED."""
         key = self._keys.get(lease.key_id)
-        if key is None:
+        if key is None or self._retired.get(lease.key_id, now) < now:
             raise FabricError(Reason.LEASE_FORGED, "the lease is signed with an unknown key")
         try:
             key.verify(lease.signature, _CONTEXT + lease.claims)

@@ -7,6 +7,7 @@ import logging
 import uuid
 from datetime import UTC, datetime, timedelta
 
+from duplane.fabric.durations import to_duration
 from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.policy.placement import Candidate
 from duplane.scheduler.state import SchedulerState
@@ -100,6 +101,7 @@ class GrantLoop:
             slot=candidate.free_slots[0],
             kind=ticket.request.kind,
             session_id=ticket.request.session_id,
+            claim_timeout=to_duration(self._claim_timeout_s),
         )
         expiry = datetime.now(UTC) + timedelta(seconds=self._claim_timeout_s)
         claims.expire_time.FromDatetime(expiry)

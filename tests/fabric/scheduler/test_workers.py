@@ -50,6 +50,22 @@ async def test_registered_contains_epoch_keys_and_interval() -> None:
         assert [len(key.public_key) for key in told.verification_keys] == [32]
 
 
+async def test_worker_learns_how_far_fencing_numbers_are() -> None:
+    async with SchedulerHarness.running(report_interval_s=0.05) as scheduler:
+        worker = await scheduler.worker(slot_count=2)
+        granted = await (await scheduler.caller()).granted()
+        number = (await worker.claim(granted)).fencing_number
+
+        def has_reached() -> bool:
+            return any(one.progress.fencing_number >= number for one in worker.received)
+
+        while not has_reached():
+            await worker.report()
+        reached = max(one.progress.fencing_number for one in worker.received)
+        later = await worker.claim(await (await scheduler.caller()).granted())
+        assert later.fencing_number > reached
+
+
 async def test_worker_whose_stream_breaks_gets_no_more_grants() -> None:
     async with SchedulerHarness.running() as harness:
         operator, worker = await harness.operator(), await harness.worker()

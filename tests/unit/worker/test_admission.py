@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from duplane.fabric.durations import to_duration
 from duplane.fabric.errors import FabricError, Reason
-from duplane.fabric.lease_signing import LeaseSigner
+from duplane.fabric.lease_signing import CLAIM_SLACK_S, LEASE_LIFE_S, LeaseSigner
 from duplane.fabric.v1 import lease_pb2, registry_pb2
-from duplane.worker.admission import CLOCK_SKEW, Admission, SlotState
+from duplane.worker.admission import Admission, SlotState
 
 WORKER_ID = "w"
 KIND = lease_pb2.SESSION_KIND_AUDIO_DUPLEX
 SLOTS = 3
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
+TIMEOUT_S = 5.0
+NOW = 1000.0
 SIGNER = LeaseSigner()
 
 slots = st.integers(0, SLOTS - 1)
@@ -33,21 +34,20 @@ def lease(signer: LeaseSigner = SIGNER, **claims: object) -> lease_pb2.Lease:
             "slot": 0,
             "fencing_number": 1,
             "kind": KIND,
+            "claim_timeout": to_duration(TIMEOUT_S),
             **claims,
         }
     )
-    if not granted.HasField("expire_time"):
-        granted.expire_time.FromDatetime(NOW)
     return signer.sign(granted)
 
 
 def new_admission() -> Admission:
     admission = Admission(WORKER_ID, SLOTS, [KIND])
-    admission.register("a", 1, [SIGNER.verification_key])
+    admission.register(1, [SIGNER.verification_key], NOW)
     return admission
 
 
-def refusal(admission: Admission, refused: lease_pb2.Lease, now: datetime = NOW) -> FabricError:
+def refusal(admission: Admission, refused: lease_pb2.Lease, now: float = NOW) -> FabricError:
     before = admission.slots
     with pytest.raises(FabricError) as caught:
         admission.claim(refused, now)
@@ -165,18 +165,37 @@ def test_a_lease_for_something_else_is_refused(claims: dict, reason: Reason) -> 
     assert refusal(new_admission(), lease(**claims)).reason is reason
 
 
-def test_clocks_may_differ_by_the_allowance_and_no_more() -> None:
+def test_lease_is_claimed_within_its_time_and_the_slack() -> None:
     admission = new_admission()
-    late = NOW + CLOCK_SKEW + timedelta(milliseconds=1)
+    late = NOW + TIMEOUT_S + CLAIM_SLACK_S + 0.001
     assert refusal(admission, lease(), late).reason is Reason.LEASE_EXPIRED
-    admission.claim(lease(), NOW + CLOCK_SKEW)
+    admission.claim(lease(), NOW + TIMEOUT_S + CLAIM_SLACK_S)
 
 
-def test_a_lease_without_an_end_has_ended() -> None:
-    claims = lease_pb2.LeaseClaims(
-        worker_id=WORKER_ID, worker_epoch=1, slot=0, fencing_number=1, kind=KIND
-    )
-    assert refusal(new_admission(), SIGNER.sign(claims)).reason is Reason.LEASE_EXPIRED
+def test_lease_of_an_older_scheduler_has_the_longest_time() -> None:
+    admission = new_admission()
+    lasting = lease(claim_timeout=None)
+    assert refusal(admission, lasting, NOW + LEASE_LIFE_S + 1).reason is Reason.LEASE_EXPIRED
+    admission.claim(lasting, NOW + LEASE_LIFE_S)
+
+
+def test_no_lease_lasts_longer_than_the_key_that_signed_it() -> None:
+    lasting = lease(claim_timeout=to_duration(3600))
+    late = NOW + LEASE_LIFE_S + 1
+    assert refusal(new_admission(), lasting, late).reason is Reason.LEASE_EXPIRED
+
+
+def test_wall_clock_of_the_scheduler_does_not_count() -> None:
+    admission = new_admission()
+    for slot, expire_time in enumerate((None, Timestamp(seconds=1), Timestamp(seconds=2**40))):
+        admission.claim(lease(slot=slot, expire_time=expire_time), NOW)
+
+
+def test_new_lease_is_good_however_long_the_worker_is_attached() -> None:
+    admission = new_admission()
+    admission.note_progress(10, NOW + 3600)
+    assert refusal(admission, lease(fencing_number=1), NOW + 3600).reason is Reason.LEASE_EXPIRED
+    admission.claim(lease(fencing_number=11), NOW + 7200)
 
 
 def test_before_any_registration_every_lease_is_forged() -> None:
@@ -184,28 +203,41 @@ def test_before_any_registration_every_lease_is_forged() -> None:
     assert refusal(admission, lease()).reason is Reason.LEASE_FORGED
 
 
-def test_each_scheduler_replaces_its_own_keys_only() -> None:
+def test_keys_of_the_latest_message_are_trusted() -> None:
     admission = new_admission()
     other, newer = LeaseSigner(), LeaseSigner()
-    admission.register("b", 7, [other.verification_key])
-    admission.register("a", 2, [newer.verification_key])
-    assert refusal(admission, lease()).reason is Reason.LEASE_FORGED
+    admission.register(7, [other.verification_key], NOW)
+    admission.register(7, [other.verification_key, newer.verification_key], NOW)
     admission.claim(lease(other, slot=0, worker_epoch=7), NOW)
-    admission.claim(lease(newer, slot=1, worker_epoch=2), NOW)
+    admission.claim(lease(newer, slot=1, worker_epoch=7), NOW)
+    later = NOW + LEASE_LIFE_S + 1
+    refused = lease(slot=2, worker_epoch=7, fencing_number=8)
+    assert refusal(admission, refused, later).reason is Reason.LEASE_FORGED
+    admission.claim(lease(other, slot=2, worker_epoch=7, fencing_number=8), later)
 
 
-def test_a_lease_of_a_former_registration_is_good() -> None:
+def test_a_lease_of_a_former_registration_is_good_for_a_while() -> None:
     admission = new_admission()
-    admission.register("a", 2, [SIGNER.verification_key])
-    admission.claim(lease(worker_epoch=1, slot=0), NOW)
-    admission.claim(lease(worker_epoch=2, slot=1), NOW)
+    admission.register(2, [SIGNER.verification_key], NOW + 100)
+    admission.claim(lease(worker_epoch=1, slot=0, fencing_number=5), NOW + 100)
+    admission.claim(lease(worker_epoch=2, slot=1, fencing_number=5), NOW + 200)
+    late = lease(worker_epoch=1, slot=2, fencing_number=5)
+    assert refusal(admission, late, NOW + 200).reason is Reason.LEASE_EXPIRED
+
+
+def test_worker_without_a_scheduler_refuses_leases_that_must_be_old() -> None:
+    admission = new_admission()
+    admission.detach(NOW + 100)
+    granted = lease(fencing_number=5)
+    assert refusal(admission, granted, NOW + 200).reason is Reason.LEASE_EXPIRED
+    admission.claim(granted, NOW + 120)
 
 
 def test_bytes_that_are_no_key_change_nothing() -> None:
     admission = new_admission()
     bad = registry_pb2.VerificationKey(key_id="bad", public_key=b"short")
     with pytest.raises(ValueError, match="32"):
-        admission.register("a", 2, [bad])
+        admission.register(2, [bad], NOW)
     admission.claim(lease(), NOW)
 
 

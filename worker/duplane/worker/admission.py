@@ -1,23 +1,21 @@
 """Admits claims to slots by their leases, and holds the state of each slot.
 
-The worker decides alone, from the lease, the clock and the fencing numbers it has seen, so no
-fault of a scheduler can put two sessions on one slot. Pure state, without sockets or the device.
+The worker decides alone, from the lease and the fencing numbers that it has seen, so no fault of a
+scheduler can put two sessions on one slot. Pure state, without sockets or the device. Times are
+seconds of the worker's monotonic clock.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 from enum import Enum
 
+from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError, Reason
-from duplane.fabric.lease_signing import LeaseVerifier
+from duplane.fabric.lease_signing import CLAIM_SLACK_S, MAX_CLAIM_TIMEOUT_S, LeaseVerifier
 from duplane.fabric.v1 import lease_pb2, registry_pb2
-
-CLOCK_SKEW = timedelta(seconds=30)  # as LeaseClaims.expire_time allows
-_EPOCHS_KEPT = 64  # registrations remembered, over all schedulers; leases expire long before
+from duplane.worker.lease_ages import LeaseAges
 
 
 class SlotState(Enum):
@@ -65,8 +63,7 @@ class Admission:
         self.on_change = on_change
         self._slots = [Slot(index) for index in range(slot_count)]
         self._verifier = LeaseVerifier()
-        self._keys: dict[str, Sequence[registry_pb2.VerificationKey]] = {}
-        self._epochs: deque[int] = deque(maxlen=_EPOCHS_KEPT)
+        self._ages = LeaseAges()
         self._is_drained = False
         self._is_stuck = False
 
@@ -97,31 +94,35 @@ class Admission:
         self.on_change()
 
     def register(
-        self, scheduler: str, worker_epoch: int, keys: Sequence[registry_pb2.VerificationKey]
+        self, worker_epoch: int, keys: Sequence[registry_pb2.VerificationKey], now: float
     ) -> None:
-        """Accept a scheduler's registration. Its keys replace the keys it has sent before.
+        """Accept a scheduler's registration, or new keys for the present one.
 
         Leases of earlier registrations of this process stay valid: the epoch only excludes leases
         granted to an earlier process of this name. Within one process the fencing number decides,
         so a re-attach does not invalidate grants that are on their way. Raises ValueError for
         malformed keys.
         """
-        all_keys = {**self._keys, scheduler: tuple(keys)}
-        self._verifier.trust([key for keys in all_keys.values() for key in keys])
-        self._keys = all_keys
-        self._epochs.append(worker_epoch)
+        self._verifier.trust(keys, now)
+        self._ages.register(worker_epoch, now)
+
+    def note_progress(self, fencing_number: int, now: float) -> None:
+        """Note which number the fencing numbers of the fabric have reached."""
+        self._ages.progress(fencing_number, now)
+
+    def detach(self, now: float) -> None:
+        """Note that the worker is no longer registered."""
+        self._ages.detach(now)
 
     def claim(
-        self, lease: lease_pb2.Lease, now: datetime, *, is_chat: bool = False
+        self, lease: lease_pb2.Lease, now: float, *, is_chat: bool = False
     ) -> lease_pb2.LeaseClaims:
         """Occupy the slot that `lease` names, or raise FabricError and change nothing."""
-        claims = self._verifier.verify(lease)
+        claims = self._verifier.verify(lease, now)
         self._check_addressee(claims)
+        self._check_age(claims, now)
         if is_chat != (claims.kind == lease_pb2.SESSION_KIND_CHAT):
             raise FabricError(Reason.KIND_NOT_SERVED, "the lease is for another kind of session")
-        expire_time = claims.expire_time.ToDatetime(tzinfo=UTC)
-        if now > expire_time + CLOCK_SKEW:
-            raise FabricError(Reason.LEASE_EXPIRED, f"the lease expired at {expire_time:%X} UTC")
         if self.is_draining:
             raise FabricError(Reason.DRAINING, "this worker takes no more sessions")
         slot = self._slots[claims.slot]
@@ -150,10 +151,6 @@ class Admission:
     def _check_addressee(self, claims: lease_pb2.LeaseClaims) -> None:
         if claims.worker_id != self.worker_id:
             raise FabricError(Reason.WRONG_WORKER, "the lease is for another worker")
-        if claims.worker_epoch not in self._epochs:
-            raise FabricError(
-                Reason.WRONG_EPOCH, "the lease was granted to an earlier process of this worker"
-            )
         if not 0 <= claims.slot < len(self._slots):
             raise FabricError(
                 Reason.INVALID_FIELD,
@@ -162,6 +159,21 @@ class Admission:
             )
         if claims.kind not in self.kinds:
             raise FabricError(Reason.KIND_NOT_SERVED, "this worker does not serve that kind")
+
+    def _check_age(self, claims: lease_pb2.LeaseClaims, now: float) -> None:
+        age_s = self._ages.age_s(claims.worker_epoch, claims.fencing_number, now)
+        if age_s is None:
+            raise FabricError(
+                Reason.WRONG_EPOCH, "the lease was granted to an earlier process of this worker"
+            )
+        timeout_s = MAX_CLAIM_TIMEOUT_S
+        if claims.HasField("claim_timeout"):
+            timeout_s = min(to_seconds(claims.claim_timeout), MAX_CLAIM_TIMEOUT_S)
+        if age_s > timeout_s + CLAIM_SLACK_S:
+            raise FabricError(
+                Reason.LEASE_EXPIRED,
+                f"the lease was granted {age_s:.0f} s ago or more, for {timeout_s:.0f} s",
+            )
 
     def revoke(self, index: int, fencing_number: int, lease_id: str) -> bool:
         """Refuse this number and all lower ones; return whether the lease's session runs."""

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import logging
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
@@ -104,6 +105,7 @@ class AttachLoop:
             why = "an internal error"
         finally:
             call.cancel()
+            self._worker.admission.detach(time.monotonic())
         return is_registered, why
 
     async def _register(self, call: Call) -> float:
@@ -120,12 +122,15 @@ class AttachLoop:
         ):
             raise FabricError(Reason.OUT_OF_ORDER, "the scheduler does not answer with registered")
         registered = response.registered
-        self._worker.admission.register(
-            self._scheduler, registered.worker_epoch, registered.verification_keys
-        )
+        self._accept(registered)
         self._absence.resolve(f"attached again at {self._scheduler}")
         _log.info("attached at %s, epoch %d", self._scheduler, registered.worker_epoch)
         return max(to_seconds(registered.report_interval), _MIN_REPORT_INTERVAL_S)
+
+    def _accept(self, registered: registry_pb2.Registered) -> None:
+        self._worker.admission.register(
+            registered.worker_epoch, registered.verification_keys, time.monotonic()
+        )
 
     async def _report(self, call: Call, interval_s: float) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -159,10 +164,10 @@ class AttachLoop:
                 ):
                     self._worker.end_session(revoke.slot, session_pb2.CLOSE_REASON_REVOKED)
             case "registered":
-                registered = response.registered
-                self._worker.admission.register(
-                    self._scheduler, registered.worker_epoch, registered.verification_keys
-                )
+                self._accept(response.registered)
+            case "progress":
+                number = response.progress.fencing_number
+                self._worker.admission.note_progress(number, time.monotonic())
             case None:
                 pass  # a message of a newer scheduler, unknown here
             case unknown:

@@ -168,6 +168,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             return  # superseded: this stream is about to end
         check_report(report, len(worker.register.slots))
         stream.has_report.set()
+        self._announce_progress(stream)
         stream.is_drain_sent |= report.is_draining
         self._watch.note_report(worker.worker_id, report)
         changed = _changed(worker, report)
@@ -176,6 +177,14 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         else:
             self._watch.publish_worker(worker)
         await self._settle_slots(worker, report.slots)
+
+    def _announce_progress(self, stream: WorkerStream) -> None:
+        """Answer a report, but not each of several that come within half an interval."""
+        now = self._state.clock()
+        if now >= stream.progress_due:
+            stream.progress_due = now + self._settings.report_interval_s / 2
+            progress = registry_pb2.Progress(fencing_number=self._state.revision)
+            stream.send(registry_pb2.AttachResponse(progress=progress))
 
     async def _settle_slots(self, worker: Worker, slots: Sequence[registry_pb2.SlotReport]) -> None:
         """Update the grants of a worker from the reports of its slots."""

@@ -16,7 +16,6 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import FabricError
@@ -96,7 +95,7 @@ class _Worker:
     async def serve(self, granted: lease_pb2.Granted) -> bool:
         """Run a session; False if the lease is refused."""
         try:
-            claims = self._admission.claim(granted.lease, datetime.now(UTC))
+            claims = self._admission.claim(granted.lease, time.monotonic())
         except FabricError:
             self._counts.refused_count += 1
             return False

@@ -10,7 +10,6 @@ import logging
 import statistics
 import time
 from collections.abc import AsyncIterator, Coroutine
-from datetime import UTC, datetime
 from typing import Any
 
 import grpc.aio
@@ -150,7 +149,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
 
     def _claim(self, lease: lease_pb2.Lease, *, is_chat: bool = False) -> lease_pb2.LeaseClaims:
         try:
-            return self._admission.claim(lease, datetime.now(UTC), is_chat=is_chat)
+            return self._admission.claim(lease, time.monotonic(), is_chat=is_chat)
         except FabricError as error:
             self._metrics.refused(error.reason)
             raise

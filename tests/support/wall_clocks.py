@@ -1,0 +1,56 @@
+"""Wall clocks of processes that tests set while the processes run; monotonic clocks go on.
+
+The library libfaketime, loaded into a process, reads the difference to the real clock from a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from support.cluster import Server
+from support.debian_programs import debian_library
+
+
+class WallClock:
+    """The wall clock of some processes."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.set(0)
+
+    def set(self, hours: float) -> None:
+        """Set it this much ahead of the real clock, or behind it."""
+        new = self._file.with_suffix(".new")
+        new.write_text(f"{3600 * hours:+.0f}\n")
+        new.replace(self._file)
+
+    @property
+    def command(self) -> Sequence[str]:
+        """The beginning of a command whose process has this clock."""
+        library = debian_library("faketime/libfaketime.so.1", "libfaketime")
+        return (
+            *("env", f"LD_PRELOAD={library}", f"FAKETIME_TIMESTAMP_FILE={self._file}"),
+            *("FAKETIME_NO_CACHE=1", "FAKETIME_DONT_FAKE_MONOTONIC=1"),
+        )
+
+
+@contextlib.contextmanager
+def wall_clock(servers: Sequence[Server], folder: Path) -> Iterator[WallClock]:
+    """Restart servers with a clock that can be set, and again with the real one."""
+    clock = WallClock(folder / "clock")
+    commands = [server.command for server in servers]
+    try:
+        for server in servers:
+            _restart(server, (*clock.command, *server.command))
+        yield clock
+    finally:
+        for server, command in zip(servers, commands, strict=True):
+            _restart(server, command)
+
+
+def _restart(server: Server, command: Sequence[str]) -> None:
+    server.kill()
+    server.command = command
+    server.start()

@@ -1,0 +1,74 @@
+"""How old leases are at least, by their fencing numbers and the worker's monotonic clock. Pure.
+
+Fencing numbers rise over all grants of a fabric. A scheduler says at intervals which number they
+have reached: every lease up to it was granted before the worker heard that. So no wall clock
+counts, and none that is wrong or is changed makes a lease older or younger.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+_MARK_INTERVAL_S = 2.0
+_MARKS_KEPT = (
+    64  # over 128 s, longer than a lease can be claimed; leases before count as of the first
+)
+_REGISTRATIONS_KEPT = 64  # leases of earlier ones are long refused
+_EVERY_NUMBER = 2**63
+
+
+class _Registration:
+    """One registration of the worker: when the fencing numbers had reached which number."""
+
+    def __init__(self, epoch: int, now: float) -> None:
+        self.epoch = epoch
+        self._marks = deque([(epoch, now)], maxlen=_MARKS_KEPT)  # numbers and times, both rising
+
+    def mark(self, number: int, now: float) -> None:
+        """Note a number that was reached. One that comes soon after another is left out."""
+        last_number, last_time = self._marks[-1]
+        if number == _EVERY_NUMBER or (
+            number > last_number and now >= last_time + _MARK_INTERVAL_S
+        ):
+            self._marks.append((number, now))
+
+    def age_s(self, number: int, now: float) -> float:
+        """Return the age of a lease, at least; 0 if its number was not reached yet."""
+        return next((now - at for reached, at in self._marks if reached >= number), 0.0)
+
+
+class LeaseAges:
+    """The ages of leases that were granted on the registrations of one worker process."""
+
+    def __init__(self) -> None:
+        self._registrations: deque[_Registration] = deque(maxlen=_REGISTRATIONS_KEPT)
+        self._is_attached = False
+
+    def register(self, epoch: int, now: float) -> None:
+        """Begin a registration, unless it is the present one. It ends the one before."""
+        if self._is_attached and self._registrations[-1].epoch == epoch:
+            return
+        self.detach(now)
+        self._registrations.append(_Registration(epoch, now))
+        self._is_attached = True
+
+    def progress(self, number: int, now: float) -> None:
+        """Note the number that fencing numbers have reached."""
+        if self._is_attached:
+            self._registrations[-1].mark(number, now)
+
+    def detach(self, now: float) -> None:
+        """End the present registration, if there is one: nothing more is granted on it.
+
+        Its scheduler may notice that some time later. What it grants until then counts as granted
+        now.
+        """
+        if self._is_attached:
+            self._registrations[-1].mark(_EVERY_NUMBER, now)
+        self._is_attached = False
+
+    def age_s(self, epoch: int, number: int, now: float) -> float | None:
+        """Return the age of a lease, at least; None if its registration is not known here."""
+        found = (one for one in reversed(self._registrations) if one.epoch == epoch)
+        registration = next(found, None)
+        return registration.age_s(number, now) if registration else None
