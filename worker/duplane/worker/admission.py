@@ -1,8 +1,7 @@
-"""Admits claims to slots by their leases, and holds the state of each slot.
+"""Admission: accepts or refuses the lease of a call, and keeps the state of each slot. Pure.
 
-The worker decides alone, from the lease and the fencing numbers that it has seen, so no fault of a
-scheduler can put two sessions on one slot. Pure state, without sockets or the device. Times are
-seconds of the worker's monotonic clock.
+The worker decides alone, from the lease and the fencing numbers that it has seen. So no fault of a
+scheduler can put two sessions on one slot. Times are seconds of the worker's monotonic clock.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class SlotState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One slot and the highest fencing number that it has seen.
+    """One slot, and the highest fencing number of its leases so far.
 
     Ids, kind and pause are unset while no session holds the slot.
     """
@@ -44,9 +43,9 @@ class Slot:
 
 
 class Admission:
-    """The slots of one worker: FREE -> OCCUPIED -> CLEANING -> FREE.
+    """The slots of one worker. The states of a slot are FREE -> OCCUPIED -> CLEANING -> FREE.
 
-    A slot that is not clean after CLEANING is BROKEN until a later cleanup succeeds.
+    If the cleanup of a slot fails, the slot is BROKEN until a later cleanup succeeds.
 
     `on_change` is called after every change of a slot and of `is_draining`.
     """
@@ -96,12 +95,12 @@ class Admission:
     def register(
         self, worker_epoch: int, keys: Sequence[registry_pb2.VerificationKey], now: float
     ) -> None:
-        """Accept a scheduler's registration, or new keys for the present one.
+        """Record a registration at a scheduler, or new keys for the present one.
 
-        Leases of earlier registrations of this process stay valid: the epoch only excludes leases
-        granted to an earlier process of this name. Within one process the fencing number decides,
-        so a re-attach does not invalidate grants that are on their way. Raises ValueError for
-        malformed keys.
+        Leases of earlier registrations of this process stay valid, so a re-attach does not void
+        grants that are on their way: only the fencing number decides between them. The epoch only
+        excludes leases that were granted to an earlier process with the same worker id. Raises
+        ValueError for malformed keys.
         """
         self._verifier.trust(keys, now)
         self._ages.register(worker_epoch, now)
@@ -176,7 +175,7 @@ class Admission:
             )
 
     def revoke(self, index: int, fencing_number: int, lease_id: str) -> bool:
-        """Refuse this number and all lower ones; return whether the lease's session runs."""
+        """Refuse this fencing number and lower ones. Returns whether the lease's session runs."""
         if not 0 <= index < len(self._slots):
             return False
         slot = self._slots[index]
@@ -193,7 +192,7 @@ class Admission:
             self._set(replace(slot, is_paused=is_paused))
 
     def begin_cleanup(self, index: int) -> None:
-        """Mark the slot of a session that has ended."""
+        """Mark a slot as being cleaned, after its session has ended."""
         slot = self._expect(index, SlotState.OCCUPIED)
         self._set(replace(slot, state=SlotState.CLEANING, is_paused=False))
 
@@ -204,7 +203,7 @@ class Admission:
         self._set(Slot(index, state, slot.fencing_number))
 
     def repair(self, index: int) -> None:
-        """Free a broken slot that has been cleaned."""
+        """Free a broken slot after a later cleanup has succeeded."""
         slot = self._expect(index, SlotState.BROKEN)
         self._set(Slot(index, SlotState.FREE, slot.fencing_number))
 

@@ -1,8 +1,8 @@
 """Keeps the worker attached to one of its schedulers: registers, reports, executes requests.
 
-Schedulers with one store are equal, so the worker uses one at a time. If that one ends the stream
-or does not answer, the worker attaches at the next.
-While no scheduler can be reached, running sessions go on and granted leases stay valid.
+All schedulers of one store know the same workers, so the worker is attached to one at a time. If
+that scheduler ends the stream or does not answer, the worker attaches to the next. While no
+scheduler can be reached, running sessions continue and granted leases stay valid.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Call = grpc.aio.StreamStreamCall[registry_pb2.AttachRequest, registry_pb2.Attach
 
 @dataclass(frozen=True)
 class AttachedWorker:
-    """The worker's interface for schedulers: its admission, its messages and `end_session`."""
+    """What the loop needs of a worker: its admission, its messages and `end_session`."""
 
     admission: Admission
     register: Callable[[], registry_pb2.Register]
@@ -48,28 +48,28 @@ class AttachedWorker:
 
 
 class AttachLoop:
-    """Attaches the worker at one scheduler after another. `run` never returns."""
+    """Attaches the worker to one scheduler after another. `run` never returns."""
 
     def __init__(self, schedulers: Sequence[str], worker: AttachedWorker) -> None:
-        """Attach `worker` at one of `schedulers`; a name stands for all its addresses."""
+        """Attach `worker` to one of `schedulers`. A name stands for all its addresses."""
         self._schedulers = schedulers
-        self._scheduler = ""  # the one in use
+        self._scheduler = ""  # address of the scheduler in use
         self._worker = worker
         self._changed = asyncio.Event()
         self._stream_numbers = itertools.count(1)
         self._absence = RepeatedLog(_log)
 
     def report_soon(self) -> None:
-        """Report a change. Several changes may share one report, which has the whole state."""
+        """Send a report soon. Each report has the whole state, so several changes may share one."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Attach, and attach at the next scheduler whenever the stream breaks.
+        """Attach to a scheduler; whenever the stream breaks, attach to the next one.
 
         The pause between two attempts grows with each round in which no scheduler answers.
         """
         failure_count = 0
-        index = random.getrandbits(16)  # so that a fabric's workers use all schedulers
+        index = random.getrandbits(16)  # random, so that the workers use all schedulers
         while True:
             addresses = await resolve(self._schedulers)
             self._scheduler = addresses[index % len(addresses)]
@@ -113,7 +113,7 @@ class AttachLoop:
         register = self._worker.register()
         register.stream_number = next(self._stream_numbers)
         request = registry_pb2.AttachRequest(register=register)
-        # After a call has ended, only read() and code() give the reason.
+        # If the call has ended, `write` raises; the reason comes from read() and code() below.
         with contextlib.suppress(asyncio.InvalidStateError):
             await call.write(request)
         response = await call.read()
@@ -169,6 +169,6 @@ class AttachLoop:
                 number = response.progress.fencing_number
                 self._worker.admission.note_progress(number, time.monotonic())
             case None:
-                pass  # a message of a newer scheduler, unknown here
+                pass  # an unknown message of a newer scheduler
             case unknown:
                 assert_never(unknown)

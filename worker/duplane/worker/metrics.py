@@ -60,9 +60,9 @@ _UNIT_TIMES_KEPT = 128
 
 
 class WorkerMetrics:
-    """The metrics of one worker, and the latest times of units for its reports.
+    """The metrics of one worker, and the durations of its latest units, for its reports.
 
-    `used_bytes` returns how much of the device's `memory_bytes` is in use.
+    `used_bytes` returns the number of bytes in use, of the device's `memory_bytes`.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class WorkerMetrics:
     def unit(
         self, output: UnitOutput, delta: session_pb2.Delta, stages_s: Mapping[str, float]
     ) -> None:
-        """Count a unit that has its delta. `stages_s` has the whole time as `total`."""
+        """Count a unit with its delta. The key `total` of `stages_s` is the whole time."""
         unit, total_s = output.unit, stages_s["total"]
         self.unit_count += 1
         self.latest_unit_times_s.append(total_s)
@@ -170,7 +170,7 @@ class WorkerMetrics:
         self._units.of(ROLE, "failed").inc()
 
     def chat_delta(self, seconds: float, batch_size: int) -> None:
-        """Count a delta of a chat, `seconds` after the one before it."""
+        """Count a delta of a chat, which came `seconds` after the one before it."""
         self._chat_pieces.observe(seconds)
         self._batches.of("chat").observe(batch_size)
 
@@ -190,7 +190,7 @@ class WorkerMetrics:
         for field, count in counts.ListFields():
             self._tokens.of(field.name.removesuffix(_TOKEN_SUFFIX)).inc(count)
 
-    # Read when the metrics are collected.
+    # The methods below compute gauges when the metrics are collected.
 
     def _observe(self) -> Iterable[Metric]:
         states = Counter((ROLE, slot.state.name.lower()) for slot in self._admission.slots)

@@ -31,8 +31,8 @@ from duplane.worker.settings import WorkerSettings
 _log = logging.getLogger(__name__)
 
 _SERVICE = session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name
-_STOP_GRACE_S = 2.0  # for `closed` to reach clients after the last session has ended
-# The device thread runs Python between its kernels. A short interval lets the event loop run.
+_STOP_GRACE_S = 2.0  # in which `closed` can reach clients after the last session has ended
+# Python switches threads this often, so that the device thread does not delay the event loop.
 _SWITCH_INTERVAL_S = 0.0005
 
 
@@ -44,8 +44,8 @@ async def serve(
 ) -> None:
     """Run one worker until `shutdown` asks to drain and its sessions have ended.
 
-    Without `device` it is the one that the settings describe. Cancelling ends the sessions at once.
-    Raises FatalError if the device is lost.
+    The settings describe the device, unless `device` is given. Cancelling ends the sessions at
+    once. Raises FatalError if the device is lost.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     device = device or _open_device(settings)
@@ -86,7 +86,7 @@ def _open_device(settings: WorkerSettings) -> Device:
 
 
 async def _load(engine: DeviceThread, shutdown: process.Shutdown) -> bool:
-    """Load the model; return False if asked to stop meanwhile. Raises what loading raises."""
+    """Load the model. Returns False if shutdown is requested meanwhile. Raises if loading does."""
     try:
         async with asyncio.TaskGroup() as tasks:
             loading = tasks.create_task(engine.start())
@@ -100,7 +100,7 @@ async def _load(engine: DeviceThread, shutdown: process.Shutdown) -> bool:
 
 
 class Worker:
-    """Wires the parts of a worker together. Its engine has loaded the model."""
+    """The parts of one worker, connected. The model must be loaded before."""
 
     def __init__(
         self, settings: WorkerSettings, device: Device, engine: DeviceThread, tracer: Telemetry
@@ -141,14 +141,14 @@ class Worker:
                 await self._run(sessions, shutdown)
                 grace_s = _STOP_GRACE_S
             except Exception:
-                grace_s = _STOP_GRACE_S  # the device failed: `closed` still reaches the clients
+                grace_s = _STOP_GRACE_S  # `closed` must still reach the clients
                 raise
             finally:
                 sessions.stop()
                 await self._server.stop(grace_s)
 
     async def _run(self, sessions: SessionServicer, shutdown: process.Shutdown) -> None:
-        """Stay attached until asked to drain, and while draining."""
+        """Keep the worker attached until a drain is requested and has ended."""
         worker = AttachedWorker(self._admission, self._register, sessions.report, sessions.end)
         self._attach_loop = AttachLoop(self._settings.schedulers, worker)
         async with asyncio.TaskGroup() as tasks:
@@ -162,7 +162,7 @@ class Worker:
                 task.cancel()
 
     async def _watch(self, sessions: SessionServicer) -> None:
-        """Watch the device thread. If it fails, close the sessions; raises its exception."""
+        """Watch the device thread. If it fails, close the sessions and raise its exception."""
         settings = self._settings
         try:
             await self._engine.watch(settings.stuck_after_s, settings.hung_after_s, self._on_stuck)

@@ -32,62 +32,65 @@ Checkpoint = Literal["scripted"] | ExistingDirectory
 @Parameter(name="*", group="Limits of a session")
 @dataclass(frozen=True, kw_only=True)
 class SessionLimits:
-    """Bounds of one session. Raises ValueError naming the bound that is out of range."""
+    """Bounds of one session. Raises ValueError that names the bound that is out of range."""
 
     claim_timeout_s: PositiveFloat = 10.0
-    """Seconds for a call to claim its slot; then OPEN_TIMEOUT."""
+    """Seconds within which a call must claim its slot; then it ends with OPEN_TIMEOUT."""
     open_timeout_s: PositiveFloat = 60.0
-    """Seconds from the claim to `open`; then OPEN_TIMEOUT."""
-    # Above the idle time of edges, because a client pauses by not sending.
+    """Seconds from the claim within which `open` must arrive; then the call ends with
+    OPEN_TIMEOUT."""
+    # Longer than the edge's idle time, so that the edge ends idle sessions first.
     idle_timeout_s: PositiveFloat = 900.0
     """Seconds without any message; then the session is closed with IDLE_TIMEOUT."""
     pause_timeout_s: PositiveFloat = 60.0
-    """Seconds of a pause that names no duration; then PAUSE_TIMEOUT."""
+    """Seconds of a pause without a stated duration; then the session is closed with
+    PAUSE_TIMEOUT."""
     max_pause_s: PositiveFloat = 3600.0
-    """Seconds of the longest pause; a request for more gets this."""
+    """Longest pause in seconds; a longer one is shortened to it."""
     max_unit_s: PositiveFloat = 2.0
-    """Seconds of one unit; a longer one fails with UNIT_TOO_LONG."""
+    """Most seconds of one unit; a longer one fails with UNIT_TOO_LONG."""
     frame_count: PositiveInt = 16
-    """Pictures of one unit; more fail with INVALID_FIELD."""
+    """Most pictures of one unit; more fail with INVALID_FIELD."""
     max_frame_bytes: PositiveInt = 2 * 1024 * 1024
-    """Bytes of one picture; more fail with INVALID_FIELD."""
+    """Most bytes of one picture; more fail with INVALID_FIELD."""
     max_slice_count: PositiveInt = 9
-    """Slices of one picture; a request for more fails with INVALID_FIELD."""
+    """Most slices of one picture; a request for more fails with INVALID_FIELD."""
     max_voice_s: PositiveFloat = 30.0
-    """Seconds of a reference voice; a longer one fails with INVALID_FIELD."""
+    """Most seconds of a reference voice; a longer one fails with INVALID_FIELD."""
     max_prompt_bytes: PositiveInt = 32 * 1024
-    """Bytes of a system prompt; a longer one fails with INVALID_FIELD."""
+    """Most bytes of a system prompt; a longer one fails with INVALID_FIELD."""
     inbox_unit_count: PositiveInt = 4
-    """Units that wait for the device; then the oldest is dropped and counted."""
+    """Most units that wait for the device; above it the oldest is dropped and counted."""
     outbox_message_count: PositiveInt = 16
-    """Deltas that wait for a slow client; then SLOW_CLIENT."""
+    """Most deltas that wait for a slow client; one more ends the call with SLOW_CLIENT."""
     max_chat_messages: PositiveInt = 512
-    """Messages of one chat request; more fail with INVALID_FIELD."""
+    """Most messages of one chat request; more fail with INVALID_FIELD."""
     max_chat_parts: PositiveInt = 1024
-    """Parts of all messages of a chat request; more fail with INVALID_FIELD."""
+    """Most parts in all messages of a chat request; more fail with INVALID_FIELD."""
     max_chat_clips: PositiveInt = 256
-    """Sounds of all messages of a chat request; more fail with INVALID_FIELD."""
+    """Most sounds in all messages of a chat request; more fail with INVALID_FIELD."""
     max_chat_text_bytes: PositiveInt = 512 * 1024
-    """Bytes of text of all messages of a chat request; more fail with INVALID_FIELD."""
+    """Most bytes of text in all messages of a chat request; more fail with INVALID_FIELD."""
     max_chat_media_bytes: PositiveInt = 24 * 1024 * 1024
-    """Bytes of media of all messages of a chat request; more fail with INVALID_FIELD."""
+    """Most bytes of media in all messages of a chat request; more fail with INVALID_FIELD."""
     max_video_s: PositiveFloat = 600.0
-    """Seconds of a video in a chat; a longer one fails with INVALID_FIELD."""
+    """Most seconds of a video in a chat; a longer one fails with INVALID_FIELD."""
     max_video_frame_pixels: PositiveInt = 4096 * 2304
-    """Pixels of one picture of a video; more fail with INVALID_FIELD."""
+    """Most pixels of one picture of a video; more fail with INVALID_FIELD."""
     max_video_pieces: PositiveInt = 256
-    """Pictures and slices of all videos of one request, of 66 tokens each; more fail with
-    INVALID_FIELD."""
+    """Most pictures and slices in all videos of one request; more fail with INVALID_FIELD. Each has
+    66 tokens."""
     video_timeout_s: PositiveFloat = 60.0
-    """Seconds to decode all videos of one request; then INVALID_FIELD."""
+    """Seconds that decoding all videos of one request may take; then INVALID_FIELD."""
     video_memory_bytes: PositiveInt = 3 * 1024**3
-    """Bytes of memory of the process that decodes one video; above it INVALID_FIELD."""
+    """Most bytes of memory of the process that decodes one video; above it INVALID_FIELD."""
     video_decoder_count: PositiveInt = 4
-    """Videos that the whole worker decodes at once; others wait within their time."""
+    """Most videos that the whole worker decodes at once. Further ones wait, within
+    --video-timeout-s."""
     stall_timeout_s: PositiveFloat = 30.0
-    """Seconds for a client to read one message; then SLOW_CLIENT."""
+    """Seconds within which a client must read one message; then the call ends with SLOW_CLIENT."""
     flush_timeout_s: PositiveFloat = 2.0
-    """Seconds for the message `closed` to be sent; the slot does not wait for it."""
+    """Seconds that sending the message `closed` may take. The slot is cleaned meanwhile."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -100,13 +103,12 @@ def _default_worker_id() -> str:
 @Parameter(name="*", group="Scripted model")
 @dataclass(frozen=True, kw_only=True)
 class ScriptSettings:
-    """Settings that `--checkpoint scripted` has. Raises ValueError naming the setting that is out
-    of range."""
+    """Settings of `--checkpoint scripted`. Raises ValueError that names an unusable setting."""
 
     scripted_unit_s: NonNegativeFloat = 0.0
     """Seconds that each batch of units takes."""
     scripted_seed: NonNegativeInt = 0
-    """Number that chooses the words."""
+    """Seed that chooses the words."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -115,15 +117,15 @@ class ScriptSettings:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
-    """Settings of one worker process. Raises ValueError naming the setting that cannot be used."""
+    """Settings of one worker process. Raises ValueError that names an unusable setting."""
 
     checkpoint: Checkpoint
     """Checkpoint directory in the public format; or `scripted` for a model without weights, to
-    test and measure the other processes: it speaks to every loud unit and listens to every silent
+    test and measure the other processes. It answers a loud unit with a tone and listens to a silent
     one."""
     schedulers: Annotated[Names, Parameter("--scheduler")] = ("127.0.0.1:8010",)
-    """Addresses of the schedulers, as HOST:PORT, separated by commas; the worker attaches to
-    one of them, and to the next when that one does not answer."""
+    """Addresses of the schedulers, as HOST:PORT, separated by commas. The worker attaches to one of
+    them; if that one does not answer, to the next."""
     listen: str = "127.0.0.1:0"
     """Address to serve at, as HOST:PORT; port 0 picks a free one."""
     advertise: str = ""
@@ -133,39 +135,40 @@ class WorkerSettings:
     )
     """Name of this worker. Default: host name, process and a random number."""
     pool: str = ""
-    """Queue to serve. Default: the unnamed one."""
+    """Pool whose sessions the worker serves. Default: the unnamed one."""
     labels: Annotated[Names, Parameter("--label")] = ()
-    """Labels that sessions can need, as KEY=VALUE, separated by commas: zone=a. `model` and
-    `device` are set from the checkpoint and the device unless they are given."""
+    """Labels that sessions can need, as KEY=VALUE, separated by commas, for example zone=a. Unless
+    `model` and `device` are given, they are set from the checkpoint and the device."""
     slot_count: Annotated[PositiveInt, Parameter("--slots")] = 4
-    """Conversations at once."""
+    """Most conversations at the same time."""
     device: str = "cpu"
     """Device of the model: cpu or cuda:N."""
     dtype: Dtype = "float32"
     """Type of the model's numbers."""
     threads: NonNegativeInt = 0
-    """CPU threads of the model. 0: chosen from the cores and the size of the model, and logged."""
+    """CPU threads of the model. 0 means that the worker chooses and logs the number, from its cores
+    and the size of the model."""
     rows_per_round: PositiveInt = 1024
-    """Rows of units with pictures that run together in one round. The oldest of these units runs
-    even if it is larger; others wait for a later round. Units without pictures never wait."""
+    """Most rows of units with pictures that run in one round. The oldest of these units runs even
+    if it is larger; others wait for a later round. Units without pictures run in the next round."""
     turn_row_limit: Annotated[int, Ge(128), Parameter("--turn-rows")] = 2048
-    """Rows of the talker for one turn, about 35 for each second of speech. In a longer turn the
-    talker forgets what it has spoken."""
+    """Most rows of the talker in one turn; a second of speech has about 35. In a longer turn the
+    talker drops its older rows."""
     cuda_graphs: bool = True
-    """Capture short steps as CUDA graphs. Has an effect on cuda:N only."""
+    """Capture short steps as CUDA graphs. Without effect on a CPU."""
     context_token_limit: Annotated[int, Ge(64), Parameter("--context")] = 8192
-    """Tokens that one conversation can hold."""
+    """Most tokens that one conversation can hold."""
     stuck_after_s: PositiveFloat = 30.0
-    """Seconds of one call into the model; a longer one makes the worker NOT_SERVING."""
+    """Seconds of one call into the model after which the worker's health is NOT_SERVING."""
     hung_after_s: PositiveFloat = 120.0
-    """Seconds of one call into the model; a longer one ends the sessions and the worker."""
+    """Seconds of one call into the model after which the worker ends its sessions and itself."""
     recheck_interval_s: PositiveFloat = 10.0
-    """Seconds until a slot whose cleanup failed is cleaned and checked again."""
+    """Seconds after which a slot whose cleanup failed is cleaned and checked again."""
     drain_timeout_s: PositiveFloat = 600.0
-    """Seconds for running sessions to end at shutdown; then they are closed with SHUTDOWN."""
+    """Seconds in which running sessions can end at shutdown; then they are closed with SHUTDOWN."""
     memory_tolerance_bytes: PositiveInt = 64 * 1024 * 1024
-    """Bytes of device memory above those in use before the first session; a slot whose cleanup
-    leaves more is not granted again."""
+    """Most bytes of device memory in use after a cleanup, above those before the first session. A
+    slot whose cleanup leaves more is not granted again."""
     metrics_listen: str = ""
     """Address at which Prometheus reads the metrics of this process, at /metrics, as HOST:PORT;
     port 0 picks a free one. It has no TLS and no authentication. Default: nowhere."""
@@ -173,7 +176,7 @@ class WorkerSettings:
     """Least severe level to log. SIGUSR1 changes it to DEBUG while the process runs, SIGUSR2
     changes it back."""
     log_format: LogFormat = "text"
-    """Format of log lines: text, or JSON with one object a line."""
+    """Format of log lines: text, or JSON with one object per line."""
     script: ScriptSettings = field(default_factory=ScriptSettings)
     limits: SessionLimits = field(default_factory=SessionLimits)
 

@@ -1,4 +1,4 @@
-"""The checkpoint that comes along: a small model, which `duplane checkpoint train` has trained."""
+"""The default checkpoint: a small model, trained by `duplane checkpoint train`."""
 
 from __future__ import annotations
 

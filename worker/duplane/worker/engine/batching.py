@@ -1,10 +1,10 @@
 """Batch formation: which units and which chats run in the next round.
 
-Units without pictures are small and run in the next round, all of them. Units with pictures may
-have thousands of rows. In each round they share `rows_per_round`, the oldest first, and the oldest
-runs even if it is larger. So a round has at most `max(rows_per_round, largest unit)` rows of them:
-a unit without pictures waits for the rest of the running round, and one with pictures for at most
-one round more per older unit with pictures.
+Units without pictures are small, so all of them run in the next round. Units with pictures may have
+thousands of rows. They are taken by age until they have `rows_per_round` rows together; the oldest
+one is taken even if it has more. So a round has at most `max(rows_per_round, largest unit)` rows of
+such units. A unit without pictures waits until the running round ends; a unit with pictures may
+wait one more round for each older unit with pictures.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from duplane.worker.model.types import Unit
 
 @dataclass(slots=True)
 class Batch:
-    """The work of one round: at most one unit for each slot, and the slots whose chats step.
+    """The work of one round: at most one unit per slot, and the slots whose chats run one step.
 
-    `failed` are the answers to refused units that were queued before the taken units.
+    `failed` are the answers to refused units that were queued before the units of this round.
     """
 
     units: list[Unit] = field(default_factory=list[Unit])
@@ -34,7 +34,7 @@ class Batch:
 def form_batch(
     channels: Iterable[SlotChannel], row_count: Callable[[Unit], int], rows_per_round: int
 ) -> Batch:
-    """Take the oldest unit of each ready slot, within the rows. The caller holds the lock."""
+    """Take the oldest unit of each ready slot, within the row limit. The caller holds the lock."""
     batch = Batch()
     seeing: list[tuple[float, SlotChannel, Unit]] = []
     for channel in channels:

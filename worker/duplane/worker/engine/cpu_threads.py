@@ -7,9 +7,9 @@ from pathlib import Path
 
 _CPUS = Path("/sys/devices/system/cpu")
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
-# In smaller models a matrix product takes less time than handing a part of it to another thread.
+# Below this size a matrix product takes less time than passing a part of it to another thread.
 _LEAST_PARAMETERS = 20_000_000
-_MOST_THREADS = 16  # more share the same memory bandwidth
+_MOST_THREADS = 16  # more threads would only share the same memory bandwidth
 
 
 def usable_cores(cpus: Path = _CPUS, quota: Path = _QUOTA) -> int:
@@ -28,7 +28,7 @@ def usable_cores(cpus: Path = _CPUS, quota: Path = _QUOTA) -> int:
 
 
 def choose_threads(parameter_count: int, cores: int) -> int:
-    """Return the threads for a model; of three or more cores, one is left to serve sessions."""
+    """Return the number of threads for a model. With three or more cores, one core stays free."""
     if parameter_count < _LEAST_PARAMETERS or cores < 2:
         return 1
     return min(cores if cores == 2 else cores - 1, _MOST_THREADS)

@@ -1,7 +1,7 @@
 """The one thread that may use the device, and the queues between it and the event loop.
 
-The event loop queues commands and units. The device thread takes them in rounds and posts events
-back. This module decides the order of the work; `model_runner` does it.
+The event loop queues commands and units. The device thread executes them in rounds and posts
+events back. This module decides the order of the work; `model_runner` calls the model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from duplane.worker.model.types import ConversationOptions, OptionError, Prepare
 
 _log = logging.getLogger(__name__)
 
-_JOIN_TIMEOUT_S = 10.0  # a stuck device thread must not keep the process from ending
+_JOIN_TIMEOUT_S = 10.0  # then the process ends although the device thread is stuck
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +48,7 @@ _Command = _Open | _Close
 
 
 class DeviceThread:
-    """The thread, and the interface to it. All public methods are for the event loop."""
+    """The device thread and its interface. All public methods are for the event loop."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class DeviceThread:
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
 
     async def start(self) -> None:
-        """Start the thread, load the model and warm it up. Raises what loading raises."""
+        """Start the thread, load the model and warm it up. Raises the exceptions of loading."""
         self._loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[None] = self._loop.create_future()
         self._ended: asyncio.Future[None] = self._loop.create_future()
@@ -87,7 +87,7 @@ class DeviceThread:
             self._is_stopping = True
             self._lock.notify()
         if self._runner is None or self._is_hung:
-            return  # loading and a hung call cannot be interrupted; the process ends without them
+            return  # a load or a hung call cannot be interrupted; it ends with the process
         done, _ = await asyncio.wait({self._ended}, timeout=_JOIN_TIMEOUT_S)
         if not done:
             _log.error("the device thread does not end; the process exits without it")
@@ -102,8 +102,8 @@ class DeviceThread:
     ) -> None:
         """Call `on_stuck` when a call into the model exceeds `stuck_after_s`, and when it returns.
 
-        Returns when the device thread was stopped. Raises the exception that ended it otherwise,
-        and DeviceLostError for a call that exceeds `hung_after_s`.
+        Returns when the device thread was stopped. If an exception ended the thread, raises it.
+        Raises DeviceLostError for a call that exceeds `hung_after_s`.
         """
         is_stuck = False
         while not self._ended.done():
@@ -131,7 +131,7 @@ class DeviceThread:
         return self._runner.memory_used_bytes
 
     def attach(self, slot: int, on_event: Callable[[Event], None]) -> SlotChannel:
-        """Begin to use a slot. Units may be queued before the conversation is open."""
+        """Open the channel to a slot. Units may be queued before the conversation is open."""
         channel = SlotChannel(slot, Inbox(self._inbox_unit_count), on_event)
         with self._lock:
             if slot in self._channels:
@@ -140,9 +140,9 @@ class DeviceThread:
         return channel
 
     async def prepare_options(self, channel: SlotChannel, options: ConversationOptions) -> None:
-        """Read the voice of a conversation, before `open`, without delaying device or event loop.
+        """Prepare the voice of a conversation in a thread, before `open`.
 
-        Failures are only logged; they occur again in `open`, which reports them.
+        A failure is only logged, because it occurs again in `open`, which reports it.
         """
         try:
             read = partial(self.model.prepare_voice, options)
@@ -162,35 +162,35 @@ class DeviceThread:
     def prepare_picture(
         self, channel: SlotChannel, picture: Image, max_slices: int | None
     ) -> PreparedImage:
-        """Slice a picture of a chat's video. Any thread. Raises ImageError, AbandonedError."""
+        """Slice a picture of a chat's video, in any thread. Raises ImageError, AbandonedError."""
         channel.preparation.check()
         return self.model.prepare_picture(picture, max_slices)
 
     async def prepare_chat(self, channel: SlotChannel, request: ChatRequest) -> PreparedChat:
         """Check a chat and lay out its prompt in a thread. Raises OptionError.
 
-        The work stops before its next picture or sound when the channel is closed.
+        When the channel is closed, the work stops before its next picture or sound.
         """
         check = channel.preparation.check
         lay_out = partial(self.model.prepare_chat, request, check)
         return await channel.preparation.run(self._pools.chats, lay_out)
 
     def open(self, channel: SlotChannel, options: ConversationOptions) -> None:
-        """Open a conversation. Opened, OpenRefused or Lost follows."""
+        """Open a conversation. The event Opened, OpenRefused or Lost follows."""
         self._queue(_Open(channel, lambda runner: runner.open(channel.slot, options)))
 
     def open_chat(self, channel: SlotChannel, prepared: PreparedChat, credit: int) -> None:
-        """Open a chat. A ChatStep follows for every step, or Lost.
+        """Open a chat. The event ChatStep follows for every step, or Lost.
 
-        At most `credit` steps run ahead of `return_credit`: while the client does not read, its
-        chat waits and does not use the device.
+        At most `credit` steps run without a call of `return_credit`. So the chat of a client that
+        does not read waits, and does not use the device.
         """
         with self._lock:
             channel.credit = credit
         self._queue(_Open(channel, lambda runner: runner.open_chat(channel.slot, prepared)))
 
     def return_credit(self, channel: SlotChannel) -> None:
-        """Allow one more step of a chat, because the output of one was sent."""
+        """Allow one more step of a chat, after the output of a step was sent."""
         with self._lock:
             channel.credit += 1
             self._lock.notify()
@@ -209,9 +209,9 @@ class DeviceThread:
             channel.inbox.clear()
 
     async def close(self, channel: SlotChannel) -> bool:
-        """Clean and check the slot, between rounds; return whether it may be leased again.
+        """Clean and check the slot, between two rounds. Returns whether it may be leased again.
 
-        Preparation for the slot ends first.
+        The cleanup begins when no preparation for the slot runs any more.
         """
         self.mute(channel)
         await channel.preparation.end()
@@ -250,9 +250,9 @@ class DeviceThread:
     def _run_round(self, runner: ModelRunner) -> None:
         """Execute commands up to one open, then one batch of units, then one step of the chats.
 
-        At most one conversation is opened in each round, so that the running ones do not wait for
+        At most one conversation is opened in each round, so that running ones do not wait for
         several opens. A step of chats is short for the same reason. Commands keep their order, so
-        the close of a slot never overtakes its open. A round without work waits for some.
+        the close of a slot never comes before its open. If there is no work, the round waits.
         """
         while self._commands:  # only this thread removes commands
             command = self._commands.popleft()

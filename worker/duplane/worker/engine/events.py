@@ -19,15 +19,16 @@ class OpenRefused:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A call into the model failed and the conversation cannot go on. The log has the cause."""
+    """A call into the model failed, and the conversation cannot continue. The log has the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailedUnit:
     """The answer to a unit that has no output.
 
-    A unit that is refused before it runs keeps its position in the inbox as a FailedUnit, so that
-    answers have the order of their units. After one that `is_fatal` the conversation is lost.
+    A unit that is refused before it runs stays in the inbox as a FailedUnit, at its position, so
+    that the answers have the order of the units. After a failure that `is_fatal` the conversation
+    is lost.
     """
 
     sequence: int
@@ -49,15 +50,15 @@ class ChatStep:
 
 Event = Opened | OpenRefused | Lost | UnitOutput | FailedUnit | ChatStep
 
-# Reason that the model gives for a failed unit -> the field of the unit that is at fault, where the
-# failure does not name it.
+# The model's reason for a failed unit -> the invalid field of the unit. Used if the failure itself
+# names no field.
 _FIELDS_AT_FAULT = {
     "AUDIO_INVALID": "audio",
     "AUDIO_TOO_SHORT": "audio",
     "AUDIO_BACKLOG": "audio",
     "FRAMES_UNSUPPORTED": "video_frames",
 }
-# Reasons of the model that have another name in the contract.
+# The model's reason -> its name in the contract, where the names differ.
 _REASONS = {"IMAGE_INVALID": Reason.INVALID_FIELD}
 
 

@@ -1,7 +1,7 @@
-"""The bounded queue of units that one conversation has waiting for the device.
+"""The inbox: the bounded queue of one conversation's units that wait for the device.
 
-When it is full the oldest unit is dropped and counted; the order never changes. It has no lock:
-the device thread's lock guards it.
+If it is full, the oldest unit is dropped and counted. The order never changes. The inbox has no
+lock of its own: the device thread's lock guards it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from duplane.worker.engine.events import FailedUnit
 from duplane.worker.model.types import Unit
 
 _UNIT_CAPACITY = 4
-# Answers to refused units. They have a bound of their own, so that valid units are not
-# dropped because many invalid ones arrive.
+# Most answers to refused units. Their bound is separate, so that many invalid units do not push
+# out valid ones.
 _FAILED_CAPACITY = 16
 
 Entry = Unit | FailedUnit
@@ -22,8 +22,8 @@ Entry = Unit | FailedUnit
 class Inbox:
     """A queue of units, and of answers to refused units at the positions of those units.
 
-    `entries` are the waiting ones, oldest first; only the methods change them.
-    A dropped unit's `force_listen` passes to the next unit, so that an interruption is never lost.
+    `entries` holds the waiting entries, oldest first; only the methods change it. If a unit with
+    `force_listen` is dropped, the next unit gets the flag, so that an interruption is never lost.
     """
 
     def __init__(self, capacity: int = _UNIT_CAPACITY) -> None:
@@ -33,7 +33,7 @@ class Inbox:
         self.dropped_count = 0
 
     def put(self, entry: Entry) -> None:
-        """Append an entry; drop the oldest of its type if there are too many of them."""
+        """Append an entry. If there are too many of its type, drop the oldest of them."""
         self.entries.append(entry)
         entry_type = type(entry)
         alike = [waiting for waiting in self.entries if type(waiting) is entry_type]
@@ -42,7 +42,7 @@ class Inbox:
             self._count_dropped(alike[0])
 
     def take(self) -> Entry | None:
-        """Remove and return the oldest entry; records in a unit how many were dropped until now."""
+        """Remove and return the oldest entry. A unit gets the number of dropped units so far."""
         if not self.entries:
             return None
         entry = self.entries.popleft()

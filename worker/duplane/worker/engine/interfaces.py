@@ -1,4 +1,4 @@
-"""The model and the device as the engine uses them; tests put scripted ones in their place."""
+"""The interfaces of model and device that the engine uses. Tests use scripted implementations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from duplane.worker.model.types import (
 
 
 class PreparedChat(Protocol):
-    """A chat request that the model has accepted, with the rows of its prompt by kind.
+    """A chat request that the model has accepted, and the number of prompt rows of each kind.
 
     `uses_tts_voice` means that the answer is spoken with the voice of the request.
     """
@@ -38,8 +38,8 @@ class PreparedChat(Protocol):
 class Model(Protocol):
     """The model; see `DuplexModel`.
 
-    Constants, `row_count` and methods whose name begins with `prepare` may be used from any thread,
-    all others from the device thread only.
+    Any thread may use the constants, `row_count` and the methods whose name begins with `prepare`.
+    Only the device thread may call the other methods.
     """
 
     @property
@@ -83,8 +83,8 @@ class Device(Protocol):
     def memory_used_bytes(self, model: Model) -> int: ...
 
     def check(self) -> None:
-        """Raise the device's error if it cannot be used any more; return otherwise."""
+        """Raise the device's error if the device cannot be used any more."""
 
 
 class DeviceLostError(Exception):
-    """The device has failed; only a new process can use it again."""
+    """The device has failed, and only a new process can use it again."""

@@ -31,7 +31,7 @@ class ModelRunner:
         memory_tolerance_bytes: int,
         post: Callable[[int, Event], None],
     ) -> None:
-        """Load the model and warm it up. Raises what loading raises."""
+        """Load the model and warm it up. Raises the exceptions of loading."""
         self._device = device
         self._post = post
         self.model = device.load()
@@ -67,7 +67,7 @@ class ModelRunner:
         return True
 
     def run_units(self, units: Sequence[Unit]) -> set[int]:
-        """Run a batch with one unit for each slot, and settle; return the slots that were lost."""
+        """Run and settle a batch with one unit per slot. Return the slots that were lost."""
         started_s = time.monotonic()
         waiting: dict[int, Unit] = {}
         for unit in units:
@@ -117,13 +117,13 @@ class ModelRunner:
         return ended
 
     def _on_batch_failed(self, slots: Sequence[int], over: set[int]) -> None:
-        """Lose all slots of a batch that raised, because the cache of any may be broken."""
+        """Report all slots of a batch that raised as lost: the cache of each may be broken."""
         _log.exception("a batch of slots %s failed", sorted(slots))
         self._on_lost(set(slots) - over)
         over.update(slots)
 
     def _on_lost(self, slots: Collection[int]) -> None:
-        """Report lost conversations. Raises DeviceLostError if the device is lost with them."""
+        """Report lost conversations. Raises DeviceLostError if the device itself is lost."""
         for slot in slots:
             self._post(slot, Lost())
         self._check_device()
@@ -135,7 +135,7 @@ class ModelRunner:
             raise DeviceLostError(f"{type(error).__name__}: {error}") from error
 
     def close(self, slot: int) -> bool:
-        """Clean the slot; return whether it may be leased again. May be called again."""
+        """Clean the slot; return whether it may be leased again. Can be repeated."""
         self._open_slots.discard(slot)
         try:
             self.model.close(slot)
@@ -151,8 +151,8 @@ class ModelRunner:
     def _has_memory_back(self, slot: int) -> bool:
         """Whether the device's memory is within its bound; True while other slots are in use.
 
-        The device reports only its total memory, so the check is possible only when no other slot
-        is in use. A leak is found when the last conversation ends.
+        The device reports only the memory of all slots together, so a leak can be found only when
+        no other slot is in use.
         """
         self.memory_used_bytes = self._device.memory_used_bytes(self.model)
         if self._open_slots or self.memory_used_bytes <= self._memory_bound_bytes:

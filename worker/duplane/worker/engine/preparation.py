@@ -1,7 +1,7 @@
-"""Work that sessions need done on the CPU, beside the device: pictures, voices, chat prompts.
+"""Work of sessions on the CPU, before the device: pictures, voices, chat prompts.
 
-Each kind of work has its own thread pool. Work stops with its session, and the session's slot is
-not freed before its last thread has ended, so at most a few tasks of each slot wait or run, even
+Each kind of work has its own thread pool. When a session ends, its work stops, and its slot is not
+freed before the last of its threads has ended. So only a few tasks of each slot wait or run, even
 if clients come and leave quickly.
 """
 
@@ -25,7 +25,7 @@ class AbandonedError(Exception):
 
 
 class ThreadPools:
-    """The threads of one worker, one pool for each kind of work, so that no kind delays another."""
+    """The thread pools of one worker. Each kind of work has one, so that no kind delays another."""
 
     def __init__(self) -> None:
         self.frames = ThreadPoolExecutor(4, "frames")  # running conversations wait for these
@@ -33,7 +33,7 @@ class ThreadPools:
         self.chats = ThreadPoolExecutor(2, "chats")
 
     def stop(self) -> None:
-        """Start no more work."""
+        """Refuse further work."""
         for pool in (self.frames, self.voices, self.chats):
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -46,19 +46,19 @@ class Preparation:
         self._started: list[Future[Any]] = []
 
     def check(self) -> None:
-        """Raise AbandonedError if the session has ended. Work calls it between its steps."""
+        """Raise AbandonedError if the session has ended. The work calls this between its steps."""
         if self._is_over.is_set():
             raise AbandonedError
 
     async def run(self, pool: ThreadPoolExecutor, work: Callable[[], R]) -> R:
-        """Run `work` in a thread. After a cancellation its current step may still run."""
+        """Run `work` in a thread. After a cancellation the current step of `work` may still run."""
         self.check()
         future = pool.submit(work)
         self._started = [work for work in self._started if not work.done()] + [future]
         return await asyncio.wrap_future(future)
 
     async def end(self) -> None:
-        """Stop the work at its next step and return when no thread runs it any more."""
+        """Stop the work before its next step. Return when no thread runs it any more."""
         self._is_over.set()
         running = [asyncio.wrap_future(work) for work in self._started if not work.cancel()]
         await asyncio.gather(*running, return_exceptions=True)
@@ -66,6 +66,6 @@ class Preparation:
 
 
 def decode_frames(model: Model, unit: Unit) -> Unit | FailedUnit:
-    """Return the unit with decoded frames, or its failure. Takes milliseconds per frame."""
+    """Return the unit with decoded frames, or its failure. A frame takes milliseconds."""
     prepared = model.prepare(unit)
     return failed_unit(unit, prepared) if isinstance(prepared, UnitFailure) else prepared

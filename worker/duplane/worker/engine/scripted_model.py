@@ -1,8 +1,8 @@
-"""A model that follows a script: it tests and measures the fabric without torch or a checkpoint.
+"""A scripted model, with which the fabric can be tested and measured without torch or checkpoint.
 
-It speaks to a loud unit and listens to a silent one, and answers a chat with the words of its last
-message. The same seed and input give the same output. A unit whose first sample is one of the
-values of `Mark` makes the worker fail in a chosen way.
+It answers a loud unit with speech and a silent one with `listen`. It answers a chat with the words
+of the last message. The same seed and input give the same output. A unit whose first sample is one
+of the values of `Mark` makes the worker fail in a chosen way.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from duplane.worker.model.types import (
 )
 
 Answer = Callable[[Unit, int], UnitOutput | UnitFailure]
-"""Returns the answer to a unit, given the length of the context behind it."""
+"""Returns the answer to a unit, given the length of the context after it."""
 
 PROMPT_TOKENS = 7
 UNIT_TOKENS = 12
 SPEECH = (0.25 * np.sin(np.arange(OUTPUT_SAMPLE_RATE) * 0.1)).astype(np.float32)
-"""The audio of a unit that speaks: one second of a tone."""
+"""The speech of one unit: a tone of one second."""
 SLOW_UNIT_S = 5.0
 _NO_AUDIO = np.zeros(0, np.float32)
 _WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight")
@@ -48,10 +48,10 @@ class Mark(Enum):
     """The first sample of a unit that makes the worker fail, and how it fails."""
 
     SLOW_UNIT = 0.78125  # the unit takes SLOW_UNIT_S
-    FAILED_UNIT = 0.8125  # the unit fails, and with it its conversation
+    FAILED_UNIT = 0.8125  # the unit and its conversation fail
     HUNG_DEVICE = 0.84375  # the call into the model never returns
     LOST_DEVICE = 0.875  # the device can no longer be used
-    KILLED_WORKER = 0.90625  # the process ends as by SIGKILL
+    KILLED_WORKER = 0.90625  # the process ends at once, as after SIGKILL
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def echo(
 
 
 class ScriptedModel:
-    """Implements `Model`; see there for the threads that may call each method."""
+    """Implements `Model`, whose docstring says which threads may call which methods."""
 
     name = "scripted"
     parameter_count = 0
@@ -135,7 +135,7 @@ class ScriptedModel:
         self._chats: dict[int, Iterator[ChatOutput | UnitFailure]] = {}
 
     def row_count(self, unit: Unit) -> int:
-        """Count the rows of a unit; each frame takes as many as the sound."""
+        """Return the rows of a unit; each frame has as many rows as the sound."""
         return UNIT_TOKENS * (1 + len(unit.frames))
 
     def prepare_voice(self, options: ConversationOptions) -> None:
@@ -149,7 +149,7 @@ class ScriptedModel:
         return unit
 
     def prepare_picture(self, picture: Image, max_slices: int | None) -> PreparedImage:
-        """Return the size of a picture as its prepared form."""
+        """Return a prepared picture that has only the picture's size."""
         del max_slices
         return PreparedImage((), None, picture.size)
 

@@ -1,4 +1,4 @@
-"""The device through torch: threads, name, memory, and the model loaded onto it."""
+"""The device of torch: its threads, name and memory, and the model that is loaded onto it."""
 
 from __future__ import annotations
 
@@ -68,19 +68,19 @@ class TorchDevice:
         return model
 
     def check(self) -> None:
-        """Wait for the device. Raises the error of a CUDA context that cannot be used any more."""
+        """Wait for the device. Raises an error if its CUDA context cannot be used any more."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
     def memory_used_bytes(self, model: Model) -> int:
-        """Return what torch has allocated on a GPU; on a CPU, the size of the model's tensors."""
+        """Return the bytes that torch has allocated on a GPU; on a CPU, those of all tensors."""
         if self._device.type == "cuda":
             return torch.cuda.memory_allocated(self._device)
         return model.memory_bytes
 
 
 def open_device(name: str) -> torch.device:
-    """Return the device of that name. Raises StartError where there is none."""
+    """Return the device of that name. Raises StartError if there is none."""
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -90,5 +90,5 @@ def open_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise StartError(f"device {name} is not there: torch sees {torch.cuda.device_count()}")
     if device.type == "cuda":
-        return torch.device("cuda", device.index or 0)  # `cuda` alone is the first device
+        return torch.device("cuda", device.index or 0)  # `cuda` means the first device
     return device

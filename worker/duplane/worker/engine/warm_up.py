@@ -1,7 +1,7 @@
-"""Runs a conversation and a chat before the worker serves, so that no session has slow first calls.
+"""Runs a conversation and a chat before the worker serves, because first calls are slow.
 
-First calls allocate buffers, load kernels and plan convolutions. A model that fails on noise
-never becomes ready.
+First calls allocate buffers, load kernels and plan convolutions. The input is noise; a worker whose
+model fails on it does not start to serve.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from duplane.worker.model.types import (
 )
 
 _UNITS = 3
-_CHAT_STEPS = 4  # the prompt, text, speech, and the text after it
+_CHAT_STEPS = 4  # prompt, text, speech, and the text after the speech
 _FRAME = base64.b64decode(  # a PNG of one grey pixel, which the model scales up
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNoAAAAggCBd81ytgAAAABJRU5ErkJggg=="
 )
 
 
 def warm_up(model: Model) -> None:
-    """Run all stages once in slot 0 and clean it. Raises RuntimeError if the model fails."""
+    """Run all stages once in slot 0 and clean the slot. Raises RuntimeError if the model fails."""
     noise = np.random.default_rng(0).normal(0, 0.05, INPUT_RATE_HERTZ).astype(np.float32)
     _run_units(model, noise)
     _clean_up(model)
@@ -81,7 +81,7 @@ def _run_chat(model: Model, noise: Samples) -> None:
 
 
 def _go_on() -> None:
-    """Do not stop the preparation of a chat."""
+    """Let the preparation of the chat continue."""
 
 
 def _clean_up(model: Model) -> None:

@@ -1,7 +1,7 @@
-"""One gRPC call that holds a slot: its end, its outbox, and the tasks that read and write.
+"""Base class of the gRPC calls that hold a slot: its end, its outbox, its reading and writing.
 
-`DuplexCall` and `ChatCall` read and send the messages of the two session kinds. A call uses its
-stream and its slot's channel to the device thread; it does not use leases or other calls.
+`DuplexCall` and `ChatCall` read and send the messages of the two kinds of call. A call knows only
+its stream and its slot's channel to the device thread, not leases or other calls.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ MODEL_FAILED = "the model failed; its log says why"
 
 
 class Call(abc.ABC, Generic[Response]):
-    """A claimed slot's call, from the claim to its end.
+    """The call that holds a claimed slot, from the claim to the end.
 
-    Up to `outbox_capacity` responses wait for a client that reads slowly; at one more the call
-    ends with SLOW_CLIENT.
+    Up to `outbox_capacity` responses wait for a client that reads slowly. One more ends the call
+    with SLOW_CLIENT.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class Call(abc.ABC, Generic[Response]):
         self._limits = limits
         self._end: asyncio.Future[CallEnd] = asyncio.get_running_loop().create_future()
         self._outbox_capacity = outbox_capacity
-        # Each response with the function to call once it is written. None ends the writer. Beyond
-        # the capacity there is room for the last response and for that None.
+        # Each response, with a function to call when it is written. None ends the writer. There are
+        # two places more than the capacity: for the last response and for None.
         self._outbox = asyncio.Queue[tuple[Response, Callable[[], None] | None] | None](
             outbox_capacity + 2
         )
@@ -60,7 +60,7 @@ class Call(abc.ABC, Generic[Response]):
 
     @abc.abstractmethod
     def close(self, reason: session_pb2.CloseReason) -> None:
-        """End the call because the worker needs its slot back."""
+        """End the call for a reason of the worker or its scheduler."""
 
     @abc.abstractmethod
     async def _receive(self) -> None:
@@ -72,18 +72,18 @@ class Call(abc.ABC, Generic[Response]):
 
     @abc.abstractmethod
     def _last_response(self, end: CallEnd) -> Response | None:
-        """Return the response that ends the stream, if there is one."""
+        """Return the last response of the stream, if the end has one."""
 
     def end(self, end: CallEnd) -> None:
-        """End the call; the first end that is given counts."""
+        """End the call. Only the first call of this method has an effect."""
         if not self._end.done():
             self._end.set_result(end)
 
     async def run(self, on_end: Callable[[CallEnd], None]) -> None:
         """Serve the call to its end. Raises FabricError if it ends with a failure.
 
-        `on_end` is called once, as soon as the end is known: a client that still reads does not
-        keep the slot.
+        `on_end` is called once, as soon as the end is known. It does not wait until the client has
+        read the last responses, so that the slot can be cleaned.
         """
         async with asyncio.TaskGroup() as tasks:
             reader = tasks.create_task(self._receive())
@@ -102,7 +102,7 @@ class Call(abc.ABC, Generic[Response]):
 
     @contextlib.contextmanager
     def _ending_on_errors(self) -> Generator[None]:
-        """End the call with a FabricError, or because the client is gone."""
+        """End the call if the body of the `with` raises a FabricError or the client is gone."""
         try:
             yield
         except FabricError as error:

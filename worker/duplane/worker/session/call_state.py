@@ -1,6 +1,6 @@
-"""The states of a Converse call: which message is legal in which, and how long silence may last.
+"""The states of a Converse call: the legal messages in each, and how long silence may last.
 
-Pure. An illegal message ends the call. A bad unit does not; `unit_check` answers those.
+Pure. An illegal message ends the call. An invalid unit does not: `unit_check` answers it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LEGAL: dict[CallState, dict[str, CallState]] = {
 class CallStateMachine:
     """The state of one call, and the time at which silence ends it (`deadline_s`).
 
-    Times are monotonic seconds, passed in.
+    Times are monotonic seconds; callers pass the present time.
     """
 
     def __init__(self, limits: SessionLimits, now: float) -> None:
@@ -55,7 +55,7 @@ class CallStateMachine:
     def receive(self, request: session_pb2.ConverseRequest, now: float) -> str:
         """Make the transition for a message and return the message's name.
 
-        Raises OUT_OF_ORDER for an illegal message, and changes nothing then.
+        For an illegal message, raises OUT_OF_ORDER and changes nothing.
         """
         message = request.WhichOneof("message") or "nothing"
         state = _LEGAL[self.state].get(message)
@@ -82,7 +82,7 @@ class CallStateMachine:
         return min(max(to_seconds(pause.timeout), 0.0), self._limits.max_pause_s)
 
     def expire(self) -> session_pb2.Closed:
-        """Return the end of a call whose deadline has passed. Raises OPEN_TIMEOUT before `open`."""
+        """Return `closed` for a call after its deadline. Raises OPEN_TIMEOUT before `open`."""
         match self.state:
             case CallState.UNCLAIMED:
                 raise FabricError(Reason.OPEN_TIMEOUT, "no claim came in time")

@@ -24,7 +24,7 @@ _CLOSE_ERRORS = {
 
 
 class ChatCall(Call[session_pb2.ChatResponse]):
-    """A claimed turn of chat."""
+    """The call of one turn of chat, after its claim."""
 
     def __init__(
         self,
@@ -36,14 +36,14 @@ class ChatCall(Call[session_pb2.ChatResponse]):
         limits: SessionLimits,
         videos: Videos,
     ) -> None:
-        # Credit bounds the deltas in the outbox; `prefilled` and `done` come beside them.
+        # Credit bounds the deltas in the outbox. `prefilled` and `done` need two more places.
         super().__init__(stream, slot, engine, limits, limits.outbox_message_count + 2)
         self._request = request
         self._reporter = reporter
         self._videos = videos
 
     def close(self, reason: session_pb2.CloseReason) -> None:
-        """End the turn with a failure: a Chat stream has no `closed`."""
+        """End the turn with a failure, because a Chat stream has no `closed`."""
         ended = FabricError(Reason.UNAVAILABLE, "the worker ended the chat")
         self.end(_CLOSE_ERRORS.get(reason, ended))
 
@@ -58,7 +58,7 @@ class ChatCall(Call[session_pb2.ChatResponse]):
             self._engine.open_chat(self.channel, prepared, self._limits.outbox_message_count)
 
     async def _prepare(self) -> PreparedChat:
-        """Check the request, decode its videos and lay out its prompt, beside the device."""
+        """Check the request, decode its videos and lay out its prompt, without the device."""
         try:
             chat = chat_request(self._request, self._limits)
             prepare_picture = partial(self._engine.prepare_picture, self.channel)
@@ -76,7 +76,7 @@ class ChatCall(Call[session_pb2.ChatResponse]):
             self._on_step(event)
 
     def _on_step(self, step: ChatStep) -> None:
-        """Send the responses of a step; the step's credit returns once the last is written."""
+        """Send the responses of a step. The step's credit is returned when the last is written."""
         responses = self._reporter.responses(step)
         for response in responses[:-1]:
             self._send(response)

@@ -1,6 +1,6 @@
-"""A `ChatRequest`, checked and translated to the model's terms.
+"""Checks a `ChatRequest` and translates it to the model's types. Pure.
 
-A refusal names the field at fault. Pure functions.
+A refusal names the invalid field.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _ROLES = {
 
 
 def chat_request(request: session_pb2.ChatRequest, limits: SessionLimits) -> ChatRequest:
-    """Return the request in the model's terms. Absent fields keep the model's defaults.
+    """Return the request in the model's types. Absent fields keep the model's defaults.
 
-    Videos are empty; `Videos.fill` decodes them. Raises FabricError INVALID_FIELD with the path of
-    the field in `ChatRequest`.
+    Videos are empty here; `Videos.fill` decodes them. Raises FabricError INVALID_FIELD with the
+    path of the field in `ChatRequest`.
     """
     if len(request.messages) > limits.max_chat_messages:
         fault = f"are {len(request.messages)}, more than {limits.max_chat_messages}"
@@ -67,20 +67,20 @@ def chat_request(request: session_pb2.ChatRequest, limits: SessionLimits) -> Cha
 
 
 def ignored_paths(request: session_pb2.ChatRequest, prepared: PreparedChat) -> frozenset[str]:
-    """Return the paths of fields that the client has sent and the prepared chat does not use."""
+    """Return the paths of the client's fields that the prepared chat does not use."""
     if request.config.tts_voice and not prepared.uses_tts_voice:
         return frozenset({"config.tts_voice"})
     return frozenset()
 
 
 def invalid_chat(error: OptionError) -> FabricError:
-    """Translate the model's refusal of a chat; paths of messages are the same in both."""
+    """Translate the model's refusal of a chat. Only the paths of settings must be translated."""
     path = _PATHS.get(error.field, error.field)
     return FabricError(Reason.INVALID_FIELD, str(error), field=path)
 
 
 def _check_sizes(request: session_pb2.ChatRequest, limits: SessionLimits) -> None:
-    """Refuse messages that are too large together."""
+    """Refuse messages that exceed a bound on their total size."""
     part_count = clip_count = text_bytes = media_bytes = 0
     for index, message in enumerate(request.messages):
         part_count += len(message.parts)

@@ -1,7 +1,7 @@
-"""Messages about one turn of chat, its sums, and one span for each of its parts.
+"""Makes the messages of one turn of chat, counts its tokens, and records its spans.
 
-The parts are the preparation, the prefill, and one for each delta. Without an exporter the spans
-cost one comparison each.
+There is one span for the preparation, one for the prefill, and one for each delta. If spans are not
+exported, each costs one comparison.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ChatReporter:
         self._part: Span | None = None
         self._part_stages_s: dict[str, float] = {}
         self._stages_s: dict[str, float] = {}
-        self._unsent_stages_s: dict[str, float] = {}  # of the steps since the last delta
+        self._unsent_stages_s: dict[str, float] = {}  # stages of the steps since the last delta
         self._delta_s = time.monotonic()
         self._sequence = 0
         self._counts = session_pb2.TokenCounts()
@@ -49,11 +49,11 @@ class ChatReporter:
         self._is_prefilled = False
 
     def begin_preparation(self) -> None:
-        """Begin the span of the checks, the videos and the prompt's layout."""
+        """Begin the span of the preparation: checks, videos and layout of the prompt."""
         self._begin(spans.WORKER_CHAT_PREPARE)
 
     def begin_prefill(self, prepared: PreparedChat, ignored_fields: Collection[str]) -> None:
-        """Count the prompt and begin the span of its prefill."""
+        """Count the tokens of the prompt, and begin the span of its prefill."""
         self._ignored_fields = sorted(ignored_fields)
         media_rows = prepared.image_rows + prepared.audio_rows
         self._prompt_rows = prepared.prompt_rows
@@ -64,7 +64,7 @@ class ChatReporter:
         self._begin(spans.WORKER_CHAT_PREFILL)
 
     def responses(self, step: ChatStep) -> list[session_pb2.ChatResponse]:
-        """Return the messages that are due after a step: `prefilled`, `delta`, `done`, or none."""
+        """Return the messages that follow from a step: `prefilled`, `delta`, `done`, or none."""
         output = step.output
         self._count(output)
         attributes: dict[str, AttributeValue] = {
@@ -92,9 +92,9 @@ class ChatReporter:
         return responses
 
     def finish(self, error_reason: str | None) -> None:
-        """Set the turn's stage times, and the error if it failed.
+        """Add the stage times to the turn's span, and the error if the turn failed.
 
-        The span of the running part ends with the error; without an error the span is discarded.
+        The span that is still open ends with the error. Without an error it is discarded.
         """
         self._metrics.chat_ended(self._counts)
         self._span.set_attributes(stage_attributes(self._stages_s))

@@ -29,11 +29,14 @@ from duplane.worker.settings import SessionLimits
 
 _log = logging.getLogger(__name__)
 
-CONTEXT_FULL = "CONTEXT_FULL"  # the model's reason for a unit that does not fit any more
+CONTEXT_FULL = "CONTEXT_FULL"  # the model's reason if a unit does not fit into the context
 
 
 class DuplexCall(Call[session_pb2.ConverseResponse]):
-    """A claimed session. `on_pause` is called with whether it is paused, at pauses and resumes."""
+    """The call of one duplex session, after its claim.
+
+    `on_pause(is_paused)` is called at every pause and resume.
+    """
 
     def __init__(
         self,
@@ -60,7 +63,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         self._send(session_pb2.ConverseResponse(claimed=claimed))
 
     def close(self, reason: session_pb2.CloseReason) -> None:
-        """End the session with `closed`; a session that is not open yet fails with the engine."""
+        """End the session with `closed`. An engine failure before `opened` fails the call."""
         if reason == session_pb2.CLOSE_REASON_ENGINE_FAILED:
             self._on_lost()
         else:
@@ -115,7 +118,8 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         )
         self._last_sequence = max(self._last_sequence, request.sequence)
         if isinstance(entry, Unit) and entry.frames:
-            # No message is read meanwhile, so units keep their order and are decoded one at a time.
+            # No message is read during this wait, so units keep their order and are decoded one at
+            # a time.
             entry = await self._engine.prepare_unit(self.channel, entry)
         self._engine.put(self.channel, entry)
 
@@ -139,7 +143,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
             case Lost():
                 self._on_lost()
             case ChatStep():
-                pass  # only chats have these
+                pass  # events of chats only
             case _:
                 assert_never(event)
 
@@ -149,7 +153,8 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
             self.end(FabricError(Reason.INVALID_FIELD, message, field="system_prompt"))
             return
         self._is_open = True
-        # A window keeps the context from filling up; then only the client's limit ends the session.
+        # A context window keeps the context below the worker's limit. Then only a lower limit of
+        # the client ends the session.
         is_own_limit = self._token_limit < self._engine.model.context_capacity
         self._is_bounded = is_own_limit or not opened.has_window
         ignored = self._short_voices.union(map(field_path, opened.ignored)) & self._sent_paths
@@ -162,7 +167,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
 
     def _on_failed_unit(self, failure: FailedUnit) -> None:
         if failure.reason == CONTEXT_FULL:
-            # The unit is not at fault: settling the unit before it has filled the context.
+            # This unit is valid, but the settle of the unit before it has filled the context.
             self.close(session_pb2.CLOSE_REASON_CONTEXT_FULL)
             return
         self._send(session_pb2.ConverseResponse(failed=self._reporter.failed(failure)))

@@ -1,6 +1,6 @@
-"""The settings of `Open`, checked and translated to the model's options.
+"""Checks the settings of `Open` and translates them to the model's options. Pure.
 
-A refusal names the field at fault. Pure functions.
+A refusal names the invalid field.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from duplane.worker.model.types import ConversationOptions, OptionError, WindowM
 from duplane.worker.session.fields import DECODE_MODES, invalid, read_numbers, read_voice
 from duplane.worker.settings import SessionLimits
 
-# Field of DuplexConfig -> the model's values for the field's values.
+# Enum field of DuplexConfig -> for each of its values the model's value.
 _CHOICES: dict[str, Mapping[int, Enum]] = {
     "decode_mode": DECODE_MODES,
     "context_window": {
@@ -40,7 +40,7 @@ _PATHS = {
 
 
 def field_path(option: str) -> str:
-    """Return the path in `Open` of the field behind one of the model's options."""
+    """Return the path of the field in `Open` that sets one of the model's options."""
     return _PATHS.get(option, option)
 
 
@@ -84,7 +84,7 @@ def invalid_option(error: OptionError) -> FabricError:
 
 
 def token_limit(request: session_pb2.Open, worker_limit: int) -> int:
-    """Return the context limit in force. Raises FabricError INVALID_FIELD."""
+    """Return the context limit that applies. Raises FabricError INVALID_FIELD."""
     if not request.HasField("context_token_limit"):
         return worker_limit
     if request.context_token_limit < 1:

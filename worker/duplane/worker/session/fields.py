@@ -1,4 +1,4 @@
-"""Checks of fields that `Open` and `ChatRequest` share, and their refusals."""
+"""Checks of fields that `Open` and `ChatRequest` have in common, and their refusals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DECODE_MODES: Mapping[int, DecodeMode] = {
 }
 
 LEAST_VOICE_SAMPLES = INPUT_RATE_HERTZ // 10
-"""Samples below which a clip has no voice. It is not used, and named in `ignored_fields`."""
+"""Samples that a voice needs. A shorter clip is ignored and named in `ignored_fields`."""
 
 
 def invalid(path: str, fault: str) -> FabricError:
@@ -30,9 +30,9 @@ def read_numbers(
     bounds: Mapping[str, tuple[float, float]],
     model_names: Mapping[str, str],
 ) -> dict[str, float]:
-    """Return the numbers that `config` sets, by the model's names for them.
+    """Return the numbers that `config` sets, under the model's names.
 
-    Raises FabricError INVALID_FIELD for one that is out of its bounds.
+    Raises FabricError INVALID_FIELD for a number that is out of its bounds.
     """
     chosen: dict[str, float] = {}
     for name, (low, high) in bounds.items():
@@ -46,7 +46,7 @@ def read_numbers(
 
 
 def read_samples(path: str, pcm: bytes) -> Samples:
-    """Return a writable copy of 16 kHz samples, as torch needs it.
+    """Return a copy of 16 kHz samples, which is writable because torch needs that.
 
     Raises FabricError INVALID_FIELD.
     """
@@ -57,7 +57,7 @@ def read_samples(path: str, pcm: bytes) -> Samples:
 
 
 def read_voice(path: str, pcm: bytes, max_s: float) -> Samples | None:
-    """Return the samples of a voice, None for one that is too short to be a voice.
+    """Return the samples of a voice; None if the clip is too short to be a voice.
 
     Raises FabricError INVALID_FIELD.
     """

@@ -1,7 +1,4 @@
-"""The SessionService of one worker: it checks claims, runs calls, and cleans slots after them.
-
-Translates between gRPC and the modules that decide.
-"""
+"""The gRPC SessionService of one worker: checks claims, runs calls, cleans slots after them."""
 
 from __future__ import annotations
 
@@ -37,15 +34,15 @@ from duplane.worker.video.decoding import Videos
 
 _log = logging.getLogger(__name__)
 
-# Ends of sessions that are the worker's fault.
+# Reasons of an end for which the worker is at fault.
 _FAULTS = (Reason.ENGINE_FAILED, Reason.UNKNOWN)
 
 
 class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     """Serves Converse and Chat on the slots of `admission`.
 
-    Cleanups run in `tasks`, after their calls have ended. The rpc methods read and write through
-    the context, which gRPC allows although the generated stubs do not declare it.
+    The cleanup of a slot runs as one of `tasks`, after its call has ended. The rpc methods read and
+    write through the context. gRPC allows this, although the generated stubs do not declare it.
     """
 
     def __init__(
@@ -86,12 +83,12 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         await _guarded(context, self._chat(request, context))
 
     def end(self, slot: int, reason: session_pb2.CloseReason) -> None:
-        """Close the call that holds a slot, if one does."""
+        """Close the call that holds a slot, if there is one."""
         if call := self._calls.get(slot):
             call.close(reason)
 
     def stop(self) -> None:
-        """Take no more calls, close those that run, and begin their cleanups at once."""
+        """Refuse new calls, close the running ones, and begin their cleanups at once."""
         self._admission.drain()
         for call in tuple(self._calls.values()):
             call.close(session_pb2.CLOSE_REASON_SHUTDOWN)
@@ -182,7 +179,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     def _report_end(
         self, claims: lease_pb2.LeaseClaims, span: Span, reason: str, message: str
     ) -> None:
-        """Log and count the end of a session; it is an error if the worker is at fault."""
+        """Log and count the end of a session; log an error if the worker is at fault."""
         is_fault = reason in _FAULTS
         if is_fault:
             span.set_attribute(spans.ERROR_TYPE, reason)
@@ -214,7 +211,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         recheck.add_done_callback(self._rechecks.discard)
 
     async def _recheck(self, slot: int) -> None:
-        """Clean a broken slot again and again until it is clean."""
+        """Repeat the cleanup of a broken slot until it succeeds."""
         while True:
             await asyncio.sleep(self._recheck_interval_s)
             if await self._engine.close_again(slot):
@@ -232,7 +229,7 @@ async def _guarded(
     except FabricError as error:
         failure = error
     except grpc.aio.BaseError:
-        raise  # how gRPC ends a call
+        raise  # gRPC ends a call by this exception
     except Exception:  # noqa: BLE001 - the root of a call; the client gets no internals
         _log.exception("a session failed")
         failure = FabricError(Reason.UNKNOWN, "the worker failed; its log says why")

@@ -1,4 +1,4 @@
-"""Stage durations of the model as messages and as span attributes."""
+"""Converts the durations of the model's stages to a message and to span attributes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STAGES = frozenset(field.name for field in session_pb2.StageTimes.DESCRIPTOR.fi
 
 
 def stage_times(stages_s: Mapping[str, float]) -> session_pb2.StageTimes:
-    """Return seconds by stage as a message. Leaves out stages that did not run."""
+    """Return seconds by stage as a message, without the stages that did not run."""
     return session_pb2.StageTimes(
         **{
             stage: to_duration(seconds)

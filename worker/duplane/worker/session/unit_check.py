@@ -32,9 +32,9 @@ def check_unit(
     is_omni: bool,
     is_paused: bool,
 ) -> Unit | FailedUnit:
-    """Return the unit, stamped with the time, or the answer that names the field at fault.
+    """Return the unit with its time of arrival, or the answer that names the invalid field.
 
-    This is the worker's only check of samples: the audio of a Unit is finite float32.
+    This is the worker's only check of samples. After it the audio of a Unit is finite float32.
     """
     received_s, receive_time_ns = time.monotonic(), time.time_ns()
     trace = request.trace if request.HasField("trace") else None
@@ -68,7 +68,7 @@ def check_unit(
 
 
 def _check_frames(frames: Sequence[bytes], limits: SessionLimits, *, is_omni: bool) -> None:
-    """Refuse frames that are too many or too large."""
+    """Refuse too many frames, and frames that are too large."""
     if not is_omni:
         raise _BadUnitError("video_frames can only come in an omni session", "video_frames")
     if len(frames) > limits.frame_count:

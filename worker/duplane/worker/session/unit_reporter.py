@@ -1,4 +1,4 @@
-"""Messages about the units of one session, their sums, and one span for each unit."""
+"""Makes the messages about the units of one session, sums them up, and records a span per unit."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class UnitReporter:
         )
 
     def closed(self, closed: session_pb2.Closed, dropped_count: int) -> session_pb2.Closed:
-        """Return `closed` with the sums of the session."""
+        """Return `closed` with the session's numbers of tokens and units."""
         return session_pb2.Closed(
             reason=closed.reason,
             message=closed.message,

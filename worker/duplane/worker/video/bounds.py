@@ -1,4 +1,4 @@
-"""The bounds that the decoder process of a video gets, and the error of a file it refuses."""
+"""The bounds of a video's decoder process, and the error for a refused file."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import asdict, dataclass
 import orjson
 
 STACKED_FRAMES = 4
-"""Pictures joined side by side have at most the pixels of this many of the largest pictures."""
+"""Pictures that are joined side by side have at most this many times the pixels of the largest
+picture."""
 
 
 @dataclass(frozen=True)
 class VideoBounds:
-    """Bounds of one file and of the process that decodes it. A file above them is refused.
+    """Bounds of one file and of the process that decodes it. A file that exceeds one is refused.
 
     `frame_pixels` bounds one picture; `memory_bytes` and `cpu_s` bound the process.
     """
@@ -25,7 +26,7 @@ class VideoBounds:
 
     @property
     def output_bytes(self) -> int:
-        """Upper bound of one output: pictures joined side by side, or all the sound."""
+        """Upper bound of one output in bytes: pictures joined side by side, or the whole sound."""
         return max(STACKED_FRAMES * self.frame_pixels * 3, int(self.duration_s + 1) * 16_000 * 4)
 
     def to_json(self) -> str:
@@ -39,4 +40,4 @@ class VideoBounds:
 
 
 class VideoError(Exception):
-    """A file that cannot be decoded; the message names the fault."""
+    """A file that cannot be decoded. The message says why."""

@@ -1,12 +1,12 @@
-"""The decoder process of one video file: the file on stdin, pictures and sounds on stdout.
+"""The decoder process of one video file: reads the file on stdin, writes pictures and sound.
 
-Video decoders are large and have had exploitable faults, so a file that breaks one must break
-nothing else. `decoding.py` starts this program with bounds and reads its output:
+Video decoders are large and have had exploitable faults, so each file is decoded in a process of
+its own. `decoding.py` starts this program with bounds and reads its output:
 
 - argv: the bounds as JSON; see `VideoBounds`;
 - stdin: the file;
 - stdout: one line of JSON for each output, `{"picture": [width, height]}` or `{"sound": samples}`,
-  each followed by its bytes (RGB; float32 at 16 kHz); last `{}`, or `{"fault": text}`.
+  followed by its bytes (RGB; float32 at 16 kHz). The last line is `{}`, or `{"fault": text}`.
 """
 
 # pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
@@ -36,14 +36,14 @@ from duplane.fabric.audio import INPUT_RATE_HERTZ
 from duplane.worker.model.vision.video_layout import Scene, plan_scenes, side_by_side
 from duplane.worker.video.bounds import STACKED_FRAMES, VideoBounds, VideoError
 
-# No other formats: FFmpeg also reads playlists, which name other files.
+# Only these formats, because FFmpeg also reads playlists, which can name other files.
 _FORMATS = "mov,mp4,matroska,webm,avi,mpegts"
 _CODECS = (
     "h264,hevc,vp8,vp9,libdav1d,av1,mpeg4,mpeg2video,mjpeg,ffv1,rawvideo,"
     "aac,mp3,mp3float,opus,libopus,vorbis,flac,ac3,eac3,"
     "pcm_s16le,pcm_s16be,pcm_s24le,pcm_s32le,pcm_f32le,pcm_u8,pcm_mulaw,pcm_alaw"
 )
-# Degrees counter-clockwise.
+# Angle in degrees, counter-clockwise -> Pillow's operation.
 _ROTATIONS = {
     90: Image.Transpose.ROTATE_90,
     180: Image.Transpose.ROTATE_180,
@@ -56,9 +56,10 @@ _MAX_RATE_HERTZ = 192_000
 
 @dataclass(frozen=True)
 class _Timeline:
-    """Times of the pictures in seconds from the first, and their `pts` in the stream's units.
+    """The pictures' times in seconds from the first, and their timestamps in the stream's units.
 
-    `keys` are the pts of pictures where decoding can begin, `seeks` the timestamps to seek them by.
+    `keys` are the timestamps (pts) of pictures at which decoding can begin; `seeks` are the
+    timestamps with which to seek to them.
     """
 
     times_s: np.ndarray
@@ -68,7 +69,7 @@ class _Timeline:
     duration_s: float
 
     def at(self, time_s: float) -> int:
-        """Return the pts of the picture shown at a time."""
+        """Return the timestamp (pts) of the picture that is shown at a time."""
         index = int(np.searchsorted(self.times_s, time_s + _ON_TIME_S, side="right")) - 1
         return int(self.pts[max(index, 0)])
 
@@ -119,7 +120,7 @@ def _video_of(container: av.container.InputContainer, bounds: VideoBounds) -> Vi
     if not container.streams.video:
         raise VideoError("has no pictures")
     stream = container.streams.video[0]
-    # It may be absent, although the library's stubs do not declare that.
+    # The codec may be unknown, although the library's stubs do not declare that.
     if getattr(stream, "codec_context", None) is None:
         raise VideoError("is of a coding that is not read here")
     _check_pixels(stream.width, stream.height, bounds)
@@ -149,7 +150,7 @@ def _timeline(container: av.container.InputContainer, stream: VideoStream) -> _T
                 keys[shown] = shown if packet.dts is None else min(shown, packet.dts)
             last_span = packet.duration or last_span
     except av.error.FFmpegError:
-        pass  # the file is truncated: its beginning is used
+        pass  # the file is truncated; the beginning is used
     if not pts or stream.time_base is None:
         raise VideoError("has no pictures")
     ordered = np.unique(np.array(pts))
@@ -158,7 +159,7 @@ def _timeline(container: av.container.InputContainer, stream: VideoStream) -> _T
     rate = float(stream.average_rate or 0)
     span_s = float(times_s[-1]) + last_span * unit_s
     counted_s = len(ordered) / rate if rate else 0.0
-    # At a constant rate the picture count gives the duration more exactly than the timestamps.
+    # At a constant rate the number of pictures gives a more exact duration than the timestamps.
     is_even = abs(counted_s - span_s) * rate < 2
     return _Timeline(
         times_s,
@@ -183,7 +184,7 @@ class _Pictures:
         self._picture_pts = -1
 
     def at(self, time_s: float) -> Image.Image:
-        """Return the picture shown at a time, or the latest one before it that can be decoded."""
+        """Return the picture shown at a time; if it is broken, the latest good one before it."""
         wanted = self._timeline.at(time_s)
         if self._picture is not None and self._picture_pts == wanted:
             return self._picture
@@ -240,14 +241,14 @@ class _Pictures:
 
 
 def _upright(frame: VideoFrame) -> Image.Image:
-    """Rotate a picture as the file asks: phones record sideways and store the angle."""
+    """Rotate a picture by the angle in the file: phones record sideways and store the angle."""
     picture = Image.fromarray(frame.to_ndarray(format="rgb24"))
     rotation = _ROTATIONS.get(frame.rotation % 360)
     return picture if rotation is None else picture.transpose(rotation)
 
 
 def _time_of(frame: VideoFrame) -> int:
-    """Return the frame's presentation time, else its decoding time, in the stream's units."""
+    """Return the frame's presentation time, or without one its decoding time (stream units)."""
     return frame.pts if frame.pts is not None else frame.dts or 0
 
 
@@ -274,7 +275,7 @@ def _sound(container: av.container.InputContainer, duration_s: float) -> np.ndar
             if sample_count >= wanted:
                 break
     except (av.error.FFmpegError, ValueError):
-        pass  # the format changes within the stream, or a packet is broken: the beginning is used
+        pass  # the format changes, or a packet is broken; the beginning is used
     if to_rate is None:
         return None
     resampled.append(to_rate.resample_chunk(np.zeros(0, np.float32), last=True))
@@ -293,7 +294,7 @@ def _bound_process(bounds: VideoBounds) -> None:
 
 
 def main() -> None:
-    """Decode the file on stdin."""
+    """Decode the file on stdin and write its pictures and sound to stdout."""
     bounds = VideoBounds.from_json(sys.argv[1])
     _bound_process(bounds)
     av.logging.set_level(None)

@@ -1,9 +1,9 @@
-"""Decodes the video files of chats, each in a process of its own that is killed with its chat.
+"""Decodes the video files of chats, each in a process of its own, which is killed with its chat.
 
-Refuses files that are broken, too large or too slow; `video_layout` chooses the pictures and
-sounds. Pictures are sliced for the model as they arrive, so that none is held at full size. Threads
-start and read the processes: `subprocess` starts them without a copy of the worker's memory, which
-asyncio may not.
+Files that are broken, too large or too slow to decode are refused. `video_layout` chooses pictures
+and sounds. Each picture is sliced for the model when it arrives, so none is kept at full size.
+Threads start and read the processes, because `subprocess`, unlike asyncio, always starts them
+without a copy of the worker's memory.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from duplane.worker.video.bounds import VideoBounds, VideoError
 
 _log = logging.getLogger(__name__)
 
-# -P: do not import modules from the working directory.
+# With -P the process imports no modules from the working directory.
 DECODER = (sys.executable, "-P", "-m", "duplane.worker.video.decoder")
 
 _HEAD_BYTES = 1000
-_LAST_WAIT_S = 1.0  # for the exit status of a process that has stopped writing
-_JOINT_BYTES = 1 << 20  # of the lines between pictures that are joined side by side
+_LAST_WAIT_S = 1.0  # wait for the exit status after the end of the output
+_JOINT_BYTES = 1 << 20  # allowance for the lines between joined pictures
 
 Prepare = Callable[[Image.Image, int | None], PreparedImage]
 
@@ -53,7 +53,7 @@ class Videos:
     async def fill(
         self, chat: ChatRequest, request: session_pb2.ChatRequest, prepare: Prepare
     ) -> ChatRequest:
-        """Return `chat`, made from `request`, with its videos decoded; `prepare` slices pictures.
+        """Decode the videos of `request`; return `chat` with them. `prepare` slices pictures.
 
         Raises FabricError INVALID_FIELD that names the video.
         """
@@ -85,7 +85,7 @@ class Videos:
     async def _decode(
         self, file: session_pb2.ChatPart, chat: ChatRequest, prepare: Prepare, tiles_left: int
     ) -> tuple[ChatVideo, int]:
-        """Decode a file; return it with the number of tiles that later videos may have."""
+        """Decode a file. Return the video, and the rest of `tiles_left` for later videos."""
         bounds = VideoBounds(
             stack_frames=file.video_stack_frame_count or 1,
             duration_s=self._limits.max_video_s,
@@ -121,7 +121,7 @@ class Videos:
 
 
 class _Decoder:
-    """One decoder process. `run` blocks; any thread may call `stop` at any time."""
+    """One decoder process. `run` blocks; `stop` may be called in any thread at any time."""
 
     def __init__(self, file: bytes, bounds: VideoBounds) -> None:
         self._file, self._bounds = file, bounds
@@ -147,14 +147,14 @@ class _Decoder:
                 process.kill()
 
     def stop(self) -> None:
-        """Kill the process, or keep it from being started."""
+        """Kill the process. If it was not started yet, it never is."""
         with self._lock:
             self._is_stopped = True
             if self._process is not None:
                 self._process.kill()
 
     def _read(self, process: subprocess.Popen[bytes]) -> Iterator[Image.Image | np.ndarray]:
-        """Read the output and trust none of it: a hostile file may control the process."""
+        """Read the output and check all of it, because a hostile file may control the process."""
         out = cast("BinaryIO", process.stdout)
         while True:
             try:
@@ -184,9 +184,9 @@ class _Decoder:
 
 
 def feed(process: subprocess.Popen[bytes], file: bytes) -> None:
-    """Write the file to its decoder process, which reads all of it before it writes."""
+    """Write the file to the decoder process, which reads the whole file before it writes."""
     stdin = cast("BinaryIO", process.stdin)
-    with suppress(BrokenPipeError):  # its output has the reason
+    with suppress(BrokenPipeError):  # the process has ended; its output says why
         stdin.write(file)
     with suppress(BrokenPipeError):
         stdin.close()
