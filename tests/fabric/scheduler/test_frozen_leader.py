@@ -1,9 +1,8 @@
-"""A leader of etcd that is frozen, thawed, and followed by the next: no grant twice, no one lost.
+"""A leader of etcd that is frozen and thawed, then the next: no grant twice, no session lost.
 
-A leader that was frozen for longer than a lease lasts takes the lease for expired when it goes on,
-and its request to end the lease may be forwarded to its successor (etcd issue 15247, corrected in
-3.4.31 and 3.5.13). So a live scheduler can lose its session, with every registration and ticket on
-it. It then begins another session; workers attach again, and callers return to their places.
+A leader that was frozen for longer than a lease lasts can end the lease when it goes on, although
+the next leader has renewed it (etcd issue 15247; seen with 3.4.23 and 3.5.16). So a scheduler can
+lose its presence. It announces itself again, and no registration, ticket or grant is lost.
 
 `FREEZE_RUNS=50 pytest tests/fabric/scheduler/test_frozen_leader.py -s` repeats it, three at a time.
 """
@@ -31,7 +30,7 @@ from duplane.scheduler.store.etcd import session
 RUNS = int(os.environ.get("FREEZE_RUNS", "1"))
 PARALLEL = 3
 TTL_S = 5
-FREEZE_S = 6.0  # longer than a lease lasts
+FREEZE_S = 6.0  # longer than the lease of a presence lasts
 RECOVERY_S = 20.0
 WORKERS = ("w0", "w1", "w2", "w3")
 
@@ -123,10 +122,8 @@ async def freeze_two_leaders(folder: Path) -> str:
                 leader.thaw()
                 await load.until_all_serve()
         gaps = [late - soon for soon, late in itertools.pairwise(load.grant_times)]
-        return (
-            f"{len(gaps)} grants, longest gap {max(gaps):.2f} s,"
-            f" workers attached again {load.reattached_count} times"
-        )
+        assert load.reattached_count == 0
+        return f"{len(gaps)} grants, longest gap {max(gaps):.2f} s"
 
 
 @pytest.mark.slow
@@ -134,8 +131,8 @@ async def freeze_two_leaders(folder: Path) -> str:
 async def test_frozen_leaders_cost_no_grant_twice_and_lose_no_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(session, "SESSION_TTL_S", TTL_S)
-    caplog.set_level(logging.ERROR)
+    monkeypatch.setattr(session, "PRESENCE_TTL_S", TTL_S)
+    caplog.set_level(logging.WARNING)
     bound = asyncio.Semaphore(PARALLEL)
 
     async def one(number: int) -> None:
@@ -146,5 +143,7 @@ async def test_frozen_leaders_cost_no_grant_twice_and_lose_no_one(
     async with asyncio.TaskGroup() as tasks:
         for number in range(RUNS):
             tasks.create_task(one(number))
-    lost = sum("has ended in etcd; beginning" in one.message for one in caplog.records)
-    print(f"{RUNS} runs, {lost} sessions lost and begun again")
+    messages = [one.message for one in caplog.records]
+    assert not [text for text in messages if "has ended in etcd; beginning" in text]
+    announced = sum("announcing it again" in text for text in messages)
+    print(f"{RUNS} runs, {announced} presences lost and announced again")

@@ -109,6 +109,53 @@ async def test_worker_attaches_at_another_scheduler_and_keeps_its_session(
     await moved.vanish()
 
 
+async def test_lost_presence_costs_nothing(
+    replicas: list[SchedulerHarness],
+    client: EtcdClient,
+    prefix: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """etcd ends the short lease of each live scheduler: they announce themselves again."""
+    first, second, _ = replicas
+    worker = await first.worker(slot_count=1)
+    await worker.claim(await (await first.caller()).granted())
+    waiting = await first.caller()
+    await waiting.stands(1)
+    behind = await second.caller()
+    await behind.stands(2)
+    _, present = await client.read_all(f"{prefix}presence/".encode())
+    assert len(present) == COUNT
+    for presence in present:
+        await client.revoke_lease(presence.lease)
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            _, present = await client.read_all(f"{prefix}presence/".encode())
+            if len(present) == COUNT:
+                break
+            await asyncio.sleep(0.05)
+    for caller in (waiting, behind):
+        await worker.finish(0)
+        await worker.claim(await caller.granted())
+    assert caplog.text.count("announcing it again") == COUNT
+    assert "has ended in etcd" not in caplog.text
+
+
+async def test_absent_schedulers_session_is_ended_by_the_others(
+    replicas: list[SchedulerHarness], client: EtcdClient, prefix: str
+) -> None:
+    """A scheduler that is killed leaves keys; the other schedulers delete them."""
+    first, second, _ = replicas
+    worker = await first.worker(slot_count=1)
+    (registration,) = (await client.read(f"{prefix}worker/w".encode())).kvs
+    await first.kill()
+    (presence,) = (await client.read(f"{prefix}presence/{registration.lease:x}".encode())).kvs
+    await client.revoke_lease(presence.lease)  # as etcd does when its time is over
+    operator = await second.operator()
+    await operator.until(lambda seen: not seen.workers)
+    assert await client.lease_ttl_s(registration.lease) < 0
+    await worker.vanish()
+
+
 async def test_lost_session_brings_workers_and_callers_back(
     replicas: list[SchedulerHarness], client: EtcdClient, prefix: str
 ) -> None:

@@ -50,6 +50,7 @@ class Facts:
         self.revision = 0  # revision of the last event that was applied
         self.base = 0
         self.sessions: dict[str, int] = {}  # the revision that wrote each session, by its name
+        self.present: set[str] = set()  # the names of the sessions whose schedulers are alive
         self.verification_keys: Sequence[registry_pb2.VerificationKey] = ()
         self.workers: dict[str, Worker] = {}
         self.slots: dict[SlotKey, Slot] = {}
@@ -130,6 +131,8 @@ class Facts:
                 self.base = int(held.value) if is_put else 0
             case "session":
                 _put(self.sessions, parts[0], held.mod_revision if is_put else None)
+            case "presence":
+                (self.present.add if is_put else self.present.discard)(parts[0])
             case "signing":
                 read = registry_pb2.VerificationKey.FromString
                 _put(self._signing_keys, held.key, read(held.value) if is_put else None)

@@ -12,7 +12,8 @@ class Keys:
 
     - `base`: the number that is added to revisions.
     - `barrier`: an empty value. Its event shows that all earlier changes have arrived.
-    - `session/ID`: one scheduler, as long as its lease lasts.
+    - `session/ID`: one scheduler. Its lease holds the scheduler's registrations and tickets too.
+    - `presence/ID`: the same scheduler, with a short lease. Shows that it is alive.
     - `signing/KEY_ID/ID`: the public key that a scheduler signs with; outlasts its session.
     - `worker/ID`: a registration. `epoch/ID` is written by registrations only, not by reports.
     - `slot/WORKER/N`: the last grant of a slot.
@@ -27,6 +28,9 @@ class Keys:
 
     def session(self, name: str) -> bytes:
         return self._key("session", name)
+
+    def presence(self, name: str) -> bytes:
+        return self._key("presence", name)
 
     def signing(self, key_id: str, name: str) -> bytes:
         return self._key("signing", key_id, name)

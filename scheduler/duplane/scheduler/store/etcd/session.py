@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 from typing import NoReturn
 
 from duplane.fabric.lease_signing import LEASE_LIFE_S
@@ -16,9 +18,12 @@ from duplane.scheduler.etcd.lease import LeaseKeeper
 from duplane.scheduler.etcd.v3 import etcd_pb2
 from duplane.scheduler.store.etcd.mirror import RETRY_PAUSE_S, Mirror
 
-# The registrations and tickets of a scheduler that dies last for this time. Within it, callers and
-# workers return at another scheduler.
-SESSION_TTL_S = 10
+# When a scheduler dies, its presence ends within `PRESENCE_TTL_S`, and the other schedulers end its
+# session `ABSENCE_LIMIT_S` later. Until then, callers and workers return at another scheduler.
+PRESENCE_TTL_S = 7
+ABSENCE_LIMIT_S = 3.0
+# Longer than a member of etcd is likely to be frozen. See `Session`.
+SESSION_TTL_S = 60
 # The signing key of a scheduler that dies must last as long as the leases that it has signed.
 KEY_TTL_S = int(LEASE_LIFE_S)
 _LEASE_BITS = 62
@@ -27,14 +32,19 @@ _log = logging.getLogger(__name__)
 
 
 class Session:
-    """Two leases: one for the scheduler's registrations and tickets, one for its signing key.
+    """Three leases: for the presence, for registrations and tickets, and for the signing key.
 
-    When etcd has ended a lease, a new one is made under a new name. The keys of the old lease are
-    gone: workers register again, and callers return to their places.
+    A leader of etcd that was frozen can end leases that the next leader has renewed: those whose
+    time ran out during the freeze (etcd issue 15247). So the only short lease is that of the
+    presence, and a scheduler that loses its presence announces it again. The other leases have more
+    time than such a freeze lasts.
+
+    When etcd has ended the session, the scheduler begins another one under a new name. The keys of
+    the old session are gone: workers register again, and callers return to their places.
     """
 
     def __init__(self, client: EtcdClient, mirror: Mirror, base: int) -> None:
-        self.lease = 0  # the present lease; 0 before the first
+        self.lease = 0  # the lease of the present session; 0 before the first
         self.signing_key: registry_pb2.VerificationKey | None = None
         self._client = client
         self._absence = RepeatedLog(_log)
@@ -48,12 +58,13 @@ class Session:
         return f"{self.lease:x}"
 
     async def run(self) -> None:
-        """Keep both leases until cancelled. The key is published before the session begins."""
+        """Hold the leases until cancelled. The key is published before the session begins."""
         has_key = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._hold_key(has_key))
             await has_key.wait()
             tasks.create_task(self._hold_session())
+            tasks.create_task(self._end_absent())
 
     async def _hold_key(self, has_key: asyncio.Event) -> NoReturn:
         while True:
@@ -62,18 +73,52 @@ class Session:
             await self._keep(lease, KEY_TTL_S)
 
     async def _hold_session(self) -> NoReturn:
+        facts = self._mirror.facts
         while True:
             lease = await self._grant(SESSION_TTL_S, self._begin)
-            # Both tasks notice the end of the session; the watch usually notices it first.
-            keeping = asyncio.create_task(self._keep(lease, SESSION_TTL_S))
-            vanishing = asyncio.create_task(self._vanished(self.name))
+            present = asyncio.create_task(self._hold_presence(self.name))
             try:
-                await asyncio.wait((keeping, vanishing), return_when=asyncio.FIRST_COMPLETED)
+                await self._until_ended(lease, SESSION_TTL_S, facts.sessions, self.name)
             finally:
-                keeping.cancel()
-                vanishing.cancel()
-                await asyncio.gather(keeping, vanishing, return_exceptions=True)
+                present.cancel()
+                await asyncio.gather(present, return_exceptions=True)
             _log.error("session %x has ended in etcd; beginning another one", lease)
+
+    async def _hold_presence(self, name: str) -> NoReturn:
+        facts = self._mirror.facts
+        while True:
+            lease = await self._grant(PRESENCE_TTL_S, partial(self._announce, name))
+            await self._until_ended(lease, PRESENCE_TTL_S, facts.present, name)
+            _log.warning("etcd took session %s for absent; announcing it again", name)
+
+    async def _end_absent(self) -> NoReturn:
+        """End the sessions of schedulers that are absent for longer than the limit."""
+        while True:
+            await self._mirror.until(lambda: bool(self._absent()))
+            noticed = self._absent()
+            await asyncio.sleep(ABSENCE_LIMIT_S)
+            for name in noticed & self._absent():
+                with contextlib.suppress(EtcdError, NoAnswerError):  # then at the next pass
+                    await self._client.revoke_lease(int(name, 16))
+                    _log.warning("ended session %s in etcd: its scheduler is absent", name)
+
+    def _absent(self) -> set[str]:
+        facts = self._mirror.facts
+        return facts.sessions.keys() - facts.present - {self.name}
+
+    async def _until_ended(self, lease: int, ttl_s: int, names: Collection[str], name: str) -> None:
+        """Renew a lease until it ends, or until its name has vanished from the facts.
+
+        The facts show the end sooner than the next renewal does.
+        """
+        keeping = asyncio.create_task(self._keep(lease, ttl_s))
+        vanishing = asyncio.create_task(self._vanished(names, name))
+        try:
+            await asyncio.wait((keeping, vanishing), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            keeping.cancel()
+            vanishing.cancel()
+            await asyncio.gather(keeping, vanishing, return_exceptions=True)
 
     async def _grant(self, ttl_s: int, publish: Callable[[int], Awaitable[None]]) -> int:
         """Make a lease and publish the keys that are attached to it; return the lease."""
@@ -93,11 +138,10 @@ class Session:
         finally:
             await keeper.close()
 
-    async def _vanished(self, name: str) -> None:
-        """Wait until a session has appeared in the facts and has vanished from them again."""
-        sessions = self._mirror.facts.sessions
-        await self._mirror.until(lambda: name in sessions)
-        await self._mirror.until(lambda: name not in sessions)
+    async def _vanished(self, names: Collection[str], name: str) -> None:
+        """Wait until a name has appeared in the facts and has vanished from them again."""
+        await self._mirror.until(lambda: name in names)
+        await self._mirror.until(lambda: name not in names)
 
     async def _persist(self, attempt: Callable[[], Awaitable[None]]) -> None:
         """Repeat `attempt`, which may be executed twice, until etcd confirms it."""
@@ -115,6 +159,9 @@ class Session:
         if key := self.signing_key:
             name = self._keys.signing(key.key_id, f"{lease:x}")
             await self._client.put(name, key.SerializeToString(), lease)
+
+    async def _announce(self, name: str, lease: int) -> None:
+        await self._client.put(self._keys.presence(name), b"", lease)
 
     async def _begin(self, lease: int) -> None:
         """Publish the session. In an empty store, set the base of numbers first."""
