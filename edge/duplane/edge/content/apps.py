@@ -1,6 +1,6 @@
-"""The apps of the reference server: one page per kind of session, which operators switch on or off.
+"""The apps of the reference server: its pages, which operators switch on or off.
 
-The state is kept in memory only: every served app is on when the process starts.
+The state is kept only in memory. At the start of the process, every app that has a kind is on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Json = dict[str, object]
 class App:
     """One page of the reference server; `request_type` is the kind of session that it uses.
 
-    An app without a kind is not served here: it is listed for operators and stays off.
+    If this server lacks the kind, `request_type` is None: operators see the app, but it stays off.
     """
 
     app_id: str
@@ -32,24 +32,24 @@ _APPS = (
 
 
 class UnservedAppError(Exception):
-    """This app cannot be switched on."""
+    """The app cannot be switched on, because this server lacks its kind of session."""
 
 
 class Apps:
-    """Which apps are on. An app that is off takes no new session; running sessions go on."""
+    """The state of each app. While an app is off, sessions of its kind cannot begin."""
 
     def __init__(self) -> None:
         self._is_on = {app.app_id: app.request_type is not None for app in _APPS}
 
     def refusal(self, request_type: str) -> str | None:
-        """Return why a session of this kind may not begin now, None if it may."""
+        """Return why no session of this kind may begin now; None if one may."""
         for app in _APPS:
             if app.request_type == request_type and not self._is_on[app.app_id]:
                 return f"{app.name} is currently disabled"
         return None
 
     def switch(self, app_id: str, *, is_on: bool) -> Json:
-        """Switch an app and return its row. Raises KeyError if unknown, UnservedAppError."""
+        """Switch an app and return its row. Raises KeyError (unknown app) and UnservedAppError."""
         app = next((app for app in _APPS if app.app_id == app_id), None)
         if app is None:
             raise KeyError(app_id)

@@ -1,7 +1,7 @@
-"""The default voice and the presets that an operator offers to clients. Read once, at the start.
+"""The default voice and the presets that an operator offers to clients, read once at the start.
 
-A preset is an object at `MODE/*.json` or `MODE/*.yaml` in a directory. It may name audio files
-within that directory. Without a sound file of the operator the default voice is a synthetic one.
+A preset is an object in a file `MODE/*.json` or `MODE/*.yaml` of a directory. It may name audio
+files within that directory. If the operator gives no sound file, the default voice is synthetic.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ def _read_presets(directory: Path) -> Iterator[tuple[str, Json]]:
 def _parse_preset(path: Path) -> object:
     if path.suffix == ".json":
         return orjson.loads(path.read_bytes())
-    # YAML has more types than JSON, such as dates: they become text.
+    # YAML has types that JSON lacks, such as dates: they become text.
     return orjson.loads(orjson.dumps(yaml.safe_load(path.read_bytes())))
 
 
 def _extract_audio(preset: Json, directory: Path) -> Json:
-    """Return the audio of a preset; the preset keeps its name and duration only."""
+    """Remove the audio from a preset and return it; the preset keeps its name and duration."""
     audio: Json = {}
     if "ref_audio_path" in preset:
         clip = _read_within(directory, preset["ref_audio_path"])

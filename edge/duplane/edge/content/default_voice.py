@@ -1,6 +1,7 @@
-"""The default reference voice: a few synthetic vowels, made here, so that none has to be shipped.
+"""Synthesises the default reference voice, so that the package needs no sound file.
 
-Source and filter: the harmonics of a falling pitch, each as loud as three formants let it through.
+The voice consists of a few vowels. A vowel is a sum of harmonics of a falling pitch; three formants
+determine the loudness of each harmonic.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ NAME = "duplane.wav"
 
 _VOWEL_S = 0.5
 _FADE_S = 0.06
-_PITCH_HERTZ = (190.0, 140.0)  # of each vowel's beginning and end
+_PITCH_HERTZ = (190.0, 140.0)  # at the beginning and the end of each vowel
 _HARMONIC_COUNT = 28
 _PEAK = 0.4
-# Formants in Hz with their bandwidths: a, e, i, o, u and a again.
+# Bandwidths of the three formants in Hz, and their frequencies for a, e, i, o, u and a again.
 _BANDWIDTHS = (90.0, 110.0, 170.0)
 _VOWELS = (
     (800.0, 1200.0, 2500.0),

@@ -1,7 +1,7 @@
 """Reference voices that operators upload: WAV files in a directory, and an index of them.
 
-Several edges may share the directory: the index is read each time, and written under a lock. All
-methods use the disk: call them in a thread.
+Several edges may share the directory, so the index is read for each call and written under a lock.
+All methods use the disk: call them in a thread.
 """
 
 # soundfile has no type stubs.
@@ -53,7 +53,7 @@ class StoredVoice:
 
 
 class VoicesFullError(Exception):
-    """No other voice fits; the message names the bound that is reached."""
+    """The directory has no room for another voice; the message names the bound."""
 
 
 class VoiceStore:

@@ -1,4 +1,4 @@
-"""The aiohttp application of the edge: its routes, and every failure as JSON."""
+"""The aiohttp application of the edge: adds the routes, and answers every failure in JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def _render_failures(request: web.Request, handler: Handler) -> web.Stream
     except web.HTTPException as refusal:
         is_websocket = request.headers.get("Upgrade", "").strip().lower() == "websocket"
         if refusal.status == HTTPStatus.NOT_FOUND and is_websocket:
-            return json_answer({"detail": "no WebSocket is served here"}, refusal.status)
+            return json_answer({"detail": "this path serves no WebSocket"}, refusal.status)
         answer = json_answer({"detail": refusal.text or refusal.reason}, refusal.status)
         if allowed := refusal.headers.get("Allow"):
             answer.headers["Allow"] = allowed

@@ -1,4 +1,4 @@
-"""The admin token: which requests come from an operator."""
+"""Decides whether a request comes from an operator."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from duplane.edge.transport.client_address import identify, join_headers, parse_
 
 RequireOperator = Callable[[web.Request], None]  # raises HTTPForbidden
 _FORBIDDEN = (
-    "only operators may do this: send the edge's admin token as `Authorization: Bearer`, or, where"
-    " none is set, ask http://localhost from the edge's own machine, and through no proxy"
+    "only operators may do this: send the edge's admin token as `Authorization: Bearer`; if the"
+    " edge has no token, use http://localhost on the edge's own machine, without a proxy"
 )
 
 
 def operator_check(token: str, trusted_proxies: Sequence[str]) -> RequireOperator:
     """Return a function that raises HTTPForbidden unless a request comes from an operator.
 
-    With a token, an operator sends it. Without one, an operator sends the request from this
-    machine, to a name that means this machine only, and no header shows a proxy or a foreign web
-    page. A proxy on this machine that adds no header cannot be told apart: it needs a token.
+    If the edge has a token, an operator's request contains it. Otherwise, an operator's request
+    comes from this machine, names this machine as its host, and has no header of a proxy or of a
+    foreign web page. A proxy on this machine that adds no header is not detected: set a token then.
     """
     proxies = parse_networks(trusted_proxies)
 

@@ -20,7 +20,7 @@ from duplane.edge.settings import Limits
 from duplane.edge.transport.client import Receiver
 from duplane.edge.transport.client_address import join_headers
 
-# The HTTP status of a request without an answer; 500 for every other reason.
+# The HTTP status of a request that gets no answer, by close reason; 500 for all other reasons.
 _STATUSES: Mapping[CloseReason, HTTPStatus] = {
     CloseReason.MODE_REFUSED: HTTPStatus.FORBIDDEN,
     CloseReason.UNREADABLE: HTTPStatus.BAD_REQUEST,
@@ -34,7 +34,7 @@ _STATUSES: Mapping[CloseReason, HTTPStatus] = {
 
 
 class ChatRoutes:
-    """Runs each request as a session: counted, recorded and drained as all are."""
+    """Runs each request as a session, which is counted, recorded and drained like any other."""
 
     def __init__(self, sessions: SessionRegistry, limits: Limits, clock: Clock) -> None:
         self._sessions = sessions
@@ -69,7 +69,7 @@ class ChatRoutes:
 
 
 class HttpChatClient:
-    """One HTTP request as a session's client: one message, and one answer if still connected."""
+    """The client of a session for one HTTP request: it sends one message and gets one answer."""
 
     def __init__(self, body: bytes) -> None:
         self.answer: bytes | None = None
@@ -77,18 +77,18 @@ class HttpChatClient:
         self._body = body
 
     async def serve(self, receiver: Receiver) -> None:
-        """Pass the body on; then wait for the connection to be lost."""
+        """Pass the body to the session; then wait until the connection is lost."""
         await receiver.receive(self._body)
         await self.is_gone.wait()
         receiver.end(Close(CloseReason.GONE))
 
     def send(self, events: list[bytes]) -> None:
-        """Keep the answer."""
+        """Store the last event, which is the answer."""
         for event in events:
             self.answer = event
 
     async def close(self, close: Close, code: int) -> None:
-        """Do nothing: the handler responds when the session is over."""
+        """Do nothing: the handler sends the response after the session has ended."""
 
 
 def _response(answer: bytes | None, closed: Close | None) -> web.Response:

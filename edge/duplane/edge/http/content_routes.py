@@ -1,4 +1,4 @@
-"""The routes of content for web clients: client settings, a default voice, presets, and apps."""
+"""The routes for web clients: client settings, the default voice, presets and apps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_BODY_BYTES = 4 * 1024
 class AssetRoutes:
     """Serves assets that were read and rendered when the edge started.
 
-    A voice has megabytes: all responses share its bytes, also those that a slow client holds.
+    A voice can have megabytes, so all responses share its bytes, also responses to slow clients.
     """
 
     def __init__(self, assets: Assets, playback_delay_ms: int) -> None:

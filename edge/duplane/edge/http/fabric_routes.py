@@ -1,4 +1,4 @@
-"""The routes of health and status: of this process and of the fabric behind it."""
+"""The routes for the health and status of this process and of its fabric."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import FabricError
 from duplane.fabric.v1 import admin_pb2
 
-HEALTH_DEADLINE_S = 0.3  # for all calls of /health, which must answer soon in any case
+HEALTH_DEADLINE_S = 0.3  # for all calls together: /health must always answer soon
 DEADLINE_S = 1.0  # for one call to a scheduler; a slower scheduler counts as down
 
 
 class FabricRoutes:
-    """Answers from the scheduler's lists; `is_draining` and `session_count` are of this edge."""
+    """Answers from the scheduler's lists. `is_draining` and `session_count` describe this edge."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class FabricRoutes:
         ]
 
     async def _health(self, _: web.Request) -> web.Response:
-        """Answer that the process lives, with the worker status of the reference server."""
+        """Answer that the process is alive, with the worker status in the reference's words."""
         alive = {"status": "healthy", "timestamp": now().isoformat()}
         try:
             async with asyncio.timeout(HEALTH_DEADLINE_S):
@@ -63,7 +63,7 @@ class FabricRoutes:
         return json_answer({**alive, **worker_health(workers.workers, leases.leases)})
 
     async def _ready(self, _: web.Request) -> web.Response:
-        """Answer whether a new session would get a slot, at once or after a wait."""
+        """Answer whether a new session would get a slot, even if it has to wait."""
         if self._is_draining():
             return _unready("draining")
         try:
@@ -106,7 +106,7 @@ class FabricRoutes:
         return json_answer(cache_list(workers, leases))
 
     async def _sessions(self, _: web.Request) -> web.Response:
-        """Answer an empty list: no chat is kept between requests, each sends its whole history."""
+        """Answer an empty list: each chat request has its whole history, so no chat is stored."""
         return json_answer({"total": 0, "sessions": []})
 
 

@@ -18,9 +18,9 @@ _BLOCK_BYTES = 64 * 1024
 
 
 def json_answer(body: object, status: int = HTTPStatus.OK) -> web.Response:
-    """Return a JSON answer; a body of bytes is JSON already."""
+    """Return a JSON answer. A body of type bytes must be JSON."""
     content = body if isinstance(body, bytes) else orjson.dumps(body)
-    # A long body is written in blocks, so that no copy is held for a client that does not read.
+    # A long body is written in blocks: then no whole copy is held for a client that does not read.
     payload = _blocks(content) if len(content) > _BLOCK_BYTES else content
     length = {"Content-Length": str(len(content))}
     answer = web.Response(body=payload, status=status, headers=length, content_type=_JSON)

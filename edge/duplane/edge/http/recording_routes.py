@@ -1,4 +1,4 @@
-"""The routes of recorded sessions. For operators only: recordings are people's voices."""
+"""The routes of recorded sessions. They are for operators only, because voices are private."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Handler = Callable[[web.Request, RecordingSettings], Awaitable[web.StreamRespons
 
 
 class RecordingRoutes:
-    """Serves recordings; none if `settings` is None. `body_s` is the time for a short body."""
+    """Serves recordings; none if `settings` is None. `body_s` is the time limit of a short body."""
 
     def __init__(
         self, settings: RecordingSettings | None, require_operator: RequireOperator, body_s: float
@@ -66,7 +66,7 @@ class RecordingRoutes:
                 raise _not_found()
             try:
                 return await handler(request, self._settings)
-            except FileNotFoundError:  # deleted meanwhile
+            except FileNotFoundError:  # the recording was deleted meanwhile
                 raise _not_found() from None
 
         return handle
@@ -124,7 +124,7 @@ async def _asset(request: web.Request, settings: RecordingSettings) -> web.Strea
     }
     if is_part := "Range" in request.headers:
         headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{size}"
-    # Without sendfile: the write timeout detects by the transport's buffer whether a client reads.
+    # Without sendfile, because the write timeout watches the transport's buffer.
     body = _in_thread(read_range(found.path, span))
     return closing(web.Response(status=206 if is_part else 200, body=body, headers=headers))
 
@@ -170,7 +170,7 @@ def _not_found() -> web.HTTPNotFound:
 
 
 async def _rendered(answer: Callable[[], Json | None]) -> web.Response:
-    """Read and render an answer in a thread: there can be many recordings."""
+    """Read and render an answer in a thread, because there can be many recordings."""
 
     def render() -> bytes | None:
         content = answer()

@@ -23,7 +23,7 @@ from duplane.fabric.client import FabricClient
 def edge_routes(
     settings: EdgeSettings, fabric: FabricClient, sessions: SessionRegistry, clock: Clock
 ) -> list[web.RouteDef]:
-    """Return all routes. Raises ValueError for settings that cannot be used."""
+    """Return all routes. Raises ValueError for invalid settings."""
     require_operator = operator_check(settings.admin_token, settings.trusted_proxies)
     assets = load_assets(settings.default_voice, settings.presets)
     voices = VoiceStore(settings.ref_audio, settings.limits) if settings.ref_audio else None

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class SessionRoutes:
-    """Accepts WebSockets and starts the session that the URL asks for."""
+    """Accepts WebSockets and starts the session that the URL requests."""
 
     def __init__(self, sessions: SessionRegistry, limits: Limits, clock: Clock) -> None:
         self._sessions = sessions
@@ -45,7 +45,7 @@ class SessionRoutes:
         if find_route(request.raw_path) is None:
             raise web.HTTPNotFound
         if request.headers.get("Upgrade", "").strip().lower() != "websocket":
-            raise web.HTTPUpgradeRequired(text="this path takes WebSockets")
+            raise web.HTTPUpgradeRequired(text="this path accepts only WebSockets")
         limits = self._limits
         max_bytes = limits.chat_message_bytes if is_chat(request.raw_path) else limits.message_bytes
         socket = WebSocket(request, limits, max_bytes)
@@ -56,7 +56,7 @@ class SessionRoutes:
         return response
 
     async def _run(self, socket: WebSocket, request: ClientRequest) -> None:
-        """Run the session of one WebSocket. No failure of ours leaves this task."""
+        """Run the session of one WebSocket. An unexpected error is logged and closes it."""
         identity = self._sessions.new_identity(request)
         try:
             await self._admit(socket, request, identity)
@@ -81,16 +81,16 @@ class SessionRoutes:
     async def _refuse(
         self, socket: WebSocket, identity: Identity, route: Route, close: Close
     ) -> None:
-        """Close after accepting: a refused upgrade would hide code and reason from browsers."""
+        """Accept the WebSocket, then close it: browsers do not see why an upgrade is refused."""
         dialect = REFUSAL_DIALECTS[route](identity, self._limits, MODES[DEFAULT_MODE])
         socket.send(dialect.ended(close, self._clock.now()))
         await socket.close(close, dialect.close_code(close))
 
 
 async def _finish(session: Coroutine[None, None, None]) -> None:
-    """Await a session to its end, also when its connection is lost: it has a slot to release.
+    """Wait for the end of a session, also after its connection is lost: it must release its slot.
 
-    aiohttp cancels the handler of a lost connection.
+    aiohttp cancels the handler when a connection is lost.
     """
     running = asyncio.ensure_future(session)
     try:

@@ -13,7 +13,7 @@ from duplane.fabric.durations import to_seconds
 from duplane.fabric.kinds import kind_name
 from duplane.fabric.v1 import admin_pb2, lease_pb2, registry_pb2
 
-# The names in `/workers` of the states that `/status` counts.
+# State of a worker, as `/status` counts it -> its name in `/workers`.
 _WORKER_STATUSES = {
     "idle": "idle",
     "busy": "busy_chat",
@@ -47,17 +47,17 @@ def free_slots(
 def worker_health(
     workers: Sequence[admin_pb2.WorkerStatus], leases: Sequence[admin_pb2.LeaseStatus]
 ) -> dict[str, object]:
-    """Return the health fields of the reference's worker, for all workers as if they were one."""
+    """Return the reference's health fields of one worker, for all workers together."""
     is_loaded = any(map(is_serving, workers))
     status = "idle" if free_slots(workers, leases) else "busy" if is_loaded else "offline"
     return {"model_loaded": is_loaded, "worker_status": status}
 
 
 def _worker_state(worker: admin_pb2.WorkerStatus, leases: Collection[admin_pb2.LeaseStatus]) -> str:
-    """Return the state of a worker in the words of the reference, which ran one session each.
+    """Return the state of a worker in the words of the reference, whose workers run one session.
 
-    Its pages show the number of idle workers to people who want to begin. So a worker is idle if
-    a session can begin there at once, whatever else it runs; if not, its leases name its state.
+    Web pages show the number of idle workers to people who want to begin. So a worker counts as
+    idle if a session can begin there at once. Otherwise, the kinds of its leases decide.
     """
     slots = worker.worker.slots
     kinds = {
@@ -75,7 +75,7 @@ def _worker_state(worker: admin_pb2.WorkerStatus, leases: Collection[admin_pb2.L
 def _worker_status(
     worker: admin_pb2.WorkerStatus, leases: Collection[admin_pb2.LeaseStatus]
 ) -> str:
-    """Return the state of a worker in the words of `/workers`, which names pauses too.
+    """Return the state of a worker in the words of `/workers`, which include pauses.
 
     A worker is paused if no session can begin there and each of its sessions is paused.
     """
@@ -92,7 +92,7 @@ def fabric_status(
     tickets: admin_pb2.ListTicketsResponse,
     now: datetime,
 ) -> dict[str, object]:
-    """Return the keys that monitors of the reference expect, and the fabric's own counts."""
+    """Return `/status`: the keys that monitors of the reference expect, and our own counts."""
     states = [_worker_state(worker, leases.leases) for worker in workers.workers]
     counted = ("idle", "busy", "duplex", "loading", "error", "offline")
     return {
@@ -123,7 +123,7 @@ def unknown_status(now: datetime) -> dict[str, object]:
 def worker_list(
     workers: admin_pb2.ListWorkersResponse, leases: admin_pb2.ListLeasesResponse, now: datetime
 ) -> dict[str, object]:
-    """Return `/workers`: the reference's keys of each worker, then our own."""
+    """Return `/workers`: for each worker the reference's keys, then our own."""
     held: defaultdict[str, list[admin_pb2.LeaseStatus]] = defaultdict(list)
     for lease in leases.leases:
         held[lease.claims.worker_id].append(lease)

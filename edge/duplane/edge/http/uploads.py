@@ -1,4 +1,4 @@
-"""Receives a file of a multipart form block by block: it is never in memory as a whole."""
+"""Receives a file of a multipart form block by block, so that memory never holds all of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_PARTS = 8
 async def receive_upload(
     request: web.Request, directory: Path, settings: RecordingSettings
 ) -> Json:
-    """Store the file in a recording and return its name there.
+    """Store the file in a recording and return its name within the recording.
 
     Raises HTTPException, and OSError of the disk.
     """

@@ -1,4 +1,4 @@
-"""The routes of uploaded reference voices. A client fetches one and sends it with a session."""
+"""The routes of uploaded reference voices. A client downloads one and sends it in its session."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class VoiceRoutes:
 
     def _require_voices(self) -> VoiceStore:
         if self._voices is None:
-            raise web.HTTPNotFound(text="no reference audio is kept here: see --ref-audio")
+            raise web.HTTPNotFound(text="this edge stores no reference audio: see --ref-audio")
         return self._voices
 
 
@@ -116,4 +116,4 @@ async def _in_thread(work: Callable[[], _Result]) -> _Result:
         return await asyncio.to_thread(work)
     except OSError as error:
         _log.warning("reference audio: %s", error)
-        raise web.HTTPInternalServerError(text="reference audio cannot be read or kept") from None
+        raise web.HTTPInternalServerError(text="reference audio cannot be read or stored") from None

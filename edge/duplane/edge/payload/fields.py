@@ -23,7 +23,7 @@ _TYPE_NAMES: Mapping[type, str] = {
 _FEW = 64
 _TOO_DEEP = "depth limit exceeded"  # the parser's message above a depth of 1024
 
-# Bounds on the list of unused fields that a client gets back.
+# Bounds of the list of unused fields in an answer.
 _MAX_IGNORED = 32
 _MAX_IGNORED_CHARACTERS = 80
 
@@ -34,7 +34,7 @@ def parse(message: bytes, limits: Limits = _DEFAULTS) -> Fields:
     Raises UnreadableError, or ClientError when it is not an object or exceeds a bound.
     """
     opening_count = _count(message, b"[") + _count(message, b"{")
-    # Refused before parsing: a value of two bytes would become an object of a hundred bytes.
+    # Count before parsing: parsing makes an object of a hundred bytes from a value of two bytes.
     if opening_count + _count(message, b",") > limits.json_value_count:
         raise invalid("message", f"must be at most {limits.json_value_count} values")
     try:
@@ -55,7 +55,7 @@ def _deep(limits: Limits) -> ClientError:
 
 
 def _count(message: bytes, character: bytes) -> int:
-    """Count a character. Fast for long messages with few of them: `find` is vectorised."""
+    """Count a character. This is fast if it is rare in a long message, because of `find`."""
     at = -1
     for count in range(_FEW):
         at = message.find(character, at + 1)
@@ -79,18 +79,18 @@ def _inside(value: object) -> Iterable[object]:
 
 
 def invalid(path: str, fault: str) -> ClientError:
-    """Return the fault of a field whose value cannot be used."""
+    """Return the error of a field with an invalid value."""
     return ClientError(ErrorCode.INVALID_PAYLOAD, f"{path}: {fault}")
 
 
 def missing(path: str) -> ClientError:
-    """Return the fault of a required field that is absent."""
+    """Return the error of a required field that is absent."""
     return ClientError(ErrorCode.MISSING_FIELD, f"{path}: required")
 
 
 @dataclass(slots=True, eq=False)
 class Fields:
-    """One JSON object; `null` counts as absent. Remembers which keys were asked for."""
+    """One JSON object; `null` counts as absent. Remembers which fields were read."""
 
     whole: dict[str, object]  # the object itself
     _path: str = ""
@@ -107,7 +107,7 @@ class Fields:
     def get(self, key: str, kind: type[V], *, required: Literal[True]) -> V: ...
 
     def get(self, key: str, kind: type[V], *, required: bool = False) -> V | None:
-        """Return a value of one type (`object` stands for any), None when it is absent."""
+        """Return a value of one type (`object` stands for any); None if it is absent."""
         self._read.add(key)
         value = self.whole.get(key)
         if value is None:
@@ -119,18 +119,18 @@ class Fields:
         return value
 
     def expect(self, key: str, values: frozenset[str]) -> None:
-        """Count a field as read if it is one of `values`, so that it is not called unused."""
+        """Count a field as read if its value is one of `values`: then `unused` omits it."""
         value = self.whole.get(key)
         if isinstance(value, str) and value in values:
             self._read.add(key)
 
     def unused(self) -> list[str]:
-        """Return the paths of fields that are set and were never read."""
+        """Return the paths of fields that have a value and were never read."""
         unread = (key for key, value in self.whole.items() if value is not None)
         return [self.path(key) for key in unread if key not in self._read]
 
     def first(self, *keys: str) -> str | None:
-        """Return the first of several aliases that is set; all of them count as read."""
+        """Return the first of several aliases that has a value; all of them count as read."""
         self._read.update(keys)
         return next((key for key in keys if self.whole.get(key) is not None), None)
 
@@ -140,7 +140,7 @@ class Fields:
         return None if value is None else Fields(value, self.path(key))
 
     def required_fields(self, key: str) -> Fields:
-        """Return a nested object that must be there."""
+        """Return a nested object. It is required."""
         nested = self.fields(key)
         if nested is None:
             raise missing(self.path(key))
@@ -156,25 +156,25 @@ class Fields:
     def text(self, key: str, max_bytes: int) -> str | None:
         """Return a string of at most `max_bytes` in UTF-8."""
         value = self.get(key, str)
-        # Every character is at least one byte: most long texts need no encoding to be refused.
+        # A character has at least one byte, so most long texts are refused without encoding them.
         if value is not None and (len(value) > max_bytes or len(value.encode()) > max_bytes):
             raise invalid(self.path(key), f"must be at most {max_bytes} bytes")
         return value
 
     def required_text(self, key: str, max_bytes: int) -> str:
-        """Return a string of at most `max_bytes` in UTF-8 that must be there."""
+        """Return a string of at most `max_bytes` in UTF-8. It is required."""
         value = self.text(key, max_bytes)
         if value is None:
             raise missing(self.path(key))
         return value
 
     def shortened_text(self, key: str, max_bytes: int) -> str:
-        """Return a string, empty when absent, cut to `max_bytes` in UTF-8."""
+        """Return a string, cut to `max_bytes` in UTF-8; empty if it is absent."""
         text = self.get(key, str) or ""
         return text.encode()[:max_bytes].decode(errors="ignore")
 
     def integer(self, key: str, low: int, high: int) -> int | None:
-        """Return a whole number within low..high; 3.0 is one."""
+        """Return a whole number within low..high; 3.0 counts as one."""
         value = self.get(key, object)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
@@ -197,6 +197,6 @@ class Fields:
 
 
 def ignored(*objects: Fields | None) -> tuple[str, ...]:
-    """Return the paths of fields without effect, for a list that the client gets."""
+    """Return the paths of fields that had no effect, for the answer to the client."""
     paths = [path for fields in objects if fields is not None for path in fields.unused()]
     return tuple(path[:_MAX_IGNORED_CHARACTERS] for path in paths[:_MAX_IGNORED])

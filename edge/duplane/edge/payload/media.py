@@ -1,4 +1,4 @@
-"""Decodes and checks base64 media, each once: to bytes, or to PCM, also from WAV files."""
+"""Decodes and checks base64 media once: files to bytes, and audio (raw or WAV) to PCM."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _SECOND_BYTES = INPUT_RATE_HERTZ * 4
 
 
 def decode_base64(encoded: str, path: str) -> bytes:
-    """Decode base64 text. Raises ClientError with the message that the specification of A has."""
+    """Decode base64 text. Raises ClientError with the message of A's specification."""
     try:
-        # Validation selects the fast implementation.
+        # pybase64 is fastest with validation.
         return pybase64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
         fault = f"{path} base64 decode failed"
@@ -33,7 +33,7 @@ def decode_base64(encoded: str, path: str) -> bytes:
 
 
 def decode_file(encoded: str, path: str, max_bytes: int) -> bytes:
-    """Decode a file; one above `max_bytes` is refused undecoded. Raises ClientError."""
+    """Decode a file, unless it exceeds `max_bytes`. Raises ClientError."""
     if len(encoded) * 3 > (max_bytes + 3) * 4:
         raise invalid(path, f"must be at most {max_bytes} bytes")
     file = decode_base64(encoded, path)
@@ -43,10 +43,10 @@ def decode_file(encoded: str, path: str, max_bytes: int) -> bytes:
 
 
 def decode_audio(encoded: str, path: str, max_s: float, too_long: str = "") -> bytes:
-    """Return float32 PCM at 16 kHz from base64 of that or of a WAV file. Raises ClientError.
+    """Return float32 PCM at 16 kHz from base64 of raw PCM or of a WAV file. Raises ClientError.
 
-    Audio longer than `max_s` is refused undecoded, with the message `too_long` if that is given.
-    Existing clients send either form where the other is documented, so the bytes decide.
+    Audio longer than `max_s` is refused before it is decoded, with the message `too_long` if given.
+    The first bytes decide between PCM and WAV, because existing clients mix up the two forms.
     """
     audio = decode_base64(encoded, path)
     if not audio:
@@ -68,6 +68,6 @@ def decode_audio(encoded: str, path: str, max_s: float, too_long: str = "") -> b
 
 
 def read_voice(fields: Fields, key: str, max_s: float) -> bytes:
-    """Return a reference voice as PCM, empty if it is absent or empty text."""
+    """Return a reference voice as PCM; empty if the field is absent or empty."""
     encoded = fields.get(key, str)
     return decode_audio(encoded, fields.path(key), max_s) if encoded else b""

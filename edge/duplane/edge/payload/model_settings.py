@@ -1,7 +1,7 @@
-"""Settings of the model as clients write them: public name, field and bounds of the contract.
+"""Reads the model's settings from clients: maps public names to fields of the contract.
 
-One table for duplex sessions (`DuplexConfig`) and one for turns of chat (`ChatConfig`), equal in
-every dialect. The bounds are those of `duplane.fabric.bounds`.
+One table is for duplex sessions (`DuplexConfig`), the other for turns of chat (`ChatConfig`). Every
+dialect uses the same tables. `duplane.fabric.bounds` has the bounds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of several words, each with its value in the contract."""
+    """A choice of several words; each word has a value in the contract."""
 
     field: str
     choices: Mapping[str, int]
@@ -88,7 +88,7 @@ def read_duplex_config(fields: Fields, config: session_pb2.DuplexConfig) -> dict
 
 
 def read_length_penalty(fields: Fields, config: session_pb2.DuplexConfig) -> dict[str, str]:
-    """Copy `length_penalty`, which B also has outside its config object. Raises ClientError."""
+    """Copy `length_penalty`, which B also allows outside its config object. Raises ClientError."""
     value = fields.number("length_penalty", *DUPLEX_CONFIG["length_penalty"])
     if value is None:
         return {}

@@ -1,6 +1,6 @@
-"""Decodes the base64 of pictures to picture files, and reads their size from the header.
+"""Decodes base64 to picture files, and reads the size of a picture from its header.
 
-The pictures themselves are not decoded; one that would be too large is refused by its header.
+The pixels are not decoded here: a picture that is too large is refused because of its header.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _OBJECT_ALIASES = ("data", "base64")
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8"
-_OS2_HEADER_BYTES = 12  # of the oldest BMP header, whose sizes have 16 bits
+_OS2_HEADER_BYTES = 12  # length of the oldest BMP header, in which sizes have 16 bits
 # Start-of-frame markers, which hold the size (ITU T.81, table B.1).
 _FRAME_STARTS = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
-_STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a segment
+_STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers that no segment follows
 
 
 def read_frames(fields: Fields, aliases: tuple[str, ...], limits: Limits) -> tuple[bytes, ...]:
-    """Return the pictures of one append, none when absent. Raises ClientError.
+    """Return the pictures of one append; none if the field is absent. Raises ClientError.
 
-    Each is base64 text, or an object that holds it.
+    Each picture is base64 text, or an object with a field that holds this text.
     """
     key = fields.first(*aliases)
     items = fields.items(key, limits.frame_count) if key else None
@@ -37,7 +37,7 @@ def read_frames(fields: Fields, aliases: tuple[str, ...], limits: Limits) -> tup
 
 
 def read_slice_count(fields: Fields) -> int | None:
-    """Return `max_slice_nums`; for a list with one number per picture, the largest."""
+    """Return `max_slice_nums`. A list has one number per picture; the largest is returned."""
     key = "max_slice_nums"
     if not isinstance(fields.get(key, object), list):
         return fields.integer(key, 1, _MAX_SLICE_COUNT)
@@ -72,10 +72,7 @@ def decode_picture(encoded: object, path: str, limits: Limits) -> bytes:
 
 
 def picture_size(picture: bytes) -> tuple[int, int] | None:
-    """Return width and height from the header of a picture file, None if it has none.
-
-    JPEG, PNG, WEBP, GIF and BMP have one.
-    """
+    """Return width and height from the header of a JPEG, PNG, WEBP, GIF or BMP file, else None."""
     size = (0, 0)
     if picture.startswith(_PNG) and picture[12:16] == b"IHDR" and len(picture) >= 24:
         size = int.from_bytes(picture[16:20]), int.from_bytes(picture[20:24])
@@ -95,7 +92,7 @@ def _little(field: bytes) -> int:
 
 
 def _webp_size(picture: bytes) -> tuple[int, int]:
-    """Return the size from the first chunk (RFC 9649, 2.5 to 2.7), zeros if it has none."""
+    """Return the size from the first chunk (RFC 9649, 2.5 to 2.7); zeros if it has no size."""
     match picture[12:16]:
         case b"VP8 " if picture[23:26] == b"\x9d\x01\x2a":
             return _little(picture[26:28]) & 0x3FFF, _little(picture[28:30]) & 0x3FFF
@@ -117,7 +114,7 @@ def _bmp_size(picture: bytes) -> tuple[int, int]:
 
 
 def _jpeg_size(picture: bytes) -> tuple[int, int]:
-    """Return the size from the first segment that has one, zeros if none has."""
+    """Return the size from the first segment with a size; zeros if there is none."""
     at = 2
     while at + 9 <= len(picture) and picture[at] == 0xFF:
         marker = picture[at + 1]

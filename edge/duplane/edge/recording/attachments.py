@@ -1,6 +1,6 @@
 """Attachments of a recording: a comment, and video or audio that the client's page recorded.
 
-All functions use the disk: call them in a thread. They raise OSError; FileNotFoundError if the
+All functions use the disk: call them in a thread. They raise OSError, or FileNotFoundError if the
 recording was deleted meanwhile.
 """
 
@@ -15,7 +15,7 @@ from duplane.fabric.files import part_path, write_atomically
 
 MAX_COMMENT_CHARACTERS = 2000
 _COMMENT = "comment.txt"
-# File names of uploads by content type. A second upload of one name replaces the first.
+# File names of uploads by content type. An upload replaces an earlier one with the same name.
 UPLOADS: Mapping[str, str] = {
     "video/webm": "frontend_replay.webm",
     "audio/webm": "frontend_replay.webm",
@@ -27,7 +27,7 @@ UPLOADS: Mapping[str, str] = {
 
 
 class TooLargeError(Exception):
-    """An upload exceeds its bound."""
+    """The upload exceeds its size limit."""
 
 
 def write_comment(directory: Path, comment: str) -> None:
@@ -40,7 +40,7 @@ def write_comment(directory: Path, comment: str) -> None:
 
 
 def read_comment(directory: Path) -> str:
-    """Return the comment, empty if there is none."""
+    """Return the comment; empty if there is none."""
     try:
         return (directory / _COMMENT).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -78,7 +78,7 @@ class Upload:
                 rest = rest[os.write(self._file, rest) :]
 
     def commit(self) -> None:
-        """Give the complete file its name in the recording."""
+        """Give the complete file its final name in the recording."""
         with self._lock:
             if not self._is_closed:
                 self._part.replace(self._path)

@@ -1,4 +1,4 @@
-"""Separates events from their media: payloads are replaced by references, and put back. Pure."""
+"""Replaces the media in events by references to files, and the references by media. Pure."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _SIGNATURES = (
     (0, b"\xff\xd8\xff", "jpg"),
     (0, b"\x89PNG\r\n\x1a\n", "png"),
 )
-_DATA_KEYS = ("data", "base64")  # fields with audio, unless the first bytes are of another type
+_DATA_KEYS = ("data", "base64")  # fields with raw audio, unless the first bytes show another type
 
 
 class _TooDeepError(ValueError):
-    """Nested deeper than any event is."""
+    """The event is nested more deeply than any valid event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,10 @@ class Blob:
 
 
 def split(frame: bytes, first_number: int) -> tuple[object, list[Blob]]:
-    """Return the event with `@blob/...` in place of each payload, and the payloads in order.
+    """Return the event with a reference `@blob/...` for each payload, and the payloads in order.
 
     Every long base64 string counts as a payload, in any field of any dialect. A frame that is not
-    JSON, or is nested too deep, is itself the payload. Files are numbered from `first_number`.
+    JSON, or is nested too deeply, is one payload. Files are numbered from `first_number`.
     """
     blobs: list[Blob] = []
 
@@ -83,7 +83,7 @@ def _split_text(text: str, key: str, add_blob: Callable[[bytes, str], str]) -> s
 def join(event: object, read: Callable[[str], bytes]) -> object:
     """Undo `split`: `read` returns the content of a blob by its name.
 
-    A string that looks like a reference stays as it is if `read` raises LookupError or
+    A string that looks like a reference stays unchanged if `read` raises LookupError or
     FileNotFoundError.
     """
 

@@ -26,8 +26,8 @@ def mix(directory: Path, max_bytes: int) -> bool:
     Returns False, and writes nothing, if there is no audio or the mix would exceed `max_bytes`.
     Raises OSError.
     """
-    # Locked and named by process: another edge that starts now must not take it for an
-    # unfinished mix of a killed process.
+    # The lock, and the process id in the name, tell other edges that this process is alive: an
+    # edge that starts deletes the unfinished mixes of killed processes.
     part = directory / f"{REPLAY}.{os.getpid()}.part"
     try:
         with contextlib.ExitStack() as files:
@@ -47,7 +47,7 @@ def mix(directory: Path, max_bytes: int) -> bool:
 
 
 def mix_bytes(directory: Path) -> int:
-    """Return the size that the mix of a recording will have, 0 if there is no audio."""
+    """Return the future size of the mix of a recording; 0 if there is no audio."""
     try:
         with contextlib.ExitStack() as files:
             return _size_bytes(_open(directory / USER, files), _open(directory / MODEL, files))
@@ -63,7 +63,7 @@ def remove_unfinished(directory: Path) -> None:
 
 
 def _size_bytes(user: soundfile.SoundFile | None, model: soundfile.SoundFile | None) -> int:
-    """Return the size of the mix, 0 if there is no audio."""
+    """Return the size of the mix; 0 if there is no audio."""
     lengths_s = [wav.frames / wav.samplerate for wav in (user, model) if wav]
     return math.ceil(max(lengths_s, default=0.0) * OUTPUT_RATE_HERTZ) * _FRAME_BYTES
 

@@ -1,6 +1,6 @@
-"""Answers of `/api/sessions` and the paths below it, read from the directory of recordings.
+"""Reads the answers of `/api/sessions` and the paths below it from the directory of recordings.
 
-Names and paths come from clients: only names of recordings and of their files are looked up. All
+Names and paths come from clients, so only valid names of recordings and files are looked up. All
 functions read the disk: call them in a thread. The caller checks that the client is an operator.
 """
 
@@ -27,7 +27,7 @@ from duplane.edge.recording.storage import (
 
 Json = dict[str, object]
 
-# The names of all files of a recording; none can lead out of its directory.
+# The file names that a recording can have. No such name leads out of its directory.
 _FILE = re.compile(
     r"(?:blob/)?[A-Za-z0-9_-]+\.(?P<suffix>json|jsonl|txt|wav|f32|jpg|png|webp|mp4|webm|bin)"
 )
@@ -48,30 +48,30 @@ _BLOCK_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """One file of a recording, to be sent unchanged."""
+    """One file of a recording, and its content type."""
 
     path: Path
     content_type: str
 
 
 def session_list(root: Path, limit: int = 1000) -> Json:
-    """Return the newest `limit` recordings, newest first; `total` counts all."""
+    """Return the newest `limit` recordings, newest first; `total` is the number of all."""
     known = [meta for directory in recordings(root) if (meta := read_meta(directory))]
     known.sort(key=lambda meta: meta.created_at, reverse=True)
     return {"total": len(known), "sessions": [_row(meta) for meta in known[:limit]]}
 
 
 def session_meta(root: Path, name: str) -> Json | None:
-    """Return the meta of a recording, None if there is no such recording."""
+    """Return the meta of a recording; None if there is no such recording."""
     directory = find_recording(root, name)
     meta = read_meta(directory) if directory else None
     return asdict(meta) if meta else None
 
 
 def session_recording(root: Path, name: str) -> Iterator[bytes] | None:
-    """Yield a recording with its whole timeline as JSON, None if there is no such recording.
+    """Return the blocks of a recording's timeline as JSON; None if there is no such recording.
 
-    It is yielded in parts, because a timeline can be longer than memory allows.
+    A timeline can be too long for memory, so it is read block by block.
     """
     directory = find_recording(root, name)
     meta = read_meta(directory) if directory else None
@@ -79,16 +79,16 @@ def session_recording(root: Path, name: str) -> Iterator[bytes] | None:
 
 
 def session_asset(root: Path, name: str, path: str) -> Asset | None:
-    """Return one file of a recording, None if there is no such file.
+    """Return one file of a recording; None if there is no such file.
 
-    `path` may begin with the @ of references in events.
+    `path` may begin with @, like a reference in an event.
     """
     directory = find_recording(root, name)
     match = _FILE.fullmatch(path.removeprefix("@"))
     if directory is None or match is None:
         return None
     file = directory / match[0]
-    # The edge makes no symbolic links, so none is followed.
+    # The edge creates no symbolic links, so it follows none.
     if file.is_symlink() or file.parent.is_symlink() or not file.is_file():
         return None
     return Asset(file, _CONTENT_TYPES.get(match["suffix"], _OTHER_CONTENT))
@@ -105,13 +105,13 @@ def read_range(path: Path, span: range) -> Iterator[bytes]:
 
 
 def session_archive(root: Path, name: str) -> Iterator[bytes] | None:
-    """Yield a ZIP file of a recording, None if there is no such recording."""
+    """Return the blocks of a ZIP file of a recording; None if there is no such recording."""
     directory = find_recording(root, name)
     return _zip(root, directory) if directory else None
 
 
 def find_recording(root: Path, name: str) -> Path | None:
-    """Return the directory of a recording, None if there is no such recording."""
+    """Return the directory of a recording; None if there is no such recording."""
     directory = root / name
     return directory if is_name(name) and is_recording(directory) else None
 
@@ -142,7 +142,7 @@ def _row(meta: Meta) -> Json:
 
 
 class _Buffer(io.RawIOBase):
-    """Collects the bytes that a ZipFile writes, until they are sent."""
+    """Holds the bytes that a ZipFile has written, until they are sent."""
 
     def __init__(self) -> None:
         self._written = bytearray()
@@ -156,14 +156,14 @@ class _Buffer(io.RawIOBase):
         return view.nbytes
 
     def clear(self) -> bytes:
-        """Return what was written since the last call."""
+        """Return the bytes written since the last call."""
         written = bytes(self._written)
         self._written.clear()
         return written
 
 
 def _zip(root: Path, directory: Path) -> Iterator[bytes]:
-    """Yield the archive. Files may be deleted or grow meanwhile: the session may be running."""
+    """Yield the archive. The session may be running, so files may grow or be deleted meanwhile."""
     buffer = _Buffer()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for path in sorted(directory.rglob("*")):

@@ -1,4 +1,4 @@
-"""Records sessions: sessions hand over events without waiting, threads write them to disk."""
+"""Records sessions. Sessions queue events without waiting; threads write them to disk."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from duplane.edge.recording.writer import Direction, RecordingWriter
 _log = logging.getLogger(__name__)
 _CLOSE_S = 10.0  # for queued jobs when the process ends
 _MAX_PATH = 256  # characters
-_EVENT_BYTES = 256  # memory that a queued event takes beside its bytes
-# Bytes on disk per byte submitted, at most: base64 of float32 becomes a blob and PCM16 in a WAV.
+_EVENT_BYTES = 256  # memory of a queued event in addition to its bytes
+# Upper bound of bytes on disk per submitted byte: base64 of float32 is stored as float32 and PCM16.
 _DISK_RATIO = 1.25
-_SWEEP_SHARE = 0.05  # of `max_total_bytes`: with less room left, old recordings are deleted
+# Old recordings are deleted when less than this share of `max_total_bytes` is free.
+_SWEEP_SHARE = 0.05
 
 
 class Recording:
@@ -45,7 +46,7 @@ class Recording:
             self._write(Direction.DOWN, event, now)
 
     def end(self, dialect: str, reason: str, now: Moment) -> None:
-        """Record the end of the session; nothing may follow."""
+        """Record the end of the session. No event may follow."""
         duration_s = self._offset_s(now)
 
         def update(meta: Meta) -> None:
@@ -68,9 +69,9 @@ class Recording:
 
 
 class Recorder:
-    """All recordings of one process: one thread writes, another mixes, sweeps and recovers.
+    """All recordings of one process. One thread writes; another mixes, deletes and recovers.
 
-    Its methods are called on the event loop's thread only.
+    Call its methods only on the event loop's thread.
     """
 
     def __init__(self, settings: RecordingSettings, clock: Clock) -> None:
@@ -78,10 +79,11 @@ class Recorder:
         self._clock = clock
         self._writing = SerialExecutor("recording-writer")
         self._upkeep = SerialExecutor("recording-upkeep")
-        # Each thread writes one counter only; the difference is the size of the queue.
+        # The loop's thread writes the first counter, the writing thread the second; the difference
+        # is the size of the queue.
         self._submitted_bytes = 0
         self._written_bytes = 0
-        # The value of `_submitted_bytes` at which `max_total_bytes` is reached; sweeps change it.
+        # When `_submitted_bytes` reaches this value, `max_total_bytes` is used up. Sweeps raise it.
         self._limit_bytes = math.inf
         self._sweep_at_bytes = -1  # value of `_submitted_bytes` when a sweep was last requested
         if settings.max_total_bytes is not None:
@@ -92,7 +94,7 @@ class Recorder:
         self._sweep()
 
     def close(self) -> None:
-        """Wait until all is written, at most some seconds; nothing may be recorded afterwards."""
+        """Write all queued events, within `_CLOSE_S` per thread. Nothing may be recorded after."""
         if self._timer:
             self._timer.cancel()
         self._writing.close(_CLOSE_S)
@@ -101,7 +103,7 @@ class Recorder:
     def begin(
         self, session_id: str, url_path: str, mode: str, identity: dict[str, str], now: Moment
     ) -> Recording:
-        """Begin to record a session. The recording is named by its id, which the server draws."""
+        """Begin to record a session. Its id, which the server draws, is the recording's name."""
         name = safe_name(session_id)
         path = url_path.partition("?")[0][:_MAX_PATH]
         meta = Meta(name, path, mode, created_at=now.wall_s, identity=identity)
@@ -121,8 +123,8 @@ class Recorder:
     def submit(self, job: Job, byte_count: int) -> bool:
         """Queue a job that holds `byte_count` bytes of memory; return False if the queue is full.
 
-        A job of 0 bytes (the begin and end of a recording) is always queued. Others are refused,
-        too, when the running recordings alone reach `max_total_bytes`.
+        A job of 0 bytes (the begin or end of a recording) is always queued. Other jobs are refused,
+        too, if the running recordings alone use up `max_total_bytes`.
         """
         queued_bytes = self._submitted_bytes - self._written_bytes
         if byte_count and queued_bytes + byte_count > self._settings.queue_bytes:
@@ -152,13 +154,13 @@ class Recorder:
             _log.warning("recording %s cannot be mixed: %s", directory.name, error)
 
     def _make_room(self, now_s: float, size_bytes: int, directory: Path) -> float:
-        """Return the room left beside a mix of `size_bytes`; delete older recordings for it."""
+        """Delete old recordings to make room for a mix; return the bytes that stay free."""
         if self._settings.max_total_bytes is None:
             return math.inf
         return self._delete_old(now_s, size_bytes, directory)
 
     def _delete_old(self, now_s: float, reserved_bytes: int = 0, kept: Path | None = None) -> float:
-        """Delete old recordings except `kept`; return the room left beside `reserved_bytes`."""
+        """Delete old recordings except `kept`; return the free bytes without `reserved_bytes`."""
         written_bytes = self._written_bytes
         max_total = self._settings.max_total_bytes
         headroom = int((max_total or 0) * 2 * _SWEEP_SHARE)

@@ -1,4 +1,4 @@
-"""Deletes old recordings by age and by total size, and completes those of a killed process."""
+"""Deletes old recordings by age and total size; completes the recordings of a killed process."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from duplane.edge.recording.storage import (
 )
 
 _log = logging.getLogger(__name__)
-_DELETED = ".deleted-"  # a prefix that no recording's name can have
+_DELETED = ".deleted-"  # no recording's name can begin with it
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRecording:
-    """The properties of one recording that retention needs; `begun_s` is Unix time."""
+    """The properties of one recording that decide its deletion; `begun_s` is Unix time."""
 
     directory: Path
     begun_s: float
@@ -40,7 +40,7 @@ def expired(
     max_age_s: float | None,
     max_total_bytes: int | None,
 ) -> list[StoredRecording]:
-    """Return the recordings to delete, oldest first; never one that is running. Pure."""
+    """Return the recordings to delete, oldest first, without running ones. Pure."""
     oldest_first = sorted(stored, key=lambda recording: recording.begun_s)
     total = sum(recording.size_bytes for recording in oldest_first)
     deleted: list[StoredRecording] = []
@@ -64,9 +64,9 @@ def sweep(
     reserved_bytes: int = 0,
     kept: Path | None = None,
 ) -> list[str]:
-    """Delete the expired recordings; return their names. A disk error is logged and skipped.
+    """Delete the expired recordings and return their names. Disk errors are logged.
 
-    `reserved_bytes` of `max_total_bytes` are kept free; the recording `kept` is not deleted.
+    `reserved_bytes` of `max_total_bytes` stay free. The recording `kept` is not deleted.
     """
     root = settings.directory
     for left_over in root.glob(f"{_DELETED}*"):
@@ -81,7 +81,7 @@ def sweep(
     for recording in deleted:
         if recording.directory == kept:
             continue
-        # Renamed first, so that a reader never sees a part of a recording.
+        # Rename it first, so that a reader never sees an incomplete recording.
         renamed = root / f"{_DELETED}{recording.directory.name}"
         try:
             recording.directory.rename(renamed)
@@ -105,9 +105,9 @@ def _modified_s(directory: Path, default_s: float) -> float:
 
 
 def recover(settings: RecordingSettings) -> list[str]:
-    """Complete the recordings of a process that was killed; return their names.
+    """Complete the recordings of killed processes; return their names.
 
-    Each gets an end in its meta and, if it has none, its mix.
+    Each gets an end in its meta, and a mix if it has none.
     """
     recovered: list[str] = []
     for directory in recordings(settings.directory):

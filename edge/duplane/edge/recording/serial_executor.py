@@ -13,9 +13,9 @@ Job = Callable[[], object]
 
 
 class SerialExecutor:
-    """Runs jobs one after another. Its queue is not bounded: the callers bound what they submit.
+    """Runs jobs one after another. Its queue is not bounded: its callers bound their jobs.
 
-    The thread is a daemon: a disk that hangs does not keep the process from ending.
+    The thread is a daemon, so that the process can end while a disk hangs.
     """
 
     def __init__(self, name: str) -> None:
@@ -24,11 +24,11 @@ class SerialExecutor:
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Queue `job` behind all jobs submitted before."""
+        """Queue `job` after all earlier jobs."""
         self._jobs.put(job)
 
     def close(self, timeout_s: float) -> None:
-        """Run the queued jobs and end the thread; wait at most `timeout_s` for that."""
+        """Run the queued jobs and end the thread, but wait at most `timeout_s`."""
         self._jobs.put(None)
         self._thread.join(timeout_s)
         if self._thread.is_alive():

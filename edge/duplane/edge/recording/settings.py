@@ -1,4 +1,4 @@
-"""Settings of recording: where sessions are recorded, which ones, and how much is kept."""
+"""Settings of recording: the directory, the choice of sessions, and the limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AGREED = frozenset({"on", "1", "true", "yes"})
 
 
 class Consent(StrEnum):
-    """Which sessions are recorded, given `?recording=on` or `?recording=off` in their URL."""
+    """Which sessions are recorded, depending on `?recording=on` or `off` in their URL."""
 
     ALWAYS = "always"  # every session; the parameter is ignored
     UNLESS_REFUSED = "unless_refused"  # every session whose URL does not refuse
@@ -35,29 +35,29 @@ def _bytes(_: object, tokens: Sequence[Token]) -> int:
 @Parameter(name="*", group="Recording")
 @dataclass(frozen=True, slots=True)
 class RecordingSettings:
-    """Recording, once a directory is given. Sizes in bytes, times in seconds, None for no bound.
+    """Settings of recording, if a directory is given. Sizes are bytes, times are seconds.
 
-    Raises ValueError naming the bound that is out of range.
+    None means no bound. Raises ValueError naming the setting that is out of range.
     """
 
     directory: Annotated[Path, Parameter("--record")]
-    """Directory to record sessions in. Default: nothing is recorded, and no other flag of
+    """Directory for recordings of sessions. By default nothing is recorded, and no other flag of
     recording can be set."""
     consent: Annotated[Consent, Parameter("--record-consent")] = Consent.ALWAYS
     """Sessions to record: all, those whose URL does not say `?recording=off`, or only those whose
     URL says `?recording=on`."""
     queue_bytes: Annotated[NonNegativeInt, Parameter("--record-queue-bytes")] = 64 * 1024 * 1024
-    """Bytes of events of all sessions that wait to be written. Events above it are missing in
-    their recordings, which say so; sessions are not affected."""
+    """Largest size of all events that wait to be written. Further events are missing from their
+    recordings, which are marked as incomplete; sessions are not affected."""
     session_bytes: Annotated[NonNegativeInt, Parameter("--record-session-bytes")] = 1024**3
-    """Bytes of one recording. A recording that reaches them ends; its session continues."""
+    """Largest size of one recording. A recording that reaches it ends; its session continues."""
     replay_bytes: Annotated[NonNegativeInt, Parameter("--record-replay-bytes")] = 512 * 1024 * 1024
-    """Bytes of the mixed replay of a recording (the default is 93 minutes); a longer recording
-    has none."""
+    """Largest size of the mixed replay of a recording (the default holds 93 minutes). A longer
+    recording has no replay."""
     upload_bytes: Annotated[NonNegativeInt, Parameter("--record-upload-bytes")] = 200 * 1024 * 1024
-    """Bytes of one upload to a recording."""
+    """Largest size of one upload to a recording."""
     upload_s: Annotated[NonNegativeFloat, Parameter("--record-upload-s")] = 600.0
-    """Seconds for one upload to a recording to arrive."""
+    """Time limit for one upload to a recording."""
     max_age_s: Annotated[
         NonNegativeFloat | None, Parameter("--record-days", converter=_seconds)
     ] = None
@@ -65,7 +65,7 @@ class RecordingSettings:
     max_total_bytes: Annotated[
         NonNegativeInt | None, Parameter("--record-gigabytes", converter=_bytes)
     ] = None
-    """Gigabytes of all recordings; above it the oldest are deleted."""
+    """Largest size of all recordings in gigabytes; above it the oldest are deleted."""
     sweep_interval_s: Annotated[PositiveFloat, Parameter("--record-sweep-interval-s")] = 3600.0
     """Seconds between two deletions of old recordings."""
 
@@ -76,7 +76,7 @@ class RecordingSettings:
         """Return whether a session with this URL path and query is recorded."""
         query = parse_qs(path.partition("?")[2], keep_blank_values=True)
         answers = query.get("recording", [])
-        # Any other word is a refusal.
+        # Any other word counts as a refusal.
         is_agreed = all(answer.lower() in _AGREED for answer in answers)
         match self.consent:
             case Consent.ALWAYS:

@@ -1,4 +1,4 @@
-"""The files of recordings on disk: names, meta, events, and which recordings are running."""
+"""The files of recordings on disk: names, meta, events, and the locks of running recordings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STREAM = "stream.jsonl"
 BLOBS = "blob"
 USER = "user.wav"  # 16 kHz
 MODEL = "model.wav"  # 24 kHz
-REPLAY = "replay.wav"  # both, stereo: the user left, the model right
+REPLAY = "replay.wav"  # stereo: the user on the left, the model on the right
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
@@ -28,14 +28,14 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 
 @dataclass(slots=True)
 class Meta:
-    """The meta of a recording. Times are Unix seconds; it has no keys and no client addresses.
+    """The meta of a recording. Times are Unix seconds. It has no keys and no client addresses.
 
-    `ended_at` is absent while the session runs. A recording is incomplete if it lost events to a
-    full queue or disk, or if the process was killed before its end.
+    `ended_at` is absent while the session runs. A recording is incomplete if events were lost
+    because of a full queue or disk, or if the process was killed before its end.
     """
 
     session_id: str
-    path: str  # of the client's URL
+    path: str  # path of the client's URL
     mode: str
     created_at: float
     identity: dict[str, str] = field(default_factory=dict[str, str])
@@ -55,7 +55,7 @@ def is_name(name: str) -> bool:
 
 
 def safe_name(name: str) -> str:
-    """Return a valid name of a recording made from any text."""
+    """Return a valid name of a recording for any text."""
     return _UNSAFE.sub("_", name)[:128] or "_"
 
 
@@ -65,7 +65,7 @@ def write_meta(directory: Path, meta: Meta) -> None:
 
 
 def read_meta(directory: Path) -> Meta | None:
-    """Return the meta of a recording, None if it is missing or cannot be parsed."""
+    """Return the meta of a recording; None if it is missing or invalid."""
     try:
         known: dict[str, Any] = orjson.loads((directory / META).read_bytes())
         names = {each.name for each in fields(Meta)}
@@ -82,9 +82,9 @@ def read_events(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_lines(stream: BinaryIO) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield each event as JSON text and parsed, up to a line that is not JSON.
+    """Yield each event as JSON text and as an object, up to a line that is not JSON.
 
-    The last line of a killed process may be incomplete.
+    If the process was killed, the last line may be incomplete.
     """
     for line in stream:
         try:
@@ -95,7 +95,7 @@ def read_lines(stream: BinaryIO) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 
 def prepare(root: Path) -> None:
-    """Make the directory of all recordings. Raises ValueError if it cannot be written to."""
+    """Create the directory of all recordings. Raises ValueError if it is not writable."""
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root):
@@ -121,7 +121,7 @@ def is_recording(directory: Path) -> bool:
 def lock(file: int) -> None:
     """Lock an open file while it is written. A recording is running while its stream is locked.
 
-    The kernel releases the lock with the process, also when it is killed.
+    The kernel releases the lock when the process ends, even if it is killed.
     """
     fcntl.flock(file, fcntl.LOCK_EX)
 

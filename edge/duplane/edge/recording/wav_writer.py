@@ -12,17 +12,17 @@ from duplane.fabric.audio import Samples
 
 _HEADER = struct.Struct("<4sI4s4sIHHIIHH4sI")
 _SAMPLE_BYTES = 2
-# Audio that begins less than this after the end of the file is appended without a gap: a network
-# that delivers a little late is not a pause in the speech.
+# Audio that begins less than this after the end of the file is appended without a gap: a small
+# delay of the network is not a pause in the speech.
 _MAX_JITTER_S = 0.3
 # The sizes in a WAV header have 32 bits. The events of a longer session are still recorded.
 MAX_WAV_S = 12 * 3600.0
 
 
 class WavWriter:
-    """Writes PCM16 mono at the times of a recording; silent gaps are holes in the file.
+    """Writes PCM16 mono at given times of a recording. Gaps become holes in the file (silence).
 
-    The header is updated after every append, so the file is valid when the process is killed.
+    The header is updated after every append, so the file stays valid if the process is killed.
     Every method may raise OSError.
     """
 
@@ -34,13 +34,13 @@ class WavWriter:
 
     @property
     def end_s(self) -> float:
-        """Where the audio written so far ends, in seconds after the recording began."""
+        """The end of the written audio, in seconds from the start of the recording."""
         return self._sample_count / self._rate_hertz
 
     def append(self, samples: Samples, at_s: float) -> int:
         """Write audio at `at_s`, or at the end of the file if that is later.
 
-        Returns the number of bytes of audio written: 0 beyond `MAX_WAV_S`.
+        Returns the number of bytes written, which is 0 if the audio would exceed `MAX_WAV_S`.
         """
         start = max(self._sample_count, round(at_s * self._rate_hertz))
         if start - self._sample_count <= _MAX_JITTER_S * self._rate_hertz:

@@ -1,4 +1,4 @@
-"""Writes the files of one recording while its session runs. Used on one thread only."""
+"""Writes the files of one recording while its session runs. Use it on one thread only."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from duplane.fabric.audio import (
 
 _log = logging.getLogger(__name__)
 
-# Events that repeat the audio of the deltas before them.
+# Types of events that repeat the audio of earlier events.
 _WHOLE_REPLIES = ("response.done", "done")
 
 
 class Direction(StrEnum):
-    """The direction of an event, as the timeline names it: `up` is client to server."""
+    """The direction of an event in the timeline: `up` is from the client to the server."""
 
     UP = "up"
     DOWN = "down"
@@ -41,11 +41,11 @@ _OPPOSITE = {Direction.UP: Direction.DOWN, Direction.DOWN: Direction.UP}
 
 
 class RecordingFullError(OSError):
-    """A recording has reached its largest size."""
+    """The recording has reached its largest size."""
 
 
 class RecordingWriter:
-    """Appends events and audio. An error of the disk ends the recording and not the session."""
+    """Appends events and audio. A disk error ends the recording, but not the session."""
 
     def __init__(self, directory: Path, meta: Meta, limit_bytes: int) -> None:
         self.directory = directory
@@ -59,14 +59,14 @@ class RecordingWriter:
         self._has_spoken = False  # whether the model has spoken since the user last spoke
 
     def open(self) -> None:
-        """Make the directory and write the meta as it is known now."""
+        """Create the directory, the stream and a preliminary meta."""
         self._guard(self._open)
 
     def write(self, direction: Direction, frame: bytes, at_s: float, audio: bytes = b"") -> None:
-        """Append one event that went `at_s` after the recording began.
+        """Append one event that was received or sent `at_s` after the start of the recording.
 
-        `audio` is the PCM (float32, 16 kHz) that the session decoded from a client's event, so
-        that it is not decoded twice. The audio of a server's event is decoded here.
+        `audio` is the PCM (float32, 16 kHz) that the session has decoded from a client's event. The
+        audio of a server's event is decoded here.
         """
         if self._meta.error is None:
             self._guard(lambda: self._write(direction, frame, at_s, audio))
@@ -100,7 +100,7 @@ class RecordingWriter:
         part = self.directory / f"{STREAM}.part"
         self._stream = os.open(part, flags, 0o600)
         lock(self._stream)
-        # True until the recording ends whole: a full disk may leave no room to write it later.
+        # True until the recording is complete, because a full disk may prevent writing it later.
         self._meta.is_incomplete = True
         write_meta(self.directory, self._meta)
         part.rename(self.directory / STREAM)  # from now on it is listed as running
@@ -135,10 +135,10 @@ class RecordingWriter:
             raise RecordingFullError("the recording has reached its largest size")
 
     def _write_audio(self, direction: Direction, samples: Samples, at_s: float) -> None:
-        """Write audio of an event that went at `at_s`.
+        """Write the audio of an event that was received or sent at `at_s`.
 
-        The user's audio ends when it arrives; the model's begins when it leaves. In a chat, turns
-        follow one another and never overlap.
+        The user's audio ends when it is received; the model's begins when it is sent. In a chat,
+        turns follow one another and never overlap.
         """
         is_user = direction is Direction.UP
         if is_user and (self._is_chat or samples.size):
@@ -156,7 +156,7 @@ class RecordingWriter:
         self._count(self._wav(direction).append(samples, begin_s))
 
     def _new_speech(self, event: object, blobs: list[Blob]) -> Iterator[Samples]:
-        """Yield the model's audio in an event, unless earlier deltas had it."""
+        """Yield the model's audio in an event, unless the event only repeats earlier audio."""
         if not (self._has_spoken and _event_type(event) in _WHOLE_REPLIES):
             yield from (_samples(blob) for blob in blobs if blob.is_audio)
 

@@ -145,7 +145,7 @@ async def test_without_a_directory_there_are_none() -> None:
             code, told = await asked
             assert (code, told["detail"]) == (
                 404,
-                "no reference audio is kept here: see --ref-audio",
+                "this edge stores no reference audio: see --ref-audio",
             )
         assert (await http.ask("GET", f"{URL}/x"))[0] == 404
 

@@ -126,7 +126,7 @@ async def test_websocket_at_a_wrong_path_is_refused() -> None:
     async with live_edge() as edge:
         answer = await said(edge.edge.address, UPGRADE.replace(b"/v1/realtime", b"/nowhere"))
         assert answer.startswith(b"HTTP/1.1 404 ")
-        assert answer.endswith(b'{"detail":"no WebSocket is served here"}')
+        assert answer.endswith(b'{"detail":"this path serves no WebSocket"}')
 
 
 async def test_undecided_connections_end_with_the_edge() -> None:
