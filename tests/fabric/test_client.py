@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+import grpc.aio
 import pytest
 from support.fault_proxy import FaultProxy
 from support.scheduler_harness import AUDIO, BOUND_S, SchedulerHarness
@@ -12,7 +13,7 @@ from support.scheduler_harness import AUDIO, BOUND_S, SchedulerHarness
 from duplane.fabric import client as client_module
 from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import FabricError, Reason
-from duplane.fabric.v1 import admin_pb2, lease_pb2
+from duplane.fabric.v1 import admin_pb2, lease_pb2, lease_pb2_grpc
 
 
 def test_scheduler_address_without_a_port_is_refused() -> None:
@@ -89,3 +90,57 @@ async def test_operators_are_answered_by_the_next_scheduler_when_one_is_gone() -
                     lambda admin: admin.ListTickets(admin_pb2.ListTicketsRequest(), timeout=BOUND_S)
                 )
             assert silent.value.reason is Reason.UNAVAILABLE
+
+
+async def test_channel_to_a_former_record_of_a_name_is_closed_after_its_last_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with SchedulerHarness.running() as former, SchedulerHarness.running() as present:
+        records = [former.address]
+
+        async def resolve(_: object) -> list[str]:
+            return list(records)
+
+        monkeypatch.setattr(client_module, "resolve", resolve)
+        async with FabricClient(["schedulers.test:1"]) as client:
+            waiting = asyncio.create_task(client.acquire(wanted("at the former")))
+            operator = await former.operator()
+            await operator.until(lambda seen: len(seen.tickets) == 1)
+            records[:] = [present.address]
+            await client._find_schedulers()
+            assert set(client._to_schedulers.addresses) == {former.address}
+            worker = await former.worker()
+            await waiting
+            assert not client._to_schedulers.addresses
+            await client.administer(
+                lambda admin: admin.ListTickets(admin_pb2.ListTicketsRequest(), timeout=BOUND_S)
+            )
+            assert set(client._to_schedulers.addresses) == {present.address}
+        await worker.vanish()
+
+
+class NeverEnding(lease_pb2_grpc.LeaseServiceServicer):
+    """A scheduler that hangs after its grant."""
+
+    async def AcquireLease(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: yields
+        self, request: object, context: grpc.aio.ServicerContext[object, object]
+    ) -> None:
+        granted = lease_pb2.Granted(lease_id="lease")
+        await context.write(lease_pb2.AcquireLeaseResponse(granted=granted))
+        await asyncio.Event().wait()
+
+    async def ReleaseLease(
+        self, request: object, context: object
+    ) -> lease_pb2.ReleaseLeaseResponse:
+        raise NotImplementedError
+
+
+async def test_grant_is_used_though_its_call_does_not_end() -> None:
+    server = grpc.aio.server()
+    lease_pb2_grpc.add_LeaseServiceServicer_to_server(NeverEnding(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with FabricClient([f"127.0.0.1:{port}"]) as client, asyncio.timeout(BOUND_S):
+        granted = await client.acquire(wanted("request"))
+        assert granted.lease_id == "lease"
+    await server.stop(None)

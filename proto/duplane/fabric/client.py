@@ -18,7 +18,7 @@ import grpc.aio
 from cachetools import TTLCache
 
 from duplane.fabric.addresses import parse_address, resolve
-from duplane.fabric.channel import open_channel
+from duplane.fabric.channel_pool import ChannelPool
 from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError, Reason, from_rpc
 from duplane.fabric.repeated_log import RepeatedLog
@@ -30,15 +30,18 @@ from duplane.fabric.v1 import (
     session_pb2_grpc,
     trace_pb2,
 )
-from duplane.fabric.worker_channels import WorkerChannels
 
 _log = logging.getLogger(__name__)
 
 _Answer = TypeVar("_Answer")
+_AcquireCall = grpc.aio.UnaryStreamCall[
+    lease_pb2.AcquireLeaseRequest, lease_pb2.AcquireLeaseResponse
+]
 OnQueued = Callable[[lease_pb2.Queued], Awaitable[None]]
 _UNREACHABLE_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _SCHEDULER_RETRY_S = 0.5  # between rounds of calls to schedulers that do not answer
 _FIRST_ANSWER_S = 3.0  # wait for a scheduler's first answer, if there is another scheduler
+_END_S = 0.5  # from a grant to the end of its call; after that the grant is used all the same
 _RELEASE_TIMEOUT_S = 2.0
 _CLOSE_TIMEOUT_S = 1.0
 _CLAIM_ATTEMPTS = 6  # failed claims after which a session is given up
@@ -156,10 +159,9 @@ class FabricClient:
         if not schedulers:
             raise ValueError("at least one scheduler address is needed")
         self._addresses = [str(parse_address(address, "scheduler")) for address in schedulers]
-        self._channels: dict[str, grpc.aio.Channel] = {}  # by resolved address
-        self._schedulers: Sequence[grpc.aio.Channel] = ()
+        self._schedulers: Sequence[str] = ()  # resolved addresses
         self._preferred = 0
-        self._workers = WorkerChannels()
+        self._to_schedulers, self._to_workers = ChannelPool(), ChannelPool()
         self._silence = RepeatedLog(_log)
         # Ids of workers that could not be reached lately, and the worker's id by its failed lease.
         self._avoided = TTLCache[str, bool, float](_MAX_AVOIDED, _AVOID_S)
@@ -170,18 +172,14 @@ class FabricClient:
         return self
 
     async def _find_schedulers(self) -> None:
-        """Resolve the names again. Channels to former addresses stay open for running calls."""
-        found = await resolve(self._addresses)
-        for address in found:
-            if address not in self._channels:
-                self._channels[address] = open_channel(address)
-        self._schedulers = [self._channels[address] for address in found]
+        """Resolve the names again. Channels to former addresses close after their last call."""
+        self._schedulers = await resolve(self._addresses)
         self._preferred %= len(self._schedulers)
+        await self._to_schedulers.close_others(self._schedulers)
 
     async def __aexit__(self, *_: object) -> None:
-        for channel in self._channels.values():
-            await channel.close()
-        await self._workers.close()
+        await self._to_schedulers.close()
+        await self._to_workers.close()
 
     async def administer(
         self, call: Callable[[admin_pb2_grpc.AdminServiceAsyncStub], Awaitable[_Answer]]
@@ -195,7 +193,8 @@ class FabricClient:
         for offset in range(len(self._schedulers)):
             at = (self._preferred + offset) % len(self._schedulers)
             try:
-                return await call(admin_pb2_grpc.AdminServiceStub(self._schedulers[at]))
+                async with self._to_schedulers.use(self._schedulers[at]) as channel:
+                    return await call(admin_pb2_grpc.AdminServiceStub(channel))
             except grpc.aio.AioRpcError as error:
                 failure = from_rpc(error)
                 if error.code() not in _UNREACHABLE_CODES:
@@ -234,12 +233,22 @@ class FabricClient:
 
     async def _acquire_once(
         self,
-        scheduler: grpc.aio.Channel,
+        scheduler: str,
         request: lease_pb2.AcquireLeaseRequest,
         on_queued: OnQueued | None,
     ) -> lease_pb2.Granted:
         """Call one scheduler. Sets `request.ticket_id` to the ticket that the scheduler assigns."""
-        call = lease_pb2_grpc.LeaseServiceStub(scheduler).AcquireLease(request)
+        async with self._to_schedulers.use(scheduler) as channel:
+            call = lease_pb2_grpc.LeaseServiceStub(channel).AcquireLease(request)
+            return await self._read_grant(call, request, on_queued)
+
+    async def _read_grant(
+        self,
+        call: _AcquireCall,
+        request: lease_pb2.AcquireLeaseRequest,
+        on_queued: OnQueued | None,
+    ) -> lease_pb2.Granted:
+        """Read the stream of one call. Sets `request.ticket_id`."""
         first_answer_s = _FIRST_ANSWER_S if len(self._schedulers) > 1 else None
         granted: lease_pb2.Granted | None = None
         try:
@@ -250,12 +259,14 @@ class FabricClient:
                     limit.reschedule(None)
                     if response.WhichOneof("event") == "granted":
                         granted = response.granted
+                        limit.reschedule(asyncio.get_running_loop().time() + _END_S)
                         continue
                     request.ticket_id = response.queued.ticket_id
                     if on_queued:
                         await on_queued(response.queued)
         except TimeoutError:
-            raise FabricError(Reason.UNAVAILABLE, "the scheduler does not answer") from None
+            if granted is None:
+                raise FabricError(Reason.UNAVAILABLE, "the scheduler does not answer") from None
         except grpc.aio.AioRpcError as error:
             if granted is None:
                 raise from_rpc(error) from None
@@ -280,9 +291,10 @@ class FabricClient:
         )
 
     async def _release(self, request: lease_pb2.ReleaseLeaseRequest) -> None:
-        stub = lease_pb2_grpc.LeaseServiceStub(self._schedulers[self._preferred])
         try:
-            await stub.ReleaseLease(request, timeout=_RELEASE_TIMEOUT_S)
+            async with self._to_schedulers.use(self._schedulers[self._preferred]) as channel:
+                stub = lease_pb2_grpc.LeaseServiceStub(channel)
+                await stub.ReleaseLease(request, timeout=_RELEASE_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             self._silence.report(f"a lease was not released: {from_rpc(error)}")
 
@@ -291,7 +303,7 @@ class FabricClient:
         self, granted: lease_pb2.Granted, trace: trace_pb2.TraceContext | None = None
     ) -> AsyncGenerator[ConverseStream]:
         """Claim the granted slot; hold it during the body of the `with`. Raises FabricError."""
-        async with self._workers.use(granted.worker_address) as channel:
+        async with self._to_workers.use(granted.worker_address) as channel:
             call = session_pb2_grpc.SessionServiceStub(channel).Converse()
             stream = ConverseStream(call, granted)
             try:
@@ -342,7 +354,7 @@ class FabricClient:
         self, granted: lease_pb2.Granted, request: session_pb2.ChatRequest
     ) -> AsyncGenerator[AsyncIterator[session_pb2.ChatResponse]]:
         """Run one turn of chat on the granted slot. The end of the `with` body stops the turn."""
-        async with self._workers.use(granted.worker_address) as channel:
+        async with self._to_workers.use(granted.worker_address) as channel:
             turn = session_pb2.ChatRequest()
             turn.CopyFrom(request)
             turn.lease.CopyFrom(granted.lease)

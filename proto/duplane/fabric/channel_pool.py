@@ -1,27 +1,33 @@
-"""The gRPC channels of one client to workers: shared by its sessions, bounded in number."""
+"""The channels of one client to peers of one kind: shared by calls, bounded in number."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 
 import grpc.aio
 
 from duplane.fabric.channel import open_channel
 
-MAX_COUNT = 256  # above it, the channel that was unused for longest is closed
+MAX_COUNT = 256  # beyond it, the channels that are unused for longest are closed
 
 
-class WorkerChannels:
+class ChannelPool:
     """Opens channels by address and keeps them for later calls."""
 
     def __init__(self) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}  # least recently used first
         self._user_counts: dict[str, int] = {}
+        self._former: set[str] = set()  # addresses whose channels close after their last use
+
+    @property
+    def addresses(self) -> Collection[str]:
+        """The addresses to which a channel is open."""
+        return self._channels.keys()
 
     @contextlib.asynccontextmanager
     async def use(self, address: str) -> AsyncGenerator[grpc.aio.Channel]:
-        """Yield the channel to a worker, which stays open during the body of the `with`."""
+        """Yield the channel to a peer, which stays open during the body of the `with`."""
         channel = self._channels.pop(address, None) or open_channel(address)
         self._channels[address] = channel
         self._user_counts[address] = self._user_counts.get(address, 0) + 1
@@ -31,13 +37,19 @@ class WorkerChannels:
             self._user_counts[address] -= 1
             await self._close_unused()
 
+    async def close_others(self, addresses: Collection[str]) -> None:
+        """Close the channels to all other addresses, each after its last use."""
+        self._former = self._channels.keys() - set(addresses)
+        await self._close_unused()
+
     async def close(self) -> None:
         """Close all channels."""
         for channel in self._channels.values():
             await channel.close()
 
     async def _close_unused(self) -> None:
-        for address in list(self._channels)[: max(0, len(self._channels) - MAX_COUNT)]:
+        surplus = list(self._channels)[: max(0, len(self._channels) - MAX_COUNT)]
+        for address in {*surplus, *(self._former & self._channels.keys())}:
             if self._user_counts[address] == 0:
                 del self._user_counts[address]
                 await self._channels.pop(address).close()
