@@ -1,21 +1,23 @@
-"""An OTLP receiver that takes the place of a collector of metrics in tests."""
+"""OTLP receivers that take the place of a collector in tests."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import grpc.aio
 from opentelemetry.proto.collector.metrics.v1 import (
     metrics_service_pb2,
     metrics_service_pb2_grpc,
 )
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric, ResourceMetrics
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 class MetricReceiver(metrics_service_pb2_grpc.MetricsServiceServicer):
-    """Stores what it receives."""
+    """Stores the metrics that it receives."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -24,14 +26,10 @@ class MetricReceiver(metrics_service_pb2_grpc.MetricsServiceServicer):
     @classmethod
     @contextlib.asynccontextmanager
     async def serving(cls) -> AsyncGenerator[MetricReceiver]:
-        receiver, server = cls(), grpc.aio.server()
-        metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(receiver, server)
-        receiver.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        await server.start()
-        try:
+        receiver = cls()
+        add = metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server
+        async with _served(lambda server: add(receiver, server)) as receiver.address:
             yield receiver
-        finally:
-            await server.stop(1)
 
     async def Export(self, request, context):
         for exported in request.resource_metrics:
@@ -45,3 +43,58 @@ class MetricReceiver(metrics_service_pb2_grpc.MetricsServiceServicer):
         attributes = {each.key: each.value.string_value for each in exported.resource.attributes}
         (scope,) = exported.scope_metrics
         return attributes["service.name"], {metric.name: metric for metric in scope.metrics}
+
+
+class SpanReceiver(trace_service_pb2_grpc.TraceServiceServicer):
+    """Stores every span that it receives, and the service that has sent it."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.spans: list[Span] = []
+        self.services: dict[bytes, str] = {}  # by span id
+        self._more = asyncio.Condition()
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def serving(cls) -> AsyncGenerator[SpanReceiver]:
+        receiver = cls()
+        add = trace_service_pb2_grpc.add_TraceServiceServicer_to_server
+        async with _served(lambda server: add(receiver, server)) as receiver.address:
+            yield receiver
+
+    async def Export(self, request, context):
+        async with self._more:
+            for resource in request.resource_spans:
+                attributes = {
+                    one.key: one.value.string_value for one in resource.resource.attributes
+                }
+                for scope in resource.scope_spans:
+                    self.spans.extend(scope.spans)
+                    names = dict.fromkeys((s.span_id for s in scope.spans), "")
+                    self.services |= dict.fromkeys(names, attributes.get("service.name", ""))
+            self._more.notify_all()
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+    async def until(
+        self, is_enough: Callable[[Sequence[Span]], bool], within_s: float = 10.0
+    ) -> Sequence[Span]:
+        """Wait until `is_enough` accepts the spans received so far, and return them."""
+        async with asyncio.timeout(within_s), self._more:
+            await self._more.wait_for(lambda: is_enough(self.spans))
+            return list(self.spans)
+
+    def named(self, name: str) -> list[Span]:
+        return [span for span in self.spans if span.name == name]
+
+
+@contextlib.asynccontextmanager
+async def _served(add: Callable[[grpc.aio.Server], object]) -> AsyncGenerator[str]:
+    """Serve what `add` adds on a free port; yield its address."""
+    server = grpc.aio.server()
+    add(server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop(1)

@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 import psutil
 import pybase64
-from support.spans import SpanReceiver
+from support.otlp import SpanReceiver
 from support.speech import speech_like
 from websockets.asyncio.client import ClientConnection
 

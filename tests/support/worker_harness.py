@@ -13,9 +13,9 @@ from typing import Any
 import grpc.aio
 import numpy as np
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import Sampler
 from support.scripted_model import ScriptedModel
 
 from duplane.fabric.channel import open_channel
@@ -341,6 +341,7 @@ async def running_worker(
     schedulers: Sequence[str] = (),
     is_broken_at_end: bool = False,
     start_within_s: float = WITHIN_S,
+    sampler: Sampler | None = None,
     **settings: Any,
 ) -> AsyncIterator[Rig]:
     """Run a worker; at the end, assert that every slot is free and no task is left.
@@ -352,8 +353,7 @@ async def running_worker(
         scheduler = FakeScheduler()
         await scheduler.start()
     rig = Rig(model or ScriptedModel(), scheduler)
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(rig.spans))
+    telemetry = Telemetry("worker", SimpleSpanProcessor(rig.spans), sampler)
     worker_settings = WorkerSettings(
         **{
             "checkpoint": Path("/nowhere"),
@@ -366,9 +366,7 @@ async def running_worker(
     before = asyncio.all_tasks()
     patch = pytest.MonkeyPatch()
     rig.count_units(patch)
-    rig.worker = asyncio.create_task(
-        serve(worker_settings, rig.shutdown, rig.model, Telemetry("worker", provider))
-    )
+    rig.worker = asyncio.create_task(serve(worker_settings, rig.shutdown, rig.model, telemetry))
     try:
         await scheduler.until(
             lambda: bool(scheduler.registers) and scheduler.report_count > 0, start_within_s

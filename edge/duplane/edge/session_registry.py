@@ -9,6 +9,7 @@ import secrets
 import uuid
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
+from urllib.parse import parse_qsl
 
 from duplane.edge.clock import Clock
 from duplane.edge.close import Close, CloseReason
@@ -28,9 +29,9 @@ from duplane.edge.transport.client_address import identify, parse_networks
 from duplane.edge.transport.client_limits import ClientLimiter, LimitReached
 from duplane.fabric.client import FabricClient
 from duplane.fabric.monitoring.logs import logged_ids
-from duplane.fabric.monitoring.spans import Telemetry
+from duplane.fabric.monitoring.spans import Telemetry, from_headers
 from duplane.fabric.settings import parse_labels
-from duplane.fabric.v1 import lease_pb2
+from duplane.fabric.v1 import lease_pb2, trace_pb2
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +55,13 @@ class ClientRequest:
         """The request's parsed path and headers."""
         return parse_target(self.path, self.headers)
 
+    @property
+    def trace(self) -> trace_pb2.TraceContext:
+        """The client's trace: in the headers, or in the query, since a browser sets no headers."""
+        trace = from_headers(self.headers)
+        query = self.path.partition("?")[2]
+        return trace if trace.traceparent else from_headers(dict(parse_qsl(query)))
+
 
 class SessionRegistry:
     """The running sessions and their limits. The server sets `recorder`, and closes it."""
@@ -76,6 +84,7 @@ class SessionRegistry:
         self._is_idle.set()
         self._last_realtime_ms = 0
         self.metrics = EdgeMetrics(self._states, settings.playback_delay_ms / 1e3)
+        telemetry.observe(self.metrics.registry)
 
     @property
     def count(self) -> int:
@@ -167,7 +176,8 @@ class SessionRegistry:
         request: ClientRequest,
     ) -> None:
         """Run a session until it has ended and its slot, its recording and its span are closed."""
-        spans = SessionSpans(self._telemetry, session.identity.session_id)
+        session_id = session.identity.session_id
+        spans = SessionSpans(self._telemetry, session_id, self._clock, request.trace)
         with logged_ids(session.identity.session_id, spans.context):
             await self._run(client, session, mode, request, spans)
 

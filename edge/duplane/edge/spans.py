@@ -1,84 +1,201 @@
-"""The edge's spans: one for the session, and one trace of its own for every unit."""
+"""The edge's spans: the session with its steps, and one trace of its own for every unit."""
 
 from __future__ import annotations
 
-from opentelemetry.trace import Span, StatusCode
+from collections.abc import Callable
+from dataclasses import dataclass
 
+from opentelemetry.trace import Span, StatusCode
+from opentelemetry.util.types import AttributeValue
+
+from duplane.edge.clock import Clock
+from duplane.edge.session.receipt import Receipt
+from duplane.fabric.durations import to_seconds
 from duplane.fabric.monitoring import spans
-from duplane.fabric.monitoring.spans import Telemetry
+from duplane.fabric.monitoring.metrics import UNIT_DEADLINE_S
+from duplane.fabric.monitoring.spans import FinishedSpan, SpanIds, Telemetry
 from duplane.fabric.v1 import session_pb2, trace_pb2
+
+_DEADLINE_NS = int(UNIT_DEADLINE_S * 1e9)
+_MAX_UNITS = 1024  # sent and not answered yet; above it the oldest is not traced
+
+
+@dataclass(slots=True, eq=False)
+class _Unit:
+    """One unit on its way; times are wall-clock nanoseconds, 0 until they are known."""
+
+    sequence: int
+    ids: SpanIds
+    receipt: Receipt
+    taken_ns: int
+    sent_ns: int = 0
+    answered_ns: int = 0
+    rendered_ns: int = 0
+    outcome: str = spans.UNANSWERED
+    is_kept: bool = False  # whatever the sampling
+    answer: session_pb2.Delta | session_pb2.Failed | None = None
+
+    def stages(self) -> list[tuple[str, int]]:
+        """Return the stages that began, with their beginnings."""
+        received_ns, read_ns, parsed_ns = self.receipt
+        begun = [
+            (spans.READ, received_ns),
+            (spans.PARSE, read_ns),
+            (spans.QUEUE, parsed_ns),
+            (spans.SEND, self.taken_ns),
+            (spans.WORKER, self.sent_ns),
+            (spans.RENDER, self.answered_ns),
+            (spans.WRITE, self.rendered_ns),
+        ]
+        return [stage for stage in begun if stage[1]]
 
 
 class SessionSpans:
-    """The spans of one session. Call `sent` and `answered` only if `are_exported`."""
+    """The spans of one session. Those of units are needed only if `are_exported`.
 
-    def __init__(self, tracer: Telemetry, session_id: str) -> None:
-        self._telemetry = tracer
-        self._attributes = {spans.SESSION_ID: session_id}
-        self._session = tracer.start(spans.EDGE_SESSION, attributes=self._attributes)
-        self._units: dict[int, Span] = {}  # of unanswered units, by sequence
-        self._queue: Span | None = None
+    `parent` is the client's own trace, of which the session is then a part.
+    """
+
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        session_id: str,
+        clock: Clock,
+        parent: trace_pb2.TraceContext | None = None,
+    ) -> None:
+        self._telemetry = telemetry
+        self._clock = clock
+        self._attributes: dict[str, AttributeValue] = {spans.SESSION_ID: session_id}
+        self._session = telemetry.start(
+            spans.EDGE_SESSION, parent=parent, attributes=self._attributes
+        )
+        self._step: Span | None = None  # the queue, claim, opening or close that runs now
+        self._step_name = ""
+        self._units: dict[int, _Unit] = {}  # by sequence: sent and not answered yet
+        self._unwritten: dict[int, _Unit] = {}  # answered, and the client has not taken the events
         self.context: trace_pb2.TraceContext | None = spans.inject(self._session)
-        self.are_exported = self.context is not None
+        self.are_exported = telemetry.is_exported
+        self._is_sampled = spans.is_sampled(self.context)
+        self._links = spans.link_to(self.context)
 
-    def queued(self) -> None:
-        """Start the span of the wait for a slot, at the first queue message."""
-        if self._queue is None and self.context is not None:
-            self._queue = self._telemetry.start(
-                spans.EDGE_QUEUE, parent=self.context, attributes=self._attributes
-            )
+    # --- the session ---
+
+    def begin(self, step: str) -> None:
+        """Start the span of a step of the session, and end that of the step before it."""
+        if self._step_name == step or self.context is None:
+            return
+        self.end_step()
+        self._step_name = step
+        self._step = self._telemetry.start(step, parent=self.context, attributes=self._attributes)
+
+    def end_step(self) -> None:
+        """End the span of the step that runs."""
+        if self._step is not None:
+            self._step.end()
+            self._step, self._step_name = None, ""
 
     def granted(self, lease_id: str) -> None:
-        """Add the lease id to the session's span, and end the span of the wait."""
-        self._end_queue()
+        """Add the lease id to the session's span, and begin the claim."""
+        self.begin(spans.EDGE_CLAIM)
         self._session.set_attribute(spans.LEASE_ID, lease_id)
-
-    def sent(self, unit: session_pb2.Unit) -> None:
-        """Start the span of a unit at its receive time, and add the span's context to the unit."""
-        received = unit.receive_time
-        span = self._telemetry.start(
-            spans.EDGE_UNIT,
-            link=self.context,
-            start_time_ns=received.seconds * 1_000_000_000 + received.nanos,
-            attributes={**self._attributes, spans.UNIT_SEQUENCE: unit.sequence},
-        )
-        self._units[unit.sequence] = span
-        if (context := spans.inject(span)) is not None:
-            unit.trace.CopyFrom(context)
-
-    def answered(self, response: session_pb2.ConverseResponse) -> None:
-        """End the span of the unit that `response` answers; older units were dropped."""
-        match response.WhichOneof("message"):
-            case "delta":
-                answer = response.delta
-                outcome = answer.WhichOneof("outcome") or ""
-            case "failed":
-                answer, outcome = response.failed, "failed"
-            case _:
-                return
-        while self._units and (oldest := next(iter(self._units))) <= answer.sequence:
-            span = self._units.pop(oldest)
-            is_this = oldest == answer.sequence
-            span.set_attribute(spans.UNIT_OUTCOME, outcome if is_this else "dropped")
-            if is_this:
-                dropped_count = response.delta.dropped_unit_count  # 0 if the unit failed
-                span.set_attribute(spans.UNIT_DROPPED_COUNT, dropped_count)
-            span.end()
-
-    def _end_queue(self) -> None:
-        if self._queue is not None:
-            self._queue.end()
-            self._queue = None
 
     def end(self, dialect: str, outcome: str, *, is_failure: bool) -> None:
         """End the session's span and the spans that are still open below it."""
-        self._end_queue()
-        for span in self._units.values():
-            span.set_attribute(spans.UNIT_OUTCOME, "unanswered")
-            span.end()
+        self.end_step()
+        now_ns = self._clock.now().wall_ns
+        for unit in (*self._unwritten.values(), *self._units.values()):
+            unit.is_kept |= is_failure
+            self._finish(unit, now_ns)
         self._units.clear()
+        self._unwritten.clear()
         self._session.set_attribute(spans.DIALECT, dialect)
         if is_failure:
             self._session.set_attribute(spans.ERROR_TYPE, outcome)
             self._session.set_status(StatusCode.ERROR, outcome)
         self._session.end()
+
+    # --- its units ---
+
+    def dropped(self, receipt: Receipt) -> None:
+        """Record a unit that was dropped before it was sent."""
+        now_ns = self._clock.now().wall_ns
+        unit = _Unit(-1, SpanIds.new(), receipt, 0, outcome=spans.DROPPED, is_kept=True)
+        self._finish(unit, now_ns)
+
+    def sending(self, unit: session_pb2.Unit, receipt: Receipt) -> None:
+        """Begin the trace of a unit, and add its context to the unit."""
+        ids = SpanIds.new()
+        unit.trace.traceparent = ids.traceparent(is_sampled=self._is_sampled)
+        now_ns = self._clock.now().wall_ns
+        self._units[unit.sequence] = _Unit(unit.sequence, ids, receipt, now_ns)
+        if len(self._units) > _MAX_UNITS:
+            del self._units[next(iter(self._units))]
+
+    def sent(self, sequence: int) -> None:
+        """Note that the stream to the worker has taken a unit."""
+        if unit := self._units.get(sequence):
+            unit.sent_ns = self._clock.now().wall_ns
+
+    def answered(
+        self, answer: session_pb2.Delta | session_pb2.Failed, answered_ns: int
+    ) -> Callable[[], None] | None:
+        """Note the outcome of a unit that is rendered now; older units were dropped.
+
+        Returns the function to call when the client's connection has taken the events.
+        """
+        unit: _Unit | None = None
+        while self._units and (oldest := next(iter(self._units))) <= answer.sequence:
+            unit = self._units.pop(oldest)
+            if oldest < answer.sequence:
+                unit.outcome, unit.is_kept = spans.DROPPED, True
+                self._finish(unit, answered_ns)
+        if unit is None or unit.sequence != answer.sequence:
+            return None
+        unit.answer, unit.answered_ns = answer, answered_ns
+        unit.rendered_ns = self._clock.now().wall_ns
+        if isinstance(answer, session_pb2.Failed):
+            unit.outcome, unit.is_kept = spans.FAILED, True
+        else:
+            unit.outcome = "speech" if answer.HasField("speech") else "listen"
+            unit.is_kept = spans.is_sampled(answer.trace)
+        self._unwritten[unit.sequence] = unit
+        return lambda: self._written(unit)
+
+    def _written(self, unit: _Unit) -> None:
+        if self._unwritten.pop(unit.sequence, None) is not None:
+            self._finish(unit, self._clock.now().wall_ns)
+
+    def _finish(self, unit: _Unit, end_ns: int) -> None:
+        """Export a unit's span, if the unit is sampled or must be kept."""
+        is_late = end_ns - unit.receipt.received_ns > _DEADLINE_NS
+        if not (self._is_sampled or unit.is_kept or (is_late and unit.answered_ns)):
+            return
+        attributes = {**self._attributes, spans.UNIT_OUTCOME: unit.outcome}
+        if unit.sequence >= 0:
+            attributes[spans.UNIT_SEQUENCE] = unit.sequence
+        if is_late:
+            attributes[spans.UNIT_IS_LATE] = True
+        if isinstance(unit.answer, session_pb2.Delta):
+            if unit.answer.dropped_unit_count:
+                attributes[spans.UNIT_DROPPED_COUNT] = unit.answer.dropped_unit_count
+            if not (self._is_sampled or unit.is_kept):  # the worker has not exported its half
+                attributes.update(_stage_times(unit.answer.stage_times))
+        self._telemetry.record(
+            FinishedSpan(
+                spans.EDGE_UNIT,
+                unit.ids,
+                unit.receipt.received_ns,
+                end_ns,
+                attributes,
+                links=self._links,
+                stages=unit.stages(),
+                is_error=unit.outcome == spans.FAILED,
+            )
+        )
+
+
+def _stage_times(times: session_pb2.StageTimes) -> dict[str, AttributeValue]:
+    return {
+        f"{spans.STAGE_PREFIX}{stage.name}_ms": to_seconds(seconds) * 1e3
+        for stage, seconds in times.ListFields()
+    }

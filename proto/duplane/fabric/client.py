@@ -38,6 +38,7 @@ _AcquireCall = grpc.aio.UnaryStreamCall[
     lease_pb2.AcquireLeaseRequest, lease_pb2.AcquireLeaseResponse
 ]
 OnQueued = Callable[[lease_pb2.Queued], Awaitable[None]]
+OnGranted = Callable[[lease_pb2.Granted], None]
 _UNREACHABLE_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _SCHEDULER_RETRY_S = 0.5  # between rounds of calls to schedulers that do not answer
 _FIRST_ANSWER_S = 3.0  # wait for a scheduler's first answer, if there is another scheduler
@@ -319,6 +320,7 @@ class FabricClient:
         request: lease_pb2.AcquireLeaseRequest,
         on_queued: OnQueued | None = None,
         trace: trace_pb2.TraceContext | None = None,
+        on_granted: OnGranted | None = None,
     ) -> AsyncGenerator[ConverseStream]:
         """Acquire a lease and claim its slot; the slot is held during the body of the `with`.
 
@@ -337,6 +339,8 @@ class FabricClient:
             current.request_id = f"{request.request_id}/{attempt}"
             granted = await self.acquire(current, keep_ticket)
             current.ticket_id = granted.ticket_id
+            if on_granted:
+                on_granted(granted)
             async with contextlib.AsyncExitStack() as stack:
                 stack.push_async_callback(self.release, granted.lease_id)
                 try:

@@ -56,6 +56,8 @@ class Scheduler:
         signer = settings.open_signer()
         state = SchedulerState(time.monotonic)
         self.metrics = SchedulerMetrics(state)
+        telemetry = telemetry or Telemetry("scheduler")
+        telemetry.observe(self.metrics.registry)
         store = open_store(settings.store, _wall_ms(), settings.open_credentials())
         self._store = measured(store, self.metrics.registry)
         self._waiters = Waiters(self._store, state, settings.ticket_limit)
@@ -72,7 +74,7 @@ class Scheduler:
             self._waiters,
             self._grant_loop,
             signer,
-            telemetry or Telemetry("scheduler"),
+            telemetry,
             self.metrics,
         )
         self._registry = RegistryServicer(settings, self._store, state, self._watch, signer)

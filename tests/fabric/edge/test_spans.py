@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import Sampler
 from opentelemetry.trace import StatusCode
 from support.live_edge import APPEND, begin, closed, end, exchange, live_edge, receive, send
 
@@ -15,11 +16,9 @@ from duplane.fabric.v1 import lease_pb2, session_pb2
 
 
 class Spans:
-    def __init__(self) -> None:
-        provider = TracerProvider()
+    def __init__(self, sampler: Sampler | None = None) -> None:
         self._exporter = InMemorySpanExporter()
-        provider.add_span_processor(SimpleSpanProcessor(self._exporter))
-        self.telemetry = Telemetry("edge", provider)
+        self.telemetry = Telemetry("edge", SimpleSpanProcessor(self._exporter), sampler)
 
     def named(self, name: str) -> list[ReadableSpan]:
         return [span for span in self._exporter.get_finished_spans() if span.name == name]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
@@ -14,9 +14,8 @@ from duplane.fabric.monitoring.spans import Telemetry
 
 
 async def test_wait_in_the_queue_is_a_span_until_its_grant_or_its_error() -> None:
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    tracer = Telemetry("scheduler", provider)
+    exporter = InMemorySpanExporter()
+    tracer = Telemetry("scheduler", SimpleSpanProcessor(exporter))
     session = tracer.start("edge.session")
     trace = spans.inject(session)
     async with SchedulerHarness.running(tracer, ticket_limit=1) as harness:

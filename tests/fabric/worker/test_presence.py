@@ -212,6 +212,7 @@ def trace(trace_id: str) -> trace_pb2.TraceContext:
 
 async def test_each_unit_is_a_span_below_its_own_trace_and_linked_to_its_session() -> None:
     async with running_worker() as rig:
+        rig.model.stage_s["decode"] = 0.003
         async with rig.opened(trace=trace(SESSION_TRACE_ID)) as client:
             await client.send(unit(0, 0.5, trace=trace(TRACE_ID)))
             delta = await client.delta()
@@ -225,7 +226,7 @@ async def test_each_unit_is_a_span_below_its_own_trace_and_linked_to_its_session
         assert f"{run.context.span_id:016x}" in delta.trace.traceparent
         assert run.attributes[spans.UNIT_OUTCOME] == "speech"
         assert run.attributes[spans.BATCH_SIZE] == 1
-        assert run.attributes[f"{spans.STAGE_PREFIX}decode_ms"] == pytest.approx(3)
+        assert run.attributes[f"{spans.STAGE_PREFIX}decode_ms"] >= 3
         assert run.attributes[spans.SESSION_ID].startswith("session-")
         assert run.end_time > run.start_time
 

@@ -26,7 +26,7 @@ async def test_a_session_listens_speaks_and_closes() -> None:
         assert len(delta.speech.audio) == 240 * 4
         assert list(delta.token_ids) == [2, 3]
         assert delta.token_counts.output_audio_token_count == 5
-        assert delta.stage_times.decode.nanos == 3_000_000
+        assert delta.stage_times.decode.nanos > 0
         assert not delta.stage_times.HasField("vocoder")
         assert delta.stage_times.total.nanos > 0
         await client.close("enough")

@@ -98,7 +98,7 @@ class WorkerMetrics:
         self._stages = histograms(
             registry,
             "duplane_stage_duration_seconds",
-            "Time of each stage of a unit's batch, and its wait in the inbox.",
+            "Time of each stage of a unit's batch, and of what it waited for before.",
             _STAGE_BUCKETS_S,
             stage=STAGES,
         )
@@ -161,7 +161,7 @@ class WorkerMetrics:
         if unit.audio.size:
             seconds = unit.audio.size / INPUT_RATE_HERTZ
             self._audio.of("input").inc(seconds)
-            self._factors.observe((total_s - stages_s["inbox"]) / seconds)
+            self._factors.observe((total_s - (unit.started_s - unit.received_s)) / seconds)
         if output.audio.size:
             self._audio.of("output").inc(output.audio.size / OUTPUT_RATE_HERTZ)
 

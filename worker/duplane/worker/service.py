@@ -120,6 +120,7 @@ class Worker:
         self._metrics = WorkerMetrics(
             self._admission, lambda: engine.memory_used_bytes, device.description().memory_bytes
         )
+        tracer.observe(self._metrics.registry)
         self._idle.set()
 
     async def serve(self, shutdown: process.Shutdown) -> None:

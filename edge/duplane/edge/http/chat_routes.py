@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 
 from aiohttp import web
@@ -82,10 +82,12 @@ class HttpChatClient:
         await self.is_gone.wait()
         receiver.end(Close(CloseReason.GONE))
 
-    def send(self, events: list[bytes]) -> None:
+    def send(self, events: list[bytes], on_written: Callable[[], None] | None = None) -> None:
         """Store the last event, which is the answer."""
         for event in events:
             self.answer = event
+        if on_written:
+            on_written()
 
     async def close(self, close: Close, code: int) -> None:
         """Do nothing: the handler sends the response after the session has ended."""

@@ -51,7 +51,8 @@ class ChatRunner(SessionRunner[ChatSession]):
             self._failed(error)
             return None
         self._ticket_id = granted.ticket_id
-        self._note_grant(granted)
+        self._on_granted(granted)
+        self._note_claim(granted)
         now, claim_s = self._clock.now(), to_seconds(granted.claim_timeout)
         self._apply(self.session.granted(claim_s, now), now)
         return granted

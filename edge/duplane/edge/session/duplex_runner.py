@@ -15,7 +15,8 @@ from duplane.edge.transport.rate_limit import unit_rate
 from duplane.fabric.client import ConverseStream, FabricClient
 from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError
-from duplane.fabric.v1 import lease_pb2
+from duplane.fabric.monitoring.spans import EDGE_OPEN
+from duplane.fabric.v1 import lease_pb2, session_pb2
 
 
 class DuplexRunner(SessionRunner[DuplexSession]):
@@ -35,14 +36,16 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         self._units = SessionMetrics(metrics)
         self._pace = unit_rate(limits.units_per_s)
         self._has_stream = False
+        if spans.are_exported:
+            session.requests.on_dropped = spans.dropped
 
     async def _call(self, request: lease_pb2.AcquireLeaseRequest) -> None:
         try:
             async with self._fabric.session(
-                request, self._on_queued, self._spans.context
+                request, self._on_queued, self._spans.context, self._on_granted
             ) as stream:
                 self._has_stream = True
-                self._note_grant(stream.granted)
+                self._note_claim(stream.granted)
                 now, open_s = self._clock.now(), to_seconds(stream.claimed.open_timeout)
                 self._apply(self.session.granted(open_s, now), now)
                 async with asyncio.TaskGroup() as tasks:
@@ -70,14 +73,24 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                     self._units.sent.append(
                         (unit.sequence, received.seconds + received.nanos / 1e9)
                     )
-                    if self._spans.are_exported:
-                        self._spans.sent(unit)
-                await stream.write(request)
+                await self._send(stream, request)
                 if wait_s:
                     await self._wait_until(now_s + wait_s)
             await stream.end_input()
         except FabricError:
             return  # the receiving task gets and handles the error
+
+    async def _send(self, stream: ConverseStream, request: session_pb2.ConverseRequest) -> None:
+        """Send one request, and note the times of a unit or of the opening."""
+        kind = request.WhichOneof("message")
+        if kind == "open":
+            self._spans.begin(EDGE_OPEN)
+        if kind != "unit" or not self._spans.are_exported:
+            await stream.write(request)
+            return
+        self._spans.sending(request.unit, self.session.requests.last_receipt)
+        await stream.write(request)
+        self._spans.sent(request.unit.sequence)
 
     async def _wait_until(self, due_s: float) -> None:
         """Wait until the monotonic time `due_s`, or until the session ends."""
@@ -96,13 +109,15 @@ class DuplexRunner(SessionRunner[DuplexSession]):
             while not is_over:
                 response = await stream.read()
                 now, kind = self._clock.now(), response.WhichOneof("message")
-                self._apply(self.session.responded(response, now), now)
+                events, on_written = self.session.responded(response, now), None
                 if kind in ("delta", "failed"):
                     outcome = response.delta if kind == "delta" else response.failed
+                    if self._spans.are_exported:
+                        on_written = self._spans.answered(outcome, now.wall_ns)
                     self._units.answered(outcome, self.session.requests.total_dropped_count, now)
-                if self._spans.are_exported:
-                    self._spans.answered(response)
+                self._apply(events, now, on_written)
                 if kind == "opened":
+                    self._spans.end_step()
                     self._wake.set()  # now units can be sent
                 is_over = kind == "closed"
         except FabricError as error:

@@ -88,7 +88,7 @@ class DuplexSession(Session[DuplexDialect]):
         if self.identity.recording_id:
             self._recorded_audio = action.audio
         count_before = self.requests.unit_count
-        self.requests.add(action, now.wall_ns)
+        self.requests.add(action, self._receipt)
         self.time_limits.restart(TimeLimit.AUDIO, self._limits.idle_s, now)
         if self.dialect.replies_to_appends:
             self._replies.add_append(self.requests.unit_count)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from duplane.edge.dialects.actions import NO_TAG, NOTHING_DROPPED, Append, Dropped, Tag
+from duplane.edge.session.receipt import Receipt
 from duplane.edge.session.unit_assembler import UnitAssembler
 from duplane.fabric.v1 import session_pb2
 
@@ -28,22 +30,26 @@ class RequestQueue:
         self.has_dropped = False  # since the last `take_dropped`
         self.unit_count = 0  # units so far; their ordinals count from 0
         self.total_dropped_count = 0  # units that this queue has dropped so far
+        self.on_dropped: Callable[[Receipt], None] = lambda _: None
         self._assembler = UnitAssembler(frame_count)
-        self._waiting: deque[tuple[Append, int]] = deque()  # with time of the last audio
+        self._waiting: deque[tuple[Append, Receipt]] = deque()  # with that of the last audio
         self._first_ordinal = 0  # ordinal of the first unit that waits
         self._requests: deque[tuple[int, session_pb2.ConverseRequest]] = deque()
         self._sent: dict[int, tuple[Tag, int]] = {}
+        self.last_receipt = Receipt(0, 0, 0)  # of the unit that was taken last
         self._next_sequence = 0
         self._dropped_count = 0
         self._force_listen = False  # a dropped unit was forced to listen
 
-    def add(self, append: Append, receive_wall_ns: int) -> None:
+    def add(self, append: Append, receipt: Receipt) -> None:
         """Add audio and pictures."""
         for unit in self._assembler.add(append):
-            self._waiting.append((unit, receive_wall_ns))
+            self._waiting.append((unit, receipt))
             self.unit_count += 1
             if len(self._waiting) > self.limit:
-                self._force_listen |= self._waiting.popleft()[0].force_listen
+                dropped, its_receipt = self._waiting.popleft()
+                self.on_dropped(its_receipt)
+                self._force_listen |= dropped.force_listen
                 self._first_ordinal += 1
                 self._dropped_count += 1
                 self.total_dropped_count += 1
@@ -73,7 +79,7 @@ class RequestQueue:
             return self._requests.popleft()[1]
         if not self._waiting:
             return None
-        appended, receive_wall_ns = self._waiting.popleft()
+        appended, self.last_receipt = self._waiting.popleft()
         request = session_pb2.ConverseRequest()
         unit = request.unit  # filled in place, so that the audio is copied once
         unit.sequence = self._next_sequence
@@ -82,7 +88,7 @@ class RequestQueue:
         unit.video_frames.extend(appended.frames)
         if appended.max_slice_count is not None:
             unit.max_slice_count = appended.max_slice_count
-        unit.receive_time.FromNanoseconds(receive_wall_ns)
+        unit.receive_time.FromNanoseconds(self.last_receipt.received_ns)
         self._force_listen = False
         self._sent[self._next_sequence] = (appended.tag, self._first_ordinal)
         self._next_sequence += 1

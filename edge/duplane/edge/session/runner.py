@@ -10,12 +10,14 @@ import asyncio
 import logging
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from duplane.edge.clock import Clock, Moment, Timer
 from duplane.edge.close import Close, CloseReason
 from duplane.edge.metrics import EdgeMetrics
 from duplane.edge.recording.recorder import Recording
+from duplane.edge.session.receipt import Receipt
 from duplane.edge.session.session import Session
 from duplane.edge.settings import Limits
 from duplane.edge.spans import SessionSpans
@@ -23,6 +25,7 @@ from duplane.edge.transport.client import Client
 from duplane.edge.transport.outbox import OutboxFullError
 from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import FabricError
+from duplane.fabric.monitoring.spans import EDGE_CLOSE, EDGE_QUEUE
 from duplane.fabric.v1 import lease_pb2
 
 _log = logging.getLogger(__name__)
@@ -68,6 +71,7 @@ class SessionRunner(ABC, Generic[S]):
                 calling = tasks.create_task(self._call(request))
                 self._apply([], self._clock.now())  # sets the timer
                 await self._over.wait()
+                self._spans.begin(EDGE_CLOSE)
                 tasks.create_task(self._stop_call(calling))
                 assert self.session.closed
                 await self._client.close(self.session.closed, self.session.close_code)
@@ -76,16 +80,18 @@ class SessionRunner(ABC, Generic[S]):
             if self._timer:
                 self._timer.cancel()
 
-    async def receive(self, message: bytes) -> None:
+    async def receive(self, message: bytes, waited_s: float = 0.0) -> None:
         """Handle one message of the client. A long message is decoded in a thread."""
         if self.session.closed:
             return
+        read_ns = self._clock.now().wall_ns
         if len(message) < _LONG_MESSAGE_BYTES:
             decoded = self.session.decode(message)
         else:
             decoded = await asyncio.to_thread(self.session.decode, message)
         now, is_recorded = self._clock.now(), self.recording and not self.session.closed
-        events = self.session.receive(decoded, now)
+        receipt = Receipt(read_ns - int(waited_s * 1e9), read_ns, now.wall_ns)
+        events = self.session.receive(decoded, now, receipt)
         if self.recording and is_recorded:
             self.recording.up(message, self.session.take_recorded_audio(), now)
         self._apply(events, now)
@@ -110,7 +116,7 @@ class SessionRunner(ABC, Generic[S]):
         """End `calling`, the task of `_call`, in bounded time, after the session has ended."""
 
     async def _on_queued(self, queued: lease_pb2.Queued) -> None:
-        self._spans.queued()
+        self._spans.begin(EDGE_QUEUE)
         _log.debug("waits at position %d of %d", queued.position, queued.queue_length)
         now = self._clock.now()
         self._apply(self.session.queued(queued, now), now)
@@ -122,18 +128,29 @@ class SessionRunner(ABC, Generic[S]):
         now = self._clock.now()
         self._apply(self.session.failed(error, now), now)
 
-    def _note_grant(self, granted: lease_pb2.Granted) -> None:
+    def _on_granted(self, granted: lease_pb2.Granted) -> None:
         self._spans.granted(granted.lease_id)
+
+    def _note_claim(self, granted: lease_pb2.Granted) -> None:
+        """Note that the granted slot is held."""
+        self._spans.end_step()
         _log.debug("lease %s on worker %s", granted.lease_id, granted.worker_address)
         self.worker = granted.worker_address
         if self.recording:
             self.recording.worker = granted.worker_address
 
-    def _apply(self, events: list[bytes], now: Moment) -> None:
-        """Send `events` to the client. Then handle the session's end or an earlier deadline."""
+    def _apply(
+        self, events: list[bytes], now: Moment, on_written: Callable[[], None] | None = None
+    ) -> None:
+        """Send `events` to the client. Then handle the session's end or an earlier deadline.
+
+        `on_written` is called when the client's connection has taken the events.
+        """
+        if on_written and not events:
+            on_written()
         if events:
             try:
-                self._client.send(events)
+                self._client.send(events, on_written)
             except OutboxFullError:
                 self.session.end(Close(CloseReason.TOO_SLOW, "events are not read"), now)
             else:

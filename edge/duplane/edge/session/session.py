@@ -16,6 +16,7 @@ from duplane.edge.close import Close, CloseReason
 from duplane.edge.dialects.actions import Action, Leave
 from duplane.edge.dialects.dialect import Dialect
 from duplane.edge.payload.fields import Fields, parse
+from duplane.edge.session.receipt import Receipt
 from duplane.edge.session.time_limits import EXPIRED, TimeLimit, TimeLimits
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import FabricError, Reason
@@ -58,6 +59,7 @@ class Session(ABC, Generic[D]):
         self._limits = limits
         self._is_decided = True  # whether the dialect is known
         self._recorded_audio = b""
+        self._receipt = Receipt.at(now)  # of the message that is applied
         self.time_limits = TimeLimits()  # call `expire` at the next deadline
         self._await_slot(now)
 
@@ -86,10 +88,16 @@ class Session(ABC, Generic[D]):
         del event
         raise AssertionError("the dialect of this session is known from the start")
 
-    def receive(self, message: bytes | Decoded[D], now: Moment) -> list[bytes]:
-        """Handle one text frame, or the result of `decode` for it."""
+    def receive(
+        self, message: bytes | Decoded[D], now: Moment, receipt: Receipt | None = None
+    ) -> list[bytes]:
+        """Handle one text frame, or the result of `decode` for it.
+
+        Without a `receipt` the frame was received now.
+        """
         if self.closed:
             return []
+        self._receipt = receipt or Receipt.at(now)
         decoded = self.decode(message) if isinstance(message, bytes) else message
         self.dialect, self._is_decided = decoded.dialect, decoded.is_decided
         if isinstance(decoded.error, UnreadableError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from duplane.edge.close import Close
@@ -10,8 +11,8 @@ from duplane.edge.close import Close
 class Receiver(Protocol):
     """Handles a client's messages and the end of its connection."""
 
-    async def receive(self, message: bytes) -> None:
-        """Handle one message."""
+    async def receive(self, message: bytes, waited_s: float = 0.0) -> None:
+        """Handle one message, whose last byte was received `waited_s` ago."""
         ...
 
     def end(self, close: Close) -> None:
@@ -26,8 +27,11 @@ class Client(Protocol):
         """Read messages until the connection is closed, or until cancelled."""
         ...
 
-    def send(self, events: list[bytes]) -> None:
-        """Send events to the client, or queue them. Raises OutboxFullError."""
+    def send(self, events: list[bytes], on_written: Callable[[], None] | None = None) -> None:
+        """Send events to the client, or queue them. Raises OutboxFullError.
+
+        `on_written` is called when the connection has taken them.
+        """
         ...
 
     async def close(self, close: Close, code: int) -> None:

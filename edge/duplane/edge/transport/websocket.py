@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from aiohttp import WebSocketError, WSCloseCode, WSMsgType, web
@@ -74,7 +74,8 @@ class WebSocket:
             began_s = time.thread_time()
             if message.type is WSMsgType.TEXT:
                 self._protocol.unread_bytes = 0
-                await receiver.receive(message.data)
+                # Of several messages that wait, all count from the last data.
+                await receiver.receive(message.data, loop.time() - self._protocol.last_data_s)
             elif not await self._take_control(message.type, message.data, receiver):
                 return
             wait_s = self._quota.spend(loop.time(), time.thread_time() - began_s)
@@ -106,13 +107,13 @@ class WebSocket:
                 return False
         return True
 
-    def send(self, events: list[bytes]) -> None:
+    def send(self, events: list[bytes], on_written: Callable[[], None] | None = None) -> None:
         """Write text messages, or queue them while the connection is full. Raises OutboxFullError.
 
         If the connection is lost, nothing is raised: `serve` notices the loss.
         """
         if self._protocol.writing_paused:
-            self._outbox.put(events)
+            self._outbox.put(events, on_written)
             self._is_sent.clear()
             return
         socket = self._protocol.socket
@@ -128,6 +129,8 @@ class WebSocket:
             else:
                 header = b"\x81\x7f" + length.to_bytes(8, "big")
             socket.writelines((header, event))
+        if on_written:
+            on_written()
 
     async def close(self, close: Close, code: int) -> None:
         """Send the queued events, linger if the client may be sending, do the closing handshake.
@@ -153,7 +156,8 @@ class WebSocket:
         if self._protocol.socket.is_closing():
             self._outbox.clear()
         while self._outbox and not self._protocol.writing_paused:
-            self.send([self._outbox.pop()])
+            event, on_written = self._outbox.pop()
+            self.send([event], on_written)
         if not self._outbox:
             self._is_sent.set()
 

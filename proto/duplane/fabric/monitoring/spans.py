@@ -1,35 +1,78 @@
-"""Spans: their names and attributes, and their context inside messages.
+"""Spans: their names, stages and attributes, and their context inside messages.
 
-Each unit is a trace of its own, linked to its session's span. The stages of a chat turn are child
-spans of the turn. Spans are exported, as OTLP over gRPC, only if the standard `OTEL_*` settings
-ask for it. Attributes never contain audio, text or keys.
+The span of a session has those of its queue, claim, opening and close below it. Each unit is a
+trace of its own, linked to its session's span: `edge.unit` with `worker.unit` below it. Each event
+of a unit's span is the beginning of a stage, which lasts until the next event or the end of the
+span. What of the edge's stage `worker` lies outside of the worker's span is the network. The parts
+of a chat turn are child spans of the turn.
+
+A session is sampled or not, by the standard settings of OpenTelemetry, and its units with it. A
+unit that is late, fails or is dropped is exported in any case. The worker decides when it makes the
+delta: a unit is late if `UNIT_DEADLINE_S` have passed since the edge received it. The trace context
+of the delta tells the edge. A unit that becomes late only afterwards is exported by the edge alone,
+with the worker's stage times as attributes.
+
+Spans are exported as OTLP over gRPC if the standard `OTEL_*` settings ask for it, else not at all.
+Attributes never contain audio, text or keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import Link, Span, SpanContext
+from opentelemetry.sdk.trace import Event, ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.sampling import Sampler
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
+from prometheus_client import CollectorRegistry
 
 from duplane.fabric.monitoring.otlp import check_exporter, is_export_configured, resource
+from duplane.fabric.monitoring.span_queue import SpanQueue, observe_spans
 from duplane.fabric.v1.trace_pb2 import TraceContext
 
 EDGE_SESSION = "edge.session"
 EDGE_QUEUE = "edge.queue"  # the wait for a slot, from the first `queued` to the grant
+EDGE_CLAIM = "edge.claim"  # from the grant to the worker's `claimed`
+EDGE_OPEN = "edge.open"  # from the settings to the worker's `opened`
+EDGE_CLOSE = "edge.close"  # from the end of the session to that of its connections
 EDGE_UNIT = "edge.unit"
 SCHEDULER_QUEUE = "scheduler.queue"  # from the request for a slot to its grant
 WORKER_SESSION = "worker.session"
+WORKER_OPEN = "worker.open"  # from `open` to `opened`
+WORKER_CLEANUP = "worker.cleanup"  # from the end of the session until its slot is free
 WORKER_UNIT = "worker.unit"
+WORKER_BATCH = "worker.batch"  # the units that ran together; theirs link to it
 WORKER_CHAT = "worker.chat"
 WORKER_CHAT_PREPARE = "worker.chat.prepare"  # work before the device: checks, videos, layout
 WORKER_CHAT_PREFILL = "worker.chat.prefill"
 WORKER_CHAT_PIECE = "worker.chat.piece"
+
+# Stages of `edge.unit`, in their order.
+READ = "read"  # a complete message waits until its session takes it
+PARSE = "parse"
+QUEUE = "queue"  # the unit waits for the stream to the worker
+SEND = "send"  # the stream takes the unit
+WORKER = "worker"  # the network, and the worker between
+RENDER = "render"
+WRITE = "write"  # the client's connection takes the events
+EDGE_STAGES = (READ, PARSE, QUEUE, SEND, WORKER, RENDER, WRITE)
+
+# Stages of `worker.unit`, in their order. Those from vision to vocoder are stages of the batch.
+PREPARE = "prepare"  # check of the unit and decoding of its pictures
+INBOX = "inbox"  # earlier units of the conversation are not done
+SETTLE = "settle"  # the settle of the conversation's previous unit is not done
+DEVICE = "device"  # the device is busy with other conversations
+MODEL_STAGES = ("vision", "audio", "prefill", "decode", "talker", "vocoder")
+RUN = "run"  # the rest of the batch, of which the model reports no stage
+DELIVER = "deliver"  # from the device thread to the stream
+WORKER_STAGES = (PREPARE, INBOX, SETTLE, DEVICE, *MODEL_STAGES, RUN, DELIVER)
 
 SESSION_ID = "session.id"
 LEASE_ID = "duplane.lease.id"
@@ -38,6 +81,7 @@ SESSION_KIND = "duplane.session.kind"
 SLOT = "duplane.slot"
 UNIT_SEQUENCE = "duplane.unit.sequence"
 UNIT_OUTCOME = "duplane.unit.outcome"
+UNIT_IS_LATE = "duplane.unit.is_late"
 UNIT_DROPPED_COUNT = "duplane.unit.dropped_count"
 STAGE_PREFIX = "duplane.stage."  # + stage + "_ms"
 BATCH_SIZE = "duplane.batch.size"
@@ -45,9 +89,55 @@ CHAT_FINISH = "duplane.chat.finish"
 CHAT_SEQUENCE = "duplane.chat.sequence"
 PROMPT_TOKEN_COUNT = "duplane.prompt.token_count"  # the name of an attribute, not a secret
 CONTEXT_TOKEN_COUNT = "duplane.context.token_count"  # the name of an attribute, not a secret
+INPUT_TOKEN_COUNT = "gen_ai.usage.input_tokens"  # the name of an attribute, not a secret
+OUTPUT_TOKEN_COUNT = "gen_ai.usage.output_tokens"  # the name of an attribute, not a secret
+SPEECH_TOKEN_COUNT = "duplane.speech.token_count"  # the name of an attribute, not a secret
 ERROR_TYPE = "error.type"
 
+DROPPED, FAILED, UNANSWERED = "dropped", "failed", "unanswered"  # outcomes without a delta
+
 _propagator = TraceContextTextMapPropagator()
+_ERROR = Status(StatusCode.ERROR)
+_UNSET = Status(StatusCode.UNSET)
+_SAMPLED, _NOT_SAMPLED = TraceFlags(TraceFlags.SAMPLED), TraceFlags(TraceFlags.DEFAULT)
+_SCOPE = InstrumentationScope("duplane")
+
+
+class SpanIds(NamedTuple):
+    """The ids of a span that is recorded later, or never."""
+
+    trace_id: int
+    span_id: int
+
+    @classmethod
+    def new(cls, trace_id: int = 0) -> SpanIds:
+        """Return the ids of a new span, in a new trace unless there is a `trace_id`."""
+        return cls(trace_id or random.getrandbits(128) or 1, random.getrandbits(64) or 1)
+
+    def traceparent(self, *, is_sampled: bool) -> str:
+        """Return the ids as the `traceparent` of a message."""
+        return f"00-{self.trace_id:032x}-{self.span_id:016x}-{'01' if is_sampled else '00'}"
+
+
+@dataclass(slots=True)
+class FinishedSpan:
+    """A span as it is recorded, after its end. Times are wall-clock nanoseconds.
+
+    `stages` are names and beginnings, in their order; `token_counts` are attributes of a stage.
+    """
+
+    name: str
+    ids: SpanIds
+    start_ns: int
+    end_ns: int
+    attributes: dict[str, AttributeValue]
+    parent: SpanContext | None = None
+    links: Sequence[Link] = ()
+    stages: Iterable[tuple[str, int]] = ()
+    token_counts: Mapping[str, Mapping[str, int]] = field(
+        default_factory=dict[str, Mapping[str, int]]
+    )
+    is_error: bool = False
 
 
 class Telemetry:
@@ -56,14 +146,24 @@ class Telemetry:
     Raises StartError when the settings ask for an exporter that is not installed.
     """
 
-    def __init__(self, role: str, provider: TracerProvider | None = None) -> None:
-        if provider is None and is_export_configured("TRACES"):
+    def __init__(
+        self, role: str, processor: SpanProcessor | None = None, sampler: Sampler | None = None
+    ) -> None:
+        """Export as the settings ask; or through `processor`, which tests set."""
+        self._role = role
+        self._queue: SpanQueue | None = None
+        if processor is None and is_export_configured("TRACES"):
             check_exporter("TRACES")
-            provider = TracerProvider(resource=resource(role))
-            provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-        self.is_exported = provider is not None
-        self._provider = provider
-        self._tracer = provider.get_tracer("duplane") if provider else trace.NoOpTracer()
+            processor = self._queue = SpanQueue(OTLPSpanExporter())
+        self.is_exported = processor is not None
+        self._processor = processor
+        self._resource = resource(role)
+        self._provider: TracerProvider | None = None
+        self._tracer: trace.Tracer = trace.NoOpTracer()
+        if processor is not None:
+            self._provider = TracerProvider(sampler, self._resource)
+            self._provider.add_span_processor(processor)
+            self._tracer = self._provider.get_tracer(_SCOPE.name)
 
     def start(
         self,
@@ -84,10 +184,58 @@ class Telemetry:
             attributes=dict(attributes) if attributes else None,
         )
 
+    def record(self, span: FinishedSpan) -> None:
+        """Export a span that has ended, whatever the sampling.
+
+        It is made at its end, because only then it is known whether it is exported. This costs a
+        third of a span that is started and ended.
+        """
+        if self._processor is None:
+            return
+        counts = span.token_counts
+        self._processor.on_end(
+            ReadableSpan(
+                span.name,
+                span_context(span.ids),
+                span.parent,
+                self._resource,
+                span.attributes,
+                [Event(name, counts.get(name), start_ns) for name, start_ns in span.stages],
+                span.links,
+                status=_ERROR if span.is_error else _UNSET,
+                start_time=span.start_ns,
+                end_time=span.end_ns,
+                instrumentation_scope=_SCOPE,
+            )
+        )
+
+    def observe(self, registry: CollectorRegistry) -> None:
+        """Add to the metrics what became of the spans."""
+        observe_spans(registry, self._role, self._queue)
+
     def shutdown(self) -> None:
         """Export the remaining spans, within the exporter's time limit."""
         if self._provider:
             self._provider.shutdown()
+
+
+def span_context(ids: SpanIds) -> SpanContext:
+    """Return the context of a span that is exported."""
+    return SpanContext(ids.trace_id, ids.span_id, is_remote=False, trace_flags=_SAMPLED)
+
+
+def link_to(context: TraceContext | None) -> tuple[Link, ...]:
+    """Return the link to the span of a message's context; none without a context."""
+    linked = extract(context)
+    return (Link(linked),) if linked.is_valid else ()
+
+
+def is_sampled(context: TraceContext | None) -> bool:
+    """Whether the sender of a context exports its span."""
+    return context is not None and context.traceparent[-1:] in _ODD
+
+
+_ODD = frozenset("13579bdf")  # last digits of the flags if the lowest bit, `sampled`, is set
 
 
 def inject(span: Span) -> TraceContext | None:
@@ -105,3 +253,16 @@ def extract(context: TraceContext | None) -> SpanContext:
         return trace.INVALID_SPAN_CONTEXT
     carrier = {"traceparent": context.traceparent, "tracestate": context.tracestate}
     return trace.get_current_span(_propagator.extract(carrier)).get_span_context()
+
+
+def from_headers(headers: Mapping[str, str]) -> TraceContext:
+    """Return the trace context in HTTP headers by lower-case name; empty if none is valid."""
+    context = TraceContext(
+        traceparent=headers.get("traceparent", ""), tracestate=headers.get("tracestate", "")
+    )
+    return context if extract(context).is_valid else TraceContext()
+
+
+def from_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> TraceContext:
+    """Return the trace context in the metadata of a gRPC call; empty if none is valid."""
+    return from_headers({key: value for key, value in metadata if isinstance(value, str)})

@@ -271,7 +271,7 @@ class TokenCounts(_message.Message):
     def __init__(self, input_audio_token_count: _Optional[int] = ..., input_video_token_count: _Optional[int] = ..., input_text_token_count: _Optional[int] = ..., output_text_token_count: _Optional[int] = ..., output_audio_token_count: _Optional[int] = ...) -> None: ...
 
 class StageTimes(_message.Message):
-    __slots__ = ("inbox", "audio", "vision", "prefill", "decode", "talker", "vocoder", "settle", "total")
+    __slots__ = ("inbox", "audio", "vision", "prefill", "decode", "talker", "vocoder", "settle", "total", "device", "prepare")
     INBOX_FIELD_NUMBER: _ClassVar[int]
     AUDIO_FIELD_NUMBER: _ClassVar[int]
     VISION_FIELD_NUMBER: _ClassVar[int]
@@ -281,6 +281,8 @@ class StageTimes(_message.Message):
     VOCODER_FIELD_NUMBER: _ClassVar[int]
     SETTLE_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
     inbox: _duration_pb2.Duration
     audio: _duration_pb2.Duration
     vision: _duration_pb2.Duration
@@ -290,7 +292,9 @@ class StageTimes(_message.Message):
     vocoder: _duration_pb2.Duration
     settle: _duration_pb2.Duration
     total: _duration_pb2.Duration
-    def __init__(self, inbox: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., audio: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., vision: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., decode: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., talker: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., vocoder: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., settle: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    device: _duration_pb2.Duration
+    prepare: _duration_pb2.Duration
+    def __init__(self, inbox: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., audio: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., vision: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., decode: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., talker: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., vocoder: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., settle: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., device: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prepare: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("sequence", "reason", "message", "field")

@@ -21,6 +21,7 @@ from duplane.fabric.monitoring.spans import (
     SESSION_ID,
     SESSION_KIND,
     Telemetry,
+    from_metadata,
 )
 from duplane.fabric.v1 import lease_pb2, lease_pb2_grpc
 from duplane.scheduler.granting import GrantLoop
@@ -66,6 +67,9 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
     async def AcquireLease(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: yields
         self, request: lease_pb2.AcquireLeaseRequest, context: _AcquireContext
     ) -> None:
+        metadata = context.invocation_metadata() or ()
+        if not request.trace.traceparent:
+            request.trace.CopyFrom(from_metadata(metadata))
         with logged_ids(request.session_id, request.trace):
             try:
                 check_acquire(request)
@@ -100,7 +104,7 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
         """Record the wait for a slot as a span of the caller's trace."""
         span = self._telemetry.start(
             SCHEDULER_QUEUE,
-            parent=request.trace if request.HasField("trace") else None,
+            parent=request.trace,
             attributes={SESSION_ID: request.session_id, SESSION_KIND: kind_name(request.kind)},
         )
         try:

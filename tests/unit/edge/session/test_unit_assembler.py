@@ -7,9 +7,14 @@ from hypothesis import strategies as st
 from support.transcripts import pcm
 
 from duplane.edge.dialects.actions import NO_TAG, NOTHING_DROPPED, Append, Dropped, Tag
+from duplane.edge.session.receipt import Receipt
 from duplane.edge.session.request_queue import RequestQueue
 from duplane.edge.session.unit_assembler import UNIT_BYTES, UnitAssembler
 from duplane.fabric.durations import to_wall_ns
+
+
+def at(received_ns: int) -> Receipt:
+    return Receipt(received_ns, received_ns, received_ns)
 
 
 def gather(*appends: Append) -> list[bytes]:
@@ -71,8 +76,8 @@ def test_a_unit_carries_the_tag_and_the_time_of_its_last_chunk() -> None:
     (unit,) = assembler.add(Append(pcm(8_000), tag=Tag("second")))
     assert unit.tag == Tag("second")
     queue = open_queue(limit=2, frame_count=4)
-    queue.add(Append(pcm(8_000)), 1)
-    queue.add(Append(pcm(8_000)), 2_000_000_003)
+    queue.add(Append(pcm(8_000)), at(1))
+    queue.add(Append(pcm(8_000)), at(2_000_000_003))
     request = queue.take()
     assert request
     assert to_wall_ns(request.unit.receive_time) == 2_000_000_003
@@ -81,7 +86,7 @@ def test_a_unit_carries_the_tag_and_the_time_of_its_last_chunk() -> None:
 def test_the_newest_units_win_and_the_dropped_ones_are_counted_once() -> None:
     queue = open_queue(limit=2, frame_count=4)
     for number in range(5):
-        queue.add(Append(pcm(16_000), tag=Tag(str(number))), 0)
+        queue.add(Append(pcm(16_000), tag=Tag(str(number))), at(0))
     taken = [queue.take() for _ in range(3)]
     sequences = [request.unit.sequence for request in taken if request]
     tags = [queue.finish(sequence)[0].input_id for sequence in sequences]
@@ -93,7 +98,7 @@ def test_the_newest_units_win_and_the_dropped_ones_are_counted_once() -> None:
 def test_an_answer_forgets_the_tags_of_all_units_before_it() -> None:
     queue = open_queue(limit=9, frame_count=4)
     for number in range(4):
-        queue.add(Append(pcm(16_000), tag=Tag(str(number))), 0)
+        queue.add(Append(pcm(16_000), tag=Tag(str(number))), at(0))
         queue.take()
     assert queue.finish(2) == (Tag("2"), 2)
     assert queue.finish(1) == (NO_TAG, -1)
@@ -104,7 +109,7 @@ def test_tags_of_a_worker_that_never_answers_are_bounded() -> None:
     queue, unanswered = open_queue(limit=1, frame_count=4), 2000
     audio = pcm(16_000)
     for number in range(unanswered):
-        queue.add(Append(audio, tag=Tag(str(number))), 0)
+        queue.add(Append(audio, tag=Tag(str(number))), at(0))
         queue.take()
     assert queue.finish(0) == (NO_TAG, -1)
     assert queue.finish(unanswered - 1) == (Tag(str(unanswered - 1)), unanswered - 1)
@@ -148,7 +153,7 @@ def test_of_the_pictures_that_wait_the_newest_win() -> None:
 def test_pictures_above_the_bound_of_a_unit_are_counted() -> None:
     queue = open_queue(limit=9, frame_count=2)
     for number in range(5):
-        queue.add(Append(pcm(3_200), frames=(picture(number),)), 0)
+        queue.add(Append(pcm(3_200), frames=(picture(number),)), at(0))
     request = queue.take()
     assert request
     assert list(request.unit.video_frames) == [picture(3), picture(4)]
@@ -158,10 +163,10 @@ def test_pictures_above_the_bound_of_a_unit_are_counted() -> None:
 def test_the_unit_after_dropped_ones_must_listen_if_one_of_them_had_to() -> None:
     queue = open_queue(limit=2, frame_count=4)
     for must_listen in (False, True, False, False, False):
-        queue.add(Append(pcm(16_000), force_listen=must_listen), 0)
+        queue.add(Append(pcm(16_000), force_listen=must_listen), at(0))
     taken = [queue.take(), queue.take()]
     assert [request.unit.force_listen for request in taken if request] == [True, False]
     for _ in range(3):
-        queue.add(Append(pcm(16_000)), 0)
+        queue.add(Append(pcm(16_000)), at(0))
     taken = [queue.take(), queue.take()]
     assert [request.unit.force_listen for request in taken if request] == [False, False]

@@ -29,9 +29,20 @@ def test_an_event_is_held_until_the_connection_has_taken_it() -> None:
     outbox.put([b"x" * 100])
     with pytest.raises(OutboxFullError):
         outbox.put([b"x"])
-    assert outbox.pop() == b"x" * 100
+    assert outbox.pop() == (b"x" * 100, None)
     assert not outbox
     outbox.put([b"x" * 100])
+
+
+def test_the_last_of_some_events_says_that_they_are_written() -> None:
+    outbox, calls = Outbox(100), list[str]()
+    outbox.put([b"one", b"two"], lambda: calls.append("written"))
+    assert outbox.pop() == (b"one", None)
+    event, on_written = outbox.pop()
+    assert event == b"two"
+    assert on_written
+    on_written()
+    assert calls == ["written"]
 
 
 @given(
@@ -49,8 +60,8 @@ def test_nothing_is_lost_or_out_of_order(batches: list[tuple[list[int], int]]) -
         else:
             added += events
         while outbox and take_count:
-            taken.append(outbox.pop())
+            taken.append(outbox.pop()[0])
             take_count -= 1
     while outbox:
-        taken.append(outbox.pop())
+        taken.append(outbox.pop()[0])
     assert taken == added

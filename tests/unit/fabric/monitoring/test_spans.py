@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -13,9 +12,8 @@ from duplane.fabric.process import StartError
 
 
 def recording() -> tuple[Telemetry, InMemorySpanExporter]:
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    return Telemetry("test", provider), exporter
+    exporter = InMemorySpanExporter()
+    return Telemetry("test", SimpleSpanProcessor(exporter)), exporter
 
 
 def test_unit_is_a_trace_of_its_own_with_a_link_to_its_session() -> None:

@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from prometheus_client import CollectorRegistry, generate_latest
 
-from duplane.edge.clock import Moment
+from duplane.edge.clock import Moment, Timer
 from duplane.edge.metrics import EdgeMetrics, SessionMetrics
+from duplane.edge.session.receipt import Receipt
 from duplane.edge.spans import SessionSpans
+from duplane.fabric.monitoring.span_queue import SpanQueue
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.v1 import lease_pb2, session_pb2, trace_pb2
 from duplane.tools.bench.report import show
@@ -22,6 +24,7 @@ from duplane.worker.admission import Admission
 from duplane.worker.metrics import STAGES, WorkerMetrics
 from duplane.worker.model.types import Unit, UnitOutput
 from duplane.worker.session.unit_reporter import UnitReporter
+from duplane.worker.session.unit_spans import UnitSpans
 
 _UNITS = 500  # in one round; the queue of the span processor holds more
 _ROUNDS = 9
@@ -41,20 +44,27 @@ class _Traces:
     """A tracer. With `is_exported` its spans are batched and encoded, else it makes none."""
 
     def __init__(self, *, is_exported: bool) -> None:
-        self._provider = None
-        if is_exported:
-            self._provider = TracerProvider(shutdown_on_exit=False)
-            self._provider.add_span_processor(BatchSpanProcessor(_Encoder()))
-        self.tracer = Telemetry("bench", self._provider)
+        self._queue = SpanQueue(_Encoder()) if is_exported else None
+        self.tracer = Telemetry("bench", self._queue)
 
     def flush(self) -> None:
         """Encode the queued spans."""
-        if self._provider:
-            self._provider.force_flush()
+        if self._queue:
+            self._queue.force_flush()
 
     def close(self) -> None:
         """End the encoding thread."""
         self.tracer.shutdown()
+
+
+class _Clock:
+    """The time; nothing is scheduled."""
+
+    def now(self) -> Moment:
+        return Moment(time.monotonic(), time.time_ns())
+
+    def call_at(self, monotonic_s: float, callback: Callable[[], None]) -> Timer:
+        raise NotImplementedError
 
 
 def _best_us(
@@ -86,16 +96,18 @@ def _edge_metrics_us() -> float:
 
 def _edge_spans_us() -> float:
     traces = _Traces(is_exported=True)
-    spans = SessionSpans(traces.tracer, "sess_bench")
+    spans = SessionSpans(traces.tracer, "sess_bench", _Clock())
     unit = session_pb2.Unit(audio=_SECOND)
-    response = session_pb2.ConverseResponse(
-        delta=session_pb2.Delta(speech=session_pb2.Speech(text="Hello there", audio=_SECOND))
-    )
+    delta = session_pb2.Delta(speech=session_pb2.Speech(text="Hello there", audio=_SECOND))
 
     def measure(sequence: int) -> None:
-        unit.sequence = response.delta.sequence = sequence
-        spans.sent(unit)
-        spans.answered(response)
+        unit.sequence = delta.sequence = sequence
+        now_ns = time.time_ns()
+        spans.sending(unit, Receipt(now_ns, now_ns, now_ns))
+        spans.sent(sequence)
+        written = spans.answered(delta, time.time_ns())
+        assert written
+        written()
 
     best_us = _best_us(measure, traces.flush)
     traces.close()
@@ -141,7 +153,8 @@ def _worker_delta_us(*, is_exported: bool) -> float:
     """Return the time to make the delta of a unit, with its metrics and, if exported, its span."""
     traces = _Traces(is_exported=is_exported)
     claims = lease_pb2.LeaseClaims(session_id="sess_bench")
-    reporter = UnitReporter(claims, traces.tracer, _trace(), _worker_metrics())
+    unit_spans = UnitSpans(claims, traces.tracer, _trace(), None)
+    reporter = UnitReporter(unit_spans, _worker_metrics())
     output = _output()
 
     def measure(sequence: int) -> None:

@@ -18,7 +18,7 @@ from functools import partial
 from PIL.Image import Image
 
 from duplane.worker.engine.batching import form_batch
-from duplane.worker.engine.events import ChatStep, Event, FailedUnit
+from duplane.worker.engine.events import BatchRecord, ChatStep, Event, FailedUnit
 from duplane.worker.engine.inbox import Entry, Inbox
 from duplane.worker.engine.interfaces import Device, DeviceLostError, Model, PreparedChat
 from duplane.worker.engine.model_runner import ModelRunner
@@ -70,6 +70,7 @@ class DeviceThread:
         self._busy_since_s: float | None = None
         self._runner: ModelRunner | None = None
         self._pools = ThreadPools()
+        self.on_batch: Callable[[BatchRecord], None] = lambda _: None  # after its settle
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
 
     async def start(self) -> None:
@@ -195,11 +196,14 @@ class DeviceThread:
             channel.credit += 1
             self._lock.notify()
 
-    def put(self, channel: SlotChannel, entry: Entry) -> None:
-        """Queue a unit, or the answer to a refused unit."""
+    def put(self, channel: SlotChannel, entry: Entry) -> Entry | None:
+        """Queue a unit, or the answer to a refused unit. Returns the one that it drops, if any."""
+        if isinstance(entry, Unit):
+            entry.queued_s = time.monotonic()
         with self._lock:
-            channel.inbox.put(entry)
+            dropped = channel.inbox.put(entry)
             self._lock.notify()
+        return dropped
 
     def mute(self, channel: SlotChannel) -> None:
         """Deliver no more events and drop the queued units."""
@@ -232,7 +236,9 @@ class DeviceThread:
 
     def _run(self) -> None:
         try:
-            runner = ModelRunner(self._device, self._memory_tolerance_bytes, self._post)
+            runner = ModelRunner(
+                self._device, self._memory_tolerance_bytes, self._post, self._post_batch
+            )
         except Exception as error:  # noqa: BLE001 - the root of a thread; `start` raises it again
             self._call(self._resolve, self._loaded, error)
             self._call(self._resolve, self._ended, None)
@@ -301,6 +307,9 @@ class DeviceThread:
             with self._lock:
                 channel.credit -= 1
         self._call(self._deliver, channel, event)
+
+    def _post_batch(self, batch: BatchRecord) -> None:
+        self._call(self.on_batch, batch)
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
         try:

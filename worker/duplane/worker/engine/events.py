@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from duplane.fabric.errors import Reason
+from duplane.fabric.monitoring.spans import SpanIds
 from duplane.fabric.v1.trace_pb2 import TraceContext
 from duplane.worker.model.chat.types import ChatOutput
 from duplane.worker.model.types import Opened, OptionError, Unit, UnitFailure, UnitOutput
@@ -20,6 +21,20 @@ class OpenRefused:
 @dataclass(frozen=True, slots=True)
 class Lost:
     """A call into the model failed, and the conversation cannot continue. The log has the cause."""
+
+
+@dataclass(slots=True, eq=False)
+class BatchRecord:
+    """One batch of units, for its span. Times are monotonic.
+
+    `ids` are those of the span, set when a unit of the batch is exported.
+    """
+
+    size: int
+    started_s: float
+    settle_s: float = 0.0  # when settle began
+    ended_s: float = 0.0
+    ids: SpanIds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +53,7 @@ class FailedUnit:
     receive_time_ns: int = 0
     trace: TraceContext | None = None
     is_fatal: bool = False
+    unit: Unit | None = None  # if it was run
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,4 +89,5 @@ def failed_unit(unit: Unit, failure: UnitFailure) -> FailedUnit:
         unit.receive_time_ns,
         unit.trace,
         failure.is_fatal,
+        unit,
     )

@@ -32,14 +32,16 @@ class Inbox:
         self._must_listen = False
         self.dropped_count = 0
 
-    def put(self, entry: Entry) -> None:
-        """Append an entry. If there are too many of its type, drop the oldest of them."""
+    def put(self, entry: Entry) -> Entry | None:
+        """Append an entry. Of too many of its type, drop and return the oldest."""
         self.entries.append(entry)
         entry_type = type(entry)
         alike = [waiting for waiting in self.entries if type(waiting) is entry_type]
         if len(alike) > self._capacity[entry_type]:
             self.entries.remove(alike[0])
             self._count_dropped(alike[0])
+            return alike[0]
+        return None
 
     def take(self) -> Entry | None:
         """Remove and return the oldest entry. A unit gets the number of dropped units so far."""

@@ -11,7 +11,14 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from duplane.worker.engine.events import ChatStep, Event, Lost, OpenRefused, failed_unit
+from duplane.worker.engine.events import (
+    BatchRecord,
+    ChatStep,
+    Event,
+    Lost,
+    OpenRefused,
+    failed_unit,
+)
 from duplane.worker.engine.interfaces import Device, DeviceLostError, PreparedChat
 from duplane.worker.engine.warm_up import warm_up
 from duplane.worker.model.types import ConversationOptions, OptionError, Unit, UnitFailure
@@ -22,7 +29,7 @@ _log = logging.getLogger(__name__)
 class ModelRunner:
     """The loaded model, and the checks of its results and of its memory.
 
-    `post(slot, event)` is called as soon as there is an event.
+    `post(slot, event)` is called as soon as there is an event, `on_batch` after each batch.
     """
 
     def __init__(
@@ -30,15 +37,19 @@ class ModelRunner:
         device: Device,
         memory_tolerance_bytes: int,
         post: Callable[[int, Event], None],
+        on_batch: Callable[[BatchRecord], None] = lambda _: None,
     ) -> None:
         """Load the model and warm it up. Raises the exceptions of loading."""
         self._device = device
         self._post = post
+        self._on_batch = on_batch
         self.model = device.load()
         warm_up(self.model)
         self.memory_used_bytes = device.memory_used_bytes(self.model)
         self._memory_bound_bytes = self.memory_used_bytes + memory_tolerance_bytes
         self._open_slots: set[int] = set()
+        # When the settle of each slot's last unit began and ended.
+        self._settle_s: dict[int, tuple[float, float]] = {}
 
     def open(self, slot: int, options: ConversationOptions) -> bool:
         """Open a conversation; return whether its units may run."""
@@ -68,17 +79,26 @@ class ModelRunner:
 
     def run_units(self, units: Sequence[Unit]) -> set[int]:
         """Run and settle a batch with one unit per slot. Return the slots that were lost."""
-        started_s = time.monotonic()
+        record = BatchRecord(len(units), time.monotonic())
+        try:
+            return self._run_units(units, record)
+        finally:
+            self._on_batch(record)
+
+    def _run_units(self, units: Sequence[Unit], record: BatchRecord) -> set[int]:
         waiting: dict[int, Unit] = {}
         for unit in units:
-            unit.started_s, unit.batch_size = started_s, len(units)
+            unit.started_s, unit.batch_size, unit.batch = record.started_s, len(units), record
+            unit.settle_s = self._settle_s.get(unit.slot, unit.settle_s)
             waiting[unit.slot] = unit
         slots = list(waiting)
         lost: set[int] = set()
         try:
             for result in self.model.step(units):
                 unit = waiting.pop(result.slot)
+                unit.finished_s = time.monotonic()
                 if not isinstance(result, UnitFailure):
+                    result.unit.finished_s = unit.finished_s  # a copy if the model prepared it
                     self._post(result.slot, result)
                     continue
                 self._post(result.slot, failed_unit(unit, result))
@@ -88,14 +108,22 @@ class ModelRunner:
                 self._check_device()
             if waiting:
                 raise RuntimeError(f"the model returned no result for slots {sorted(waiting)}")
-            for failure in self.model.settle([slot for slot in slots if slot not in lost]):
-                lost.add(failure.slot)
-                self._on_lost([failure.slot])
+            self._settle([slot for slot in slots if slot not in lost], lost, record)
         except DeviceLostError:
             raise
         except Exception:  # noqa: BLE001 - the border to the model: logged, and ends the batch
             self._on_batch_failed(slots, lost)
         return lost
+
+    def _settle(self, slots: Sequence[int], lost: set[int], record: BatchRecord) -> None:
+        """Settle the last units of some slots; add those that are lost to `lost`."""
+        record.settle_s = record.ended_s = time.monotonic()
+        for failure in self.model.settle(slots):
+            lost.add(failure.slot)
+            self._on_lost([failure.slot])
+        record.ended_s = time.monotonic()
+        for slot in slots:
+            self._settle_s[slot] = (record.settle_s, record.ended_s)
 
     def run_chats(self, slots: Sequence[int]) -> set[int]:
         """Run one step of several chats together; return the slots whose chats have ended."""
@@ -137,6 +165,7 @@ class ModelRunner:
     def close(self, slot: int) -> bool:
         """Clean the slot; return whether it may be leased again. Can be repeated."""
         self._open_slots.discard(slot)
+        self._settle_s.pop(slot, None)
         try:
             self.model.close(slot)
             is_clean = self.model.is_clean(slot)

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
@@ -40,6 +40,7 @@ UNIT_TOKENS = 12
 SPEECH = (0.25 * np.sin(np.arange(OUTPUT_SAMPLE_RATE) * 0.1)).astype(np.float32)
 """The speech of one unit: a tone of one second."""
 SLOW_UNIT_S = 5.0
+_STAGES = ("audio", "prefill", "decode")  # of every unit
 _NO_AUDIO = np.zeros(0, np.float32)
 _WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight")
 
@@ -81,7 +82,6 @@ def answer_loud(
         token_ids=(1,) if is_listen else (2, 3),
         text_token_count=0 if is_listen else 2,
         audio_token_count=0 if is_listen else 5,
-        stage_s={"audio": 0.001, "prefill": 0.002, "decode": 0.003},
     )
 
 
@@ -124,13 +124,17 @@ class ScriptedModel:
         seed: int = 0,
         unit_s: float = 0.0,
     ) -> None:
-        """Make a model whose answers depend on `seed`; a batch of units takes `unit_s` seconds."""
+        """Make a model whose answers depend on `seed`; a batch of units takes `unit_s` seconds.
+
+        `stage_s` are the seconds of each stage, `settle` among them; a test may change them.
+        """
         self.slot_count = slot_count
         self.context_capacity = context_capacity
         self.is_lost = False
         self.answer: Answer = self._answer
         self._seed = seed
-        self._unit_s = unit_s
+        self.stage_s = dict.fromkeys(_STAGES, 0.0) | {"decode": unit_s}
+        self._settle_s: dict[int, float] = {}  # of the last unit of each slot
         self._lengths: dict[int, int] = {}
         self._chats: dict[int, Iterator[ChatOutput | UnitFailure]] = {}
 
@@ -167,10 +171,27 @@ class ScriptedModel:
 
     def step(self, units: Sequence[Unit]) -> Iterator[UnitOutput | UnitFailure]:
         """Answer a batch of units, at most one for each slot."""
-        if self._unit_s:
-            time.sleep(self._unit_s)
+        laps_s = self._laps()
         for unit in units:
-            yield self._run(unit)
+            result = self._run(unit)
+            if isinstance(result, UnitOutput):
+                settle_s = self._settle_s.get(unit.slot, 0.0)
+                stage_s = {**laps_s, "settle": settle_s, **result.stage_s}
+                result = replace(result, stage_s=stage_s)
+            yield result
+
+    def _laps(self) -> dict[str, float]:
+        """Take the time of each stage; return how long each took."""
+        laps_s: dict[str, float] = {}
+        begin_s = time.monotonic()
+        for stage, seconds in self.stage_s.items():
+            if stage == "settle" or (stage not in _STAGES and not seconds):
+                continue
+            if seconds:
+                time.sleep(seconds)
+            end_s = time.monotonic()
+            laps_s[stage], begin_s = end_s - begin_s, end_s
+        return laps_s
 
     def _run(self, unit: Unit) -> UnitOutput | UnitFailure:
         mark = _MARKS.get(float(unit.audio[0])) if unit.audio.size else None
@@ -200,8 +221,11 @@ class ScriptedModel:
         return UnitFailure(unit.slot, "INTERNAL", "the unit is marked to fail", True)
 
     def settle(self, slots: Sequence[int]) -> Sequence[UnitFailure]:
-        """Do nothing: the context has no window."""
-        del slots
+        """Take the time of the stage: the context has no window."""
+        begin_s = time.monotonic()
+        if seconds := self.stage_s.get("settle"):
+            time.sleep(seconds)
+        self._settle_s.update(dict.fromkeys(slots, time.monotonic() - begin_s))
         return ()
 
     def open_chat(self, slot: int, prepared: ScriptedChat) -> None:
@@ -222,6 +246,7 @@ class ScriptedModel:
         """Forget the conversation or chat of a slot."""
         self._chats.pop(slot, None)
         self._lengths.pop(slot, None)
+        self._settle_s.pop(slot, None)
 
     def is_clean(self, slot: int) -> bool:
         """Whether the slot has no conversation and no chat."""

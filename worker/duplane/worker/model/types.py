@@ -208,9 +208,11 @@ class Unit:
 
     The model uses only the fields up to `max_slices` and returns the others in the result, for its
     caller: the client's `sequence`, the time at which the unit was received (by the monotonic and
-    by the wall clock), and its trace. The fields from `dropped_count` on are set when a batch takes
-    the unit: how many units of the conversation were dropped until then, when the batch began, and
-    how many units it has.
+    by the wall clock), its trace, the time at which the edge received it (by the wall clock, 0 if
+    unknown), and the time at which the inbox took it. The fields from `dropped_count` on are set
+    when a batch takes the unit: how many units of the conversation were dropped until then, when
+    the batch began, how many units it has, when the settle of the conversation's previous unit
+    began and ended, when the model was done, and the record of the batch.
     """
 
     slot: int
@@ -222,9 +224,14 @@ class Unit:
     received_s: float = 0.0
     receive_time_ns: int = 0
     trace: Any = None
+    edge_time_ns: int = 0
+    queued_s: float = 0.0
     dropped_count: int = 0
     started_s: float = 0.0
     batch_size: int = 1
+    settle_s: tuple[float, float] = (0.0, 0.0)
+    finished_s: float = 0.0
+    batch: Any = None
 
 
 _NO_AUDIO = np.zeros(0, np.float32)

@@ -104,6 +104,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         self._token_limit = token_limit(request, self._token_limit)
         self._sent_paths = sent_paths(request)
         _log.debug("opens with the settings %s", sorted(self._sent_paths))
+        self._reporter.opening()
         await self._engine.prepare_options(self.channel, options)
         self._engine.open(self.channel, options)
 
@@ -121,7 +122,8 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
             # No message is read during this wait, so units keep their order and are decoded one at
             # a time.
             entry = await self._engine.prepare_unit(self.channel, entry)
-        self._engine.put(self.channel, entry)
+        if dropped := self._engine.put(self.channel, entry):
+            self._reporter.dropped(dropped)
 
     # From the device thread.
 
@@ -153,6 +155,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
             self.end(FabricError(Reason.INVALID_FIELD, message, field="system_prompt"))
             return
         self._is_open = True
+        self._reporter.opened()
         # A context window keeps the context below the worker's limit. Then only a lower limit of
         # the client ends the session.
         is_own_limit = self._token_limit < self._engine.model.context_capacity

@@ -18,7 +18,7 @@ from duplane.fabric.errors import FabricError, Reason, abort
 from duplane.fabric.monitoring import spans
 from duplane.fabric.monitoring.logs import logged_ids
 from duplane.fabric.monitoring.spans import Telemetry
-from duplane.fabric.v1 import lease_pb2, registry_pb2, session_pb2, session_pb2_grpc
+from duplane.fabric.v1 import lease_pb2, registry_pb2, session_pb2, session_pb2_grpc, trace_pb2
 from duplane.worker.admission import Admission, slot_reports
 from duplane.worker.engine.device_thread import DeviceThread
 from duplane.worker.engine.slot_channel import SlotChannel
@@ -29,6 +29,7 @@ from duplane.worker.session.chat_call import ChatCall
 from duplane.worker.session.chat_reporter import ChatReporter
 from duplane.worker.session.duplex_call import DuplexCall
 from duplane.worker.session.unit_reporter import UnitReporter
+from duplane.worker.session.unit_spans import BatchReporter, UnitSpans
 from duplane.worker.settings import WorkerSettings
 from duplane.worker.video.decoding import Videos
 
@@ -63,7 +64,10 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self._tasks = tasks
         self._rechecks: set[asyncio.Task[None]] = set()
         self._calls: dict[int, DuplexCall | ChatCall] = {}
+        self._spans: dict[int, Span] = {}  # of the calls, by slot too
         self._metrics = metrics
+        self._batches = BatchReporter(tracer)
+        engine.on_batch = self._batches.ended
 
     async def Converse(  # noqa: N802  # pyright: ignore[reportIncompatibleMethodOverride] - named and shaped by gRPC
         self,
@@ -117,11 +121,13 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         state = CallStateMachine(self._limits, time.monotonic())
         claim = await _read_claim(context, state)
         claims = self._claim(claim.lease)
+        client_trace = _client_trace(claim.trace, context)
         span = self._tracer.start(
-            spans.WORKER_SESSION, parent=claim.trace, attributes=_attributes(claims)
+            spans.WORKER_SESSION, parent=client_trace, attributes=_attributes(claims)
         )
-        trace = claim.trace if claim.trace.traceparent else spans.inject(span)
-        reporter = UnitReporter(claims, self._tracer, trace, self._metrics)
+        trace = client_trace if client_trace.traceparent else spans.inject(span)
+        unit_spans = UnitSpans(claims, self._tracer, trace, spans.inject(span))
+        reporter = UnitReporter(unit_spans, self._metrics)
 
         def on_pause(is_paused: bool) -> None:
             self._admission.set_paused(claims.slot, claims.lease_id, is_paused)
@@ -134,14 +140,13 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self, request: session_pb2.ChatRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
         claims = self._claim(request.lease, is_chat=True)
-        span = self._tracer.start(
-            spans.WORKER_CHAT, parent=request.trace, attributes=_attributes(claims)
-        )
+        trace = _client_trace(request.trace, context)
+        span = self._tracer.start(spans.WORKER_CHAT, parent=trace, attributes=_attributes(claims))
         reporter = ChatReporter(self._tracer, span, self._metrics)
         call = ChatCall(
             context, claims.slot, request, self._engine, reporter, self._limits, self._videos
         )
-        with logged_ids(claims.session_id, request.trace):
+        with logged_ids(claims.session_id, trace):
             await self._run(call, claims, span)
 
     def _claim(self, lease: lease_pb2.Lease, *, is_chat: bool = False) -> lease_pb2.LeaseClaims:
@@ -154,7 +159,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     async def _run(
         self, call: DuplexCall | ChatCall, claims: lease_pb2.LeaseClaims, span: Span
     ) -> None:
-        self._calls[claims.slot] = call
+        self._calls[claims.slot], self._spans[claims.slot] = call, span
         _log.info("slot %d: session %s begins", claims.slot, _session_name(claims))
 
         def on_end(end: CallEnd) -> None:
@@ -197,10 +202,14 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         if self._calls.get(slot) is call:
             del self._calls[slot]
             self._admission.begin_cleanup(slot)
-            self._tasks.create_task(self._clean(call.channel), name=f"clean slot {slot}")
+            self._tasks.create_task(
+                self._clean(call.channel, self._spans.pop(slot)), name=f"clean slot {slot}"
+            )
 
-    async def _clean(self, channel: SlotChannel) -> None:
+    async def _clean(self, channel: SlotChannel, span: Span) -> None:
+        cleanup = self._tracer.start(spans.WORKER_CLEANUP, parent=spans.inject(span))
         is_clean = await self._engine.close(channel)
+        cleanup.end()
         self._admission.finish_cleanup(channel.slot, is_clean=is_clean)
         if is_clean:
             _log.info("slot %d: free", channel.slot)
@@ -244,6 +253,14 @@ def _attributes(claims: lease_pb2.LeaseClaims) -> dict[str, AttributeValue]:
         spans.LEASE_ID: claims.lease_id,
         spans.SLOT: claims.slot,
     }
+
+
+def _client_trace(
+    trace: trace_pb2.TraceContext, context: grpc.aio.ServicerContext[Any, Any]
+) -> trace_pb2.TraceContext:
+    """Return the client's trace: that of its message, or else of its metadata; may be empty."""
+    metadata = context.invocation_metadata() or ()
+    return trace if trace.traceparent else spans.from_metadata(metadata)
 
 
 def _session_name(claims: lease_pb2.LeaseClaims) -> str:

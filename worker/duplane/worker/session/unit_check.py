@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from duplane.fabric.audio import INPUT_RATE_HERTZ, AudioError, Samples, samples_from_pcm
+from duplane.fabric.durations import to_wall_ns
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import session_pb2
 from duplane.worker.engine.events import FailedUnit
@@ -64,6 +65,8 @@ def check_unit(
         received_s,
         receive_time_ns,
         trace,
+        to_wall_ns(request.receive_time),
+        received_s,
     )
 
 

@@ -1,0 +1,107 @@
+"""The bounded queue of spans that wait for their export, and the counts of what became of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+
+from duplane.fabric.monitoring.metrics import Observed
+from duplane.fabric.process import StartError
+
+_DEFAULT_CAPACITY = 16_384  # about ten seconds of a thousand units per second
+_MAX_QUEUE_SIZE = "OTEL_BSP_MAX_QUEUE_SIZE"
+OUTCOMES = ("exported", "failed", "dropped")
+
+
+class SpanQueue(BatchSpanProcessor):
+    """Exports spans in batches, in a thread of its own; callers never wait for it.
+
+    While the queue is full, because the collector is slow or gone, new spans are dropped.
+    """
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        """Read the standard settings `OTEL_BSP_*`. Raises StartError."""
+        self._exporter = _CountingExporter(exporter)
+        self._capacity = _capacity(os.environ)
+        self._accepted_count = 0
+        self.dropped_count = 0
+        try:
+            super().__init__(self._exporter, max_queue_size=self._capacity)
+        except ValueError as error:
+            raise StartError(f"OTEL_BSP_*: {error}") from None
+
+    @property
+    def exported_count(self) -> int:
+        """How many spans the collector has taken."""
+        return self._exporter.exported_count
+
+    @property
+    def failed_count(self) -> int:
+        """How many spans the collector has not taken, after all attempts."""
+        return self._exporter.failed_count
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Queue a span, or count it as dropped."""
+        if self._accepted_count - self._exporter.taken_count >= self._capacity:
+            self.dropped_count += 1
+            return
+        if span.context and span.context.trace_flags.sampled:
+            self._accepted_count += 1
+            super().on_end(span)
+
+
+class _CountingExporter(SpanExporter):
+    """Counts what another exporter does. Used by the thread of the queue only."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+        self.taken_count = 0
+        self.exported_count = 0
+        self.failed_count = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.taken_count += len(spans)
+        result = SpanExportResult.FAILURE
+        try:
+            result = self._exporter.export(spans)
+        finally:
+            if result is SpanExportResult.SUCCESS:
+                self.exported_count += len(spans)
+            else:
+                self.failed_count += len(spans)
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+
+def _capacity(environ: Mapping[str, str]) -> int:
+    text = environ.get(_MAX_QUEUE_SIZE) or str(_DEFAULT_CAPACITY)
+    if not text.isdecimal() or not int(text):
+        raise StartError(f"{_MAX_QUEUE_SIZE} is {text!r}, must be a number above 0")
+    return int(text)
+
+
+def observe_spans(registry: CollectorRegistry, role: str, queue: SpanQueue | None) -> None:
+    """Add the counts of a queue to the metrics of a process; zeros without a queue."""
+
+    def observe() -> Iterable[Metric]:
+        family = CounterMetricFamily(
+            "duplane_spans",
+            "Spans that the collector has taken, has not taken, or that were dropped because too"
+            " many waited for it.",
+            labels=("role", "outcome"),
+        )
+        counts = (
+            (queue.exported_count, queue.failed_count, queue.dropped_count) if queue else (0, 0, 0)
+        )
+        for outcome, count in zip(OUTCOMES, counts, strict=True):
+            family.add_metric((role, outcome), count)
+        yield family
+
+    Observed(registry, observe)

@@ -1,0 +1,111 @@
+"""Edge, scheduler and worker in this process, whose spans go to a real OTLP receiver."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.sdk.trace.sampling import Sampler
+from support.otlp import SpanReceiver
+from support.scheduler_harness import SchedulerHarness
+from support.scripted_model import ScriptedModel
+from websockets.asyncio.client import connect
+
+from duplane.edge.server import Edge
+from duplane.edge.settings import EdgeSettings, Limits
+from duplane.fabric.client import FabricClient
+from duplane.fabric.monitoring import spans
+from duplane.fabric.monitoring.span_queue import SpanQueue
+from duplane.fabric.monitoring.spans import Telemetry
+from duplane.fabric.process import Shutdown
+from duplane.worker.service import serve
+from duplane.worker.settings import WorkerSettings
+
+WITHIN_S = 10.0
+
+
+class TracedFabric:
+    """A running fabric with one worker of a scripted model."""
+
+    def __init__(self, scheduler: str, model: ScriptedModel, receiver: SpanReceiver) -> None:
+        self.scheduler = scheduler
+        self.model = model
+        self.receiver = receiver
+        self.queues: dict[str, SpanQueue] = {}
+        self.edge: Edge | None = None
+
+    def telemetry(self, role: str, sampler: Sampler | None) -> Telemetry:
+        endpoint = f"http://{self.receiver.address}"
+        queue = self.queues[role] = SpanQueue(OTLPSpanExporter(endpoint=endpoint, insecure=True))
+        return Telemetry(role, queue, sampler)
+
+    def connect(self, query: str = "mode=audio", **options: Any) -> connect:
+        assert self.edge
+        url = f"ws://{self.edge.address}/v1/realtime?{query}"
+        return connect(url, compression=None, max_size=None, proxy=None, **options)
+
+    async def flushed(self) -> Sequence[Span]:
+        """Return the spans of all that has ended."""
+        for queue in self.queues.values():
+            await asyncio.to_thread(queue.force_flush)
+        return list(self.receiver.spans)
+
+    async def ended(self, session_count: int) -> Sequence[Span]:
+        """Return the spans of so many sessions, when each has ended and its slot is free."""
+
+        def is_over(found: Sequence[Span]) -> bool:
+            return sum(span.name == spans.WORKER_CLEANUP for span in found) >= session_count
+
+        await self.receiver.until(is_over, WITHIN_S)
+        assert self.edge
+        await self.edge.idle()
+        return await self.flushed()
+
+
+@contextlib.asynccontextmanager
+async def traced_fabric(
+    slot_count: int = 2, sampler: Sampler | None = None, limits: Limits | None = None
+) -> AsyncGenerator[TracedFabric]:
+    """Run a fabric; at the end every slot is free."""
+    async with contextlib.AsyncExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        receiver = await stack.enter_async_context(SpanReceiver.serving())
+        fabric = TracedFabric("", ScriptedModel(slot_count), receiver)
+        telemetry = fabric.telemetry("scheduler", sampler)
+        stack.push_async_callback(asyncio.to_thread, telemetry.shutdown)
+        scheduler = await stack.enter_async_context(SchedulerHarness.running(telemetry))
+        settings = WorkerSettings(
+            checkpoint=Path("/nowhere"),
+            schedulers=(scheduler.address,),
+            slot_count=slot_count,
+        )
+        shutdown, telemetry = Shutdown(), fabric.telemetry("worker", sampler)
+        worker = asyncio.create_task(serve(settings, shutdown, fabric.model, telemetry))
+        stack.push_async_callback(_stop, worker, shutdown, fabric)
+        edge_settings = EdgeSettings(
+            listen="127.0.0.1:0", schedulers=(scheduler.address,), limits=limits or Limits()
+        )
+        telemetry = fabric.telemetry("edge", sampler)
+        stack.push_async_callback(asyncio.to_thread, telemetry.shutdown)
+        client = await stack.enter_async_context(FabricClient(edge_settings.schedulers))
+        fabric.scheduler = scheduler.address
+        fabric.edge = await stack.enter_async_context(
+            Edge.listening(edge_settings, client, telemetry)
+        )
+        yield fabric
+
+
+async def _stop(worker: asyncio.Task[None], shutdown: Shutdown, fabric: TracedFabric) -> None:
+    await fabric.flushed()  # the worker exports the rest while it stops, and the receiver waits
+    fabric.model.let_go()
+    shutdown.drain()
+    async with asyncio.timeout(WITHIN_S):
+        await worker
+    assert fabric.model.violations == []

@@ -1,0 +1,228 @@
+"""The worker's spans: the opening of a session, its units with their stages, and their batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from opentelemetry.trace import Link, Span
+from opentelemetry.util.types import AttributeValue
+
+from duplane.fabric.monitoring import spans
+from duplane.fabric.monitoring.metrics import UNIT_DEADLINE_S
+from duplane.fabric.monitoring.spans import FinishedSpan, SpanIds, Telemetry
+from duplane.fabric.v1 import lease_pb2, session_pb2, trace_pb2
+from duplane.worker.engine.events import BatchRecord, FailedUnit
+from duplane.worker.engine.inbox import Entry
+from duplane.worker.model.types import Unit, UnitOutput
+from duplane.worker.session.stages import stage_attributes
+
+_DEADLINE_NS = int(UNIT_DEADLINE_S * 1e9)
+
+
+def unit_stages(unit: Unit, stage_s: Mapping[str, float], now_s: float) -> list[tuple[str, float]]:
+    """Return the stages of a unit with their beginnings, monotonic, in their order.
+
+    Each lasts until the next one; the last lasts until `now_s`. `stage_s` are the stages of the
+    batch. Stages that took no time are left out.
+    """
+    settle_s, settled_s = unit.settle_s
+    ends_s = [
+        (spans.PREPARE, unit.queued_s),
+        (spans.INBOX, min(settle_s, unit.started_s)),
+        (spans.SETTLE, min(settled_s, unit.started_s)),
+        (spans.DEVICE, unit.started_s),
+    ]
+    end_s = unit.started_s
+    for stage in spans.MODEL_STAGES:
+        if seconds := stage_s.get(stage, 0.0):
+            end_s += seconds
+            ends_s.append((stage, min(end_s, unit.finished_s)))
+    ends_s += [(spans.RUN, unit.finished_s), (spans.DELIVER, now_s)]
+    stages: list[tuple[str, float]] = []
+    begin_s = unit.received_s
+    for stage, end_s in ends_s:
+        if end_s > begin_s:
+            stages.append((stage, begin_s))
+            begin_s = end_s
+    return stages
+
+
+class UnitSpans:
+    """The spans of one session: they link to `trace`, the session's span in the edge.
+
+    `parent` is the worker's own span of the session.
+    """
+
+    def __init__(
+        self,
+        claims: lease_pb2.LeaseClaims,
+        telemetry: Telemetry,
+        trace: trace_pb2.TraceContext | None,
+        parent: trace_pb2.TraceContext | None,
+    ) -> None:
+        self._telemetry = telemetry
+        self._parent = parent
+        self._links = spans.link_to(trace)
+        self._is_sampled = spans.is_sampled(trace)
+        self._opening: Span | None = None
+        self._attributes: dict[str, AttributeValue] = {
+            spans.SESSION_ID: claims.session_id,
+            spans.LEASE_ID: claims.lease_id,
+            spans.SLOT: claims.slot,
+        }
+
+    def opening(self) -> None:
+        """Begin the span of the opening."""
+        self._opening = self._telemetry.start(
+            spans.WORKER_OPEN, parent=self._parent, attributes=self._attributes
+        )
+
+    def opened(self) -> None:
+        """End the span of the opening."""
+        if self._opening is not None:
+            self._opening.end()
+            self._opening = None
+
+    def delta(
+        self, output: UnitOutput, delta: session_pb2.Delta, now_s: float
+    ) -> trace_pb2.TraceContext | None:
+        """Record the span of a unit that has its delta; return its context for the delta."""
+        unit = output.unit
+        if not self._telemetry.is_exported:
+            return unit.trace  # as it came, so that the edge does not take it for late
+        end_ns = _wall_ns(unit, now_s)
+        is_late = end_ns - (unit.edge_time_ns or unit.receive_time_ns) > _DEADLINE_NS
+        is_kept = is_late or (spans.is_sampled(unit.trace) if unit.trace else self._is_sampled)
+        parent = spans.extract(unit.trace)
+        ids = SpanIds.new(parent.trace_id)
+        context = trace_pb2.TraceContext(traceparent=ids.traceparent(is_sampled=is_kept))
+        if not is_kept:
+            return context
+        stages = unit_stages(unit, output.stage_s, now_s)
+        counts = delta.token_counts
+        input_count = counts.input_audio_token_count + counts.input_video_token_count
+        attributes = {
+            **self._attributes,
+            spans.UNIT_SEQUENCE: unit.sequence,
+            spans.UNIT_OUTCOME: delta.WhichOneof("outcome") or "",
+            spans.BATCH_SIZE: unit.batch_size,
+            spans.CONTEXT_TOKEN_COUNT: delta.context_token_count,
+            **stage_attributes(_durations(stages, now_s)),
+        }
+        if is_late:
+            attributes[spans.UNIT_IS_LATE] = True
+        if delta.dropped_unit_count:
+            attributes[spans.UNIT_DROPPED_COUNT] = delta.dropped_unit_count
+        self._telemetry.record(
+            FinishedSpan(
+                spans.WORKER_UNIT,
+                ids,
+                unit.receive_time_ns,
+                end_ns,
+                attributes,
+                parent=parent if parent.is_valid else None,
+                links=self._links_of(unit),
+                stages=[(stage, _wall_ns(unit, begin_s)) for stage, begin_s in stages],
+                token_counts={
+                    "prefill": {
+                        spans.INPUT_TOKEN_COUNT: input_count + counts.input_text_token_count
+                    },
+                    "decode": {spans.OUTPUT_TOKEN_COUNT: len(output.token_ids)},
+                    "talker": {spans.SPEECH_TOKEN_COUNT: counts.output_audio_token_count},
+                },
+            )
+        )
+        return context
+
+    def failed(self, failure: FailedUnit) -> None:
+        """Record the span of a unit that has no output."""
+        self._ended(failure, failure.unit, {spans.ERROR_TYPE: failure.reason}, spans.FAILED)
+
+    def dropped(self, entry: Entry) -> None:
+        """Record the span of a unit that was dropped in the inbox."""
+        self._ended(entry, entry if isinstance(entry, Unit) else None, {}, spans.DROPPED)
+
+    def _ended(
+        self, entry: Entry, unit: Unit | None, attributes: dict[str, AttributeValue], outcome: str
+    ) -> None:
+        """Record the span of a unit without a delta; `unit` is absent if it was refused."""
+        if not self._telemetry.is_exported:
+            return
+        now_s, end_ns = time.monotonic(), time.time_ns()
+        stages: list[tuple[str, int]] = []
+        if unit is not None:
+            if not unit.finished_s:  # it did not run
+                unit.started_s = unit.finished_s = now_s
+                unit.settle_s = (now_s, now_s)
+            begun = unit_stages(unit, {}, now_s)
+            stages = [(stage, _wall_ns(unit, begin_s)) for stage, begin_s in begun]
+        parent = spans.extract(entry.trace)
+        self._telemetry.record(
+            FinishedSpan(
+                spans.WORKER_UNIT,
+                SpanIds.new(parent.trace_id),
+                entry.receive_time_ns,
+                end_ns,
+                {
+                    **self._attributes,
+                    spans.UNIT_SEQUENCE: entry.sequence,
+                    spans.UNIT_OUTCOME: outcome,
+                    **attributes,
+                },
+                parent=parent if parent.is_valid else None,
+                links=self._links_of(unit),
+                stages=stages,
+                is_error=outcome == spans.FAILED,
+            )
+        )
+
+    def _links_of(self, unit: Unit | None) -> Sequence[Link]:
+        """Return the links of a unit: to its session, and to its batch, which is then exported."""
+        batch: BatchRecord | None = unit.batch if unit else None
+        if batch is None:
+            return self._links
+        batch.ids = batch.ids or SpanIds.new()
+        return (*self._links, Link(spans.span_context(batch.ids)))
+
+
+class BatchReporter:
+    """Records the spans of batches of which at least one unit was exported."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+
+    def ended(self, batch: BatchRecord) -> None:
+        """Record the span of a batch, after its settle."""
+        if batch.ids is None:
+            return
+        ahead_ns = time.time_ns() - time.monotonic_ns()  # of the wall clock
+        start_ns, settle_ns, end_ns = (
+            ahead_ns + int(moment_s * 1e9)
+            for moment_s in (batch.started_s, batch.settle_s, batch.ended_s)
+        )
+        stages = [(spans.RUN, start_ns)]
+        if batch.settle_s:
+            stages.append((spans.SETTLE, settle_ns))
+        self._telemetry.record(
+            FinishedSpan(
+                spans.WORKER_BATCH,
+                batch.ids,
+                start_ns,
+                end_ns if batch.ended_s else time.time_ns(),  # a batch that failed
+                {spans.BATCH_SIZE: batch.size},
+                stages=stages,
+            )
+        )
+
+
+def _durations(stages: Sequence[tuple[str, float]], end_s: float) -> dict[str, float]:
+    """Return the seconds of each stage, of which the last lasts until `end_s`."""
+    ends_s = [begin_s for _, begin_s in stages[1:]] + [end_s]
+    return {
+        stage: until_s - begin_s for (stage, begin_s), until_s in zip(stages, ends_s, strict=True)
+    }
+
+
+def _wall_ns(unit: Unit, monotonic_s: float) -> int:
+    return unit.receive_time_ns + int((monotonic_s - unit.received_s) * 1e9)
