@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,14 @@ from typing import Any
 import orjson
 import pytest
 from support.command import run_command
+from support.live_edge import live_edge
 from support.paths import ROOT
+from support.scripted_fabric import listened
+
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import session_pb2
+from duplane.tools.bench.load.run import bench_fabric
+from duplane.tools.bench.options import FabricBench
 
 SESSIONS, SECONDS, WARM_UP = 20, 10, 2
 # Memory of a process between the middle and the end of the soak: room for what the allocator keeps
@@ -34,6 +42,49 @@ def assert_answered_once(row: Mapping[str, Any]) -> None:
     assert not any(counts.values()), row
     if row["generator"]["is_punctual"]:
         assert not late, row
+
+
+def break_session(unit: session_pb2.Unit) -> list[Any]:
+    """Answer the units of a session: drop the second, fail the fourth, end with the fifth."""
+    match unit.sequence:
+        case 1:
+            return []
+        case 3:
+            failed = session_pb2.Failed(sequence=3, reason="INTERNAL", message="scripted")
+            return [session_pb2.ConverseResponse(failed=failed)]
+        case 4:
+            return [FabricError(Reason.ENGINE_FAILED, "scripted")]
+        case _:
+            (response,) = listened(unit)
+            response.delta.dropped_unit_count = int(unit.sequence == 2)
+            response.delta.stage_times.total.FromMilliseconds(1)
+            return [response]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dialect", ["A", "B", "C", "grpc"])
+async def test_units_that_are_lost_are_counted_once(dialect: str) -> None:
+    async with live_edge() as edge:
+        edge.fabric.on_unit = break_session
+        scheduler = f"grpc://{edge.fabric.scheduler}"
+        options = FabricBench(
+            url=scheduler if dialect == "grpc" else f"ws://{edge.edge.address}",
+            dialects=(dialect,),
+            processes=(f"server={os.getpid()}",),
+            sessions=(1,),
+            seconds=6.0,
+            warm_up_s=0.0,
+        )
+        (row,) = await bench_fabric(options)
+    counts = row.counts
+    assert counts.broken_sessions == counts.dropped == 1, row
+    assert counts.failed + counts.unanswered == 2  # the last unit; C tells that it failed
+    assert counts.sent + counts.unsent == 6
+    assert counts.sent == counts.answered + 3
+    assert not row.holds
+    assert any("scripted" in reason or "lost" in reason for reason in row.failures), row
+    assert list(row.processes) == ["server"]
+    assert row.slots_left is None
 
 
 def names(value: object) -> set[str]:

@@ -79,11 +79,12 @@ def test_answers_without_a_name_skip_what_was_dropped() -> None:
     assert [round(one.latency_ms) for one in book.ledger.timed] == [500]
 
 
-def test_dropped_units_that_are_answered_too_are_not_skipped() -> None:
+def test_dropped_unit_that_is_answered_too_has_no_time() -> None:
     book = Book().send(0, 1)
-    for at_s in (0.1, 1.1):
-        book.ledger.answered(Answer(dropped_count=1, are_dropped_answered=True), at_s)
-    assert book.found() == {"sent": 2, "answered": 2, "dropped": 2}
+    book.ledger.answered(Answer(is_dropped=True), 1.1)
+    book.ledger.answered(Answer(worker_ms=5.0), 1.2)
+    assert book.found() == {"sent": 2, "answered": 1, "dropped": 1}
+    assert [round(one.latency_ms) for one in book.ledger.timed] == [200]
 
 
 def test_unit_that_failed_has_no_time() -> None:

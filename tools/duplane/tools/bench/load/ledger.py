@@ -17,7 +17,7 @@ class Answer:
     part: str = ""  # which of the unit's messages; each may come once
     worker_ms: float | None = None  # the worker's own time, if the server says it
     dropped_count: int = 0  # units dropped since the last answer
-    are_dropped_answered: bool = False  # whether units that were dropped have answers too
+    is_dropped: bool = False  # answers a unit that was dropped
     failure: str = ""  # why the unit was not used
 
 
@@ -92,21 +92,20 @@ class Ledger:
         if answer.unit is not None and answer.unit not in self._waiting:
             self._continue(answer, at_s)
             return
-        if not answer.are_dropped_answered:
-            self._drop(answer)
+        self._drop(answer)
         number = next(iter(self._waiting), None) if answer.unit is None else answer.unit
         if number is None:
             self._counts.doubled += 1
             return
         unit = self._waiting.pop(number)
-        if answer.are_dropped_answered and unit.is_measured:
-            self._counts.dropped += answer.dropped_count
         self._finish()
-        if answer.failure:
+        if answer.is_dropped:
+            self._counts.dropped += unit.is_measured
+        elif answer.failure:
             self._counts.failed += unit.is_measured
-            return
-        self._current = unit
-        self._add(answer, at_s, unit)
+        else:
+            self._current = unit
+            self._add(answer, at_s, unit)
 
     def end(self) -> None:
         """End the session: what has no answer gets none."""

@@ -127,16 +127,19 @@ class WebSocketSession:
             named = str(event.get("input_id", ""))
             unit = int(named) if named.isdecimal() else None
             return [Answer(unit=unit, failure=orjson.dumps(event.get("error")).decode())]
-        measured = event.get("metrics") or event  # dialect C has no object of metrics
+        replies = list(self._dialect.replies(event))
+        if self._name == "C":  # it answers units that were dropped too, and they took no time
+            worker_ms = event.get("wall_clock_ms")
+            return [Answer(worker_ms=worker_ms, is_dropped=not worker_ms) for _ in replies]
+        measured = event.get("metrics", {})
         return [
             Answer(
-                unit=reply.unit if self._name == "B" else None,  # the others do not name it
+                unit=reply.unit if self._name == "B" else None,  # A does not name it
                 part=str(event.get("kind", "")),
                 worker_ms=measured.get("wall_clock_ms"),
                 dropped_count=measured.get("dropped_units", 0),
-                are_dropped_answered=self._name == "C",
             )
-            for reply in self._dialect.replies(event)
+            for reply in replies
         ]
 
     async def close(self) -> None:
