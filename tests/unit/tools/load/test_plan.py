@@ -11,6 +11,7 @@ from duplane.tools.bench.load.plan import Plan, share
 PLAN = Plan(
     url="ws://h:1",
     dialect="B",
+    open_timeout_s=1.0,
     ca=None,
     sessions=range(4),
     session_count=4,

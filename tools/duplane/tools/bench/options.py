@@ -57,6 +57,8 @@ class FabricBench:
     """Seconds before them in which the sessions send too."""
     session_s: Annotated[float, Ge(1)] = 240.0
     """Seconds after which a session ends and another takes its place."""
+    open_timeout_s: PositiveFloat = 30.0
+    """Seconds for a session to open, with its wait for a slot; then it counts as broken."""
     generators: PositiveInt = 1
     """Processes that generate the load; they share the sessions."""
     url: str = ""

@@ -43,9 +43,14 @@ def fabric(options: FabricBench = FabricBench()) -> None:
     more.
     """
     from duplane.tools.bench.load.run import bench_fabric
+    from duplane.tools.up.fabric import role_errors
 
     configure_logging("bench", "WARNING")
-    asyncio.run(bench_fabric(options))
+    try:
+        with role_errors():
+            asyncio.run(bench_fabric(options))
+    except process.StartError as error:
+        raise UsageError(str(error)) from None
 
 
 @bench.command

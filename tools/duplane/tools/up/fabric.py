@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -98,8 +98,15 @@ class Fabric:
 
 def serve_up(settings: UpSettings) -> int:
     """Run until stopped; return the exit code. Raises RoleError and UsageError."""
-    try:
+    with role_errors():
         return process.run(lambda shutdown: _up(settings, shutdown))
+
+
+@contextlib.contextmanager
+def role_errors() -> Generator[None]:
+    """Raise one RoleError in place of a group of them, as `running` raises them."""
+    try:
+        yield
     except ExceptionGroup as group:
         failures, others = group.split(RoleError)
         if others or not failures:

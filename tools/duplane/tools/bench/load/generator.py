@@ -241,7 +241,7 @@ async def _opener(plan: Plan) -> AsyncGenerator[Callable[[], Opened]]:
         yield lambda: WebSocketSession.opened(plan)
         return
     async with FabricClient([plan.url]) as client:
-        yield lambda: GrpcSession.opened(client)
+        yield lambda: GrpcSession.opened(client, plan.open_timeout_s)
 
 
 async def _serve() -> None:

@@ -18,6 +18,7 @@ class Plan:
 
     url: str  # ws:// or wss:// of an edge; in dialect `grpc` the address of a scheduler
     dialect: str  # one of DIALECTS
+    open_timeout_s: float  # for a session to open, with its wait for a slot
     ca: str | None  # file of certificates that wss:// trusts
     sessions: Sequence[int]  # this process's, out of 0 to session_count - 1
     session_count: int

@@ -61,6 +61,7 @@ class _Run:
             Plan(
                 url=measured.url(self._dialect),
                 dialect=self._dialect,
+                open_timeout_s=self._options.open_timeout_s,
                 ca=str(self._options.ca) if self._options.ca else None,
                 sessions=list(indices),
                 session_count=self._sessions,
@@ -80,7 +81,7 @@ class _Run:
             self._shown_s = start_s
             seen = await generators.run(self._show_progress)
             watching.cancel()
-            watch.look()
+            watch.look()  # while the generators still run
         slots_left = await measured.slots_left()
         return self._judge(seen, watch, start_s, slots_left)
 
@@ -95,6 +96,7 @@ class _Run:
         generator = generator_cost(seen, costs.pop(_GENERATORS).cpu_cores, limits)
         added = Percentiles.of([one.added_ms for one in seen.timed])
         found = [*problems(seen.counts, added, generator, limits)]
+        found += [f"{one.name} ended" for one in watch.watched if one.has_ended]
         if slots_left:
             found.append(f"{slots_left} slots not free at the end")
         return Row(

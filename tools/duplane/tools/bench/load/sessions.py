@@ -28,7 +28,6 @@ from duplane.tools.command import CommandError
 from duplane.tools.talk.client import connected, full_url
 from duplane.tools.talk.dialects import DIALECTS, TalkDialect
 
-_OPEN_TIMEOUT_S = 30.0  # from the connection to the first unit, with the wait for a slot
 _CLOSE_TIMEOUT_S = 5.0
 _PROMPT = "You are a helpful assistant."
 
@@ -87,7 +86,7 @@ class WebSocketSession:
         ca = Path(plan.ca) if plan.ca else None
         async with contextlib.AsyncExitStack() as stack:
             try:
-                async with asyncio.timeout(_OPEN_TIMEOUT_S):
+                async with asyncio.timeout(plan.open_timeout_s):
                     connection = await stack.enter_async_context(
                         connected(full_url(plan.url, dialect.path("audio")), ca)
                     )
@@ -95,7 +94,9 @@ class WebSocketSession:
             except (CommandError, ConnectionClosed) as error:
                 raise SessionError(str(error)) from None
             except TimeoutError:
-                raise SessionError(f"the session did not open in {_OPEN_TIMEOUT_S:g} s") from None
+                raise SessionError(
+                    f"the session did not open in {plan.open_timeout_s:g} s"
+                ) from None
             yield cls(connection, dialect, plan.dialect)
 
     async def send(self, number: int) -> None:
@@ -172,7 +173,7 @@ class GrpcSession:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def opened(cls, client: FabricClient) -> AsyncGenerator[LoadSession]:
+    async def opened(cls, client: FabricClient, timeout_s: float) -> AsyncGenerator[LoadSession]:
         """Acquire a slot and open a conversation for the body of the `with`.
 
         Raises SessionError.
@@ -181,13 +182,13 @@ class GrpcSession:
         wish = lease_pb2.AcquireLeaseRequest(request_id=str(uuid.uuid4()), kind=kind)
         async with contextlib.AsyncExitStack() as stack:
             try:
-                async with asyncio.timeout(_OPEN_TIMEOUT_S):
+                async with asyncio.timeout(timeout_s):
                     stream = await stack.enter_async_context(client.session(wish))
                     await stream.open(session_pb2.Open(system_prompt=_PROMPT))
             except FabricError as error:
                 raise SessionError(str(error)) from None
             except TimeoutError:
-                raise SessionError(f"the session did not open in {_OPEN_TIMEOUT_S:g} s") from None
+                raise SessionError(f"the session did not open in {timeout_s:g} s") from None
             yield cls(stream)
 
     async def send(self, number: int) -> None:

@@ -25,14 +25,18 @@ class Watched:
     name: str
     processes: Sequence[psutil.Process]
     samples: list[Sample] = field(default_factory=list[Sample])
+    has_ended: bool = False  # whether one of them has
 
     def look(self) -> None:
-        """Add a sample; a process that has ended counts as 0."""
+        """Add a sample, unless a process has ended."""
         rss_bytes, cpu_s = 0, 0.0
-        for process in self.processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
+        try:
+            for process in self.processes:
                 cpu_s += _cpu_s(process)
                 rss_bytes += process.memory_info().rss
+        except psutil.NoSuchProcess:
+            self.has_ended = True
+            return
         self.samples.append(Sample(time.monotonic(), rss_bytes, cpu_s))
 
 

@@ -1,0 +1,51 @@
+"""Flags of `duplane bench fabric`: what cannot work is refused before anything starts."""
+
+from __future__ import annotations
+
+import pytest
+from support.command import run_command
+
+from duplane.tools.bench.options import FabricBench
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--dialect", "D"], "dialect is 'D', must be one of A, B, C, grpc"),
+        (["--url", "http://h:1"], "url is 'http://h:1', must begin with ws://"),
+        (["--url", "ws://h:1", "--dialect", "A,grpc"], "'grpc', which url 'ws://h:1' does not"),
+        (["--url", "grpc://h:1", "--dialect", "B"], "'B', which url 'grpc://h:1' does not"),
+        (["--url", "ws://h:1", "--edge-cpu", "0"], "edge_cpu and telemetry are for a fabric of"),
+        (["--process", "edge=1"], "process: needs url"),
+        (["--url", "ws://h:1", "--process", "edge=x"], "process: must be NAME=ID"),
+        (["--sessions", "0"], "must be numbers like 1,2,4"),
+        (["--seconds", "0.5"], "seconds is 0.5, must not be below 1"),
+        (["--edge-cpu", "4096"], "edge_cpu is 4096, must be one of"),
+        (["--url", "ws://h:1", "--process", "edge=999999999"], "process: there is no process"),
+    ],
+)
+def test_flags_that_cannot_work_are_named(flags: list[str], message: str) -> None:
+    code, output = run_command("bench", "fabric", *flags)
+    assert code == 2, output
+    assert message in output
+
+
+@pytest.mark.parametrize("url", ["ws://127.0.0.1:9", "grpc://127.0.0.1:9"])
+def test_server_that_does_not_answer_is_an_error(url: str) -> None:
+    code, output = run_command("bench", "fabric", "--url", url, "--open-timeout-s", "1")
+    assert code == 1, output
+    assert "no session could be opened" in output
+
+
+def test_protocol_follows_the_url() -> None:
+    assert FabricBench().protocols == ("B",)
+    assert FabricBench(url="wss://h:1").protocols == ("B",)
+    assert FabricBench(url="grpc://h:1").protocols == ("grpc",)
+    assert FabricBench(dialects=("A", "C")).protocols == ("A", "C")
+
+
+def test_every_flag_has_help() -> None:
+    shown = run_command("bench", "fabric", "--help")[1]
+    flags = [name.replace("_", "-") for name in FabricBench.__dataclass_fields__]
+    names = {"dialects": "dialect", "processes": "process"}
+    assert not [flag for flag in flags if f"--{names.get(flag, flag)}" not in shown]
