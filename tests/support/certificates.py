@@ -1,4 +1,4 @@
-"""Certificates made for a test."""
+"""Makes TLS certificates for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds a checkpoint that can synthesize speech from the public traces."""
+"""Builds a checkpoint that can speak, from files of the public traces."""
 
 import shutil
 from pathlib import Path

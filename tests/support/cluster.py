@@ -28,7 +28,7 @@ ETCD_PORT, PEER_PORT, METRICS_PORT = 2379, 2380, 2381
 SCHEDULER_PORT, EDGE_PORT, WORKER_PORT = 8010, 8006, 8020
 START_S = 60.0
 SETTLE_S = 30.0
-"""For a mended fabric to be as before: store leases last 10 s, pings of gRPC 15 s."""
+"""Time limit for a repaired fabric to settle: store leases last 10 s, gRPC pings need 15 s."""
 
 SCHEDULERS_NAME = "schedulers.test"
 TICKET_LIMIT = 10
@@ -42,7 +42,7 @@ EDGE_FLAGS = ("--scheduler-s", "10", "--drain-s", "3")
 
 @dataclass
 class Server:
-    """One process of the fabric on its host. It can be killed, frozen and started again."""
+    """One process of the fabric, on a host of its own. A test can kill, freeze and restart it."""
 
     name: str
     host: Host
@@ -83,7 +83,7 @@ class Server:
 
 
 class Cluster:
-    """The fabric, and a host for clients."""
+    """The processes of the fabric, and one more host for clients."""
 
     def __init__(self, folder: Path) -> None:
         names = folder / "names"
@@ -124,7 +124,7 @@ class Cluster:
         return (*self.etcd, *self.schedulers, *self.workers, *self.edges)
 
     def _add_etcd(self, index: int) -> Server:
-        # Members know each other's addresses before their hosts are made.
+        # The members need each other's addresses before their hosts exist.
         first = len(self.network.hosts) + 1 - index
         host, name = self.network.add_host(), f"etcd{index}"
         peers = ",".join(
@@ -156,7 +156,7 @@ class Cluster:
     @classmethod
     @contextlib.asynccontextmanager
     async def running(cls, folder: Path) -> AsyncGenerator[Cluster]:
-        """Start everything at once: each process finds the others when they are there."""
+        """Start all processes at once: each finds the others as soon as they listen."""
         cluster = cls(folder)
         try:
             for server in cluster.servers:
@@ -169,7 +169,7 @@ class Cluster:
     # Observation.
 
     async def get(self, edge: Server, path: str) -> tuple[int, dict[str, Any]]:
-        """Return the code and JSON of an HTTP answer of an edge; 0 without an answer."""
+        """Return the status code and JSON of an edge's answer; code 0 if there is no answer."""
         return await self._get(edge.host.ip, edge.port, path)
 
     async def _get(self, ip: str, port: int, path: str) -> tuple[int, Any]:
@@ -195,12 +195,12 @@ class Cluster:
         return await asyncio.to_thread(exchange)
 
     async def statuses(self) -> Sequence[dict[str, Any]]:
-        """Return the status of the fabric as each edge reports it; empty without an answer."""
+        """Return each edge's `/status`; an edge that does not answer gives an empty object."""
         answers = [await self.get(edge, "/status") for edge in self.edges]
         return [status if code == 200 else {} for code, status in answers]
 
     async def until_count(self, name: str, count: int, within_s: float = SETTLE_S) -> None:
-        """Wait until a count of the status is this at any edge."""
+        """Wait until any edge reports `count` for `name` in its status."""
 
         async def is_reached() -> bool:
             return any(status.get(name) == count for status in await self.statuses())
@@ -208,7 +208,7 @@ class Cluster:
         await until(is_reached, within_s)
 
     async def settled(self, within_s: float = SETTLE_S) -> None:
-        """Wait until each edge sees every slot free, no lease and no ticket."""
+        """Wait until every edge reports that all slots are free, without leases and tickets."""
         expected = {"free_slot_count": len(self.workers), "lease_count": 0, "ticket_count": 0}
         seen: list[dict[str, Any]] = []
 
@@ -222,7 +222,7 @@ class Cluster:
             raise AssertionError(f"not settled within {within_s} s: {seen}") from None
 
     async def leader(self) -> Server:
-        """Wait until a running etcd member takes itself for the leader, and return it."""
+        """Wait until a running etcd member reports that it is the leader, and return it."""
         found: list[Server] = []
 
         async def has_leader() -> bool:
@@ -255,7 +255,7 @@ class Cluster:
     # Repair.
 
     async def repair(self) -> None:
-        """Start what does not run, continue what is frozen, and wait until all is settled."""
+        """Start killed processes, continue frozen ones, and wait until the fabric has settled."""
         for server in self.servers:
             if server.is_running:
                 server.thaw()

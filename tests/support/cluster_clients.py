@@ -1,4 +1,4 @@
-"""Clients of a test cluster that record their queue positions and how their connections end."""
+"""Clients of a test cluster. They record their queue positions and how their connections end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from duplane.worker.engine.scripted_model import Mark
 
 @dataclass(frozen=True)
 class End:
-    """The last event of a connection, and how it was closed."""
+    """The last event of a connection, and its close code."""
 
     event: dict[str, Any]
     code: int | None
@@ -51,7 +51,7 @@ class Caller(Client):
         return event["position"]
 
     async def until_granted(self, within_s: float = 30.0) -> None:
-        """Wait for a slot. No position in the queue may be behind an earlier one."""
+        """Wait for a slot, and check that the position in the queue never grew."""
         async with asyncio.timeout(within_s):
             while not self.granted_count:
                 event = await self._next()
@@ -64,7 +64,7 @@ class Caller(Client):
         await self.configure()
 
     async def until_closed(self, within_s: float) -> End:
-        """Read to the end of the connection."""
+        """Read until the connection is closed; return the last event and the close code."""
         last: dict[str, Any] = {}
         async with asyncio.timeout(within_s):
             with contextlib.suppress(ConnectionClosed):
@@ -103,7 +103,7 @@ async def talking(
 async def queueing(
     cluster: Cluster, edge: int = 0, count: int = 1
 ) -> AsyncGenerator[Sequence[Caller]]:
-    """Connect clients that wait, all slots being taken; each has its place before the next."""
+    """Connect clients that wait because all slots are taken, one after the other."""
     async with contextlib.AsyncExitStack() as stack:
         callers: list[Caller] = []
         for _ in range(count):
@@ -114,7 +114,7 @@ async def queueing(
 
 
 async def serve(caller: Caller, within_s: float = 30.0) -> None:
-    """Take one caller through a short session."""
+    """Run a short session of one caller."""
     await caller.begin(within_s)
     await caller.exchange()
     await caller.end()

@@ -13,7 +13,7 @@ from duplane.tools.main import run
 
 
 def run_command(*arguments: str, **environment: str) -> tuple[int, str]:
-    """Return the exit code, and everything written to stdout and stderr."""
+    """Run the command; return its exit code and all its output to stdout and stderr."""
     output = io.StringIO()
     with (
         _environment({"COLUMNS": "200", **environment}),

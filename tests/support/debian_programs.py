@@ -1,6 +1,4 @@
-"""Finds a program or a library, or unpacks the Debian package that has it into the virtual
-environment.
-"""
+"""Finds a program or a library, or unpacks its Debian package into the virtual environment."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ _LIMIT_S = 100
 
 
 def debian_program(name: str, package: str) -> str:
-    """Return the path of a program; skip the test where there is none."""
+    """Return the path of a program; skip the test if it cannot be found or unpacked."""
     found = _find(name, package)
     if found is None:
         pytest.skip(f"no {name}: not in PATH, and `apt-get download {package}` does not work here")

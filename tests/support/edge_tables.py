@@ -1,4 +1,4 @@
-"""Reads the rules from the dialects' tables: phases that an event may lead to, legal answers."""
+"""Reads rules from the tables of the dialects: the phases after an event, and its legal answers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Finds out whether a session depends on a field of a client's event.
 
-The session is replayed without the field, and with another value of it. These do not count: a
-refusal of the other value, for a field may be checked and then not used; and the names of settings
-without effect (`ignored_init_fields`, `ignored_fields`).
+The session is replayed without the field and with another value, and the results are compared.
+A refusal of the other value does not count: a session may check a field and then not use it. The
+lists of settings without effect (`ignored_init_fields`, `ignored_fields`) do not count either.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from support.transcripts import Step, Transcript
 from duplane.edge.dialects.dialect import Phase
 
 _IGNORED = ("ignored_init_fields", "ignored_fields")
-_DRAWN = re.compile(r"(?:resp|sess)_[0-9a-f]{12}")  # ids that differ from replay to replay
+_DRAWN = re.compile(r"(?:resp|sess)_[0-9a-f]{12}")  # ids that are different in each replay
 
 
 class _Recording(PureReplay):
-    """Records what a session sends to client and worker; compares nothing with the transcript."""
+    """Records the messages of a session to client and worker, without comparing them."""
 
     def __init__(self, transcript: Transcript) -> None:
         self.sent: list[object] = []
@@ -53,7 +53,7 @@ def _outcome(transcript: Transcript) -> str:
     recording = _Recording(transcript)
     try:
         recording.run()
-    except AssertionError as error:  # a later line of the transcript does not fit any more
+    except AssertionError as error:  # the changed session contradicts a later line
         recording.sent.append(str(error))
     names: dict[str, str] = {}
     return _DRAWN.sub(
@@ -70,7 +70,7 @@ def has_effect(transcript: Transcript, step: Step, path: str) -> bool:
     return after != before and after.count("error") <= before.count("error")
 
 
-Change = Callable[[Any, str], None]  # changes an object at a key that it has
+Change = Callable[[Any, str], None]  # changes the value of an existing key
 
 
 def _replaced(transcript: Transcript, step: Step, path: str, change: Change) -> Transcript:
@@ -105,7 +105,7 @@ def _altered(part: dict[str, Any], key: str) -> None:
 
 
 def _other(value: Any) -> Any:
-    """Return another value of the same type; objects are left as they are."""
+    """Return another value of the same type; objects stay unchanged."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int | float):

@@ -44,7 +44,7 @@ class Member:
         )
 
     def kill(self) -> None:
-        """End the process at once, also a frozen one."""
+        """End the process at once, even if it is frozen."""
         if self._process:
             self._process.kill()
             self._process.wait()
@@ -59,11 +59,11 @@ class Member:
         self._process.send_signal(signal.SIGCONT)
 
     def is_leader(self) -> bool:
-        """True if it takes itself for the leader; False also if it does not answer."""
+        """Return whether the member reports that it is the leader; False if it does not answer."""
         return b"\netcd_server_is_leader 1\n" in self._page("metrics")
 
     def is_healthy(self) -> bool:
-        """True if it executes requests, together with the others."""
+        """Return whether the member reports that its cluster executes requests."""
         return b'"true"' in self._page("health")
 
     def _page(self, name: str) -> bytes:
@@ -109,7 +109,7 @@ class EtcdCluster:
         return f"etcd://{','.join(self.addresses)}?prefix={prefix}"
 
     async def leader(self) -> Member:
-        """Wait until a member leads, and return it."""
+        """Wait until the cluster has a leader, and return it."""
         return await self._first(Member.is_leader)
 
     async def start(self) -> None:
@@ -119,7 +119,7 @@ class EtcdCluster:
         await self._first(Member.is_healthy)
 
     async def _first(self, has_state: Callable[[Member], bool]) -> Member:
-        """Poll the members, which report changes in no other way."""
+        """Poll the members until one satisfies the condition: they do not report changes."""
         async with asyncio.timeout(START_S):
             while True:
                 for member in self.members:

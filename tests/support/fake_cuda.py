@@ -44,7 +44,8 @@ READS = {
     "aten::unique_dim",
     "aten::_unique2",
 }
-# Functions that must see the device. Others see a CPU tensor, or C++ would look for a driver.
+# Only these functions see the simulated device. Others see a CPU tensor; otherwise torch would look
+# for a CUDA driver.
 PLACED = {
     torch.as_tensor,
     *(getattr(Tensor, name) for name in ("to", "cpu", "cuda", "is_cuda", "is_cpu")),
@@ -67,9 +68,9 @@ class Crossing:
     way: Way
     operation: str
     where: str
-    """File and function of the worker, such as `transfer.py upload`; empty outside of it."""
+    """File and function of the worker, such as `transfer.py upload`; empty for other code."""
     callers: str
-    """The same of what called that."""
+    """Files and functions of the callers within the worker."""
 
 
 class DeviceError(RuntimeError):
@@ -104,7 +105,7 @@ class Elsewhere(Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Call `func`; the tensor reports the CPU unless `func` is in PLACED."""
-        if func is Tensor.tolist:  # PyTorch refuses it to subclasses
+        if func is Tensor.tolist:  # PyTorch does not support it for subclasses
             return args[0].cpu().tolist()
         before, Elsewhere._seems_here = Elsewhere._seems_here, func not in PLACED
         try:
@@ -307,7 +308,7 @@ def _worker_frames() -> Iterator[str]:
 
 
 class _PlayedGraph:
-    """Replaces `graphs.Graph`. No copy or wait is allowed during capture; replay calls again."""
+    """Replaces `graphs.Graph`. A copy or wait during capture is an error. A replay calls again."""
 
     pool = None
 
@@ -347,7 +348,7 @@ def elsewhere() -> Iterator[Border]:
     with pytest.MonkeyPatch.context() as patch, border:
         for owner, name, played in _played_names(border):
             patch.setattr(owner, name, played)
-        torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor` builds on the CPU first
+        torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor` first makes a CPU tensor
         try:
             yield border
         finally:

@@ -1,4 +1,4 @@
-"""A TCP proxy that delays, slows, holds, cuts or resets the connections that run through it."""
+"""A TCP proxy that can delay, slow down, hold, cut or reset its connections."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
 
 _READ_BYTES = 16 * 1024
-_PENDING_READS = 256  # per direction of a connection; beyond it the proxy does not read
+_PENDING_READS = 256  # per direction of a connection; with more, the proxy stops reading
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: close with RST
 
 
@@ -24,15 +24,15 @@ class Direction:
         self._open.set()
 
     def hold(self) -> None:
-        """Deliver nothing more, not even the end of a connection."""
+        """Stop delivering bytes, and the end of a connection, too."""
         self._open.clear()
 
     def let_go(self) -> None:
-        """Deliver what was held, in order."""
+        """Deliver the held bytes in order, and go on delivering."""
         self._open.set()
 
     async def copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Copy bytes and their end."""
+        """Copy bytes, and the end of the stream."""
         pending: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_PENDING_READS)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._read(reader, pending))
@@ -63,9 +63,9 @@ class Direction:
 
 
 class FaultProxy:
-    """Forwards the connections to `address` to `target`, both as host:port.
+    """Forwards connections from `address` to `target`, both as host:port.
 
-    `up` are the bytes to the target, `down` those from it.
+    `up` is the direction to the target, `down` the direction from it.
     """
 
     def __init__(self, target: str) -> None:
@@ -96,14 +96,14 @@ class FaultProxy:
         self.address = f"{host}:{self._server.sockets[0].getsockname()[1]}"
 
     async def refuse(self) -> None:
-        """Refuse new connections; those that run go on."""
+        """Refuse new connections; existing ones stay open."""
         if self._server:
             self._server.close()
             self._server = None
-            await asyncio.sleep(0)  # the port is closed in the next turn of the event loop
+            await asyncio.sleep(0)  # the event loop closes the port in its next iteration
 
     def hold(self) -> None:
-        """Deliver nothing in both directions, as after the loss of a peer without FIN or RST."""
+        """Deliver nothing in both directions, as if the peer was lost without FIN or RST."""
         self.up.hold()
         self.down.hold()
 
@@ -141,7 +141,7 @@ class FaultProxy:
         self.accepted_count += 1
         self._connections[task] = [writer]
         try:
-            # A reset or a cut of one side ends the other.
+            # When one side is reset or cut, the other side ends, too.
             with contextlib.suppress(OSError, ExceptionGroup, asyncio.CancelledError):
                 async with self._connected() as (target_reader, target):
                     self._connections[task].append(target)

@@ -1,7 +1,7 @@
 """Hosts on one machine: network namespaces on one bridge, with processes and partitions.
 
-A namespace has no name and no file: it lasts as long as its first process, which the kernel kills
-when the test process ends, as it does with every process of a host. So nothing is left behind,
+A namespace has no name and no file, so it exists as long as its first process. The kernel kills
+this process, and every process of a host, when the test process ends. So nothing is left behind,
 even if the test process is killed.
 """
 
@@ -67,7 +67,7 @@ class Network:
 
     @staticmethod
     def cut(one: Host, other: Host) -> None:
-        """Lose every packet between two hosts, without an answer to either."""
+        """Drop every packet between two hosts. Neither host gets an error."""
         for host, peer in ((one, other), (other, one)):
             host.run(f"ip neigh replace {peer.ip} lladdr {_NOWHERE} dev eth0 nud permanent")
 
@@ -111,7 +111,7 @@ class Host:
         return await asyncio.to_thread(self._connect, ip, port)
 
     def _connect(self, ip: str, port: int) -> socket.socket:
-        """Connect in a thread that enters this host and does not come back."""
+        """Connect in the host's network namespace, which this thread enters and leaves again."""
         libc = ctypes.CDLL(None, use_errno=True)
         with (
             Path("/proc/thread-self/ns/net").open() as own,
@@ -130,7 +130,7 @@ class Host:
 
 
 def _namespace(names: Path) -> subprocess.Popen[bytes]:
-    """Start the process whose namespaces are the host's, and wait until it has them."""
+    """Start the process that owns a host's namespaces, and wait until they exist."""
     script = f'mount --bind "$1" {_NAMES} && echo && exec sleep infinity'
     holder = subprocess.Popen(
         (*_DIES_WITH_TEST, "unshare", "--net", "--mount", "sh", "-c", script, "sh", str(names)),

@@ -1,8 +1,8 @@
 """A client that a test kills: python killable_client.py URL UNITS
 
-If the session must queue, the client prints the type of the first event and waits to be killed.
-Otherwise it sends UNITS units without reading answers, prints `sent`, and sends more units until it
-is killed.
+If the session must wait in the queue, the client prints the type of the first event and waits until
+it is killed. Otherwise it sends UNITS units without reading answers, prints `sent`, and sends more
+units until it is killed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A live edge over a scripted fabric, in this process, for tests."""
+"""A real edge in the test's process, connected to a scripted fabric."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SetAlarm:
 
 
 class HandSetClock:
-    """A clock that stands still until a test advances it."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self._now = Moment(1000.0, 1_714_200_000_000_000_000)
@@ -167,7 +167,7 @@ async def live_edge(
 
 
 def impatient(limits: Limits) -> Limits:
-    """Return the same limits with almost no waiting in a drain, and none for a client's close."""
+    """Return the limits with a very short drain, and without a wait for a client's close."""
     return replace(limits, drain_s=0.05, linger_s=0.0)
 
 
@@ -213,7 +213,7 @@ async def closed(client: ClientConnection, code: int) -> None:
     assert client.close_code == code
 
 
-# --- raw clients, and a witness beside them ---
+# --- raw clients, and a well-behaved client beside them ---
 
 QUICK = replace(Limits(), send_s=0.2, close_s=0.2, end_s=0.2, ping_s=30.0)
 AUDIO_PATH = "/v1/realtime?mode=audio"
@@ -228,7 +228,7 @@ async def begin_raw(edge: LiveEdge, client: RawClient) -> ScriptedConversation:
 
 
 async def ended(conversation: ScriptedConversation) -> None:
-    """Wait until a session's call to the worker is over."""
+    """Wait until a session's call to the worker has ended."""
     async with asyncio.timeout(WITHIN_S):
         await conversation.is_over.wait()
 
@@ -242,7 +242,7 @@ async def drip(client: RawClient, step: int) -> None:
 
 
 async def is_welcome(edge: LiveEdge) -> bool:
-    """Return whether the edge answers on a new connection."""
+    """Return whether the edge answers a request on a new connection."""
     async with RawClient(edge.edge.address) as client:
         with contextlib.suppress(OSError):
             await client.send(b"GET /health HTTP/1.1\r\nHost: e\r\n\r\n")
@@ -251,7 +251,7 @@ async def is_welcome(edge: LiveEdge) -> bool:
 
 @contextlib.asynccontextmanager
 async def witness_of(edge: LiveEdge) -> AsyncGenerator[ClientConnection]:
-    """Run a session beside others, and check that its units are answered in order to the end."""
+    """Run a session beside others; at the end, check that its units are answered in order."""
     async with edge.connect() as client:
         await begin(client)
         await edge.fabric.conversation()

@@ -1,4 +1,4 @@
-"""Undoes what `configure_logging` changes in the process of a test."""
+"""Undoes the changes of `configure_logging` in the test's process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from duplane.fabric.monitoring.logs import LEVEL_SIGNALS
 
 @contextlib.contextmanager
 def restored_logging() -> Iterator[None]:
-    """Restore levels and handlers of the loggers, and the handlers of the level signals."""
+    """At the end of the `with`, restore the loggers and the signal handlers of the log level."""
     root, ours = logging.getLogger(), logging.getLogger("duplane")
     levels, handlers = (root.level, ours.level), list(root.handlers)
     signals = {number: signal.getsignal(number) for number in LEVEL_SIGNALS}

@@ -36,7 +36,7 @@ class Scrape(Mapping[Series, float]):
         return self._values[name, frozenset(labels.items())]
 
     def total(self, name: str, **labels: str) -> float:
-        """Return the sum of the series that have these labels, with or without further ones."""
+        """Return the sum of all series with these labels; they may have other labels, too."""
         wanted = labels.items()
         return sum(
             value for (found, own), value in self._values.items() if found == name and wanted <= own
@@ -61,6 +61,6 @@ async def scrape(url: str) -> Scrape:
 
 
 def logged_url(records: list[logging.LogRecord]) -> str:
-    """Return the URL of the metrics that a process of this test has logged last."""
+    """Return the newest URL of metrics in the log of this test."""
     messages = [record.getMessage() for record in records]
     return next(text for text in reversed(messages) if "metrics at" in text).split()[-1]

@@ -1,4 +1,4 @@
-"""OTLP receivers that take the place of a collector in tests."""
+"""OTLP receivers that replace a collector in tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the repository and its recorded data lie."""
+"""Paths of the repository and of its recorded data."""
 
 from pathlib import Path
 

@@ -34,7 +34,7 @@ class RealFabric:
     edge: str
     scheduler: str
     spans: SpanReceiver
-    log: list[str]  # lines that the processes have written to stderr
+    log: list[str]  # lines of the processes on stderr
 
     @property
     def url(self) -> str:
@@ -107,7 +107,7 @@ class RealFabric:
 
 
 async def _read_log(stream: asyncio.StreamReader, lines: list[str]) -> None:
-    """Keep each line, and show it as the process would."""
+    """Store each line, and write it to stderr."""
     async for line in stream:
         lines.append(line.decode(errors="replace"))
         sys.stderr.write(lines[-1])

@@ -1,4 +1,4 @@
-"""A real scheduler on a socket, with fake workers, callers and operators."""
+"""A real scheduler on a socket; the test acts as its workers, callers and operators."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OCCUPIED = registry_pb2.SLOT_STATE_OCCUPIED
 CLEANING = registry_pb2.SLOT_STATE_CLEANING
 BROKEN = registry_pb2.SLOT_STATE_BROKEN
 
-BOUND_S = 5.0  # bound of every wait; the test fails beyond it
+BOUND_S = 5.0  # time limit of every wait; after it the test fails
 _names = itertools.count(1)
 
 
@@ -45,7 +45,7 @@ def slot_reports(*states: registry_pb2.SlotState) -> list[registry_pb2.SlotRepor
 
 
 def register_message(worker_id: str = "w", slot_count: int = 1, **fields: Any) -> Any:
-    """A valid registration, with some fields replaced."""
+    """Return a valid registration, with some fields replaced."""
     said: dict[str, Any] = {
         "worker_id": worker_id,
         "incarnation": f"{worker_id}/1",
@@ -57,15 +57,15 @@ def register_message(worker_id: str = "w", slot_count: int = 1, **fields: Any) -
 
 
 class SchedulerHarness:
-    """One scheduler and all connections of a test to it."""
+    """One scheduler, and all connections of a test to it."""
 
-    store = "memory:"  # of the schedulers of a test that runs on every store
+    store = "memory:"  # a test that runs with every store changes it
 
     def __init__(self, settings: SchedulerSettings, telemetry: Telemetry | None) -> None:
         self.settings = settings
         self._telemetry = telemetry
         self.address = settings.listen
-        self.metrics = CollectorRegistry()  # of the running scheduler
+        self.metrics = CollectorRegistry()  # metrics of the running scheduler
         self._serving: contextlib.AsyncExitStack | None = None
         self._scheduler: Scheduler | None = None
         self._open = contextlib.AsyncExitStack()
@@ -86,7 +86,7 @@ class SchedulerHarness:
             await harness.stop()
 
     async def start(self) -> None:
-        """Start the scheduler; after a stop, at the same address."""
+        """Start the scheduler. A restart uses the same address."""
         scheduler = Scheduler(replace(self.settings, listen=self.address), self._telemetry)
         self.metrics = scheduler.metrics.registry
         serving = contextlib.AsyncExitStack()
@@ -101,7 +101,7 @@ class SchedulerHarness:
             self._serving = None
 
     async def kill(self) -> None:
-        """Stop the store first, so that the scheduler cannot clean up in it, as if killed."""
+        """Stop the store first: like a killed scheduler, this one cannot clean up in the store."""
         assert self._scheduler
         running_store, *_ = self._scheduler._loops
         running_store.cancel()
@@ -129,7 +129,7 @@ class SchedulerHarness:
         return caller
 
     async def queue(self, count: int) -> list[Caller]:
-        """Call AcquireLease `count` times, each after the previous call has its position."""
+        """Call AcquireLease `count` times; each call starts when the last one has a position."""
         callers: list[Caller] = []
         for position in range(1, count + 1):
             callers.append(await self.caller())
@@ -149,7 +149,7 @@ class SchedulerHarness:
 
 
 class FakeWorker:
-    """A worker without sessions: attaches, accepts leases, reports the slots that tests set."""
+    """A worker without sessions: it attaches, accepts leases and reports slots that tests set."""
 
     def __init__(self, channel: grpc.aio.Channel, register: registry_pb2.Register) -> None:
         self.register = register
@@ -164,14 +164,14 @@ class FakeWorker:
         self._call: Any = None
 
     async def attach(self) -> None:
-        """Open a stream and wait to be registered."""
+        """Open a stream and wait for the registration."""
         await self.open_with(registry_pb2.AttachRequest(register=self.register))
         self.registered = next(
             one.registered for one in self.received if one.HasField("registered")
         )
 
     async def open_with(self, first: registry_pb2.AttachRequest | None) -> None:
-        """Open a stream with any first message, or none, and wait to be registered."""
+        """Open a stream with any first message, or none, and wait for the registration."""
         self._call = self._stub.Attach()
         self._reading = asyncio.create_task(self._read(self._call))
         if first:
@@ -218,7 +218,7 @@ class FakeWorker:
         return self.failure
 
     async def lost(self) -> None:
-        """Wait, however long, for the stream to end."""
+        """Wait without a time limit for the end of the stream."""
         async with self._news:
             await self._news.wait_for(lambda: self.failure is not None)
 
@@ -228,10 +228,11 @@ class FakeWorker:
         return next(one.revoke for one in self.received if one.HasField("revoke"))
 
     async def obey(self, revoke: registry_pb2.Revoke) -> None:
-        """Raise the slot's fencing number to the revoked one, and report that."""
+        """Raise the slot's fencing number to the revoked one, and report the slot."""
         slot = self.slots[revoke.slot]
         slot.fencing_number = max(slot.fencing_number, revoke.fencing_number)
-        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # stream lost
+        # The stream may be lost.
+        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
             await self.report()
 
     async def report(self, **fields: Any) -> None:

@@ -1,7 +1,7 @@
-"""A scheduler and a worker that send the responses that a test scripts: real gRPC, no model.
+"""A scheduler and a worker whose responses a test can script. They use real gRPC, but no model.
 
 By default the scheduler grants free slots, and the worker opens conversations at once and answers
-each unit with `listen`. A test that scripts the responses itself sets `is_automatic` to False.
+each unit with `listen`. A test that scripts the responses sets `is_automatic` to False.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from duplane.fabric.v1 import (
 
 WITHIN_S = 5.0
 _CLAIM_S = 2
-# The same as in our servers, because waiting clients send pings without data.
+# The same options as in our servers: waiting clients send pings without data.
 _OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -45,7 +45,7 @@ def listened(unit: session_pb2.Unit) -> list[session_pb2.ConverseResponse]:
 
 
 def answered(request: session_pb2.ChatRequest) -> list[session_pb2.ChatResponse]:
-    """Return a chat answer of two words, each with a sound if the request asks for audio."""
+    """Return a chat answer of two words, each with sound if the request demands audio."""
     sound = bytes(4 * 240) if request.config.generate_audio else b""
     return [
         session_pb2.ChatResponse(prefilled=session_pb2.Prefilled(prompt_token_count=9)),
@@ -139,7 +139,7 @@ class ScriptedFabric:
         self.slot_count = slot_count
         self.leases: dict[str, int] = {}
         self.claimed: set[str] = set()
-        self.given_up: set[str] = set()  # names passed to ReleaseLease
+        self.given_up: set[str] = set()  # lease ids of ReleaseLease calls
         self.waiting: list[Acquisition] = []
         self.streams: set[ScriptedConversation | ScriptedTurn] = set()
         self.changed = asyncio.Condition()
@@ -178,7 +178,7 @@ class ScriptedFabric:
             return await self.turns.get()
 
     async def settled(self) -> None:
-        """Wait until no call waits, no stream is open and every slot is free."""
+        """Wait until no request waits, no stream is open and every slot is free."""
         async with asyncio.timeout(WITHIN_S), self.changed:
             await self.changed.wait_for(
                 lambda: (
@@ -212,7 +212,7 @@ async def _start(server: grpc.aio.Server) -> str:
 
 
 class _Uncalled:
-    """Base of a servicer that implements only some RPCs; refuses the others as unimplemented."""
+    """Base of a servicer that implements only some calls; all others fail as UNIMPLEMENTED."""
 
     def __getattr__(self, name: str) -> Any:
         async def refuse(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:

@@ -1,7 +1,7 @@
 """The scripted model of the worker, with controls for tests and with checks of its caller.
 
-The checks are about threads, order and arguments. Each violation is added to `violations`, which
-`running_worker` asserts to be empty at the end.
+The model checks the thread, the order and the arguments of its calls. It adds each violation to
+`violations`; `running_worker` asserts at the end that there is none.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BASE_MEMORY_BYTES = 1_000_000
 
 
 def answer_loud(unit: Unit, context_length: int) -> UnitOutput:
-    """Listen to silence; otherwise speak for 10 ms, with the first sample of the unit as text."""
+    """Listen to silence; else speak for 10 ms, and use the first sample of the unit as text."""
     text = f"{unit.audio[0]:.3f}" if unit.audio.size else ""
     return scripted_model.answer_loud(unit, context_length, text, np.zeros(240, np.float32))
 

@@ -1,10 +1,10 @@
 """Reads the four specifications, and finds each of their elements in the transcripts.
 
-One file per dialect in `specifications/`: events with their fields, values, error codes, reasons,
-close codes, order, limits, defaults and examples. A field counts as found only where something
-depends on it; one on which nothing depends is listed with the reason. In an example, "<...>" stands
-for a payload, or for an id that the server draws. `python -m support.specifications` prints each
-place.
+`specifications/` has one file per dialect: events with their fields, values, error codes, reasons,
+close codes, order, limits, defaults and examples. A field counts as found only in an event whose
+result depends on it. A field without any effect is listed with the reason. In an example, "<...>"
+stands for a payload, or for an id that the server draws. `python -m support.specifications` prints
+the place of each element.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def duplex_settings() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Line:
-    """One event in a transcript, as written there, and its result in the replay."""
+    """One event of a transcript, and its result in the replay."""
 
     transcript: Transcript
     move: Move
@@ -56,7 +56,7 @@ class Line:
         return self.move.kind or str(self.event["type"])
 
     def depends_on(self, path: str) -> bool:
-        """Return whether something depends on this field: the session, or the comparison here."""
+        """Return whether the session, or the comparison with the transcript, needs this field."""
         values = [value for at, value in parts(self.event) if at == path]
         if self.move.step.who == "server":
             return any(value != "@any" for value in values)
@@ -157,7 +157,7 @@ Found = dict[str, str | None]  # name of an element to file and line, or None
 
 
 def find(name: str) -> Found:
-    """Return the place of every element of a dialect's specification in the transcripts."""
+    """Return where the transcripts show each element of a dialect's specification."""
     specification, all_lines = read(name), corpus(name)
     found: Found = {}
     for side, lines in (("client", all_lines.taken), ("server", all_lines.said)):
@@ -198,7 +198,7 @@ def _find_settings(specification: dict[str, Any], lines: Corpus) -> Found:
 
 
 def _place(lines: Iterable[Line], path: str, without_effect: Mapping[str, str]) -> str | None:
-    """Return the place of a line that depends on a field, or why no line does."""
+    """Return the place of a line that depends on a field, or the listed reason why none does."""
     having = [line for line in lines if path in dict(parts(line.event))]
     if having and path in without_effect:
         return f"without effect: {without_effect[path]}"
@@ -206,7 +206,7 @@ def _place(lines: Iterable[Line], path: str, without_effect: Mapping[str, str]) 
 
 
 def without_effect(name: str) -> dict[str, str]:
-    """Return the fields of a dialect that are listed as without effect, with the reasons."""
+    """Return the fields of a dialect that have no effect by its specification, with the reasons."""
     specification = read(name)
     listed = {
         path: why
@@ -250,7 +250,7 @@ def _find_ends(specification: dict[str, Any], lines: Corpus) -> Found:
 
 
 def _closes_with(line: Line) -> int:
-    """Return the close code that directly follows this event, or 0 if the session goes on."""
+    """Return the close code that directly follows this event, or 0 if the session continues."""
     steps = line.transcript.steps
     last_said = [step for step in steps if step.who == "server"][-1]
     is_last = last_said is line.move.step

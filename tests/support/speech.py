@@ -1,4 +1,4 @@
-"""Synthetic sound that speech models treat as speech: voiced syllables, pauses, some noise."""
+"""Makes synthetic sound that resembles speech: voiced syllables, pauses and some noise."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 
 def speech_like(seconds: float, rate_hertz: int = 16_000, seed: int = 0) -> NDArray[np.float32]:
-    """Return mono float32 samples: harmonics of a moving pitch, four syllables a second, with
-    a pause every few seconds."""
+    """Return mono float32 samples: harmonics of a moving pitch, four syllables per second, and a
+    pause every few seconds."""
     random = np.random.default_rng(seed)
     time_s = np.arange(int(seconds * rate_hertz)) / rate_hertz
     pitch = 120 + 30 * np.sin(2 * np.pi * 0.4 * time_s)
@@ -23,8 +23,8 @@ def speech_like(seconds: float, rate_hertz: int = 16_000, seed: int = 0) -> NDAr
 def assert_sounds_equal(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> None:
     """Assert that two waves are equal except for rounding.
 
-    A different batch or processor changes the last digits of the pitch, and the wave's source sums
-    these over a second. So single samples may differ more than the average does.
+    Another batch or processor changes the last digits of the pitch, and the phase sums these
+    changes over a second. So single samples may differ more than the average.
     """
     assert ours.shape == theirs.shape
     if ours.size:

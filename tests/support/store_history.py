@@ -1,4 +1,4 @@
-"""What subscribers of lease stores must see, and stores whose transactions lose their answers."""
+"""Checks the changes that subscribers of lease stores see; loses answers of etcd transactions."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def slot_key(grant: Grant) -> SlotKey:
 
 
 class Grants:
-    """Every grant of a history, as the first subscriber saw it."""
+    """All grants of a test, and when the first subscriber saw each."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._seen_at: dict[int, float] = {}  # by fencing number
+        self._seen_at: dict[int, float] = {}  # key: the fencing number
         self._highest: dict[SlotKey, int] = {}
 
     def add(self, grant: Grant) -> None:
@@ -58,7 +58,7 @@ class Grants:
 
 
 class View:
-    """The facts that one subscriber knows. Each change must be possible after those before it."""
+    """The state that one subscriber knows. Checks that each change is possible in this state."""
 
     def __init__(self, history: Grants) -> None:
         self.workers: dict[str, Worker] = {}
@@ -129,14 +129,14 @@ class Faults:
         return response
 
     async def arrive(self) -> None:
-        """Execute what was sent earlier, as a leader does that was frozen meanwhile."""
+        """Execute the late transactions, like a leader that was frozen and continues."""
         for request in self._late:
             await self._txn(request)
         self._late.clear()
 
 
 class Replica:
-    """One scheduler's store, running, and what its subscriber knows."""
+    """The running store of one scheduler, and the state that its subscriber knows."""
 
     def __init__(self, store: LeaseStore, history: Grants) -> None:
         self.store = store
@@ -146,12 +146,12 @@ class Replica:
         self._running = asyncio.create_task(store.run())
 
     def check(self) -> None:
-        """Raise what the store, or its subscriber, has failed with."""
+        """Raise the error of the store or of its subscriber, if one has failed."""
         if self._running.done() and not self._running.cancelled():
             self._running.result()
 
     async def settle(self) -> None:
-        """Wait until the view contains everything that is in the store."""
+        """Wait until the view has the same content as the store."""
         if isinstance(self.store, EtcdStore):
             await self.store.catch_up()
 

@@ -1,4 +1,4 @@
-"""A corpus and answers of noise with made-up times: what training needs, without a synthesiser."""
+"""Makes training data without a synthesiser: a corpus and answers of noise, with invented times."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def fake_corpus(folder: Path, count: int = 40) -> Corpus:
 
 
 def fake_answers() -> dict[str, Spoken]:
-    """Make every answer with four words in each unit, and its sound of noise."""
+    """Make every answer, with four words in each unit and noise as its sound."""
     answers: dict[str, Spoken] = {}
     for text in all_answers():
         words = text.split()

@@ -53,15 +53,15 @@ class Move:
     """The result of one line of a transcript."""
 
     step: Step
-    dialect: type[Dialect]  # after the line
+    dialect: type[Dialect]  # the dialect after the line
     before: Phase
     after: Phase
-    kind: str | None  # the client event's name in the dialect's tables
+    kind: str | None  # name of the client's event in the tables of the dialect
     told: tuple[Any, ...]
 
 
 def is_too_big(transcript: Transcript, message: bytes) -> bool:
-    """Return whether a message exceeds the limit of the transcript's kind of session."""
+    """Return whether a message exceeds the size limit for the transcript's kind of session."""
     is_chat, limits = parse_target(transcript.path, {}).mode == "chat", transcript.limits
     return len(message) > (limits.chat_message_bytes if is_chat else limits.message_bytes)
 
@@ -279,7 +279,7 @@ class LiveReplay:
             self._conversation.say(response_of(step))
 
     async def _clock(self, step: Step, client: ClientConnection) -> None:
-        if self._acquisition is None:  # the lease request shows that the session has begun
+        if self._acquisition is None:  # when the lease request arrives, the session has begun
             self._acquisition = await self._fabric.acquisition()
         self._clock_hand.advance(float(step.rest))
 
@@ -287,7 +287,7 @@ class LiveReplay:
         async with asyncio.timeout(WITHIN_S):
             await client.wait_closed()
         with pytest.raises(ConnectionClosed):
-            await client.recv()  # no further message may come
+            await client.recv()  # no other message may arrive
         if not any(other.who == "leaves" for other in self.transcript.steps):
             assert client.close_code == int(step.rest)
         if self._conversation:

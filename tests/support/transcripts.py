@@ -1,14 +1,14 @@
-"""Transcripts of sessions, and how they are replayed. The format:
+"""Reads transcripts of sessions. Their format:
 
     # comment
     limits session_s=0.5           (first line, optional: bounds that differ from the defaults)
-    path /v1/realtime?mode=audio   (near the top, optional: this is where the client connects)
-    records                        (the same, optional: the edge records its sessions)
+    path /v1/realtime?mode=audio   (near the top, optional: the path to which the client connects)
+    records                        (near the top, optional: the edge records its sessions)
     client {"type": ...}           the client sends an event
     frame TEXT                     the client sends this text unchanged
-    bytes BASE64                   the same for bytes that are not one line of text
+    bytes BASE64                   the client sends these bytes, which are not one line of text
     binary                         the client sends a binary frame
-    late {"type": ...}             the client sends an event into a session that is over
+    late {"type": ...}             the client sends an event after the end of the session
     leaves                         the client vanishes
     server {"type": ...}           the client receives exactly this
     scheduler queued {...}         fabric.v1.Queued, in protobuf's JSON form
@@ -16,23 +16,24 @@
     scheduler refuses REASON
     edge open|unit|... {...}       the worker receives exactly this (except times and traces)
     worker opened|delta|failed|closed {...}
-    edge chat {...}                the same for a turn of chat, without its lease
+    edge chat {...}                the worker receives exactly this turn of chat, without its lease
     worker prefilled|piece|done {...}
     worker breaks REASON [FIELD [MESSAGE]]   the call ends with an error
     clock SECONDS                  the clock advances by this time
     drain                          the edge is told to stop at once
     ends CODE                      the connection is closed with this code; always last
 
-In JSON, these words stand for base64: "@pcm:N" for N samples, "@pcm:N:K" for second K of them,
-"@pcms:N,M:K" for several of these end to end, "@wav:N" for a WAV file of N samples, "@nan:N" for N
-samples of which one is not a number, "@jpeg:WxH" and "@png:WxH" for the header of such a picture.
-"@any" matches every value. "@id:NAME" matches a value that is the same at each use of the name;
-"@rt:NAME", "@sess:NAME" and "@resp:NAME" also demand an id in the protocols' form.
+In JSON, these words stand for base64: "@pcm:N" for N samples, "@pcm:N:K" for second K of these
+samples, "@pcms:N,M:K" for several such parts end to end, "@wav:N" for a WAV file of N samples,
+"@nan:N" for N samples of which one is not a number, "@jpeg:WxH" and "@png:WxH" for the header of
+such a picture. "@any" matches every value. "@id:NAME" matches any value, but the same one wherever
+NAME is used again; "@rt:NAME", "@sess:NAME" and "@resp:NAME" also demand an id in the protocols'
+form.
 
-A live edge replays a transcript with a real client, real sockets and a real gRPC fabric, with these
-differences: `clock` advances a clock that otherwise stands still; a worker's timeout is not waited
-for, its `closed` message reports it; a `late` event may fail because the connection is closed; the
-close code after `leaves` is not checked.
+A live edge replays a transcript with a real client, real sockets and a real gRPC fabric. There are
+four differences. `clock` advances a clock that otherwise stands still. A timeout of the worker is
+not awaited: its `closed` message reports the timeout. A `late` event may fail because the
+connection is closed. The close code after `leaves` is not checked.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def all_transcripts() -> list[Transcript]:
 
 
 def pcm(sample_count: int) -> bytes:
-    """Return a ramp, so that any two parts of it differ."""
+    """Return a ramp, so that all parts of it are different."""
     return np.linspace(-0.5, 0.5, sample_count, dtype="<f4").tobytes()
 
 
@@ -174,7 +175,7 @@ def webp(width: int, height: int) -> bytes:
 
 
 def media_of(word: str) -> bytes | None:
-    """Return the audio or picture that an @-word stands for, or None for another word."""
+    """Return the audio or picture for an @-word, or None for another word."""
     kind, _, rest = word[1:].partition(":")
     match kind:
         case "pcm" if ":" in rest:
@@ -247,7 +248,7 @@ FORMS = {
 
 
 class Matcher:
-    """Compares messages with the transcript, and stores the values of the names in it."""
+    """Compares messages with the transcript, and stores the values of its names."""
 
     def __init__(self) -> None:
         self._names: dict[str, Any] = {}

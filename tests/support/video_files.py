@@ -1,4 +1,4 @@
-"""Makes video files for tests: each picture has one grey, which identifies the picture."""
+"""Makes video files for tests. Each picture is one shade of grey, which identifies the picture."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def make_video(
     sound_s: float | None = None,
     times_s: list[float] | None = None,
 ) -> bytes:
-    """Make a video of so many seconds, or with pictures at these times; its sound is a tone.
+    """Make a video of this length, or with pictures at these times. Its sound is a stereo tone.
 
-    The grey of picture `n` is about `grey(n)`. The sound is stereo, with the tone on both channels.
+    The grey of picture `n` is about `grey(n)`.
     """
     buffer = io.BytesIO()
     unit = Fraction(1, 1000 if times_s else rate)
@@ -56,5 +56,5 @@ def make_video(
 
 
 def grey(number: int) -> int:
-    """Return the grey of a picture; neighbours differ by more than the error of a codec."""
+    """Return the grey of a picture. Consecutive greys differ by more than the error of a codec."""
     return 20 + number * 37 % 200

@@ -1,4 +1,4 @@
-"""Tiny networks that encode a voice, with the inputs and outputs of the released ones."""
+"""Writes tiny networks that encode a voice, with the inputs and outputs of the released ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_voice_networks(folder: Path, seed: int = 0, code_step: int = CODE_STEP
 
 
 def _tokenizer(weight: np.ndarray, code_step: int) -> onnx.GraphProto:
-    """Convolve, take the strongest channel as the token of four frames, cut to the true length."""
+    """Convolve; the strongest channel is the token of four frames. Cut to the true length."""
     values = {
         "weight": weight,
         "three": np.array([3], np.int32),

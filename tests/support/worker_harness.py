@@ -53,7 +53,7 @@ def unit(sequence: int, value: float = 0.0, **fields: Any) -> session_pb2.Unit:
 
 
 class FakeScheduler(registry_pb2_grpc.RegistryServiceServicer):
-    """A RegistryService that stores the workers' messages and sends those of a test."""
+    """A RegistryService that stores the workers' messages and sends the test's messages."""
 
     def __init__(self) -> None:
         self.signer = LeaseSigner()
@@ -109,7 +109,7 @@ class FakeScheduler(registry_pb2_grpc.RegistryServiceServicer):
         await self._call.write(registry_pb2.AttachResponse(**message))
 
     async def until(self, is_true: Callable[[], bool], within_s: float = WITHIN_S) -> None:
-        """Wait until `is_true()`; check after each message of a worker."""
+        """Wait until `is_true()`, which is checked after each message of a worker."""
         async with asyncio.timeout(within_s), self._news:
             await self._news.wait_for(is_true)
 
@@ -120,7 +120,7 @@ class FakeScheduler(registry_pb2_grpc.RegistryServiceServicer):
 
 
 class Rig:
-    """The worker under test and everything around it."""
+    """The worker under test, with its model, scheduler and clients."""
 
     def __init__(self, model: ScriptedModel, scheduler: FakeScheduler) -> None:
         self.model = model
@@ -134,7 +134,7 @@ class Rig:
         self._received_more = asyncio.Event()
 
     def count_units(self, patch: pytest.MonkeyPatch) -> None:
-        """Count every unit that the worker puts into an inbox."""
+        """Count all units that the worker puts into inboxes."""
         put = DeviceThread.put
 
         def counted(thread: DeviceThread, channel: SlotChannel, entry: Entry) -> None:
@@ -145,7 +145,7 @@ class Rig:
         patch.setattr(DeviceThread, "put", counted)
 
     async def received(self, count: int) -> None:
-        """Wait until the worker has put `count` units into inboxes since it began."""
+        """Wait until the worker has put `count` units into inboxes since its start."""
         async with asyncio.timeout(WITHIN_S):
             while self._received_count < count:
                 self._received_more.clear()
@@ -223,7 +223,7 @@ class Rig:
             yield client
 
     async def all_free(self, *slots: int) -> None:
-        """Wait until the worker has reported these slots (default: all) free."""
+        """Wait until the worker has reported these slots as free (default: all slots)."""
         wanted = slots or range(self.model.slot_count)
         await self.scheduler.until(
             lambda: all(
@@ -346,8 +346,8 @@ async def running_worker(
 ) -> AsyncIterator[Rig]:
     """Run a worker; at the end, assert that every slot is free and no task is left.
 
-    The worker attaches to `scheduler`, which must be started, or else to a new one, and to
-    `schedulers`.
+    The worker attaches to `scheduler`, which must be running, or to a new one. `schedulers` are
+    additional addresses.
     """
     if scheduler is None:
         scheduler = FakeScheduler()
@@ -392,6 +392,6 @@ async def running_worker(
 
 
 def _is_of_worker(task: asyncio.Task[Any]) -> bool:
-    """Return whether a task runs the worker's code; tasks of gRPC end a little later."""
+    """Return whether a task runs the worker's code. Tasks of gRPC may end a little later."""
     code = getattr(task.get_coro(), "cr_code", None)
     return code is not None and "duplane/worker/" in code.co_filename

@@ -1,7 +1,7 @@
-"""The worker's lines of a transcript from a run of a real worker with a small random model.
+"""Makes the worker's lines of a transcript by running a real worker with a small random model.
 
-`python -m support.worker_lines NAME` prints them. Texts are those of the model; times are left out,
-and `@pcm:N` stands for N samples.
+`python -m support.worker_lines NAME` prints the lines. They have the model's texts, no times, and
+`@pcm:N` for N samples.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WITHIN_S = 60.0  # the warm-up of a real model on a loaded machine takes several
 
 
 class SmallModel(ScriptedModel):
-    """The scripted device, with a small random model that is loaded before the worker starts."""
+    """The scripted device, with a small random model, loaded before the worker starts."""
 
     def __init__(self, model: DuplexModel) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ async def responses(
 
 
 def written(answers: list[session_pb2.ConverseResponse]) -> Iterator[str]:
-    """Yield the lines of a transcript for these answers of a worker."""
+    """Yield these answers of a worker as lines of a transcript."""
     for answer in answers:
         kind = answer.WhichOneof("message") or ""
         part = getattr(answer, kind)

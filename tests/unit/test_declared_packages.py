@@ -19,7 +19,7 @@ OURS = {"duplane", "support", "fuzz"}
 
 
 def project() -> dict[str, list[str]]:
-    """Return the declared requirements: those of the base install as "", then each extra."""
+    """Return the declared requirements of each extra; the key "" is the base install."""
     table = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return {"": table["dependencies"], **table["optional-dependencies"]}
 
@@ -57,7 +57,7 @@ def files_of(package: str) -> frozenset[str]:
 
 @functools.cache
 def packages_of(module: str) -> frozenset[str]:
-    """Return the packages that provide a module; several share the namespaces google and grpc."""
+    """Return the packages that provide a module. Several share the namespaces google and grpc."""
     owners = set(distributions().get(module.partition(".")[0], []))
     if len(owners) > 1:
         path = module.replace(".", "/")

@@ -1,4 +1,4 @@
-"""Units of a session as the edge's metrics count them."""
+"""The edge's metrics count the units of a session."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECOND = bytes(4 * 24_000)
 
 
 class Session:
-    """A session that receives one unit a second from `BEGAN_S` on."""
+    """A session that receives one unit per second, beginning at `BEGAN_S`."""
 
     def __init__(self) -> None:
         self.edge = EdgeMetrics(lambda: (), playback_delay_s=0.25)

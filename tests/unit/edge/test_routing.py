@@ -1,4 +1,4 @@
-"""Paths, queries and headers of clients are read, malformed ones included."""
+"""Reading paths, queries and headers of clients, also malformed ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses: what is accepted, what is refused by name, and which are on this machine."""
+"""Addresses: which are valid, how errors name them, and which belong to this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seconds and wall-clock times to and from the contract's messages."""
+"""Conversion of seconds and wall-clock times to and from messages of the contract."""
 
 from __future__ import annotations
 

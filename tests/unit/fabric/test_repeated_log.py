@@ -1,4 +1,4 @@
-"""Conditions that last are logged at once, then rarely, then when they end."""
+"""A lasting condition is logged when it begins, then rarely, and when it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop that grants, on a memory store without calls."""
+"""The grant loop on a memory store, without gRPC calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from duplane.scheduler.store.memory import MemoryStore
 async def test_slots_of_a_worker_that_has_served_are_held_back_after_a_start(
     has_served: bool,
 ) -> None:
-    """The worker attaches at another scheduler of the same store."""
+    """The worker attaches to another scheduler that uses the same store."""
     state = SchedulerState(lambda: 0.0)
     store = MemoryStore(boot_ms=1)
     grants = GrantLoop(store, state, claim_timeout_s=5.0, resume_grace_s=3.0)

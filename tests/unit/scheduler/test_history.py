@@ -101,10 +101,10 @@ class SchedulerHistory(RuleBasedStateMachine):
         self.names = itertools.count()
         self.highest: dict[tuple[str, int], int] = {}  # highest fencing number granted per slot
         self.shown: dict[int, int] = {}  # last position shown per ticket
-        self.granted_at: dict[int, float] = {}  # by fencing number
+        self.granted_at: dict[int, float] = {}  # key: the fencing number
         self.open_tickets: dict[int, Ticket] = {}
         self.live: dict[tuple[str, int], Grant] = {}
-        self.void: list[Grant] = []  # ended unclaimed; their workers have not been told yet
+        self.void: list[Grant] = []  # ended without a claim; their workers do not know yet
 
     @initialize()
     def boot(self) -> None:
@@ -310,7 +310,7 @@ class SchedulerHistory(RuleBasedStateMachine):
 
     @rule(grant=grants)
     def claim(self, grant: Grant) -> None:
-        """A worker accepts a fencing number above all earlier ones of the slot."""
+        """Claim a grant. The worker accepts it only if its fencing number is above the slot's."""
         process = self.processes[WORKERS.index(grant.claims.worker_id)]
         worker = self.state.workers.get(grant.claims.worker_id)
         if worker is None or process.slots is None:
@@ -326,8 +326,8 @@ class SchedulerHistory(RuleBasedStateMachine):
         )
         self.send_report(process, worker)
         present = self.live.get(slot_key(grant))
-        # A late claim of a void lease may arrive before the worker is told that it is void. The
-        # next grant of the slot has a higher number; it is then refused by the worker or expires.
+        # A late claim of a void lease may reach the worker before the worker learns that the lease
+        # is void. The slot's next grant has a higher number, so this claim does not block it.
         assert (
             present is None
             or present.is_claimed
@@ -336,7 +336,7 @@ class SchedulerHistory(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 3))
     def serve(self, pick: int) -> None:
-        """Take the usual course: claim an unclaimed grant; end a claimed one with a clean slot."""
+        """Do the usual next step: claim an unclaimed grant; end a claimed one with a clean slot."""
         live = sorted(self.live.values(), key=lambda grant: grant.claims.fencing_number)
         grant = live[pick] if pick < len(live) else None
         if grant is None:

@@ -1,4 +1,4 @@
-"""Checks of requests that tests over sockets cannot reach."""
+"""Checks of requests that no request over a socket reaches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2, trace_pb2
 from duplane.scheduler.validation import check_acquire, check_reachable
 
-ELSEWHERE = "ipv4:203.0.113.7:4711"  # an address for documentation: no interface has it
+ELSEWHERE = "ipv4:203.0.113.7:4711"  # reserved for documentation, so no interface has this address
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:8020", "localhost:8020", "[::1]:8020", "0.0.0.0:1"])

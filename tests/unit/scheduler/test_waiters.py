@@ -1,4 +1,4 @@
-"""Waiting calls: tickets and grants at moments that tests over sockets rarely reach."""
+"""Waiting calls: tickets and grants in states that tests over sockets rarely produce."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from duplane.scheduler.watch import BACKLOG_LENGTH, Watch
 
 
 class Fabric:
-    """Store, state and waiters of one scheduler; a test makes each grant itself."""
+    """Store, state and waiters of one scheduler. The test makes each grant."""
 
     def __init__(self) -> None:
         self.store = MemoryStore(1_700_000_000_000)

@@ -1,4 +1,4 @@
-"""Hosts made of network namespaces: their addresses, their partitions, their end."""
+"""Hosts in network namespaces: their addresses, partitions and ends."""
 
 from __future__ import annotations
 

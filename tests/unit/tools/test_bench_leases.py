@@ -1,4 +1,4 @@
-"""`duplane bench leases`: what the table shows."""
+"""`duplane bench leases`: the content of its table."""
 
 from __future__ import annotations
 

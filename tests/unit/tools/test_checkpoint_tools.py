@@ -37,7 +37,7 @@ LIKE = "minicpm-o-4.5"
 SCALE = 0.02
 GOLDEN = GOLDEN / "checkpoint"
 
-# Millions of parameters of the released model, counted part by part.
+# Millions of parameters of the released model, by part.
 RELEASED = {
     "LLM layers": "6,946.08",
     "LLM embeddings": "621.56",
@@ -183,7 +183,7 @@ def test_inspection_counts_the_room_for_voices_made_of_clips(
 
 
 def _all_line(output: str) -> list[str]:
-    """Return the cells of the memory table's last line of sums: fixed, and per slot."""
+    """Return the sums in the last line of the memory table: fixed, and per slot."""
     return [line for line in output.splitlines() if line.startswith("all")][-1].split()
 
 

@@ -1,4 +1,4 @@
-"""The model that comes along: it waits, answers the questions of the samples, and is quiet."""
+"""The default model: it waits, answers the questions of the samples, and is quiet on noise."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def model() -> DuplexModel:
 
 
 def outputs(model: DuplexModel, sound: FloatArray) -> Iterator[UnitOutput]:
-    """Yield the output of each second of a conversation that chooses the likeliest ids."""
+    """Yield the output of each second of a conversation with greedy decoding."""
     model.open(0, ConversationOptions(decode_mode=DecodeMode.GREEDY))
     try:
         for start in range(0, len(sound) - RATE + 1, RATE):

@@ -48,7 +48,7 @@ def test_build_of_torch_is_chosen(
 
 @pytest.fixture
 def calls(install: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
-    """Record the calls of pip instead of running it; calls that name an index fail."""
+    """Record the calls of pip instead of running them; calls with an index URL fail."""
     found: list[Sequence[str]] = []
 
     def pip(_: Path, arguments: Sequence[str]) -> int:
@@ -57,7 +57,7 @@ def calls(install: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Sequence
 
     monkeypatch.setattr(install, "pip", pip)
     monkeypatch.setattr(install.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(install, "has_nvidia_driver", lambda: True)  # TORCH=cpu wins over it
+    monkeypatch.setattr(install, "has_nvidia_driver", lambda: True)  # TORCH=cpu overrides it
     monkeypatch.setattr(install.venv, "create", lambda *_, **__: None)
     return found
 
@@ -94,7 +94,7 @@ def test_pinned_version_is_read(install: ModuleType) -> None:
         install.pinned("jax", "torch==2.13.0\n")
 
 
-# Instead of `python -m pip`: writes what pip writes, then seems to download.
+# Replaces `python -m pip`: writes the first lines of pip's output, then hangs as in a download.
 ENDLESS_PIP = """#!/bin/sh
 echo "Collecting torch==2.13.0"
 echo "  Downloading torch-2.13.0-cp311-linux_x86_64.whl (190.5 MB)"
@@ -117,7 +117,7 @@ def test_installation_shows_its_progress_and_ends_at_once_when_interrupted(
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "TORCH": build},
-        start_new_session=True,  # as a shell does: Ctrl-C reaches `make`, this and pip
+        start_new_session=True,  # like a shell: Ctrl-C reaches the whole process group
     ) as running:
         assert running.stdout
         try:

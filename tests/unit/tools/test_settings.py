@@ -39,7 +39,7 @@ def flat(settings: Any) -> Iterator[tuple[str, Any]]:
 
 
 def numbers(verb: str) -> list[Setting]:
-    """Return the settings of a process that are numbers."""
+    """Return the numeric settings of a process."""
     (found,) = (one for one in VERBS if one.__name__ == verb)
     return [
         setting
@@ -55,7 +55,7 @@ MANY = 1000  # within the bounds of every setting
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Run a server verb; return the settings that it would serve with."""
+    """Run a server verb without serving; return its settings."""
     served: list[Any] = []
     for name in CLASSES:
         module = "server" if name == "edge" else "service"

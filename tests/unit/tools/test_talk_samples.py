@@ -1,4 +1,4 @@
-"""The recordings that come with `duplane talk`: each has its questions beside it."""
+"""The sample recordings of `duplane talk`: a text file beside each lists its questions."""
 
 from __future__ import annotations
 

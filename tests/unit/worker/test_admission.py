@@ -56,7 +56,7 @@ def refusal(admission: Admission, refused: lease_pb2.Lease, now: float = NOW) ->
 
 
 class AdmissionMachine(RuleBasedStateMachine):
-    """Compares claims, revokes and cleanups in any order with the simplest possible model."""
+    """Compares the admission with a simple model, for claims, revokes and cleanups in any order."""
 
     def __init__(self) -> None:
         super().__init__()

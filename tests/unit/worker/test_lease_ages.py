@@ -1,4 +1,4 @@
-"""Ages of leases by fencing numbers, against histories in which the true time is known."""
+"""Ages of leases, computed from fencing numbers, compared with histories with known times."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from duplane.worker.lease_ages import LeaseAges
 
-DELAY_S = 5.0  # of a message, at most
+DELAY_S = 5.0  # longest delay of a message
 INTERVAL_S = 2.0
 
 

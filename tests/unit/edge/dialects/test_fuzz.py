@@ -1,6 +1,6 @@
 """Mutated messages in any order cause no exception and get only legal answers.
 
-The hundred thousand messages are the same in every run; `make fuzz` sends others.
+A hundred thousand messages are sent, the same in every run; `make fuzz` sends others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decoding of media: changes no session, decodes each sound once, stays within its budget."""
+"""Decoding of media: it changes no session, decodes each sound once and stays within its bounds."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def test_a_message_can_be_decoded_in_a_thread_while_its_session_ends() -> 
 def test_what_is_legal_while_a_conversation_opens_is_legal_once_it_is_open(
     kind: type[Dialect],
 ) -> None:
-    """An event therefore stays legal if the worker opens while a thread decodes the event."""
+    """So an event stays legal if the conversation opens while a thread decodes the event."""
     opening = {event for phase, event in kind.transitions if phase is Phase.OPENING}
     active = {event for phase, event in kind.transitions if phase is Phase.ACTIVE}
     assert opening <= active

@@ -1,4 +1,4 @@
-"""Sessions keep to the tables of their dialect for any steps of clients, workers and clocks."""
+"""Sessions follow the tables of their dialect for any steps of clients, workers and clocks."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Watched:
         return told
 
     def _pass_on(self) -> None:
-        """Take the requests that the session has for the worker."""
+        """Remove the session's requests to the worker from their queue."""
         if isinstance(self.session, ChatSession):
             self.session.next_turn(self.now)
             return

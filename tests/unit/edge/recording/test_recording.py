@@ -185,10 +185,10 @@ def test_only_what_the_session_heard_is_heard(tmp_path: Path, kind: str) -> None
     session = RecordedSession(RecordingSettings(tmp_path))
     sounds = {name: pybase64.b64encode(wav(16_000)).decode() for name in ("audio", "audio_base64")}
     session.up(orjson.dumps({"type": kind, **sounds, "input": sounds}), heard=pcm(1600))
-    session.up(orjson.dumps({"type": kind, **sounds, "input": sounds}))  # as if refused
+    session.up(orjson.dumps({"type": kind, **sounds, "input": sounds}))  # refused: no audio
     session.end()
     user, _ = sound(session.directory / "user.wav")
-    assert user.size == 16_000  # silence, then what was heard
+    assert user.size == 16_000  # silence, then the audio of the first event
 
 
 def test_video_files_are_named_by_what_they_are() -> None:

@@ -73,7 +73,7 @@ def test_what_the_transport_says_is_told_to_no_client(
 
 
 def test_the_turn_that_runs_when_the_edge_drains_is_the_last(running: ChatSession) -> None:
-    assert ask(running) == []  # queued behind the running turn
+    assert ask(running) == []  # waits for the end of the running turn
     assert running.drain(START) == []
     (refused,) = ask(running)
     assert refused["input_id"] == "i"

@@ -22,7 +22,7 @@ OPENED = session_pb2.ConverseResponse(opened=session_pb2.Opened())
 
 @pytest.fixture
 def prepared() -> DuplexSession:
-    """A session of dialect C that is open and takes units."""
+    """Return an open session of dialect C."""
     endpoint = ENDPOINTS[Route.DUPLEX, "audio"]
     session = endpoint.new_session(Identity("sess_0", "rt_0"), LIMITS, NOW)
     assert isinstance(session, DuplexSession)

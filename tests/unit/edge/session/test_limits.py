@@ -1,8 +1,6 @@
-"""Every bound of a session at its edge: the largest allowed value passes, the next does not.
+"""Every bound of a session: the largest allowed value is accepted, the next value is not.
 
-Bounds of sockets, processes and rates are tested over sockets, in `test_edge_slow_clients`,
-`test_edge_clients`, `test_edge_front`, `test_edge_habits`, `test_edge_bad_input`,
-`test_edge_connection`.
+Tests in `tests/fabric/edge` check the bounds of sockets, processes and rates.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ ELSEWHERE = {
     "linger_s",
     *("ping_s", "http_s", "connection_count", "client_connection_count", "session_count"),
     *("client_session_count", "drain_s", "linger_s"),
-    # Bounds of uploads, tested in `test_edge_voices`.
+    # Bounds of uploads, tested in `tests/fabric/edge/http/test_voices.py`.
     *("ref_audio_bytes", "ref_audio_s", "ref_audio_count", "ref_audio_total_bytes"),
 }
 START = Moment(1000.0, 1_714_200_000_000_000_000)

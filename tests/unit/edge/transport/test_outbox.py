@@ -49,7 +49,7 @@ def test_the_last_of_some_events_says_that_they_are_written() -> None:
     st.lists(st.tuples(st.lists(st.integers(0, 60), max_size=3), st.integers(0, 4)), max_size=20)
 )
 def test_nothing_is_lost_or_out_of_order(batches: list[tuple[list[int], int]]) -> None:
-    """Each batch of events is put, and then so many events are taken."""
+    """Each step puts a batch of events into the queue, and then takes a number of events."""
     outbox, added, taken = Outbox(150), list[bytes](), list[bytes]()
     for number, (sizes, take_count) in enumerate(batches):
         events = [bytes([number]) * size for size in sizes]

@@ -142,7 +142,7 @@ def test_signals_change_the_level_of_a_running_process() -> None:
         assert running.stdin
 
         def lines() -> list[str]:
-            """Return what one question makes the process log."""
+            """Send one line to the process; return the lines that it logs."""
             assert running.stderr
             assert running.stdin
             running.stdin.write("?\n")
@@ -156,7 +156,7 @@ def test_signals_change_the_level_of_a_running_process() -> None:
         assert lines() == ["asked"]
         running.send_signal(signal.SIGUSR1)
         while lines() != ["shown", "asked"]:
-            pass  # until the signal has arrived
+            pass  # repeat until the signal has arrived
         running.send_signal(signal.SIGUSR2)
         while lines() != ["asked"]:
             pass

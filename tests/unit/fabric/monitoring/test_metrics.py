@@ -1,4 +1,4 @@
-"""Instruments: their label values are a closed set, and every series exists from the start."""
+"""Instruments: label values are a closed set, and every series exists from the start."""
 
 from __future__ import annotations
 

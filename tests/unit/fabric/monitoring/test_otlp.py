@@ -1,4 +1,4 @@
-"""Export over OTLP: the standard settings, and Prometheus metrics as OTLP has them."""
+"""Export over OTLP: its standard settings, and the conversion of Prometheus metrics to OTLP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans: context in messages keeps parents and links; nothing is exported by default."""
+"""Spans: messages carry the context, so parents and links are right; no export by default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forecast: how long the tickets of a queue are expected to wait."""
+"""The forecast: the expected waits of the tickets in a queue."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOW = 10_000.0
 
 @dataclass
 class SlotOutlook:
-    """A slot: the kinds that it serves, and in how many seconds it is expected to be free."""
+    """A slot: its kinds of session, and the expected seconds until it is free."""
 
     kinds: frozenset[lease_pb2.SessionKind]
     free_in_s: float
@@ -39,7 +39,7 @@ class SlotOutlook:
 def waits_s(
     kinds: Sequence[lease_pb2.SessionKind], slots: Sequence[SlotOutlook], times: HoldTimes
 ) -> list[float | None]:
-    """The wait of each ticket of a queue, first ticket first."""
+    """Return the expected wait of each ticket in a queue, in order."""
     demands = [
         Demand(
             kind,
@@ -118,7 +118,7 @@ def test_ticket_that_arrived_after_the_forecast_waits_as_long_as_the_last() -> N
 
 
 class CountingList(SortedList[Any]):
-    """Counts the elements that are read."""
+    """A list that counts how many elements are read."""
 
     read_count = 0
 

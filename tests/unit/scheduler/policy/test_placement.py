@@ -23,7 +23,7 @@ from duplane.scheduler.policy.needs import NO_NEEDS
 from duplane.scheduler.policy.placement import Candidate, SlotIndex, next_grant
 from duplane.scheduler.store.base import Grant, Ticket, Worker
 
-GRANTED_AT = {"": 0.0}  # by lease id, which grants have none of here
+GRANTED_AT = {"": 0.0}  # keys are lease ids; the grants of these tests have none
 
 
 def ticket(
@@ -49,7 +49,7 @@ def candidate(one: Worker, *granted: int) -> Candidate:
 
 
 def granted_slots(tickets: list[Ticket], *candidates: Candidate) -> list[tuple[int, str, int]]:
-    """Grant until nothing is left to grant: (order of the ticket, worker, slot) of each."""
+    """Make all possible grants; return (order of the ticket, worker, slot) of each."""
     queue, slots = FifoQueue(), SlotIndex()
     for one in tickets:
         queue.put(one, 0.0)

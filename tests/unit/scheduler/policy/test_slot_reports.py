@@ -21,7 +21,7 @@ UNSEEN, SEEN, OVERTAKEN = 9, 10, 11  # reported fencing numbers, for a grant of 
         (False, CLEANING, "lease-9", UNSEEN, Verdict.NOTHING),
         (False, BROKEN, "", UNSEEN, Verdict.ENDED),
         (False, OCCUPIED, "lease-10", SEEN, Verdict.CLAIMED),
-        (False, CLEANING, "lease-10", SEEN, Verdict.ENDED),  # claimed and ended
+        (False, CLEANING, "lease-10", SEEN, Verdict.ENDED),  # claimed, then ended
         (False, FREE, "", SEEN, Verdict.ENDED),
         (False, OCCUPIED, "lease-11", OVERTAKEN, Verdict.ENDED),
         (True, OCCUPIED, "lease-10", SEEN, Verdict.NOTHING),

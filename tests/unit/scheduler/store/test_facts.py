@@ -1,4 +1,4 @@
-"""The copy of etcd's facts, fed with events that no working scheduler writes."""
+"""The local copy of etcd's content, for events that no correct scheduler writes."""
 
 from __future__ import annotations
 

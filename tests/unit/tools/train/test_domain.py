@@ -1,4 +1,4 @@
-"""Questions and answers: what can be drawn is known, spoken in whole tokens, and fits its units."""
+"""Questions and answers: their words are known and whole tokens, and answers fit their units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scores of an evaluation, for sessions whose outcome is known."""
+"""The scores of an evaluation, for sessions with known results."""
 
 from __future__ import annotations
 

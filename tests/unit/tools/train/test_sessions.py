@@ -1,4 +1,4 @@
-"""Drawn sessions: what is to be said, when, and how it is written for the LLM."""
+"""Drawn sessions: the desired speech, its time, and its sequence of ids for the LLM."""
 
 from __future__ import annotations
 

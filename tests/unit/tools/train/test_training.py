@@ -1,4 +1,4 @@
-"""What is trained is what is served, and an interrupted run continues to the same weights."""
+"""Training computes the same as the worker, and an interrupted run leads to the same weights."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def networks(config: dict[str, Any]) -> ListenerNetworks:
 def test_trained_encoder_is_the_served_encoder(
     networks: ListenerNetworks, config: dict[str, Any]
 ) -> None:
-    """A session of six units: its start, the fixed and the dynamic floor, a reset of the cache."""
+    """Six units cover the start, the fixed and the dynamic floor, and a reset of the cache."""
     chance = np.random.default_rng(1)
     sound = (chance.standard_normal((2, UNITS * 16_000)) * 0.1).astype(np.float32)
     served = AudioEncoder(AudioConfig.from_json(config), 1)
@@ -74,7 +74,7 @@ def test_trained_encoder_is_the_served_encoder(
         served.push(0, sound[1, unit * 16_000 : (unit + 1) * 16_000])
         rows.append(served.encode([0])[0])
     features, is_first = networks.features([sound[0], sound[1]])
-    # Two units more, so that the windows are whole.
+    # Two more units complete the last window.
     features = torch.cat((features, features[:, :2]), 1)
     is_first = torch.cat((is_first, is_first[:, 2:4]), 1)
     _, trained = networks.encode(features, is_first, WINDOW_UNITS)

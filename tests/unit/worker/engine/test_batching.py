@@ -78,11 +78,11 @@ def test_the_oldest_unit_runs_even_if_it_is_larger_than_a_round() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_unit_waits_longer_than_the_stated_bound(seed: int) -> None:
-    """64 slots for a minute of simulated time; eight of them show 16 pictures every second.
+    """Simulate 64 slots for a minute; eight of them send 16 pictures every second.
 
-    The duration of a round is proportional to its rows. A unit without pictures waits for the
-    rest of the running round, at most one round of the most rows. A unit with pictures waits for
-    at most two such rounds, and one more for each older unit with pictures.
+    The duration of a round is proportional to its rows. A unit without pictures waits for at most
+    one round of the largest size. A unit with pictures waits for at most two such rounds, and one
+    more for each older unit with pictures.
     """
     second_per_row = 1e-4
     pictures = [16 if slot < 8 else 0 for slot in range(64)]

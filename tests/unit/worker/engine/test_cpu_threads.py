@@ -1,4 +1,4 @@
-"""The number of CPU threads: by cores, quota and the size of the model."""
+"""The number of CPU threads depends on cores, quota and model size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_threads_follow_the_model_and_the_cores(
 
 @pytest.fixture
 def eight_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a directory that describes four cores of two hardware threads each."""
+    """Return a directory like /sys that describes four cores with two hardware threads each."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     for number in range(8):
         topology = tmp_path / f"cpu{number}/topology"

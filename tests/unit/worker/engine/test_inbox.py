@@ -1,4 +1,4 @@
-"""The inbox: bounded, newest wins, every drop counted, no interruption lost, nothing reordered."""
+"""The inbox is bounded, drops the oldest units, counts drops, keeps interruptions and the order."""
 
 from __future__ import annotations
 

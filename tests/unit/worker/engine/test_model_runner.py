@@ -1,4 +1,4 @@
-"""The model runner without its thread: its rounds, and its answers to failures of the model."""
+"""The model runner without its thread: its rounds, and its handling of failures of the model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from duplane.worker.model.vision.preprocessing import decode
 
 
 class Log:
-    """A runner of a scripted model, with every event it posted."""
+    """A runner of a scripted model, and all events that it has posted."""
 
     def __init__(self, *slots: int) -> None:
         self.model = ScriptedModel(slot_count=4)

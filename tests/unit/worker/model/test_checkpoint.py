@@ -13,7 +13,7 @@ from duplane.worker.model.checkpoint import Checkpoint, CheckpointError, field, 
 
 
 def write(directory: Path, shards: dict[str, dict[str, torch.Tensor]]) -> Path:
-    """A sharded checkpoint with an empty configuration."""
+    """Write a sharded checkpoint with an empty configuration."""
     (directory / "config.json").write_bytes(b"{}")
     index: dict[str, str] = {}
     for name, tensors in shards.items():

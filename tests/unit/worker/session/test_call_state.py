@@ -1,4 +1,4 @@
-"""The state machine of a call: the messages that each state allows, and its timeouts."""
+"""The state machine of a call: the allowed messages and the timeouts of each state."""
 
 from __future__ import annotations
 

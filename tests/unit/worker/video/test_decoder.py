@@ -60,7 +60,7 @@ def test_every_second_is_a_picture_and_its_sound(kind: str) -> None:
     samples = sounds(pieces)
     assert [len(sound) for sound in samples] == [16_000, 16_000, 9_600]
     assert all(sound.dtype == np.float32 for sound in samples)
-    # A tone of 440 Hz, as loud as in each channel of the file.
+    # A tone of 440 Hz, as loud as each channel of the file.
     spectrum = np.abs(np.fft.rfft(samples[1]))
     assert spectrum.argmax() == 440
     assert np.abs(samples[1]).max() == pytest.approx(0.3, abs=0.05)
@@ -102,7 +102,7 @@ def test_pictures_at_odd_times_are_those_shown_at_each_second() -> None:
     assert greys(pieces)[:4] == pytest.approx([grey(0), grey(2), grey(4), grey(5)], abs=6)
 
 
-# The matrix in a track's header that turns its pictures clockwise by so many degrees.
+# Clockwise rotation of a track's pictures in degrees -> the matrix in the track's header.
 TURNS = {90: (0, 1, -1, 0), 180: (-1, 0, 0, -1), 270: (0, -1, 1, 0)}
 
 

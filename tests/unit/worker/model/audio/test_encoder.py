@@ -72,7 +72,7 @@ def test_embeddings_do_not_depend_on_the_other_slots() -> None:
 
 
 class LargestResult(TorchDispatchMode):
-    """Records the size of the largest tensor that an operation allocates, views excluded."""
+    """Records the size of the largest tensor that an operation allocates, without views."""
 
     def __init__(self) -> None:
         super().__init__()

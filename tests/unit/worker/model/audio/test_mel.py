@@ -1,4 +1,4 @@
-"""Whisper's log-mel of live streams, compared with that of the whole history."""
+"""Whisper's log-mel of a live stream, compared with the log-mel of its whole history."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ BINS = 80
 
 
 def speech(seed: int, seconds: int) -> np.ndarray:
-    """Return bursts of very different loudness, so that the peak of the history varies."""
+    """Return bursts of very different loudness, so that the peak of the history changes."""
     random = np.random.default_rng(seed)
     loudness = 10 ** random.uniform(-4, 0, seconds * 10).repeat(1600)
     return (random.standard_normal(seconds * 16000) * 0.3 * loudness).astype(np.float32)

@@ -20,7 +20,7 @@ PLAIN = ConversationOptions(
 
 
 class Listed:
-    """Uniforms from a list."""
+    """Uniform random numbers from a list."""
 
     def __init__(self, *numbers: float) -> None:
         self.numbers = list(numbers)
@@ -33,7 +33,7 @@ class Listed:
 
 
 class Sampling:
-    """One conversation for each of these options."""
+    """The sampling of conversations, one for each of the given options."""
 
     def __init__(self, *options: ConversationOptions) -> None:
         self.all = DuplexSampling(TOKENS, VOCABULARY, len(options), torch.device("cpu"))

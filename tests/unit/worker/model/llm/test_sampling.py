@@ -63,7 +63,7 @@ def test_drawing_among_the_candidates_draws_what_all_ids_would(
     expected = draw(probabilities, torch.tensor([uniform], dtype=torch.float64))
     cumulative = probabilities.double().cumsum(-1)
     if bool(((cumulative - uniform).abs() < 1e-6).any()):
-        return  # the uniform is within rounding of a border: either id is right
+        return  # the number is within rounding of a border, so either id is right
     assert torch.equal(
         choose_ids(scores, [DrawSettings(False, 0.7, top_k, top_p)], [uniform]), expected
     )

@@ -87,7 +87,7 @@ def test_after_a_cut_off_passage_the_last_token_is_fed_with_the_next_one(talker:
 
 @pytest.fixture
 def recomputing(talker: Talker) -> Iterator[Talker]:
-    """The same talker with the attention type `sliding_recompute`."""
+    """Return the same talker with the attention type `sliding_recompute`."""
     dims = talker.dims
     talker.dims = replace(dims, is_recomputing=True)
     yield talker

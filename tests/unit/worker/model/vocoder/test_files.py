@@ -1,4 +1,4 @@
-"""Loading the vocoder's files: valid files, and the error for each kind of unusable file."""
+"""Loading the vocoder's files: valid files, and the error for each kind of invalid file."""
 
 from __future__ import annotations
 

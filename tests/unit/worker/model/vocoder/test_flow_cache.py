@@ -1,4 +1,4 @@
-"""The frames that the caches keep after a chunk, compared with the lists of the reference."""
+"""The frames in the caches after a chunk, compared with the lists of the reference."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def apply(columns: list[str], moves: Moves) -> None:
 
 
 def fresh(count: int, capacity: int) -> list[str]:
-    """Return columns with a prompt of `count` entries that ends at `capacity`."""
+    """Return cache columns with a prompt of `count` entries that ends at `capacity`."""
     return ["?"] * (capacity - count) + [f"p{n}" for n in range(count)] + ["?"] * 60
 
 

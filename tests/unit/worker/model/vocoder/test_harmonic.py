@@ -1,4 +1,4 @@
-"""The vocoder of one voice: streams equal whole turns, and slots do not depend on each other."""
+"""The vocoder with one voice: chunks equal whole turns, and slots do not affect each other."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def network() -> HarmonicNetwork:
 
 
 def decoded(vocoder: HarmonicVocoder, slot: int, cuts: Sequence[int]) -> FloatArray:
-    """Decode the turn in chunks that end at `cuts`, and the rest as the last one."""
+    """Decode the turn in chunks that end at `cuts`; the last chunk is the rest."""
     vocoder.prime(slot, vocoder.voice)
     starts, pieces = [0, *cuts], list[FloatArray]()
     for start, stop in zip(starts, cuts, strict=False):

@@ -15,7 +15,7 @@ from duplane.worker.model.vocoder.hift import same_conv
 
 
 class Operations(TorchDispatchMode):
-    """Records the names of the operations."""
+    """Records the names of all torch operations."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The vocoder over several slots: independence of the batch, turns, voices, resets and refusals."""
+"""The vocoder with several slots: independence from the batch, turns, voices, resets and errors."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def mels(vocoder: Vocoder, chunks: Sequence[VocoderChunk]) -> list[torch.Tensor]
     return mel
 
 
-# Four turns that differ in voice, in chunk lengths and in when they end.
+# Four turns with different voices, chunk lengths and ends.
 TURNS = [
     (voice(1.0, 1), [(28, False), (28, False), (28, False), (28, False), (9, True)]),
     (voice(2.4, 2), [(28, False), (14, False), (28, False), (28, True)]),
@@ -88,7 +88,7 @@ def test_mel_does_not_depend_on_the_other_slots_of_the_batch(vocoder: Vocoder) -
         vocoder.reset(slot)
     for slot, (own, _) in enumerate(TURNS):
         vocoder.prime(slot, own)
-    # Slots start one tick after the other, so that each batch has chunks of different ages.
+    # Slots start one after the other, so each batch has chunks from different parts of turns.
     for tick in range(8):
         keys = [(s, tick - s) for s in range(SLOTS) if 0 <= tick - s < len(TURNS[s][1])]
         batch = [chunk(*key) for key in reversed(keys)]
