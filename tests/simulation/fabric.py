@@ -47,10 +47,10 @@ class Scheduler:
         self.calls: dict[Call, None] = {}  # in the order of their start; a set has no order
         self.store = MemoryStore(boot_ms, clock)
         self.state = SchedulerState(clock)
-        self.waiters = Waiters(self.store, self.state, SETTINGS.ticket_limit)
         grants = GrantLoop(
             self.store, self.state, SETTINGS.claim_timeout_s, SETTINGS.resume_grace_s
         )
+        self.waiters = Waiters(self.store, self.state, SETTINGS.ticket_limit, grants.enqueue)
         positions = PositionUpdates(self.state)
         self.leases = LeaseServicer(
             SETTINGS,

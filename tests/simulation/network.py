@@ -69,6 +69,10 @@ class Call:
         await delay(self._chance)
         self._to_client.put_nowait(message)
 
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return the metadata that the client sent: none."""
+        return ()
+
     def peer(self) -> str:
         """Return the client's address, as gRPC writes it."""
         return "ipv4:127.0.0.1:1"

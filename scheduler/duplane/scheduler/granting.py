@@ -11,13 +11,28 @@ from duplane.fabric.durations import to_duration
 from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.policy.placement import Candidate
 from duplane.scheduler.state import SchedulerState
-from duplane.scheduler.store.base import Change, LeaseStore, Ticket, Worker, WorkerPut
+from duplane.scheduler.store.base import (
+    Change,
+    Grant,
+    LeaseStore,
+    Offer,
+    Ticket,
+    Worker,
+    WorkerPut,
+)
 
 _log = logging.getLogger(__name__)
 
+MAX_RUNNING = 256  # grants that are on their way to the store at once; the others wait
+PORTION = 8  # grants that are begun without a pause, in which other tasks run
+
 
 class GrantLoop:
-    """Grants from one store. Several schedulers may run such a loop on the same store."""
+    """Grants from one store. Several schedulers may run such a loop on the same store.
+
+    A grant does not wait for the one before it: slot and ticket are reserved until the store has
+    answered.
+    """
 
     def __init__(
         self,
@@ -32,6 +47,7 @@ class GrantLoop:
         self._resume_until = state.clock() + resume_grace_s
         self._is_resuming = False
         self._epochs: dict[str, int] = {}  # by worker id, of workers seen before that time
+        self._running: dict[int, asyncio.Task[None]] = {}  # grants, by order of the ticket
         self._has_change = asyncio.Event()
         self._is_idle = asyncio.Event()
         state.listeners.append(self._on_change)
@@ -50,30 +66,52 @@ class GrantLoop:
             _log.info("workers have served before; waiting for their queue to come back")
         self._is_resuming = True
 
-    async def idle(self) -> None:
-        """Wait until everything that can be granted now is granted.
+    async def enqueue(
+        self, request: lease_pb2.AcquireLeaseRequest, owner: str, order: int | None = None
+    ) -> Ticket | Grant:
+        """Enqueue a request; grant it in the same step if a slot is free and nobody waits."""
+        candidate = self._state.free_candidate(request) if order is None else None
+        if candidate is None or self._hold_s() is not None:
+            return await self._store.enqueue(request, owner, order)
+        offer = self.offer(request, candidate)
+        worker_id, slot = offer.claims.worker_id, offer.claims.slot
+        self._state.reserve(worker_id, slot)
+        try:
+            return await self._store.enqueue(request, owner, order, offer)
+        finally:
+            self._state.unreserve(worker_id, slot)
+            self._wake()
+
+    async def settled(self, order: int | None) -> None:
+        """Wait until the ticket of an order is granted, if it can be granted now.
 
         Returns at once while grants are held back.
         """
         await self._is_idle.wait()
+        if running := self._running.get(order or 0):
+            await asyncio.wait([running])
 
     async def run(self) -> None:
         """Grant everything that can be granted, after every change, until cancelled."""
-        while True:
-            self._has_change.clear()
-            hold_s = self._hold_s()
-            if hold_s is None:
-                await self._grant_all()
-            if not self._has_change.is_set():
-                self._is_idle.set()
-            if hold_s is not None:
-                await asyncio.sleep(hold_s)
-            else:
-                await self._has_change.wait()
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self._has_change.clear()
+                hold_s = self._hold_s()
+                if hold_s is None:
+                    await self._begin_all(tasks)
+                if not self._has_change.is_set():
+                    self._is_idle.set()
+                if hold_s is not None:
+                    await asyncio.sleep(hold_s)
+                else:
+                    await self._has_change.wait()
 
     def _on_change(self, change: Change) -> None:
         if isinstance(change, WorkerPut) and self._state.clock() < self._resume_until:
             self._expect_returning(change.worker)
+        self._wake()
+
+    def _wake(self) -> None:
         if self._hold_s() is None:
             self._is_idle.clear()
         self._has_change.set()
@@ -82,27 +120,46 @@ class GrantLoop:
         left_s = self._resume_until - self._state.clock()
         return left_s if self._is_resuming and left_s > 0 else None
 
-    async def _grant_all(self) -> None:
+    async def _begin_all(self, tasks: asyncio.TaskGroup) -> None:
+        """Begin every grant that is possible, several before each pause."""
+        count = 0
         for pool in self._state.waiting_pools:
-            while proposal := self._state.next_grant(pool):
-                ticket, candidate = proposal
-                claims = self.claims(ticket, candidate)
-                grant = await self._store.try_grant(ticket, claims, self._claim_timeout_s)
-                if grant is None or self._state.entry(ticket):
-                    return  # the state is older than the store; the next change wakes this loop
-                await asyncio.sleep(0)  # let other tasks run between two grants
+            while len(self._running) < MAX_RUNNING and (proposal := self._state.next_grant(pool)):
+                self._begin(tasks, *proposal)
+                count += 1
+                if count % PORTION == 0:
+                    await asyncio.sleep(0)
 
-    def claims(self, ticket: Ticket, candidate: Candidate) -> lease_pb2.LeaseClaims:
-        """Return the claims of a new lease. The store adds the fencing number."""
+    def _begin(self, tasks: asyncio.TaskGroup, ticket: Ticket, candidate: Candidate) -> None:
+        offer = self.offer(ticket.request, candidate)
+        self._state.reserve(offer.claims.worker_id, offer.claims.slot, ticket.order)
+        granting = self._grant(ticket, offer, self._state.return_count)
+        self._running[ticket.order] = tasks.create_task(granting)
+
+    async def _grant(self, ticket: Ticket, offer: Offer, return_count: int) -> None:
+        """Grant a reserved slot, unless callers have returned to places that may be ahead."""
+        revision, grant = self._state.revision, None
+        try:
+            if return_count == self._state.return_count:
+                grant = await self._store.try_grant(ticket, offer)
+        finally:
+            del self._running[ticket.order]
+            self._state.unreserve(offer.claims.worker_id, offer.claims.slot, ticket.order)
+            # If it was refused, a change comes that tells why.
+            if grant or revision != self._state.revision:
+                self._wake()
+
+    def offer(self, request: lease_pb2.AcquireLeaseRequest, candidate: Candidate) -> Offer:
+        """Return a new lease of a free slot. The store adds the fencing number."""
         claims = lease_pb2.LeaseClaims(
             lease_id=uuid.uuid4().hex,
             worker_id=candidate.worker.worker_id,
             worker_epoch=candidate.worker.epoch,
             slot=candidate.free_slots[0],
-            kind=ticket.request.kind,
-            session_id=ticket.request.session_id,
+            kind=request.kind,
+            session_id=request.session_id,
             claim_timeout=to_duration(self._claim_timeout_s),
         )
         expiry = datetime.now(UTC) + timedelta(seconds=self._claim_timeout_s)
         claims.expire_time.FromDatetime(expiry)
-        return claims
+        return Offer(claims, self._claim_timeout_s)

@@ -127,6 +127,8 @@ class SchedulerMetrics:
         self._leases[grant.claims.lease_id] = grant
         if before is None:
             self._lease_events.of("granted" if grant.ticket else "adopted").inc()
+            if grant.ticket and grant.ticket.order == grant.claims.fencing_number:
+                self._waits.of(kind_name(grant.claims.kind), "granted").observe(0.0)  # at once
         if grant.ticket and grant.is_claimed and not (before and before.is_claimed):
             self._lease_events.of("claimed").inc()
         if grant.is_revoked and not (before and before.is_revoked):

@@ -60,11 +60,11 @@ class Scheduler:
         telemetry.observe(self.metrics.registry)
         store = open_store(settings.store, _wall_ms(), settings.open_credentials())
         self._store = measured(store, self.metrics.registry)
-        self._waiters = Waiters(self._store, state, settings.ticket_limit)
         self._watch = Watch(state, settings.ticket_limit)
         self._grant_loop = GrantLoop(
             self._store, state, settings.claim_timeout_s, settings.resume_grace_s
         )
+        self._waiters = Waiters(self._store, state, settings.ticket_limit, self._grant_loop.enqueue)
         self._position_updates = PositionUpdates(state)
         self._reachability = ReachabilityChecks(self._store, state)
         self._leases = LeaseServicer(

@@ -1,6 +1,7 @@
 """The state of the fabric in one scheduler: the store's facts, indexed for policy.
 
-Only the store's changes modify it, so every scheduler of a fabric decides from the same state.
+Only the store's changes modify it, so every scheduler of a fabric decides from the same state. A
+scheduler's own are the reservations of the grants that are on their way to the store.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class _Pool:
         self.queues: dict[Needs, FifoQueue] = {}  # only queues with tickets
         self.slots = SlotIndex()
         self.forecast: _Forecast | None = None
+        self.last_order = 0
 
 
 class SchedulerState:
@@ -68,6 +70,7 @@ class SchedulerState:
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.revision = 0
+        self.return_count = 0  # tickets that were put ahead of others
         self.workers: dict[str, Worker] = {}
         self.tickets: dict[int, Ticket] = {}  # by order
         self.grants: dict[str, Grant] = {}  # by lease id, oldest first
@@ -78,6 +81,8 @@ class SchedulerState:
         self._pools: dict[str, _Pool] = {}
         self._slots: dict[str, dict[int, Grant]] = {}  # by worker id
         self._grants_of_order: dict[int, dict[str, Grant]] = {}  # by ticket and lease id
+        self._reserved_slots: dict[str, set[int]] = {}  # by worker id
+        self._reserved_orders: set[int] = set()
         self._void_numbers: dict[str, dict[int, int]] = {}  # by worker id and slot
         self._worker_since: dict[str, float] = {}
         self._grant_since: dict[str, float] = {}
@@ -121,9 +126,35 @@ class SchedulerState:
     def next_grant(self, pool: str) -> tuple[Ticket, Candidate] | None:
         """Return the next ticket of a pool and the worker to grant it from, if a slot is free."""
         known = self._pools.get(pool)
-        queues = sorted(known.queues.values(), key=_first_order) if known else ()
-        proposals = (next_grant(queue, known.slots) for queue in queues) if known else ()
+        if known is None or not known.slots.has_free:
+            return None
+        queues = sorted(known.queues.values(), key=_first_order)
+        reserved = self._reserved_orders
+        proposals = (next_grant(queue, known.slots, reserved) for queue in queues)
         return next((proposal for proposal in proposals if proposal), None)
+
+    def free_candidate(self, request: lease_pb2.AcquireLeaseRequest) -> Candidate | None:
+        """Return the worker to grant a new request from, if nobody waits in its pool."""
+        pool = self._pools.get(request.pool)
+        return pool.slots.best(request, needs_of(request)) if pool and not pool.queues else None
+
+    def reserve(self, worker_id: str, slot: int, order: int | None = None) -> None:
+        """Propose a slot, and the ticket of an order, to nobody else until `unreserve`."""
+        self._reserved_slots.setdefault(worker_id, set()).add(slot)
+        if order is not None:
+            self._reserved_orders.add(order)
+        self._update_candidate(worker_id)
+
+    def unreserve(self, worker_id: str, slot: int, order: int | None = None) -> None:
+        """End a reservation."""
+        slots = self._reserved_slots[worker_id]
+        slots.discard(slot)
+        if not slots:
+            del self._reserved_slots[worker_id]
+        if order is not None:
+            self._reserved_orders.discard(order)
+        if self.grant_of(worker_id, slot) is None:
+            self._update_candidate(worker_id)
 
     def entries(self) -> Sequence[QueueEntry]:
         """Return the queue entries of all pools, sorted by order."""
@@ -210,6 +241,8 @@ class SchedulerState:
         self.requests[ticket.request.request_id] = ticket
         pool, needs = self._pools.setdefault(ticket.request.pool, _Pool()), needs_of(ticket.request)
         pool.queues.setdefault(needs, FifoQueue(needs)).put(ticket, self.clock())
+        self.return_count += ticket.order < pool.last_order
+        pool.last_order = max(pool.last_order, ticket.order)
 
     def _remove_ticket(self, ticket: Ticket, is_granted: bool) -> None:
         del self.tickets[ticket.order]
@@ -264,7 +297,8 @@ class SchedulerState:
         if worker := self.workers.get(worker_id):
             grants = self._slots.get(worker_id, {})
             void_numbers = self._void_numbers.get(worker_id, {})
-            candidate = Candidate.of(worker, grants, void_numbers, self._grant_since)
+            reserved = self._reserved_slots.get(worker_id, ())
+            candidate = Candidate.of(worker, grants, void_numbers, self._grant_since, reserved)
             self._pools.setdefault(worker.register.pool, _Pool()).slots.put(candidate)
 
     def _drop_empty(self, name: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.kinds import kind_name
@@ -29,6 +29,7 @@ from duplane.scheduler.store.base import (
 )
 from duplane.scheduler.validation import parse_ticket_id
 
+Enqueue = Callable[[lease_pb2.AcquireLeaseRequest, str, int | None], Awaitable[Ticket | Grant]]
 _STOPPING = "the scheduler is stopping"
 
 
@@ -58,9 +59,17 @@ class Waiters:
     from an earlier call.
     """
 
-    def __init__(self, store: LeaseStore, state: SchedulerState, limit: int) -> None:
+    def __init__(
+        self,
+        store: LeaseStore,
+        state: SchedulerState,
+        limit: int,
+        enqueue: Enqueue | None = None,
+    ) -> None:
+        """`enqueue` replaces that of the store: it may grant in the same step."""
         self.limit = limit
         self._store = store
+        self._enqueue_request = enqueue or store.enqueue
         self._state = state
         self._is_closed = False
         self._waiters: dict[str, Waiter] = {}  # by owner
@@ -169,12 +178,15 @@ class Waiters:
                 await self._store.give_back(grant)
 
     async def _enqueue(self, waiter: Waiter, order: int | None) -> None:
-        found = await self._store.enqueue(waiter.request, waiter.owner, order)
+        found = await self._enqueue_request(waiter.request, waiter.owner, order)
         while isinstance(found, Grant) and found.claims.lease_id not in self._state.grants:
-            found = await self._store.enqueue(waiter.request, waiter.owner, order)  # it has ended
+            # The grant has ended.
+            found = await self._enqueue_request(waiter.request, waiter.owner, order)
         match found:
             case Ticket(order=taken):
                 waiter.order = taken
+            case Grant(ticket=Ticket(order=taken, owner=owner)) if owner == waiter.owner:
+                waiter.order = taken  # granted at once; the store has published it
             case Grant(ticket=ticket) as grant:
                 # If an earlier call still waits to deliver the grant, that call ends and this one
                 # delivers it. Otherwise the grant was delivered, and the caller asks again.
@@ -198,8 +210,9 @@ class Waiters:
                 self._on_ticket(ticket)
             case TicketGone(ticket=ticket, is_granted=False, is_expired=is_expired):
                 self._on_ticket_gone(ticket, is_expired)
-            case GrantPut(grant=Grant(ticket=Ticket(owner=owner)) as grant):
+            case GrantPut(grant=Grant(ticket=Ticket(order=order, owner=owner)) as grant):
                 if waiter := self._waiters.get(owner):
+                    self._by_order[order] = waiter
                     waiter.grant = grant
                     waiter.changed.set()
             case GrantGone(grant=Grant(ticket=Ticket(order=order)) as grant):

@@ -102,7 +102,7 @@ async def test_operations_of_the_store_are_counted_and_timed() -> None:
         await (await harness.caller()).granted()
         seen = read(harness.metrics)
         counts, name = "duplane_store_operations_total", "duplane_store_operation_duration_seconds"
-        for operation in ("register", "enqueue", "try_grant"):
+        for operation in ("register", "enqueue"):
             assert seen.value(counts, operation=operation, outcome="done") == 1
             assert seen.value(f"{name}_count", operation=operation) == 1
             assert seen.value(f"{name}_sum", operation=operation) > 0

@@ -31,6 +31,6 @@ async def test_slots_of_a_worker_that_has_served_are_held_back_after_a_start(
     assert isinstance(ticket, Ticket)
     running = asyncio.create_task(grants.run())
     async with asyncio.timeout(5):
-        await grants.idle()
+        await grants.settled(ticket.order)
     assert (state.entry(ticket) is not None) == has_served
     running.cancel()

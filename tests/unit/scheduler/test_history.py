@@ -30,6 +30,7 @@ from duplane.scheduler.store.base import (
     GrantEnd,
     GrantGone,
     GrantPut,
+    Offer,
     Ticket,
     TicketGone,
     TicketPut,
@@ -291,7 +292,7 @@ class SchedulerHistory(RuleBasedStateMachine):
                     slot=candidate.free_slots[0],
                     kind=AUDIO,
                 )
-                grant = run(self.store.try_grant(ticket, claims, CLAIM_TIMEOUT_S))
+                grant = run(self.store.try_grant(ticket, Offer(claims, CLAIM_TIMEOUT_S)))
                 assert grant, "policy proposed what the store refuses"
                 worker = self.state.workers[grant.claims.worker_id]
                 assert worker.takes_sessions
@@ -305,7 +306,7 @@ class SchedulerHistory(RuleBasedStateMachine):
                 ), "granted before the worker knew that the former grant is void"
                 made.append(grant)
                 # Another scheduler may try the same grant before it sees this one.
-                assert run(self.store.try_grant(ticket, claims, CLAIM_TIMEOUT_S)) is None
+                assert run(self.store.try_grant(ticket, Offer(claims, CLAIM_TIMEOUT_S))) is None
         return multiple(*made)
 
     @rule(grant=grants)

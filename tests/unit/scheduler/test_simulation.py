@@ -17,7 +17,7 @@ from duplane.scheduler.policy.fifo import FifoQueue, QueueEntry
 from duplane.scheduler.policy.placement import Candidate
 from duplane.scheduler.policy.slot_reports import Verdict, judge
 from duplane.scheduler.rpc import registry
-from duplane.scheduler.store.base import Grant, Ticket
+from duplane.scheduler.store.base import Grant, Offer, Ticket
 from duplane.scheduler.store.memory import MemoryStore
 from duplane.scheduler.store.unclaimed_grants import ClaimDeadlines
 from duplane.scheduler.waiters import Waiters
@@ -47,9 +47,9 @@ def test_seed_reproduces_its_run() -> None:
 def two_grants(patch: pytest.MonkeyPatch) -> None:
     candidate, granted = Candidate.of, MemoryStore.try_grant
 
-    async def forgetful(store: Any, ticket: Ticket, claims: Any, timeout_s: float) -> Any:
-        store._grants.get(claims.worker_id, {}).pop(claims.slot, None)
-        return await granted(store, ticket, claims, timeout_s)
+    async def forgetful(store: Any, ticket: Ticket, offer: Offer) -> Any:
+        store._grants.get(offer.claims.worker_id, {}).pop(offer.claims.slot, None)
+        return await granted(store, ticket, offer)
 
     patch.setattr(Candidate, "of", lambda worker, _, *others: candidate(worker, {}, *others))
     patch.setattr(MemoryStore, "try_grant", forgetful)
@@ -82,14 +82,14 @@ def growing_positions(patch: pytest.MonkeyPatch) -> None:
 
 
 def lost_wakeups(patch: pytest.MonkeyPatch) -> None:
-    noted = GrantLoop._on_change  # pyright: ignore[reportPrivateUsage]  # the planted fault
+    wake = GrantLoop._wake  # pyright: ignore[reportPrivateUsage]  # the planted fault
     changes = iter(range(1_000_000))
 
-    def on_change(loop: GrantLoop, change: Any) -> None:
+    def wake_at_first(loop: GrantLoop) -> None:
         if next(changes) < 5:
-            noted(loop, change)
+            wake(loop)
 
-    patch.setattr(GrantLoop, "_on_change", on_change)
+    patch.setattr(GrantLoop, "_wake", wake_at_first)
 
 
 def forgotten_calls(patch: pytest.MonkeyPatch) -> None:

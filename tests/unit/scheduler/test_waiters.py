@@ -14,7 +14,7 @@ from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import admin_pb2, lease_pb2, registry_pb2
 from duplane.scheduler.rpc.worker_stream import OUTBOX_LENGTH, WorkerStream
 from duplane.scheduler.state import SchedulerState
-from duplane.scheduler.store.base import Grant, Ticket, Worker
+from duplane.scheduler.store.base import Grant, Offer, Ticket, Worker
 from duplane.scheduler.store.memory import MemoryStore
 from duplane.scheduler.waiters import Waiter, Waiters
 from duplane.scheduler.watch import BACKLOG_LENGTH, Watch
@@ -46,7 +46,7 @@ class Fabric:
             slot=candidate.free_slots[0],
             kind=ticket.request.kind,
         )
-        grant = await self.store.try_grant(ticket, claims, 60)
+        grant = await self.store.try_grant(ticket, Offer(claims, 60))
         assert grant
         return grant
 
@@ -102,7 +102,7 @@ async def test_grant_that_ends_before_the_repeated_call_learns_of_it_is_not_used
             await fabric.store.give_back(grant)
             return found
 
-        monkeypatch.setattr(fabric.store, "enqueue", enqueue_late)
+        monkeypatch.setattr(fabric.waiters, "_enqueue_request", enqueue_late)
         async with fabric.waiters.waiting(request()) as second:
             assert second.grant is None
             assert fabric.waiters.entry(second)

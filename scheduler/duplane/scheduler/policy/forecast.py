@@ -103,13 +103,17 @@ def _start(
     heaps: Sequence[_Heap], count: int, after_s: float, hold_s: float
 ) -> tuple[float, float]:
     """Start `count` tickets in a row; return when the first and the last one starts."""
-    slot_count = sum(number for heap in heaps for _, number in heap)
     first_s = max(after_s, min(heap[0][0] for heap in heaps))
-    rounds, left = divmod(count - 1, slot_count)
-    left += 1
-    if rounds:  # whole rounds, in which every slot takes one ticket
-        for heap in heaps:
-            heap[:] = [(max(free_s, after_s) + rounds * hold_s, number) for free_s, number in heap]
+    left = count
+    if count > 1:
+        slot_count = sum(number for heap in heaps for _, number in heap)
+        rounds, left = divmod(count - 1, slot_count)
+        left += 1
+        if rounds:  # whole rounds, in which every slot takes one ticket
+            for heap in heaps:
+                heap[:] = [
+                    (max(free_s, after_s) + rounds * hold_s, number) for free_s, number in heap
+                ]
     while left:
         heap = min(heaps, key=lambda heap: heap[0])
         free_s, number = heap[0]

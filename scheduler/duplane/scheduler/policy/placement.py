@@ -43,13 +43,15 @@ class Candidate:
         grants: Mapping[int, Grant],
         void_numbers: Mapping[int, int],
         granted_at: Mapping[str, float],
+        reserved: Collection[int] = (),
     ) -> Candidate:
         """Make a candidate from a registration and the state of its slots.
 
         `void_numbers` are the fencing numbers of grants that ended unclaimed, by slot. The lease of
         such a grant may have been claimed after all, and the worker's report of it may be on its
         way. So the slot counts as free only after the worker reports that it has seen the number.
-        `granted_at` are the times of the grants, by lease id.
+        `granted_at` are the times of the grants, by lease id. `reserved` are slots whose grant is
+        on its way to the store.
         """
         is_leaving = worker.is_draining or worker.is_drain_requested
         free: list[tuple[int, int]] = []
@@ -64,6 +66,8 @@ class Candidate:
                 held.add((slot, grant.claims.kind, granted_at[grant.claims.lease_id]))
                 continue
             idle_count += 1
+            if slot in reserved:
+                continue
             if report.state == registry_pb2.SLOT_STATE_FREE and number >= void_numbers.get(slot, 0):
                 free.append((number, slot))
         return cls(
@@ -145,6 +149,11 @@ class SlotIndex:
     def __len__(self) -> int:
         return len(self._candidates)
 
+    @property
+    def has_free(self) -> bool:
+        """True if a slot is free."""
+        return any(group.ranks for group in self._groups.values())
+
     def attached_kinds(self, needs: Needs) -> Collection[lease_pb2.SessionKind]:
         """Return the kinds that an attached worker serves, draining or not."""
         return frozenset[lease_pb2.SessionKind]().union(*(one.kinds for one in self._able(needs)))
@@ -212,13 +221,17 @@ class SlotIndex:
         return (group for group in self._groups.values() if needs <= group.labels)
 
 
-def next_grant(queue: FifoQueue, slots: SlotIndex) -> tuple[Ticket, Candidate] | None:
+def next_grant(
+    queue: FifoQueue, slots: SlotIndex, reserved: Collection[int] = ()
+) -> tuple[Ticket, Candidate] | None:
     """Return the ticket to grant next, and the worker whose first free slot it gets.
 
-    Returns None if nothing can be granted. If the first ticket avoids every worker with a free
-    slot, a later ticket gets that slot.
+    Returns None if nothing can be granted. Tickets whose order is `reserved` are left out. If the
+    first ticket avoids every worker with a free slot, a later ticket gets that slot.
     """
-    for ticket in itertools.islice(queue.of_kinds(slots.able_kinds(queue.needs)), _MAX_PASSED_OVER):
+    tickets = queue.of_kinds(slots.able_kinds(queue.needs))
+    waiting = (ticket for ticket in tickets if ticket.order not in reserved)
+    for ticket in itertools.islice(waiting, _MAX_PASSED_OVER):
         if candidate := slots.best(ticket.request, queue.needs):
             return ticket, candidate
         if not ticket.request.avoided_worker_ids:

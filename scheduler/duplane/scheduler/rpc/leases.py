@@ -135,7 +135,7 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
                 await context.write(self._granted(waiter.grant))
                 return
             else:
-                await self._grant_loop.idle()  # no `queued` before an immediate grant
+                await self._grant_loop.settled(waiter.order)  # no `queued` before that grant
                 if not waiter.changed.is_set():
                     await self._send_position(waiter, context)
                     await self._wait_for_change(waiter)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 from duplane.fabric.durations import to_duration
 from duplane.fabric.errors import FabricError, Reason, abort
@@ -66,7 +66,8 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             check_reachable(register.address, context.peer())
             worker = await self._register(register)
             try:
-                await self._settle_slots(worker, register.slots)
+                for slot in self._unsettled(worker, register.slots):
+                    await self._settle_slot(worker, slot)
                 stream = self._streams[worker.worker_id] = WorkerStream(worker)
                 _log.info("worker %s attached: %d slots", worker.worker_id, len(register.slots))
                 await self._exchange(worker, stream, request_iterator, context)
@@ -171,12 +172,15 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self._announce_progress(stream)
         stream.is_drain_sent |= report.is_draining
         self._watch.note_report(worker.worker_id, report)
+        changes = [
+            self._settle_slot(worker, slot) for slot in self._unsettled(worker, report.slots)
+        ]
         changed = _changed(worker, report)
         if changed != worker:
-            await self._store.report(changed)
+            changes.append(self._store.report(changed))
         else:
             self._watch.publish_worker(worker)
-        await self._settle_slots(worker, report.slots)
+        await asyncio.gather(*changes)  # the store makes them in one step, if it can
 
     def _announce_progress(self, stream: WorkerStream) -> None:
         """Answer a report, but not each of several that come within half an interval."""
@@ -186,18 +190,28 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             progress = registry_pb2.Progress(fencing_number=self._state.revision)
             stream.send(registry_pb2.AttachResponse(progress=progress))
 
-    async def _settle_slots(self, worker: Worker, slots: Sequence[registry_pb2.SlotReport]) -> None:
-        """Update the grants of a worker from the reports of its slots."""
+    def _unsettled(
+        self, worker: Worker, slots: Sequence[registry_pb2.SlotReport]
+    ) -> Iterable[registry_pb2.SlotReport]:
+        """Return the slots whose reports change a grant."""
         for slot in slots:
             grant = self._state.grant_of(worker.worker_id, slot.slot)
-            verdict = judge(grant, slot)
-            if grant and verdict is Verdict.CLAIMED:
-                await self._store.claim(grant)
-            elif grant and verdict is Verdict.ENDED:
-                await self._store.release(grant)
-                verdict = judge(None, slot)
-            if verdict is Verdict.UNKNOWN_LEASE and slot.lease_id not in self._state.grants:
-                await self._store.adopt(_adopted(worker, slot))
+            if judge(grant, slot) is not Verdict.NOTHING:
+                yield slot
+
+    async def _settle_slot(self, worker: Worker, slot: registry_pb2.SlotReport) -> bool:
+        """Update the grant of a slot from the worker's report; False if it has changed nothing."""
+        grant = self._state.grant_of(worker.worker_id, slot.slot)
+        verdict = judge(grant, slot)
+        has_changed = False
+        if grant and verdict is Verdict.CLAIMED:
+            has_changed = await self._store.claim(grant)
+        elif grant and verdict is Verdict.ENDED:
+            has_changed = await self._store.release(grant)
+            verdict = judge(None, slot)
+        if verdict is Verdict.UNKNOWN_LEASE and slot.lease_id not in self._state.grants:
+            has_changed = await self._store.adopt(_adopted(worker, slot))
+        return has_changed
 
     def _current(self, stream: WorkerStream) -> Worker | None:
         worker = self._state.workers.get(stream.worker_id)

@@ -63,6 +63,14 @@ class Grant:
     is_revoked: bool = False  # the worker was asked to end the session
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A slot to grant, and the time for the grant to be claimed."""
+
+    claims: lease_pb2.LeaseClaims  # of the lease; the store adds the fencing number
+    claim_timeout_s: float
+
+
 class GrantEnd(Enum):
     """Why a grant ended."""
 
@@ -198,12 +206,18 @@ class LeaseStore(ABC):
 
     @abstractmethod
     async def enqueue(
-        self, request: lease_pb2.AcquireLeaseRequest, owner: str, order: int | None = None
+        self,
+        request: lease_pb2.AcquireLeaseRequest,
+        owner: str,
+        order: int | None = None,
+        offer: Offer | None = None,
     ) -> Ticket | Grant:
         """Add a ticket: at `order` if the store issued that number before, else at the end.
 
         If a ticket waits at this order or for this `request_id`, `owner` becomes its owner. A
-        grant that was made for this `request_id` is returned unchanged.
+        grant that was made for this `request_id` is returned unchanged. A new request without an
+        order is granted `offer` in the same step if the offer can be granted and nobody waits in
+        the pool. The ticket of such a grant never waited; its order is the fencing number.
         """
 
     @abstractmethod
@@ -211,10 +225,8 @@ class LeaseStore(ABC):
         """Remove a ticket. Returns False if it does not wait, or `owner` is given and differs."""
 
     @abstractmethod
-    async def try_grant(
-        self, ticket: Ticket, claims: lease_pb2.LeaseClaims, claim_timeout_s: float
-    ) -> Grant | None:
-        """Replace `ticket` by a grant of `claims` with a new fencing number, in one step.
+    async def try_grant(self, ticket: Ticket, offer: Offer) -> Grant | None:
+        """Replace `ticket` by a grant of `offer` with a new fencing number, in one step.
 
         Changes nothing and returns None if the ticket is gone or taken over, the worker's epoch
         has ended, or the slot is granted. The grant ends as EXPIRED if it is not claimed within

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from duplane.scheduler.store.base import (
     GrantGone,
     GrantPut,
     LeaseStore,
+    Offer,
     Ticket,
     TicketGone,
     TicketPut,
@@ -44,6 +46,7 @@ class MemoryStore(LeaseStore):
         self._tickets: dict[int, Ticket] = {}
         self._grants: dict[str, dict[int, Grant]] = {}  # by worker id and slot
         self._waiting: dict[str, Ticket] = {}  # by request id
+        self._waiting_counts: Counter[str] = Counter()  # by pool
         self._granted: dict[str, Grant] = {}  # by request id
         self._deadlines = ClaimDeadlines(self._grant_of)
         self._has_new_deadline = asyncio.Event()
@@ -128,19 +131,28 @@ class MemoryStore(LeaseStore):
         return worker is not None
 
     async def enqueue(
-        self, request: lease_pb2.AcquireLeaseRequest, owner: str, order: int | None = None
+        self,
+        request: lease_pb2.AcquireLeaseRequest,
+        owner: str,
+        order: int | None = None,
+        offer: Offer | None = None,
     ) -> Ticket | Grant:
         if grant := self._granted.get(request.request_id):
             return grant
         known = self._waiting.get(request.request_id)
         if known is None and order is not None:
             known = self._tickets.get(order)
+        is_new = known is None and order is None
+        if offer and is_new and self._is_free(offer) and not self._waiting_counts[request.pool]:
+            revision = self._next()
+            return self._make_grant(Ticket(revision, owner, request), offer, revision)
         revision = self._next()
         if known:
-            del self._waiting[known.request.request_id]
+            self._forget(known)
             ticket = Ticket(known.order, owner, request)
         else:
             ticket = Ticket(order if order and order < revision else revision, owner, request)
+        self._waiting_counts[request.pool] += 1
         self._tickets[ticket.order] = self._waiting[request.request_id] = ticket
         self._publish(TicketPut(revision, ticket))
         return ticket
@@ -152,23 +164,11 @@ class MemoryStore(LeaseStore):
         self._drop_ticket(ticket, is_granted=False)
         return True
 
-    async def try_grant(
-        self, ticket: Ticket, claims: lease_pb2.LeaseClaims, claim_timeout_s: float
-    ) -> Grant | None:
+    async def try_grant(self, ticket: Ticket, offer: Offer) -> Grant | None:
         waiting = self._tickets.get(ticket.order)
-        if waiting is None or waiting.owner != ticket.owner:
+        if waiting is None or waiting.owner != ticket.owner or not self._is_free(offer):
             return None
-        if self._current(claims.worker_id, claims.worker_epoch) is None:
-            return None
-        if self._grant_of((claims.worker_id, claims.slot)):
-            return None
-        numbered = lease_pb2.LeaseClaims()
-        numbered.CopyFrom(claims)
-        numbered.fencing_number = self._next()
-        grant = Grant(numbered, waiting)
-        self._deadlines.add(grant, self._clock() + claim_timeout_s)
-        self._has_new_deadline.set()
-        self._put_grant(grant)
+        grant = self._make_grant(waiting, offer, self._next())
         self._drop_ticket(waiting, is_granted=True)
         return grant
 
@@ -203,6 +203,21 @@ class MemoryStore(LeaseStore):
         self._next()
         self._put_grant(grant)
         return True
+
+    def _is_free(self, offer: Offer) -> bool:
+        claims = offer.claims
+        is_attached = self._current(claims.worker_id, claims.worker_epoch) is not None
+        return is_attached and self._grant_of((claims.worker_id, claims.slot)) is None
+
+    def _make_grant(self, ticket: Ticket, offer: Offer, number: int) -> Grant:
+        claims = lease_pb2.LeaseClaims()
+        claims.CopyFrom(offer.claims)
+        claims.fencing_number = number
+        grant = Grant(claims, ticket)
+        self._deadlines.add(grant, self._clock() + offer.claim_timeout_s)
+        self._has_new_deadline.set()
+        self._put_grant(grant)
+        return grant
 
     def _next(self) -> int:
         self._revision += 1
@@ -240,10 +255,16 @@ class MemoryStore(LeaseStore):
         self._publish(WorkerGone(self._next(), worker))
 
     def _drop_ticket(self, ticket: Ticket, *, is_granted: bool) -> None:
-        del self._tickets[ticket.order]
-        del self._waiting[ticket.request.request_id]
+        self._forget(ticket)
         revision = self._revision if is_granted else self._next()
         self._publish(TicketGone(revision, ticket, is_granted))
+
+    def _forget(self, ticket: Ticket) -> None:
+        pool = ticket.request.pool
+        del self._tickets[ticket.order], self._waiting[ticket.request.request_id]
+        self._waiting_counts[pool] -= 1
+        if not self._waiting_counts[pool]:
+            del self._waiting_counts[pool]
 
     def _put_grant(self, grant: Grant) -> None:
         self._grants.setdefault(grant.claims.worker_id, {})[grant.claims.slot] = grant

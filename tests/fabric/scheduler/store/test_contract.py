@@ -22,6 +22,7 @@ from duplane.scheduler.store.base import (
     GrantGone,
     GrantPut,
     LeaseStore,
+    Offer,
     Ticket,
     TicketGone,
     TicketPut,
@@ -106,7 +107,8 @@ def claims_for(worker: Worker, slot: int = 0) -> lease_pb2.LeaseClaims:
 async def granted(
     store: LeaseStore, worker: Worker, slot: int = 0, claim_timeout_s: float = LONG_S
 ) -> Grant:
-    grant = await store.try_grant(await queued(store), claims_for(worker, slot), claim_timeout_s)
+    offer = Offer(claims_for(worker, slot), claim_timeout_s)
+    grant = await store.try_grant(await queued(store), offer)
     assert grant
     return grant
 
@@ -128,7 +130,7 @@ async def test_numbers_rise_with_every_change(store: LeaseStore, changes: Change
 
 async def test_grant_takes_ticket_and_slot_in_one_step(store: LeaseStore, changes: Changes) -> None:
     worker, ticket = await registered(store), await queued(store)
-    grant = await store.try_grant(ticket, claims_for(worker), LONG_S)
+    grant = await store.try_grant(ticket, Offer(claims_for(worker), LONG_S))
     assert grant
     assert grant.ticket == ticket
     assert (await changes.one(GrantPut)).grant == grant
@@ -141,29 +143,29 @@ async def test_granted_slot_is_refused(store: LeaseStore) -> None:
     worker = await registered(store)
     await granted(store, worker)
     late = await queued(store)
-    assert await store.try_grant(late, claims_for(worker), LONG_S) is None
+    assert await store.try_grant(late, Offer(claims_for(worker), LONG_S)) is None
     assert await store.cancel(late.order), "a refused grant has taken the ticket"
 
 
 async def test_ticket_is_granted_once(store: LeaseStore) -> None:
     worker, ticket = await registered(store, slot_count=2), await queued(store)
-    assert await store.try_grant(ticket, claims_for(worker, 0), LONG_S)
-    assert await store.try_grant(ticket, claims_for(worker, 1), LONG_S) is None
+    assert await store.try_grant(ticket, Offer(claims_for(worker, 0), LONG_S))
+    assert await store.try_grant(ticket, Offer(claims_for(worker, 1), LONG_S)) is None
 
 
 async def test_ticket_that_was_taken_over_is_not_granted_to_the_former(store: LeaseStore) -> None:
     worker, former = await registered(store), await queued(store, "r")
     later = await queued(store, "r")
-    assert await store.try_grant(former, claims_for(worker), LONG_S) is None
-    assert await store.try_grant(later, claims_for(worker), LONG_S)
+    assert await store.try_grant(former, Offer(claims_for(worker), LONG_S)) is None
+    assert await store.try_grant(later, Offer(claims_for(worker), LONG_S))
 
 
 async def test_former_registration_is_not_granted_from(store: LeaseStore) -> None:
     former, ticket = await registered(store), await queued(store)
     later = await registered(store)
     assert later.epoch > former.epoch
-    assert await store.try_grant(ticket, claims_for(former), LONG_S) is None
-    assert await store.try_grant(ticket, claims_for(later), LONG_S)
+    assert await store.try_grant(ticket, Offer(claims_for(former), LONG_S)) is None
+    assert await store.try_grant(ticket, Offer(claims_for(later), LONG_S))
 
 
 async def test_another_incarnation_does_not_replace_a_registration(store: LeaseStore) -> None:
@@ -300,11 +302,57 @@ async def test_order_that_was_never_issued_is_not_used(store: LeaseStore) -> Non
 
 async def test_repeated_request_gets_the_grant_it_has(store: LeaseStore) -> None:
     worker, ticket = await registered(store), await queued(store, "r")
-    grant = await store.try_grant(ticket, claims_for(worker), LONG_S)
+    grant = await store.try_grant(ticket, Offer(claims_for(worker), LONG_S))
     assert grant
     assert await store.enqueue(lease_request("r"), "another") == grant
     assert await store.release(grant)
     assert isinstance(await store.enqueue(lease_request("r"), "another"), Ticket)
+
+
+async def test_request_that_nobody_is_ahead_of_is_granted_at_once(
+    store: LeaseStore, changes: Changes
+) -> None:
+    worker = await registered(store)
+    request, offer = lease_request("r"), Offer(claims_for(worker), LONG_S)
+    grant = await store.enqueue(request, "owner", None, offer)
+    assert isinstance(grant, Grant)
+    assert grant.ticket == Ticket(grant.claims.fencing_number, "owner", request)
+    assert (await changes.one(GrantPut)).grant == grant
+    assert not changes.of(TicketPut)
+    assert await store.enqueue(lease_request("r"), "another") == grant
+    assert await store.claim(grant)
+
+
+async def test_request_is_not_granted_at_once_while_another_waits(store: LeaseStore) -> None:
+    worker, ahead = await registered(store), await queued(store)
+    other = lease_request()
+    other.pool = "other"
+    assert isinstance(await store.enqueue(other, "owner"), Ticket)
+    offer = Offer(claims_for(worker), LONG_S)
+    behind = await store.enqueue(lease_request(), "owner", None, offer)
+    assert isinstance(behind, Ticket)
+    await store.cancel(ahead.order)
+    await store.cancel(behind.order)
+    assert isinstance(await store.enqueue(lease_request(), "owner", None, offer), Grant)
+
+
+async def test_offer_that_cannot_be_granted_leaves_a_ticket(store: LeaseStore) -> None:
+    former = await registered(store)
+    worker = await registered(store)
+    await granted(store, worker)
+    for claims in (claims_for(worker), claims_for(former)):
+        found = await store.enqueue(lease_request(), "owner", None, Offer(claims, LONG_S))
+        assert isinstance(found, Ticket)
+        await store.cancel(found.order)
+
+
+async def test_request_that_returns_to_its_order_is_not_granted_at_once(store: LeaseStore) -> None:
+    worker, former = await registered(store), await queued(store)
+    await store.cancel(former.order)
+    offer = Offer(claims_for(worker), LONG_S)
+    found = await store.enqueue(lease_request(), "owner", former.order, offer)
+    assert isinstance(found, Ticket)
+    assert found.order == former.order
 
 
 async def test_unclaimed_grant_expires_but_not_early(store: LeaseStore, changes: Changes) -> None:
@@ -342,7 +390,7 @@ async def test_giving_back_a_claimed_grant_waits_for_its_worker(
     assert await store.claim(grant)
     assert await store.give_back(grant)
     assert (await changes.one(GrantPut, 3)).grant.is_revoked
-    assert await store.try_grant(await queued(store), claims_for(worker), LONG_S) is None
+    assert await store.try_grant(await queued(store), Offer(claims_for(worker), LONG_S)) is None
     assert await store.release(grant)
     assert (await changes.one(GrantGone)).end is GrantEnd.RELEASED
 
@@ -368,7 +416,7 @@ async def test_adopted_lease_holds_its_slot(store: LeaseStore, changes: Changes)
     former.CopyFrom(claims)
     former.worker_epoch = 1
     assert not await store.adopt(Grant(former, is_claimed=True))
-    assert await store.try_grant(await queued(store), claims_for(worker), LONG_S) is None
+    assert await store.try_grant(await queued(store), Offer(claims_for(worker), LONG_S)) is None
     assert (await changes.one(GrantPut)).grant == held
     assert await store.release(held)
 

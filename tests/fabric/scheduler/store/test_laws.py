@@ -25,7 +25,7 @@ from support.store_history import CLAIM_TIMEOUT_S, Clock, Grants, Replica, slot_
 
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.scheduler.etcd.access import Credentials, EtcdUrl
-from duplane.scheduler.store.base import Grant, LeaseStore
+from duplane.scheduler.store.base import Grant, LeaseStore, Offer, Worker
 from duplane.scheduler.store.etcd.store import EtcdStore
 from duplane.scheduler.store.memory import MemoryStore
 
@@ -35,7 +35,17 @@ SLOTS = 2
 WORKERS = ("w0", "w1")
 REQUESTS = tuple(f"r{number}" for number in range(6))
 FAULTS = ("executed", "executed later", "not executed")
-VERBS = ("grant", "grant", "enqueue", "cancel", "claim", "give_back", "release", "register")
+VERBS = (
+    "grant",
+    "grant",
+    "enqueue",
+    "grant at once",
+    "cancel",
+    "claim",
+    "give_back",
+    "release",
+    "register",
+)
 Answer = TypeVar("Answer")
 _prefixes = itertools.count()
 
@@ -137,22 +147,17 @@ class StoreLaws(RuleBasedStateMachine):
         view, store, name = replica.view, replica.store, WORKERS[pick]
         ticket, grant = picked(view.tickets, pick), picked(view.grants, pick)
         worker = view.workers.get(WORKERS[0])  # all races for a slot are for the same one
-        if verb == "enqueue":
+        if verb in ("enqueue", "grant at once"):
             request = lease_pb2.AcquireLeaseRequest(request_id=REQUESTS[pick], kind=AUDIO)
-            order = self.orders[-1] if self.orders else None
-            return store.enqueue(request, f"owner{next(self.names)}", order)
+            offer = self.offer(worker) if worker and verb == "grant at once" else None
+            order = self.orders[-1] if self.orders and offer is None else None
+            return store.enqueue(request, f"owner{next(self.names)}", order, offer)
         if verb == "register":
             return store.register(register_message(name, SLOTS))
         if verb == "cancel" and ticket:
             return store.cancel(ticket.order, ticket.owner)
         if verb == "grant" and ticket and worker:
-            claims = lease_pb2.LeaseClaims(
-                lease_id=f"lease{next(self.names)}",
-                worker_id=worker.worker_id,
-                worker_epoch=worker.epoch,
-                kind=AUDIO,
-            )
-            return store.try_grant(ticket, claims, CLAIM_TIMEOUT_S)
+            return store.try_grant(ticket, self.offer(worker))
         if verb in ("claim", "give_back", "release") and grant:
             return getattr(store, verb)(grant)
         return None
@@ -230,23 +235,54 @@ class StoreLaws(RuleBasedStateMachine):
         if ticket is None or worker is None:
             return
         is_free = (name, slot) not in replica.view.grants
-        claims = lease_pb2.LeaseClaims(
-            lease_id=f"lease{next(self.names)}",
-            worker_id=name,
-            worker_epoch=worker.epoch,
-            slot=slot,
-            kind=AUDIO,
-        )
-        grant = self.do(replica.store.try_grant(ticket, claims, CLAIM_TIMEOUT_S))
+        offer = self.offer(worker, slot)
+        grant = self.do(replica.store.try_grant(ticket, offer))
         if grant:
             assert is_free
             assert replica.view.grants[name, slot] == grant
             assert grant.claims.fencing_number > worker.epoch
             assert ticket.order not in replica.view.tickets
         for other in self.replicas:
-            again = self.do(other.store.try_grant(ticket, changed(claims), CLAIM_TIMEOUT_S))
+            again = self.do(other.store.try_grant(ticket, self.offer(worker, slot)))
             assert again is None or grant is None, "a ticket was granted twice"
             grant = grant or again
+
+    def offer(self, worker: Worker, slot: int = 0) -> Offer:
+        claims = lease_pb2.LeaseClaims(
+            lease_id=f"lease{next(self.names)}",
+            worker_id=worker.worker_id,
+            worker_epoch=worker.epoch,
+            slot=slot,
+            kind=AUDIO,
+        )
+        return Offer(claims, CLAIM_TIMEOUT_S)
+
+    @rule(
+        which=st.integers(0, 2),
+        request=st.sampled_from(REQUESTS),
+        name=st.sampled_from(WORKERS),
+        slot=st.integers(0, SLOTS - 1),
+    )
+    def grant_at_once(self, which: int, request: str, name: str, slot: int) -> None:
+        replica = self.replica(which)
+        view, worker = replica.view, replica.view.workers.get(name)
+        if worker is None:
+            return
+        is_free = (name, slot) not in view.grants
+        is_known = any(one.request.request_id == request for one in view.tickets.values())
+        is_held = any(
+            one.ticket and one.ticket.request.request_id == request for one in view.grants.values()
+        )
+        may_grant = is_free and not view.tickets
+        message = lease_pb2.AcquireLeaseRequest(request_id=request, kind=AUDIO)
+        owner = f"owner{next(self.names)}"
+        found = self.do(replica.store.enqueue(message, owner, None, self.offer(worker, slot)))
+        if not is_known and not is_held:
+            assert isinstance(found, Grant) == may_grant
+        if isinstance(found, Grant):
+            assert view.grants[slot_key(found)] == found
+        else:
+            assert view.tickets[found.order].owner == owner
 
     @rule(
         which=st.integers(0, 2),
@@ -285,13 +321,6 @@ class StoreLaws(RuleBasedStateMachine):
 def picked(facts: dict[Any, Answer], pick: int) -> Answer | None:
     values = [facts[key] for key in sorted(facts)]
     return values[pick] if pick < len(values) else None
-
-
-def changed(claims: lease_pb2.LeaseClaims) -> lease_pb2.LeaseClaims:
-    other = lease_pb2.LeaseClaims()
-    other.CopyFrom(claims)
-    other.lease_id += "again"
-    return other
 
 
 @pytest.mark.slow

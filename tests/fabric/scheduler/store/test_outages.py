@@ -17,7 +17,7 @@ from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.etcd.access import Credentials, EtcdUrl
 from duplane.scheduler.etcd.client import EtcdError
 from duplane.scheduler.etcd.v3 import etcd_pb2
-from duplane.scheduler.store.base import Ticket
+from duplane.scheduler.store.base import Offer, Ticket
 from duplane.scheduler.store.etcd import store as etcd_store
 from duplane.scheduler.store.etcd.store import EtcdStore
 
@@ -122,11 +122,11 @@ async def test_arrivals_are_refused_at_once_while_many_operations_wait(
         await arrive(store)
     with pytest.raises(FabricError, match="too many operations"):
         await store.register(register_message())
-    assert len(store._operations) == limit
+    assert store._commits.count == limit
     etcd_client.recover()
     async with asyncio.timeout(BOUND_S):
-        while store._operations:  # the end of one may begin another, which undoes it
-            await asyncio.wait(store._operations)
+        while store._arriving:  # the end of one may begin another, which undoes it
+            await asyncio.wait(store._arriving)
     monkeypatch.setattr(etcd_store, "ARRIVAL_TIMEOUT_S", BOUND_S)
     ticket = await arrive(store)
     assert list(store._facts.tickets.values()) == [ticket], "an arrival was not undone"
@@ -140,7 +140,7 @@ async def test_operation_that_is_asked_for_again_waits_once(etcd_client: Etcd) -
     claims = lease_pb2.LeaseClaims(
         lease_id="lease", worker_id="w", worker_epoch=worker.epoch, slot=0, kind=AUDIO
     )
-    grant = await store.try_grant(ticket, claims, 60)
+    grant = await store.try_grant(ticket, Offer(claims, 60))
     assert grant
     behind = await arrive(store)
     etcd_client.hang()
@@ -155,7 +155,7 @@ async def test_operation_that_is_asked_for_again_waits_once(etcd_client: Etcd) -
         )
     ]
     await etcd_client.asked()
-    assert len(store._operations) == 4
+    assert store._commits.count == 4
     etcd_client.recover()
     async with asyncio.timeout(BOUND_S):
         assert all(await asyncio.gather(*asked))

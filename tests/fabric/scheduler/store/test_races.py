@@ -3,105 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
-from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from support.etcd_server import EtcdCluster
-from support.scheduler_harness import AUDIO, FREE, register_message
+from support.racing_stores import Pair, Scheduler, settled
+from support.scheduler_harness import FREE, register_message
 
 from duplane.fabric.errors import FabricError
-from duplane.fabric.v1 import lease_pb2, registry_pb2
-from duplane.scheduler.etcd.access import Credentials, EtcdUrl
-from duplane.scheduler.etcd.client import NoAnswerError
-from duplane.scheduler.etcd.v3 import etcd_pb2
-from duplane.scheduler.store.base import Grant, Ticket, TicketGone, Worker, WorkerGone
+from duplane.fabric.v1 import registry_pb2
+from duplane.scheduler.store.base import Grant, Ticket, TicketGone, WorkerGone
 from duplane.scheduler.store.etcd import operations
 from duplane.scheduler.store.etcd import store as etcd_store
-from duplane.scheduler.store.etcd.store import EtcdStore
-
-BOOT_MS = 1_700_000_000_000
-LONG_S = 60.0
-
-
-class Scheduler:
-    """A running store. A test does something before its next transaction, or loses its answer."""
-
-    def __init__(self, url: str) -> None:
-        self.store = EtcdStore(EtcdUrl.parse(url), Credentials(), BOOT_MS)
-        self.facts = self.store._facts
-        self.before_next: Callable[[], Awaitable[object]] | None = None
-        self.lost = ""
-        self.late: etcd_pb2.TxnRequest | None = None
-        self._txn = self.store._client.txn
-        self.store._client.txn = self.txn
-
-    async def txn(self, request: etcd_pb2.TxnRequest) -> etcd_pb2.TxnResponse:
-        if before := self.before_next:
-            self.before_next = None
-            await before()
-        lost, self.lost = self.lost, ""
-        if lost == "executed later":
-            self.late = request
-            raise NoAnswerError(lost)
-        response = await self._txn(request)
-        if lost:
-            raise NoAnswerError(lost)
-        return response
-
-    async def execute_late(self) -> bool:
-        assert self.late
-        return (await self._txn(self.late)).succeeded
-
-    async def enqueue(self, name: str, order: int | None = None, owner: str = "") -> Ticket | Grant:
-        request = lease_pb2.AcquireLeaseRequest(request_id=name, kind=AUDIO)
-        return await self.store.enqueue(request, owner or f"{name} at {id(self)}", order)
-
-    async def ticket(self, name: str, order: int | None = None) -> Ticket:
-        ticket = await self.enqueue(name, order)
-        assert isinstance(ticket, Ticket)
-        return ticket
-
-    async def grant(self, ticket: Ticket, worker: Worker, slot: int = 0) -> Grant | None:
-        claims = lease_pb2.LeaseClaims(
-            lease_id=f"{ticket.ticket_id} {id(self)} {slot}",
-            worker_id=worker.worker_id,
-            worker_epoch=worker.epoch,
-            slot=slot,
-            kind=AUDIO,
-        )
-        return await self.store.try_grant(ticket, claims, LONG_S)
-
-    async def worker(self, slot_count: int = 1) -> Worker:
-        worker = await self.store.register(register_message("w", slot_count))
-        assert worker
-        return worker
-
-
-@pytest.fixture
-async def pair(etcd: EtcdCluster, prefix: str) -> AsyncGenerator[tuple[Scheduler, Scheduler]]:
-    one, other = Scheduler(etcd.url(prefix)), Scheduler(etcd.url(prefix))
-    running = [asyncio.create_task(scheduler.store.run()) for scheduler in (one, other)]
-    for scheduler in (one, other):
-        await scheduler.store.cancel(0)  # returns as soon as the scheduler has a session
-    yield one, other
-    for task in running:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-
-Pair = tuple[Scheduler, Scheduler]
-
-
-async def settled(pair: Pair) -> None:
-    for scheduler in pair:
-        await scheduler.store.catch_up()
-    one, other = pair
-    assert one.facts.tickets == other.facts.tickets
-    assert one.facts.granted == other.facts.granted
 
 
 async def test_slot_is_granted_once(pair: Pair) -> None:
@@ -125,6 +39,32 @@ async def test_ticket_is_granted_once(pair: Pair) -> None:
     await settled(pair)
     assert [grant.claims.slot for grant in one.facts.granted.values()] == [1]
     assert len(one.facts.live_slots("w")) == 1
+
+
+async def test_slot_is_granted_at_once_to_one_request(pair: Pair) -> None:
+    one, other = pair
+    worker = await one.worker()
+    await settled(pair)
+    one.before_next = lambda: other.at_once("second", worker)
+    assert isinstance(await one.at_once("first", worker), Ticket)
+    await settled(pair)
+    assert list(one.facts.granted) == ["second"]
+
+
+async def test_request_that_arrives_meanwhile_is_not_overtaken_by_a_grant_at_once(
+    pair: Pair,
+) -> None:
+    one, other = pair
+    worker = await one.worker()
+    await settled(pair)
+    one.before_next = lambda: other.enqueue("ahead")
+    behind = await one.at_once("behind", worker)
+    assert isinstance(behind, Ticket)
+    await settled(pair)
+    assert [one.facts.tickets[order].request.request_id for order in sorted(one.facts.tickets)] == [
+        "ahead",
+        "behind",
+    ]
 
 
 async def test_ticket_that_is_cancelled_meanwhile_is_not_granted(pair: Pair) -> None:
@@ -312,7 +252,7 @@ async def test_request_that_was_given_up_does_not_take_the_ticket_of_a_later_cal
         await one.ticket("request")
     later = await other.ticket("request")
     answers.set()
-    await asyncio.gather(*one.store._operations, return_exceptions=True)
+    await asyncio.gather(*one.store._arriving, return_exceptions=True)
     await settled(pair)
     assert other.facts.tickets == {later.order: later}
 

@@ -87,8 +87,8 @@ class _Fabric:
         if proposal is None:
             raise RuntimeError("no slot is free")
         ticket, candidate = proposal
-        claims = self.grant_loop.claims(ticket, candidate)
-        grant = _run(self.store.try_grant(ticket, claims, 3600.0))
+        offer = self.grant_loop.offer(ticket.request, candidate)
+        grant = _run(self.store.try_grant(ticket, offer))
         if grant is None or not _run(self.store.claim(grant)):
             raise RuntimeError("the store refused a grant")
         return grant

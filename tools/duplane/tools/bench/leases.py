@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import os
 import random
 import signal
@@ -16,10 +17,13 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import FabricError
 from duplane.fabric.v1 import lease_pb2, registry_pb2
+from duplane.scheduler.etcd.access import EtcdUrl
+from duplane.scheduler.etcd.client import EtcdClient
 from duplane.tools.bench.options import LeaseBench
 from duplane.tools.bench.report import percentile, show
 from duplane.tools.up.restarts import RestartDelay
@@ -48,6 +52,7 @@ class _Counts:
     lost_ticket_count: int = 0
     lost_position_count: int = 0
     kill_count: int = 0
+    cpu_ms: Sequence[float] = (math.nan, math.nan)  # per grant: of the schedulers, of this process
     has_grant: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add_grant(self, granted: lease_pb2.Granted) -> None:
@@ -148,10 +153,19 @@ class _Bench:
             self._counts.granted_at.clear()
             if self._options.kills:
                 background.append(tasks.create_task(self._kill(schedulers)))
+            before_s = self._cpu_s(schedulers)
             await self._load(clients)
+            if not self._options.kills:  # the time of a killed process is gone
+                used_s = zip(self._cpu_s(schedulers), before_s, strict=True)
+                per_grant = 1e3 / self._options.grants
+                self._counts.cpu_ms = [(end - begin) * per_grant for end, begin in used_s]
             for task in background:
                 task.cancel()
         return self._counts
+
+    def _cpu_s(self, schedulers: Sequence[Role]) -> tuple[float, float]:
+        """Return the CPU seconds of all schedulers and of this process."""
+        return sum(_cpu_s(role.process_id) for role in schedulers), time.process_time()
 
     async def _start(self, stack: contextlib.AsyncExitStack, tasks: asyncio.TaskGroup) -> Role:
         role = Role(
@@ -236,6 +250,7 @@ def _rotated(addresses: Sequence[str], start: int) -> Sequence[str]:
 
 async def bench_leases(options: LeaseBench) -> None:
     """Measure and print."""
+    floor_ms = await _floor_ms(options.store)
     counts = await _Bench(options).run()
     ended = f"{options.replicas} scheduler(s), {options.store}"
     show(
@@ -244,21 +259,55 @@ async def bench_leases(options: LeaseBench) -> None:
         [
             _row("a slot is free, one at a time", counts.quiet_ms),
             _row("all at once, through the queue", counts.loaded_ms),
+            *([_row("floor: one etcd put", floor_ms)] if floor_ms else ()),
         ],
     )
     show(
         f"through the queue, {counts.kill_count} schedulers killed",
-        ("grants per second", "longest gap s", "double grants", "lost tickets", "lost positions"),
+        (
+            *("grants per second", "longest gap s", "CPU ms a grant: schedulers", "this process"),
+            *("double grants", "lost tickets", "lost positions"),
+        ),
         [
             (
                 f"{counts.grants_per_second:.0f}",
                 f"{counts.longest_gap_s:.2f}",
+                *("" if math.isnan(one) else f"{one:.1f}" for one in counts.cpu_ms),
                 str(counts.double_count),
                 str(counts.lost_ticket_count),
                 str(counts.lost_position_count),
             )
         ],
     )
+
+
+def _cpu_s(process_id: int) -> float:
+    """Return the CPU seconds that a process has used; nan where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return math.nan
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def _floor_ms(store: str) -> Sequence[float]:
+    """Write one key of etcd again and again; return the milliseconds of each time."""
+    if store == "memory:":
+        return ()
+    url = EtcdUrl.parse(store)
+    client, key = EtcdClient(url.addresses), f"{url.prefix}bench".encode()
+    try:
+        times = [await _put_ms(client, key) for _ in range(_QUIET_COUNT)]
+        await client.delete(key)
+    finally:
+        await client.close()
+    return times
+
+
+async def _put_ms(client: EtcdClient, key: bytes) -> float:
+    begin = time.perf_counter()
+    await client.put(key, bytes(200))
+    return (time.perf_counter() - begin) * 1e3
 
 
 def _row(name: str, values: Sequence[float]) -> Sequence[str]:

@@ -7,6 +7,7 @@ through the same states.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
@@ -60,6 +61,7 @@ class Facts:
         self._signing_keys: dict[bytes, registry_pb2.VerificationKey] = {}  # by key of etcd
         self._held: dict[bytes, tuple[int, int]] = {}  # revision and lease of every key
         self._slots_by_worker: dict[str, set[int]] = {}
+        self._waiting_counts: Counter[str] = Counter()  # by pool
 
     @property
     def number(self) -> int:
@@ -78,6 +80,10 @@ class Facts:
         """Return the live grants of a worker."""
         slots = (self.slots[worker_id, slot] for slot in self._slots_by_worker.get(worker_id, ()))
         return [slot for slot in slots if slot.end is None]
+
+    def waiting_count(self, pool: str) -> int:
+        """Return how many tickets wait in a pool."""
+        return self._waiting_counts[pool]
 
     def grant_of(self, key: SlotKey) -> Grant | None:
         """Return the live grant of a slot."""
@@ -179,11 +185,19 @@ class Facts:
             transition.note_ticket(order, former)
             waiting = self.tickets.get(order)
             if waiting and waiting.request.request_id == request_id:
-                del self.tickets[order]
+                self._remove_ticket(order)
         _put(self.requests, request_id, request)
         if request and not request.is_granted:
             transition.note_ticket(request.ticket.order, None)
+            self._remove_ticket(request.ticket.order)
             self.tickets[request.ticket.order] = request.ticket
+            self._waiting_counts[request.ticket.request.pool] += 1
+
+    def _remove_ticket(self, order: int) -> None:
+        if ticket := self.tickets.pop(order, None):
+            self._waiting_counts[ticket.request.pool] -= 1
+            if not self._waiting_counts[ticket.request.pool]:
+                del self._waiting_counts[ticket.request.pool]
 
 
 class _Transition:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import zlib
 from urllib.parse import quote, unquote
 
+_ARRIVALS_COUNT = 64
+_is_plain = re.compile(r"[A-Za-z0-9_.~-]*").fullmatch  # `quote` would return it as it is
 SlotKey = tuple[str, int]  # worker id, slot
 
 
@@ -19,6 +23,7 @@ class Keys:
     - `slot/WORKER/N`: the last grant of a slot.
     - `request/ID`: a request that waits or has a grant.
     - `order/N`: reserves an order for a ticket that has returned to it.
+    - `arrivals/N`: an empty value. Every new ticket of some pools writes it.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -55,9 +60,14 @@ class Keys:
     def order(self, order: int) -> bytes:
         return self._key("order", str(order))
 
+    def arrivals(self, pool: str) -> bytes:
+        """The key of a pool's arrivals. Several pools share one: callers can invent any name."""
+        return self._key("arrivals", str(zlib.crc32(pool.encode()) % _ARRIVALS_COUNT))
+
     def parse(self, key: bytes) -> list[str]:
         """Return the kind of a key, then its parts."""
         return [unquote(part) for part in key[len(self.prefix) :].decode().split("/")]
 
     def _key(self, *parts: str) -> bytes:
-        return self.prefix + "/".join(quote(part, safe="") for part in parts).encode()
+        quoted = (part if _is_plain(part) else quote(part, safe="") for part in parts)
+        return self.prefix + "/".join(quoted).encode()

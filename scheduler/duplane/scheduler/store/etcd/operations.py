@@ -8,13 +8,10 @@ The same happens if the outcome is unknown, so an operation must recognise its o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from dataclasses import replace
 
 from duplane.fabric.v1 import lease_pb2, registry_pb2
-from duplane.scheduler.etcd.client import end_of
-from duplane.scheduler.etcd.v3 import etcd_pb2
-from duplane.scheduler.store.base import Grant, GrantEnd, Ticket, Worker, replaces
+from duplane.scheduler.store.base import Grant, GrantEnd, Offer, Ticket, Worker, replaces
 from duplane.scheduler.store.etcd.facts import Facts
 from duplane.scheduler.store.etcd.keys import SlotKey
 from duplane.scheduler.store.etcd.records import (
@@ -26,70 +23,10 @@ from duplane.scheduler.store.etcd.records import (
     slot_value,
     worker_value,
 )
+from duplane.scheduler.store.etcd.transactions import Answer, Done, Step, Transaction
 
 # Most grants that one transaction ends. etcd refuses transactions of more than 128 operations.
 MAX_ENDED_COUNT = 50
-
-Answer = TypeVar("Answer")
-
-
-@dataclass(frozen=True, slots=True)
-class Done(Generic[Answer]):
-    """The answer of an operation that changes nothing."""
-
-    answer: Answer
-
-
-@dataclass(slots=True)
-class Transaction(Generic[Answer]):
-    """The keys that must not have changed, the changes to make, and the answer if they are made."""
-
-    facts: Facts
-    answer: Callable[[int], Answer]  # takes the revision that made the changes
-    compares: list[etcd_pb2.Compare] = field(default_factory=list[etcd_pb2.Compare])
-    changes: list[etcd_pb2.RequestOp] = field(default_factory=list[etcd_pb2.RequestOp])
-
-    def require_unchanged(self, *keys: bytes) -> None:
-        """Let the transaction fail if one of the keys is newer than in the facts."""
-        self.compares += [
-            etcd_pb2.Compare(
-                key=key,
-                target=etcd_pb2.Compare.MOD,
-                result=etcd_pb2.Compare.EQUAL,
-                mod_revision=self.facts.written_at(key),
-            )
-            for key in keys
-        ]
-
-    def require_none_newer(self, prefix: bytes) -> None:
-        """Let the transaction fail if a key with this prefix is newer than the facts."""
-        self.compares.append(
-            etcd_pb2.Compare(
-                key=prefix,
-                range_end=end_of(prefix),
-                target=etcd_pb2.Compare.MOD,
-                result=etcd_pb2.Compare.LESS,
-                mod_revision=self.facts.revision + 1,
-            )
-        )
-
-    def put(self, key: bytes, value: bytes, lease: int = 0) -> None:
-        """Set a key."""
-        change = etcd_pb2.PutRequest(key=key, value=value, lease=lease)
-        self.changes.append(etcd_pb2.RequestOp(request_put=change))
-
-    def delete(self, key: bytes) -> None:
-        """Delete a key, whether it exists or not."""
-        change = etcd_pb2.DeleteRangeRequest(key=key)
-        self.changes.append(etcd_pb2.RequestOp(request_delete_range=change))
-
-    def delete_all(self, prefix: bytes) -> None:
-        """Delete every key with a prefix."""
-        change = etcd_pb2.DeleteRangeRequest(key=prefix, range_end=end_of(prefix))
-        self.changes.append(etcd_pb2.RequestOp(request_delete_range=change))
-
-
-Step = Done[Answer] | Transaction[Answer]
 
 
 def register(facts: Facts, message: registry_pb2.Register, lease: int) -> Step[Worker | None]:
@@ -131,7 +68,7 @@ def end_some_grants(facts: Facts, worker_id: str, may_end: Callable[[Worker], bo
     known, live = facts.workers.get(worker_id), facts.live_slots(worker_id)
     if known is None or not may_end(known) or len(live) <= MAX_ENDED_COUNT:
         return Done(False)
-    step = Transaction[bool](facts, lambda _: True)
+    step = Transaction[bool](facts, lambda _: True, is_alone=True)
     step.require_unchanged(facts.keys.epoch(worker_id))
     for slot in live[:MAX_ENDED_COUNT]:
         step.require_unchanged(facts.keys.slot(_slot_key(slot.grant)))
@@ -174,8 +111,9 @@ def enqueue(
     owner: str,
     order: int | None,
     lease: int,
+    offer: Offer | None = None,
 ) -> Step[Ticket | Grant]:
-    """Add a ticket, or make `owner` the owner of one that waits."""
+    """Add a ticket, or make `owner` the owner of one that waits, or grant the offer."""
     if grant := facts.granted.get(request.request_id):
         return Done(grant)
     known = facts.requests.get(request.request_id)
@@ -183,6 +121,8 @@ def enqueue(
     waiting = known.ticket if known and is_waiting else facts.tickets.get(order or 0)
     if waiting and waiting.owner == owner:
         return Done(waiting)
+    if waiting is None and order is None and offer and _can_accept(facts, request, offer):
+        return _accept(facts, Ticket(0, owner, request), offer)
     taken = waiting.order if waiting else 0
     if waiting is None and order and order < facts.number:
         taken = order
@@ -202,28 +142,54 @@ def cancel(facts: Facts, order: int, owner: str | None) -> Step[bool]:
     return step
 
 
-def try_grant(
-    facts: Facts, ticket: Ticket, claims: lease_pb2.LeaseClaims, claim_timeout_s: float
-) -> Step[Grant | None]:
+def try_grant(facts: Facts, ticket: Ticket, offer: Offer) -> Step[Grant | None]:
     """Replace a ticket by a grant."""
-    keys, slot = facts.keys, (claims.worker_id, claims.slot)
-    present = facts.grant_of(slot)
+    claims = offer.claims
+    present = facts.grant_of((claims.worker_id, claims.slot))
     if present and present.claims.lease_id == claims.lease_id:
         return Done(present)
     waiting = facts.tickets.get(ticket.order)
     if waiting is None or waiting.owner != ticket.owner or present:
         return Done(None)
-    if _worker(facts, claims.worker_id, claims.worker_epoch) is None:
+    if not _is_attached(facts, claims):
         return Done(None)
-    value = slot_value(Slot(Grant(claims, waiting), claim_timeout_s, None), facts.base)
+    value = _grant_value(facts, waiting, offer)
     step = Transaction[Grant | None](facts, lambda revision: read_slot(value, revision).grant)
-    request_key, epoch_key = keys.request(waiting.request.request_id), keys.epoch(claims.worker_id)
-    step.require_unchanged(request_key, epoch_key, keys.slot(slot))
-    lease = facts.lease_of(epoch_key)
-    step.put(keys.slot(slot), value, lease)
-    step.put(request_key, request_value(waiting, facts.base, is_granted=True), lease)
+    _put_grant(step, waiting, offer, value)
     _free_order(step, waiting.order)
     return step
+
+
+def _can_accept(facts: Facts, request: lease_pb2.AcquireLeaseRequest, offer: Offer) -> bool:
+    claims = offer.claims
+    is_first = not facts.waiting_count(request.pool)
+    is_free = facts.grant_of((claims.worker_id, claims.slot)) is None
+    return is_first and is_free and _is_attached(facts, claims)
+
+
+def _accept(facts: Facts, ticket: Ticket, offer: Offer) -> Step[Ticket | Grant]:
+    """Grant an offer to a request without a ticket, unless another request has arrived."""
+    value = _grant_value(facts, ticket, offer)
+    step = Transaction[Ticket | Grant](facts, lambda revision: read_slot(value, revision).grant)
+    step.require_unchanged(facts.keys.arrivals(ticket.request.pool))
+    _put_grant(step, ticket, offer, value)
+    return step
+
+
+def _grant_value(facts: Facts, ticket: Ticket, offer: Offer) -> bytes:
+    slot = Slot(Grant(offer.claims, ticket), offer.claim_timeout_s, None)
+    return slot_value(slot, facts.base)
+
+
+def _put_grant(step: Transaction[Answer], ticket: Ticket, offer: Offer, value: bytes) -> None:
+    facts, claims = step.facts, offer.claims
+    request_key = facts.keys.request(ticket.request.request_id)
+    epoch_key = facts.keys.epoch(claims.worker_id)
+    slot_key = facts.keys.slot((claims.worker_id, claims.slot))
+    step.require_unchanged(request_key, epoch_key, slot_key)
+    lease = facts.lease_of(epoch_key)
+    step.put(slot_key, value, lease)
+    step.put(request_key, request_value(ticket, facts.base, is_granted=True), lease)
 
 
 def claim(facts: Facts, grant: Grant) -> Step[bool]:
@@ -263,7 +229,7 @@ def expire(facts: Facts, grant: Grant) -> Step[bool]:
 def adopt(facts: Facts, grant: Grant) -> Step[bool]:
     """Add the grant of a lease that a worker reports."""
     claims = grant.claims
-    if _worker(facts, claims.worker_id, claims.worker_epoch) is None:
+    if not _is_attached(facts, claims):
         return Done(False)
     if present := facts.grant_of(_slot_key(grant)):
         return Done(present == grant)
@@ -322,6 +288,7 @@ def _put_ticket(
         step.require_unchanged(keys.order(ticket.order))
         step.put(keys.order(ticket.order), b"", lease)
     step.put(key, value, lease)
+    step.put(keys.arrivals(ticket.request.pool), b"", lease)
     return step
 
 
@@ -359,6 +326,10 @@ def _put_base(step: Transaction[Answer], base: int) -> None:
 def _worker(facts: Facts, worker_id: str, epoch: int) -> Worker | None:
     worker = facts.workers.get(worker_id)
     return worker if worker and worker.epoch == epoch else None
+
+
+def _is_attached(facts: Facts, claims: lease_pb2.LeaseClaims) -> bool:
+    return _worker(facts, claims.worker_id, claims.worker_epoch) is not None
 
 
 def _live(facts: Facts, grant: Grant) -> Slot | None:

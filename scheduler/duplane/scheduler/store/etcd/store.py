@@ -6,34 +6,34 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from functools import partial
-from typing import Any, TypeVar
-
-import grpc
+from typing import Any
 
 from duplane.fabric.errors import FabricError, Reason
-from duplane.fabric.repeated_log import RepeatedLog
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.scheduler.etcd.access import Credentials, EtcdUrl
-from duplane.scheduler.etcd.client import EtcdClient, EtcdError, NoAnswerError
-from duplane.scheduler.etcd.v3 import etcd_pb2
+from duplane.scheduler.etcd.client import EtcdClient
 from duplane.scheduler.store.base import (
     Change,
     Grant,
     GrantGone,
     GrantPut,
     LeaseStore,
+    Offer,
     Ticket,
+    TicketGone,
+    TicketPut,
     Worker,
     replaces,
 )
 from duplane.scheduler.store.etcd import operations
+from duplane.scheduler.store.etcd.commits import Commits
 from duplane.scheduler.store.etcd.facts import Facts
 from duplane.scheduler.store.etcd.keys import Keys
-from duplane.scheduler.store.etcd.mirror import RETRY_PAUSE_S, Mirror
-from duplane.scheduler.store.etcd.operations import Done, Step, Transaction
+from duplane.scheduler.store.etcd.mirror import Mirror
 from duplane.scheduler.store.etcd.session import Session
+from duplane.scheduler.store.etcd.transactions import Answer, Step
 from duplane.scheduler.store.unclaimed_grants import ClaimDeadlines
 
 _log = logging.getLogger(__name__)
@@ -44,7 +44,6 @@ _PRECEDENCE_S = 0.1
 # A scheduler ends the expired grants of other schedulers with this delay, so that they can do it.
 _EXPIRY_PRECEDENCE_S = 0.5
 MAX_WAITING = 4096  # operations that wait for etcd; one more arrival is refused
-Answer = TypeVar("Answer")
 
 
 class EtcdStore(LeaseStore):
@@ -56,10 +55,6 @@ class EtcdStore(LeaseStore):
 
     Every number is the store's base plus a revision of etcd. The base rises when a worker reports a
     higher number, from another store or from before a backup was restored.
-
-    Every transaction also names the revision of this scheduler's session. If the outcome of a
-    transaction is unknown, the session is written again. After that the transaction can no longer
-    be executed, and the facts show whether it was.
 
     While etcd does not answer, or refuses, `register` and `enqueue` are refused after 5 s, and at
     once while many operations wait. Every other operation waits: at most once for each ticket,
@@ -79,14 +74,13 @@ class EtcdStore(LeaseStore):
         self._facts = Facts(self._keys)
         self._mirror = Mirror(self._client, self._facts)
         self._session = Session(self._client, self._mirror, boot_ms << 20)
-        self._fencing = asyncio.Lock()
+        self._commits = Commits(self._client, self._mirror, self._session)
         self._deadlines = ClaimDeadlines(self._facts.grant_of)
         self._has_new_deadline = asyncio.Event()
         self._made: set[str] = set()  # unclaimed grants of this scheduler, by lease id
+        self._left_to_others: dict[int, asyncio.Event] = {}  # set when a ticket changes, by order
+        self._arriving: set[asyncio.Task[Any]] = set()
         self._is_closed = False
-        self._operations: set[asyncio.Task[Any]] = set()
-        self._shared: dict[object, asyncio.Task[Any]] = {}  # those that may be asked for again
-        self._refusals = RepeatedLog(_log)
         self._mirror.listeners.append(self._on_change)
 
     def subscribe(self, listener: Callable[[Change], None]) -> None:
@@ -110,8 +104,9 @@ class EtcdStore(LeaseStore):
                 tasks.create_task(self._expire())
         finally:
             self._is_closed = True
-            for operation in list(self._operations):
-                operation.cancel()
+            self._commits.close()
+            for arrival in list(self._arriving):
+                arrival.cancel()
             await self._client.close()
 
     async def register(self, register: registry_pb2.Register) -> Worker | None:
@@ -120,8 +115,9 @@ class EtcdStore(LeaseStore):
                 register.worker_id,
                 lambda known: replaces(register, known.register),
             )
-            return await self._commit(
-                lambda facts: operations.register(facts, register, self._session.lease)
+            return await self._commits.commit(
+                lambda facts: operations.register(facts, register, self._session.lease),
+                is_arrival=True,
             )
 
         async def undo(worker: Worker | None) -> None:
@@ -131,25 +127,31 @@ class EtcdStore(LeaseStore):
         return await self._arrive(operate(), undo)
 
     async def report(self, worker: Worker) -> bool:
-        return await self._operate(lambda facts: operations.report(facts, worker))
+        return await self._commits.commit(lambda facts: operations.report(facts, worker))
 
     async def drain(self, worker_id: str) -> bool:
-        return await self._operate(
+        return await self._commits.commit(
             lambda facts: operations.drain(facts, worker_id), ("drain", worker_id)
         )
 
     async def set_unreachable(self, worker_id: str, epoch: int, *, is_unreachable: bool) -> bool:
-        return await self._operate(
+        return await self._commits.commit(
             lambda facts: operations.set_unreachable(facts, worker_id, epoch, is_unreachable),
             ("set_unreachable", worker_id, epoch, is_unreachable),
         )
 
     async def unregister(self, worker_id: str, epoch: int) -> bool:
         await self._end_grants_of(worker_id, lambda known: known.epoch == epoch)
-        return await self._operate(lambda facts: operations.unregister(facts, worker_id, epoch))
+        return await self._commits.commit(
+            lambda facts: operations.unregister(facts, worker_id, epoch)
+        )
 
     async def enqueue(
-        self, request: lease_pb2.AcquireLeaseRequest, owner: str, order: int | None = None
+        self,
+        request: lease_pb2.AcquireLeaseRequest,
+        owner: str,
+        order: int | None = None,
+        offer: Offer | None = None,
     ) -> Ticket | Grant:
         is_abandoned = False
 
@@ -158,16 +160,19 @@ class EtcdStore(LeaseStore):
             if is_abandoned and not (known and known.ticket.owner == owner):
                 # Going on would take the ticket from a later call of the same caller.
                 raise FabricError(Reason.UNAVAILABLE, "the caller has gone")
-            return operations.enqueue(facts, request, owner, order, self._session.lease)
+            return operations.enqueue(facts, request, owner, order, self._session.lease, offer)
 
         async def operate() -> Ticket | Grant:
             if order is not None and order >= self._facts.number:
                 await self.catch_up()
-            return await self._commit(step_of)
+            with self._making(offer):
+                return await self._commits.commit(step_of, is_arrival=True)
 
         async def undo(found: Ticket | Grant) -> None:
             if isinstance(found, Ticket):
                 await self.cancel(found.order, owner)
+            elif found.ticket and found.ticket.owner == owner:
+                await self.give_back(found)
 
         try:
             return await self._arrive(operate(), undo)
@@ -175,51 +180,30 @@ class EtcdStore(LeaseStore):
             is_abandoned = True  # no effect if the operation is complete
 
     async def cancel(self, order: int, owner: str | None = None) -> bool:
-        return await self._operate(
+        return await self._commits.commit(
             lambda facts: operations.cancel(facts, order, owner), ("cancel", order, owner)
         )
 
-    async def try_grant(
-        self, ticket: Ticket, claims: lease_pb2.LeaseClaims, claim_timeout_s: float
-    ) -> Grant | None:
+    async def try_grant(self, ticket: Ticket, offer: Offer) -> Grant | None:
         await self._let_others_grant(ticket)
-        self._made.add(claims.lease_id)
-        grant = await self._operate(
-            lambda facts: operations.try_grant(facts, ticket, claims, claim_timeout_s)
-        )
-        if grant is None:
-            self._made.discard(claims.lease_id)
-        return grant
+        with self._making(offer):
+            return await self._commits.commit(
+                lambda facts: operations.try_grant(facts, ticket, offer)
+            )
 
     async def claim(self, grant: Grant) -> bool:
-        return await self._operate(lambda facts: operations.claim(facts, grant))
+        return await self._commits.commit(lambda facts: operations.claim(facts, grant))
 
     async def give_back(self, grant: Grant) -> bool:
-        return await self._operate(
+        return await self._commits.commit(
             lambda facts: operations.give_back(facts, grant), ("give_back", grant.claims.lease_id)
         )
 
     async def release(self, grant: Grant) -> bool:
-        return await self._operate(lambda facts: operations.release(facts, grant))
+        return await self._commits.commit(lambda facts: operations.release(facts, grant))
 
     async def adopt(self, grant: Grant) -> bool:
-        return await self._operate(lambda facts: operations.adopt(facts, grant))
-
-    async def _operate(
-        self, step_of: Callable[[Facts], Step[Answer]], shared_as: object = None
-    ) -> Answer:
-        """Complete an operation, even if the caller is cancelled.
-
-        Operations that clients can ask for any number of times have a name, `shared_as`. One that
-        is asked for while another of its name waits is not made a second time.
-        """
-        operation = self._shared.get(shared_as)
-        if operation is None:
-            operation = self._begin(self._commit(step_of))
-            if shared_as is not None:
-                self._shared[shared_as] = operation
-                operation.add_done_callback(lambda _: self._shared.pop(shared_as))
-        return await asyncio.shield(operation)
+        return await self._commits.commit(lambda facts: operations.adopt(facts, grant))
 
     async def _arrive(
         self,
@@ -227,7 +211,7 @@ class EtcdStore(LeaseStore):
         undo: Callable[[Answer], Coroutine[Any, Any, None]],
     ) -> Answer:
         """Run an operation with a time limit. If it completes too late, undo it."""
-        if len(self._operations) >= MAX_WAITING:
+        if max(len(self._arriving), self._commits.count) >= MAX_WAITING:  # most are in both
             operating.close()
             raise FabricError(Reason.UNAVAILABLE, "too many operations wait for the store")
         operation = self._begin(operating)
@@ -250,87 +234,36 @@ class EtcdStore(LeaseStore):
         if self._is_closed:
             operating.close()
             raise FabricError(Reason.UNAVAILABLE, "the store is closed")
-        operation = asyncio.create_task(operating)
-        self._operations.add(operation)
-        operation.add_done_callback(self._operations.discard)
-        return operation
-
-    async def _commit(self, step_of: Callable[[Facts], Step[Answer]]) -> Answer:
-        """Apply an operation to the present facts until its transaction succeeds."""
-        while True:
-            await self._mirror.until(lambda: self._session.name in self._facts.sessions)
-            step = step_of(self._facts)
-            if isinstance(step, Done):
-                return step.answer
-            session_revision = self._facts.sessions[self._session.name]
-            try:
-                response = await self._client.txn(self._request(step))
-            except NoAnswerError:
-                await self._fence(session_revision)
-            except EtcdError as error:
-                await self._after_refusal(error)
-            else:
-                self._refusals.resolve("etcd accepts requests again")
-                await self._mirror.reached(response.header.revision)
-                if response.succeeded:
-                    return step.answer(response.header.revision)
-
-    def _request(self, step: Transaction[Any]) -> etcd_pb2.TxnRequest:
-        step.require_unchanged(self._keys.base, self._keys.session(self._session.name))
-        return etcd_pb2.TxnRequest(
-            compare=step.compares, success=step.changes, failure=[self._barrier()]
-        )
-
-    def _barrier(self) -> etcd_pb2.RequestOp:
-        """Return a write whose event shows that all earlier changes have arrived."""
-        return etcd_pb2.RequestOp(request_put=etcd_pb2.PutRequest(key=self._keys.barrier))
+        arrival = asyncio.create_task(operating)
+        self._arriving.add(arrival)
+        arrival.add_done_callback(self._arriving.discard)
+        return arrival
 
     async def catch_up(self) -> None:
         """Wait until the facts contain everything that etcd has confirmed by now."""
-        while True:
-            try:
-                revision = await self._client.put(self._keys.barrier, b"")
-            except NoAnswerError:
-                await asyncio.sleep(RETRY_PAUSE_S)
-            except EtcdError as error:
-                await self._report_refusal(error)
-            else:
-                await self._mirror.reached(revision)
-                return
-
-    async def _fence(self, session_revision: int) -> None:
-        """Write the session again, so that older transactions fail, and catch up with the facts."""
-        async with self._fencing:
-            while self._facts.sessions.get(self._session.name) == session_revision:
-                step = Transaction(self._facts, lambda revision: revision)
-                step.put(self._keys.session(self._session.name), b"", self._session.lease)
-                try:
-                    response = await self._client.txn(self._request(step))
-                except NoAnswerError:
-                    await asyncio.sleep(RETRY_PAUSE_S)
-                except EtcdError as error:
-                    await self._after_refusal(error)
-                else:
-                    await self._mirror.reached(response.header.revision)
-
-    async def _after_refusal(self, error: EtcdError) -> None:
-        """Wait until a refused transaction, which was not executed, can be made anew."""
-        if error.code is grpc.StatusCode.NOT_FOUND:
-            await self.catch_up()  # a lease has ended; the deletion of its keys comes
-        else:
-            await self._report_refusal(error)
-
-    async def _report_refusal(self, error: EtcdError) -> None:
-        """Tell the operator, who may have to give this user its rights back, and wait."""
-        self._refusals.report(f"etcd refuses requests: {error.message}")
-        await asyncio.sleep(RETRY_PAUSE_S)
+        await self._commits.catch_up()
 
     async def _end_grants_of(self, worker_id: str, may_end: Callable[[Worker], bool]) -> None:
         """End grants of a worker until one transaction can end the remaining ones."""
-        while await self._commit(
+        while await self._commits.commit(
             lambda facts: operations.end_some_grants(facts, worker_id, may_end)
         ):
             pass
+
+    @contextlib.contextmanager
+    def _making(self, offer: Offer | None) -> Generator[None]:
+        """Remember during the body that a grant is this scheduler's, and afterwards if it lives."""
+        if offer is None:
+            yield
+            return
+        claims = offer.claims
+        self._made.add(claims.lease_id)
+        try:
+            yield
+        finally:
+            grant = self._facts.grant_of((claims.worker_id, claims.slot))
+            if grant is None or grant.claims.lease_id != claims.lease_id:
+                self._made.discard(claims.lease_id)
 
     async def _let_others_grant(self, ticket: Ticket) -> None:
         """Wait a moment if the ticket's caller waits at another scheduler, which should grant it.
@@ -339,16 +272,18 @@ class EtcdStore(LeaseStore):
         """
         request = self._facts.requests.get(ticket.request.request_id)
         if request and request.lease != self._session.lease:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_PRECEDENCE_S):
-                    await self._mirror.until(
-                        lambda: self._facts.tickets.get(ticket.order) != ticket
-                    )
+            has_changed = self._left_to_others.setdefault(ticket.order, asyncio.Event())
+            try:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_PRECEDENCE_S):
+                        await has_changed.wait()
+            finally:
+                self._left_to_others.pop(ticket.order, None)
 
     async def expire(self) -> float | None:
         """End the unclaimed grants that are due; return the seconds to the next one, if any."""
         for grant in list(self._deadlines.pop_expired(self._clock())):
-            await self._operate(partial(operations.expire, grant=grant))
+            await self._commits.commit(partial(operations.expire, grant=grant))
         return self._deadlines.next_in_s(self._clock())
 
     async def _expire(self) -> None:
@@ -369,5 +304,8 @@ class EtcdStore(LeaseStore):
                 self._has_new_deadline.set()
             case GrantGone(grant=grant):
                 self._made.discard(grant.claims.lease_id)
+            case TicketPut(ticket=ticket) | TicketGone(ticket=ticket):
+                if has_changed := self._left_to_others.get(ticket.order):
+                    has_changed.set()
             case _:
                 pass

@@ -1,0 +1,294 @@
+"""Commits operations to etcd: those that are ready together go into one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic
+
+import grpc
+
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.repeated_log import RepeatedLog
+from duplane.scheduler.etcd.client import EtcdClient, EtcdError, NoAnswerError
+from duplane.scheduler.etcd.v3 import etcd_pb2
+from duplane.scheduler.store.etcd.facts import Facts
+from duplane.scheduler.store.etcd.mirror import RETRY_PAUSE_S, Mirror
+from duplane.scheduler.store.etcd.session import Session
+from duplane.scheduler.store.etcd.transactions import Answer, Done, Step, Transaction
+
+_log = logging.getLogger(__name__)
+
+# etcd refuses a transaction of more than 128 operations or 1.5 MB. An operation within another
+# transaction may have what the outer one leaves.
+_MAX_JOINT_COUNT = 32
+_MAX_JOINT_BYTES = 512 * 1024
+# Transactions on their way at once. With more, fewer operations would share one.
+_MAX_SENT_COUNT = 2
+_MAX_SENT_ARRIVALS = 16
+
+
+@dataclass(eq=False, slots=True)
+class _Operation(Generic[Answer]):
+    """An operation that waits for its turn, or for the answer of etcd."""
+
+    step_of: Callable[[Facts], Step[Answer]]
+    future: asyncio.Future[Answer]
+    is_arrival: bool
+
+
+_Sent = tuple[_Operation[Any], Transaction[Any]]
+
+
+class Commits:
+    """Applies operations to the present facts until their transactions succeed.
+
+    Operations that wait at the same time share a transaction in which each has its own guards, so
+    one that fails does not keep the others from succeeding. Two that touch the same key never share
+    one, nor do two arrivals: the number of a transaction is the order of one new ticket at most.
+
+    Every transaction names the revision of this scheduler's session. If the outcome of a
+    transaction is unknown, the session is written again. After that the transaction can no longer
+    be executed, and the facts show whether it was.
+    """
+
+    def __init__(self, client: EtcdClient, mirror: Mirror, session: Session) -> None:
+        self._client = client
+        self._mirror = mirror
+        self._session = session
+        self._facts = mirror.facts
+        self._arrivals: deque[_Operation[Any]] = deque()
+        self._others: deque[_Operation[Any]] = deque()
+        self._shared: dict[object, asyncio.Future[Any]] = {}  # those that may be asked for again
+        self._count = 0
+        self._refusals = RepeatedLog(_log)
+        self._sending: set[asyncio.Task[None]] = set()
+        self._resuming: asyncio.Task[None] | None = None
+        self._is_flush_due = False
+        self._is_closed = False
+        self._fencing = asyncio.Lock()
+
+    @property
+    def count(self) -> int:
+        """The number of operations that wait."""
+        return self._count
+
+    async def commit(
+        self,
+        step_of: Callable[[Facts], Step[Answer]],
+        shared_as: object = None,
+        *,
+        is_arrival: bool = False,
+    ) -> Answer:
+        """Complete an operation, even if the caller is cancelled.
+
+        Operations that clients can ask for any number of times have a name, `shared_as`. One that
+        is asked for while another of its name waits is not made a second time. `is_arrival` says
+        that it may make a number that no other operation may have.
+        """
+        if self._is_closed:
+            raise FabricError(Reason.UNAVAILABLE, "the store is closed")
+        future = self._shared.get(shared_as)
+        if future is None:
+            future = asyncio.get_running_loop().create_future()
+            future.add_done_callback(lambda ended: self._on_ended(ended, shared_as))
+            self._count += 1
+            if shared_as is not None:
+                self._shared[shared_as] = future
+            self._put(_Operation(step_of, future, is_arrival))
+        return await asyncio.shield(future)
+
+    def _on_ended(self, ended: asyncio.Future[Any], shared_as: object) -> None:
+        self._count -= 1
+        self._shared.pop(shared_as, None)
+        if not ended.cancelled():
+            ended.exception()  # read here, since the caller may have been cancelled
+
+    def close(self) -> None:
+        """Cancel every operation."""
+        self._is_closed = True
+        for task in (*self._sending, *filter(None, (self._resuming,))):
+            task.cancel()
+        for operation in (*self._arrivals, *self._others):
+            operation.future.cancel()
+
+    async def catch_up(self) -> None:
+        """Wait until the facts contain everything that etcd has confirmed by now."""
+        while True:
+            try:
+                revision = await self._client.put(self._facts.keys.barrier, b"")
+            except NoAnswerError:
+                await asyncio.sleep(RETRY_PAUSE_S)
+            except EtcdError as error:
+                await self._report_refusal(error)
+            else:
+                await self._mirror.reached(revision)
+                return
+
+    def _put(self, operation: _Operation[Any]) -> None:
+        (self._arrivals if operation.is_arrival else self._others).append(operation)
+        if not self._is_flush_due:
+            # Later in this turn of the event loop, so that what is ready by then goes together.
+            self._is_flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Send what may be sent now."""
+        self._is_flush_due = False
+        if self._is_closed:
+            return
+        if self._session.name not in self._facts.sessions:
+            self._resuming = self._resuming or asyncio.create_task(self._resume())
+            return
+        while (self._arrivals and len(self._sending) < _MAX_SENT_ARRIVALS) or (
+            self._others and len(self._sending) < _MAX_SENT_COUNT
+        ):
+            if joint := self._next_joint():
+                task = asyncio.create_task(self._send(joint))
+                self._sending.add(task)
+                task.add_done_callback(self._on_sent)
+
+    async def _resume(self) -> None:
+        """Send what waits as soon as the session is known."""
+        await self._mirror.until(lambda: self._session.name in self._facts.sessions)
+        self._resuming = None
+        self._flush()
+
+    def _on_sent(self, task: asyncio.Task[None]) -> None:
+        self._sending.discard(task)
+        if not task.cancelled():
+            task.result()
+            self._flush()
+
+    def _next_joint(self) -> Sequence[_Sent]:
+        """Take operations that can share a transaction. Those with nothing to change end here."""
+        joint: list[_Sent] = []
+        later: list[_Operation[Any]] = []
+        while self._arrivals and not joint:
+            self._join(self._arrivals.popleft(), joint, later)
+        while self._others and len(joint) < _MAX_JOINT_COUNT:
+            self._join(self._others.popleft(), joint, later)
+        self._others.extendleft(reversed(later))
+        return joint
+
+    def _join(
+        self, operation: _Operation[Any], joint: list[_Sent], later: list[_Operation[Any]]
+    ) -> None:
+        """Apply an operation to the facts; append it to those that go now, or to the later ones."""
+        if operation.future.done():
+            return
+        try:
+            step = operation.step_of(self._facts)
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            operation.future.set_exception(error)
+            return
+        if isinstance(step, Done):
+            operation.future.set_result(step.answer)
+        elif all(_may_share(step, other) for _, other in joint) and _is_small(step, joint):
+            joint.append((operation, step))
+        else:
+            later.append(operation)
+
+    async def _send(self, joint: Sequence[_Sent]) -> None:
+        """Execute one transaction; operations whose guards fail wait for their turn again."""
+        try:
+            revision, succeeded = await self._execute([step for _, step in joint])
+        except asyncio.CancelledError:
+            for operation, _ in joint:
+                operation.future.cancel()
+            raise
+        except Exception as error:  # noqa: BLE001 - the callers get it
+            for operation, _ in joint:
+                if not operation.future.done():
+                    operation.future.set_exception(error)
+            return
+        for (operation, step), has_succeeded in zip(joint, succeeded, strict=True):
+            if not has_succeeded:
+                self._put(operation)
+            elif not operation.future.done():
+                operation.future.set_result(step.answer(revision))
+
+    async def _execute(self, steps: Sequence[Transaction[Any]]) -> tuple[int, Sequence[bool]]:
+        """Execute steps in one transaction; return its revision and which of them succeeded.
+
+        When it returns, the facts contain what the transaction did, or what has made it fail.
+        """
+        session_revision = self._facts.sessions[self._session.name]
+        failed = [False] * len(steps)
+        try:
+            response = await self._client.txn(self._request(steps))
+        except NoAnswerError:
+            await self._fence(session_revision)
+            return 0, failed
+        except EtcdError as error:
+            await self._after_refusal(error)
+            return 0, failed
+        self._refusals.resolve("etcd accepts requests again")
+        succeeded = [response.succeeded]
+        if response.succeeded and len(steps) > 1:
+            succeeded = [one.response_txn.succeeded for one in response.responses]
+        if response.succeeded and not any(succeeded):
+            await self.catch_up()
+            return 0, failed
+        await self._mirror.reached(response.header.revision)
+        return response.header.revision, succeeded if response.succeeded else failed
+
+    def _request(self, steps: Sequence[Transaction[Any]]) -> etcd_pb2.TxnRequest:
+        guard = Transaction[None](self._facts, lambda _: None)
+        guard.require_unchanged(self._facts.keys.base, self._facts.keys.session(self._session.name))
+        if len(steps) == 1:
+            compares, changes = [*guard.compares, *steps[0].compares], steps[0].changes
+        else:
+            compares = guard.compares
+            changes = [
+                etcd_pb2.RequestOp(
+                    request_txn=etcd_pb2.TxnRequest(compare=step.compares, success=step.changes)
+                )
+                for step in steps
+            ]
+        # Only one of them: etcd refuses transactions that could put a key twice.
+        barrier = etcd_pb2.PutRequest(key=self._facts.keys.barrier)
+        failure = [etcd_pb2.RequestOp(request_put=barrier)]
+        return etcd_pb2.TxnRequest(compare=compares, success=changes, failure=failure)
+
+    async def _fence(self, session_revision: int) -> None:
+        """Void the transactions that named a revision of the session, and learn what they did."""
+        async with self._fencing:
+            while self._facts.sessions.get(self._session.name) == session_revision:
+                step = Transaction[None](self._facts, lambda _: None)
+                step.put(self._facts.keys.session(self._session.name), b"", self._session.lease)
+                try:
+                    response = await self._client.txn(self._request([step]))
+                except NoAnswerError:
+                    await asyncio.sleep(RETRY_PAUSE_S)
+                except EtcdError as error:
+                    await self._after_refusal(error)
+                else:
+                    await self._mirror.reached(response.header.revision)
+
+    async def _after_refusal(self, error: EtcdError) -> None:
+        """Wait until a refused transaction, which was not executed, can be made anew."""
+        if error.code is grpc.StatusCode.NOT_FOUND:
+            await self.catch_up()  # a lease has ended; the deletion of its keys comes
+        else:
+            await self._report_refusal(error)
+
+    async def _report_refusal(self, error: EtcdError) -> None:
+        """Tell the operator, who may have to give this user its rights back, and wait."""
+        self._refusals.report(f"etcd refuses requests: {error.message}")
+        await asyncio.sleep(RETRY_PAUSE_S)
+
+
+def _may_share(one: Transaction[Any], other: Transaction[Any]) -> bool:
+    """True if neither changes what the other one requires or changes."""
+    if one.is_alone or other.is_alone:
+        return False
+    return one.written.isdisjoint(other.touched) and other.written.isdisjoint(one.touched)
+
+
+def _is_small(step: Transaction[Any], joint: Sequence[_Sent]) -> bool:
+    """True if a step fits; the first one always does."""
+    return not joint or step.size + sum(one.size for _, one in joint) <= _MAX_JOINT_BYTES
