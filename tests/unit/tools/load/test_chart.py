@@ -15,6 +15,7 @@ from duplane.tools.bench.load.row import GeneratorCost, Percentiles, ProcessCost
 
 def row(dialect: str, sessions: int, added_ms: float, cpu_us: float | None) -> Row:
     figures = Percentiles(added_ms, added_ms, added_ms * 2, added_ms * 3)
+    cost = ProcessCost(cpu_us, 0.1, 1.0, 1.0, 1.0, 1.0)
     return Row(
         dialect=dialect,
         sessions=sessions,
@@ -26,8 +27,8 @@ def row(dialect: str, sessions: int, added_ms: float, cpu_us: float | None) -> R
         counts=Counts(),
         failures={},
         slots_left=0,
-        processes={"edge": ProcessCost(cpu_us, 0.1, 1.0, 1.0, 1.0, 1.0)},
-        generator=GeneratorCost(figures, figures, 0.1, is_punctual=True),
+        processes={"edge": cost},
+        generator=GeneratorCost(figures, figures, cost, is_punctual=True),
         problems=[],
     )
 

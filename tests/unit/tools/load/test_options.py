@@ -20,6 +20,7 @@ from duplane.tools.bench.options import FabricBench
         (["--url", "ws://h:1", "--process", "edge=x"], "process: must be NAME=ID"),
         (["--sessions", "0"], "must be numbers like 1,2,4"),
         (["--seconds", "0.5"], "seconds is 0.5, must not be below 1"),
+        (["--json", "/nowhere/f.json"], "json: /nowhere/f.json cannot be written: No such file"),
         (["--edge-cpu", "4096"], "edge_cpu is 4096, must be one of"),
         (["--url", "ws://h:1", "--process", "edge=999999999"], "process: there is no process"),
     ],

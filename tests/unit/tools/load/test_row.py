@@ -12,6 +12,7 @@ from duplane.tools.bench.load.row import (
     GeneratorCost,
     Limits,
     Percentiles,
+    ProcessCost,
     Sample,
     generator_cost,
     problems,
@@ -19,7 +20,8 @@ from duplane.tools.bench.load.row import (
 )
 
 LIMITS = Limits(added_ms=100.0, lateness_ms=20.0)
-PUNCTUAL = GeneratorCost(Percentiles.of([1.0]), Percentiles.of([1.0]), 0.1, is_punctual=True)
+COST = ProcessCost(1.0, 0.1, 1.0, 1.0, 1.0, 1.0)
+PUNCTUAL = GeneratorCost(Percentiles.of([1.0]), Percentiles.of([1.0]), COST, is_punctual=True)
 FINE = Percentiles.of([5.0])
 
 
@@ -56,7 +58,7 @@ def test_generator_is_punctual_if_sending_and_loop_are(
 ) -> None:
     seen = Seen()
     seen.add(0, Report(lateness_ms=[lateness], loop_ms=[loop]))
-    assert generator_cost(seen, 0.5, LIMITS).is_punctual is is_punctual
+    assert generator_cost(seen, COST, LIMITS).is_punctual is is_punctual
 
 
 def test_row_that_keeps_every_limit_holds() -> None:

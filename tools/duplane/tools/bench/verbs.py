@@ -35,7 +35,7 @@ def telemetry() -> None:
 
 
 @bench.command
-def fabric(options: FabricBench = FabricBench()) -> None:
+def fabric(options: FabricBench = FabricBench()) -> int:
     """Put sessions at real-time pace on a fabric, and measure what it adds to each unit.
 
     The time of a unit runs from the sending of its last sample to the arrival of its answer. The
@@ -49,8 +49,11 @@ def fabric(options: FabricBench = FabricBench()) -> None:
     try:
         with role_errors():
             asyncio.run(bench_fabric(options))
+    except KeyboardInterrupt:
+        return process.EXIT_INTERRUPTED
     except process.StartError as error:
         raise UsageError(str(error)) from None
+    return 0
 
 
 @bench.command

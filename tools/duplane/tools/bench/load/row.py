@@ -57,7 +57,7 @@ class GeneratorCost:
 
     lateness_ms: Percentiles  # of each unit's sending, against its schedule
     loop_delay_ms: Percentiles  # of their event loops, looked at every 10 ms
-    cpu_cores: float
+    cost: ProcessCost
     is_punctual: bool
 
 
@@ -117,11 +117,11 @@ def _median_mb(samples: Sequence[Sample]) -> float:
     return round(percentile([sample.rss_bytes for sample in samples], 0.5) / _MB, 1)
 
 
-def generator_cost(seen: Seen, cpu_cores: float, limits: Limits) -> GeneratorCost:
+def generator_cost(seen: Seen, cost: ProcessCost, limits: Limits) -> GeneratorCost:
     """Judge the generators."""
     lateness, loop = Percentiles.of(seen.lateness_ms), Percentiles.of(seen.loop_ms)
     worst = max(lateness.p99 or 0.0, loop.p99 or 0.0)
-    return GeneratorCost(lateness, loop, cpu_cores, is_punctual=worst <= limits.lateness_ms)
+    return GeneratorCost(lateness, loop, cost, is_punctual=worst <= limits.lateness_ms)
 
 
 def problems(

@@ -8,10 +8,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-import orjson
-
 from duplane.tools.bench.load.capacity import search
-from duplane.tools.bench.load.chart import write_chart
+from duplane.tools.bench.load.files import Files
 from duplane.tools.bench.load.generators import Generators
 from duplane.tools.bench.load.plan import UNIT_S, Plan, share
 from duplane.tools.bench.load.reports import Seen
@@ -25,7 +23,6 @@ from duplane.tools.bench.load.row import (
 )
 from duplane.tools.bench.load.tables import (
     capacity_text,
-    document,
     progress_text,
     show_rows,
 )
@@ -93,7 +90,7 @@ class _Run:
             one.name: process_cost(one.samples, begin_s, end_s, seen.counts.answered)
             for one in watch.watched
         }
-        generator = generator_cost(seen, costs.pop(_GENERATORS).cpu_cores, limits)
+        generator = generator_cost(seen, costs.pop(_GENERATORS), limits)
         added = Percentiles.of([one.added_ms for one in seen.timed])
         found = [*problems(seen.counts, added, generator, limits)]
         found += [f"{one.name} ended" for one in watch.watched if one.has_ended]
@@ -144,22 +141,23 @@ async def _capacity(options: FabricBench, dialect: str, rows: list[Row]) -> int:
 
 
 async def bench_fabric(options: FabricBench) -> Sequence[Row]:
-    """Measure, print, and write the files that are asked for; return the rows."""
+    """Measure, print, and write the files that are asked for; return the rows.
+
+    If it is cancelled, it prints and writes the rows that are complete.
+    """
+    files = Files(options)
     rows: list[Row] = []
     capacities: dict[str, int] = {}
-    for dialect in options.protocols:
-        if options.find_capacity:
-            capacities[dialect] = await _capacity(options, dialect, rows)
-        else:
-            for sessions in options.sessions:
-                rows.append(await _Run(options, dialect, sessions).row())
-    show_rows(rows)
-    for dialect, sessions in capacities.items():
-        sys.stdout.write(capacity_text(dialect, sessions, options))
-    if options.json:
-        options.json.write_bytes(
-            orjson.dumps(document(options, rows, capacities), option=orjson.OPT_INDENT_2)
-        )
-    if options.png:
-        write_chart(options.png, rows)
+    try:
+        for dialect in options.protocols:
+            if options.find_capacity:
+                capacities[dialect] = await _capacity(options, dialect, rows)
+            else:
+                for sessions in options.sessions:
+                    rows.append(await _Run(options, dialect, sessions).row())
+    finally:
+        show_rows(rows)
+        for dialect, sessions in capacities.items():
+            sys.stdout.write(capacity_text(dialect, sessions, rows, options))
+        files.write(rows, capacities)
     return rows

@@ -1,19 +1,13 @@
-"""What `duplane bench fabric` shows: progress, tables, and the content of the JSON file. Pure."""
+"""What `duplane bench fabric` prints."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from duplane.tools.bench.load.reports import Seen
 from duplane.tools.bench.load.row import Percentiles, Row
 from duplane.tools.bench.options import FabricBench
 from duplane.tools.bench.report import percentile, show
-
-VERSION = 1
-"""Version of the JSON file's schema; see docs/load.md."""
 
 
 def progress_text(dialect: str, sessions: int, seen: Seen) -> str:
@@ -38,22 +32,15 @@ def show_rows(rows: Sequence[Row]) -> None:
         ("", "units", "p50", "p95", "p99", "max", "late", "wrong", "generator p99", "loop p99", ""),
         [_latency_cells(row) for row in rows],
     )
-    names = list(dict.fromkeys(name for row in rows for name in row.processes))
-    header = ["", *(f"{name} us/unit" for name in names)]
-    header += [f"{name} {what}" for name in names for what in ("MB before", "peak")]
     show(
-        "CPU time for one unit; memory before the first session and at its peak",
-        [*header, "cores of generators"],
-        [_cost_cells(row, names) for row in rows],
+        "CPU time; MB before the first session, in the middle and at the end of the measurement",
+        ("", "us per unit", "cores", "before", "middle", "end", "peak"),
+        [cells for row in rows for cells in _cost_cells(row)],
     )
 
 
 def _name(row: Row) -> str:
-    return (
-        f"{row.dialect}, {row.sessions} in step"
-        if row.phases == "step"
-        else (f"{row.dialect}, {row.sessions}")
-    )
+    return f"{row.dialect}, {row.sessions}{' in step' if row.phases == 'step' else ''}"
 
 
 def _latency_cells(row: Row) -> Sequence[str]:
@@ -75,46 +62,24 @@ def _ms(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
 
 
-def _cost_cells(row: Row, names: Sequence[str]) -> Sequence[str]:
-    costs = [row.processes.get(name) for name in names]
-    return (
-        _name(row),
-        *(
-            "" if not cost or cost.cpu_us_per_unit is None else f"{cost.cpu_us_per_unit:.0f}"
-            for cost in costs
-        ),
-        *(
-            f"{size:.0f}" if cost else ""
-            for cost in costs
-            for size in ((cost.rss_before_mb, cost.rss_peak_mb) if cost else (0.0, 0.0))
-        ),
-        f"{row.generator.cpu_cores:.2f}",
-    )
+def _cost_cells(row: Row) -> Iterator[Sequence[str]]:
+    for name, cost in {**row.processes, "generators": row.generator.cost}.items():
+        per_unit = cost.cpu_us_per_unit
+        sizes = (cost.rss_before_mb, cost.rss_middle_mb, cost.rss_end_mb, cost.rss_peak_mb)
+        yield (
+            f"{_name(row)}: {name}",
+            "" if per_unit is None else f"{per_unit:.0f}",
+            f"{cost.cpu_cores:.2f}",
+            *(f"{size:.1f}" for size in sizes),
+        )
 
 
-def capacity_text(dialect: str, sessions: int, options: FabricBench) -> str:
-    """Return the result of a search."""
-    rest = (
-        f" (it was not tried with more than {sessions})" if sessions == options.max_sessions else ""
-    )
-    return (
-        f"dialect {dialect}: {sessions} sessions hold{rest}: p99 of the added time at most"
-        f" {options.limit_ms:g} ms, every unit answered once and in time, generator at most"
-        f" {options.max_lateness_ms:g} ms late\n"
-    )
-
-
-def document(
-    options: FabricBench, rows: Sequence[Row], capacities: Mapping[str, int]
-) -> dict[str, Any]:
-    """Return the content of the JSON file."""
-    return {
-        "version": VERSION,
-        "machine": {"cores": os.cpu_count(), "load_average": os.getloadavg()[0]},
-        "options": {
-            name: str(value) if hasattr(value, "__fspath__") else value
-            for name, value in asdict(options).items()
-        },
-        "rows": [asdict(row) | {"holds": row.holds} for row in rows],
-        "capacities": capacities,
-    }
+def capacity_text(dialect: str, sessions: int, rows: Sequence[Row], options: FabricBench) -> str:
+    """Return the result of a search, and why the next number did not hold."""
+    above = [row for row in rows if row.dialect == dialect and row.sessions > sessions]
+    failed = min(above, key=lambda row: row.sessions, default=None)
+    if failed is None:
+        limit = f"more than {options.max_sessions} were not tried"
+    else:
+        limit = f"{failed.sessions} do not: {'; '.join(failed.problems)}"
+    return f"{dialect}: {sessions} sessions hold; {limit}\n"
