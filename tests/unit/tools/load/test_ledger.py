@@ -72,6 +72,13 @@ def test_dropped_units_are_the_oldest_before_the_answered_one() -> None:
     assert book.found() == {"sent": 4, "answered": 2, "dropped": 2}
 
 
+def test_units_from_the_answered_one_on_are_not_dropped() -> None:
+    book = Book().send(0, 1)
+    book.ledger.answered(named(0, dropped_count=2), 0.01)
+    book.ledger.answered(named(1), 1.01)
+    assert book.found() == {"sent": 2, "answered": 2}
+
+
 def test_answers_without_a_name_skip_what_was_dropped() -> None:
     book = Book().send(0, 1)
     book.ledger.answered(Answer(dropped_count=1), 1.5)
