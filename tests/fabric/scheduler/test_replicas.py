@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 
 import pytest
+from support.command import run_command
 from support.etcd_server import EtcdCluster
 from support.scheduler_harness import BOUND_S, Caller, FakeWorker, SchedulerHarness
 
@@ -50,6 +51,32 @@ async def test_worker_and_caller_meet_at_different_schedulers(
     await operator.until(lambda seen: not seen.leases)
     await operator.drain("w")
     await worker.until(lambda: any(one.HasField("drain") for one in worker.received))
+
+
+async def test_operators_see_and_drain_a_worker_at_any_scheduler(
+    replicas: list[SchedulerHarness],
+) -> None:
+    first, second, third = replicas
+    worker = await first.worker()
+    for replica in replicas:
+        operator = await replica.operator()
+        await operator.until(lambda seen: "w" in seen.workers)
+        code, output = await run("status", "--scheduler", replica.address)
+        assert code == 0
+        assert ["w", "ready"] in [row.split()[:2] for row in output.splitlines()]
+    await second.stop()
+    code, _ = await run("drain", "w", "--scheduler", f"{second.address},{third.address}")
+    assert code == 0
+    await worker.until(lambda: any(one.HasField("drain") for one in worker.received))
+    operator = await third.operator()
+    await operator.until(lambda seen: seen.workers["w"].is_draining)
+    _, output = await run("status", "--scheduler", third.address)
+    assert ["w", "draining"] in [row.split()[:2] for row in output.splitlines()]
+
+
+async def run(*arguments: str) -> tuple[int, str]:
+    """Run the command in a thread, beside the schedulers of the test."""
+    return await asyncio.to_thread(run_command, *arguments)
 
 
 async def test_one_queue_is_served_in_order_by_all(replicas: list[SchedulerHarness]) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
 import socket
+import sys
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import orjson
 from support.command import run_command
-from support.scheduler_harness import CHAT, SchedulerHarness
+from support.scheduler_harness import BOUND_S, CHAT, SchedulerHarness
 
 
 async def run(*arguments: str) -> tuple[int, str]:
@@ -59,6 +64,50 @@ async def test_status_as_json_is_whole_and_names_schedulers_that_do_not_answer()
     assert [bool(one["failure"]) for one in state["schedulers"]] == [False, True]
     assert [one["session_id"] for one in state["tickets"]] == ["s1"]
     assert state["workers"] == []
+
+
+class Watching:
+    """`duplane status --watch`, running."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def running(cls, *arguments: str) -> AsyncGenerator[Watching]:
+        command = (sys.executable, "-m", "duplane.tools", "status", "--watch", *arguments)
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        try:
+            yield cls(process)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def until_ticket_count(self, count: int) -> None:
+        """Read lines of JSON until the queue has this length."""
+        assert self._process.stdout
+        async with asyncio.timeout(6 * BOUND_S):
+            while True:
+                state: dict[str, Any] = orjson.loads(await self._process.stdout.readline())
+                if len(state["tickets"]) == count:
+                    return
+
+    async def interrupt(self) -> int:
+        self._process.send_signal(signal.SIGINT)
+        await self._process.communicate()
+        assert self._process.returncode is not None
+        return self._process.returncode
+
+
+async def test_watched_status_follows_changes_until_it_is_interrupted() -> None:
+    async with SchedulerHarness.running() as harness:
+        arguments = ("--json", "--interval-s", "0.1", "--scheduler", harness.address)
+        async with Watching.running(*arguments) as watching:
+            await watching.until_ticket_count(0)
+            await harness.queue(2)
+            await watching.until_ticket_count(2)
+            assert await watching.interrupt() == 0
 
 
 async def test_commands_name_the_scheduler_that_cannot_be_used() -> None:
