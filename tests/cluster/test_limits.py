@@ -3,28 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections import deque
 from typing import Any
 
 import orjson
 import pytest
 from support.cluster import TICKET_LIMIT, Cluster
-from support.cluster_clients import calling, queueing, talking
+from support.cluster_clients import calling, queueing, serve, talking
 
 pytestmark = pytest.mark.timeout(240)
 
 
-async def test_full_queue_refuses_the_next_client_at_any_edge(cluster: Cluster) -> None:
+async def check_full(cluster: Cluster) -> None:
+    """Check that each edge refuses the next client."""
+    for edge in (0, 1):
+        async with calling(cluster, edge) as (refused,):
+            end = await refused.until_closed(10)
+            assert end.event["error"]["code"] == "queue_full"
+            assert end.code == 1013
+
+
+async def test_lasting_overload_refuses_new_clients_and_serves_the_queue_in_order(
+    cluster: Cluster,
+) -> None:
     half = TICKET_LIMIT // 2
     async with (
-        talking(cluster, 0, 4),
-        queueing(cluster, 0, half),
-        queueing(cluster, 1, half),
+        talking(cluster, 0, len(cluster.workers)) as talkers,
+        queueing(cluster, 0, half) as left,
+        queueing(cluster, 1, half) as right,
+        contextlib.AsyncExitStack() as later,
     ):
-        for edge in (0, 1):
-            async with calling(cluster, edge) as (refused,):
-                end = await refused.until_closed(10)
-                assert end.event["error"]["code"] == "queue_full"
-                assert end.code == 1013
+        running, waiting = deque(talkers), deque([*left, *right])
+        for number in range(TICKET_LIMIT):  # until those that waited first have all had a turn
+            await check_full(cluster)
+            await running.popleft().end()
+            running.append(waiting.popleft())
+            await running[-1].begin()
+            waiting.extend(await later.enter_async_context(queueing(cluster, number % 2)))
+        for caller in running:
+            await caller.end()
+        for caller in waiting:
+            await serve(caller)
 
 
 async def test_pause_that_lasts_too_long_ends_the_session(cluster: Cluster) -> None:
