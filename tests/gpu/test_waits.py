@@ -84,8 +84,8 @@ def test_passes_of_the_decoder(model: DuplexModel) -> None:
 def test_audio(model: DuplexModel) -> None:
     audio: Any = model.parts.audio
     for slot in range(SLOTS):
-        audio.push(slot, TALK)
-        audio.take(slot)
+        audio.mel.push(slot, TALK)
+        audio.mel.take(slot)
     with no_waits():
         audio.encode(range(SLOTS))
 

@@ -58,7 +58,7 @@ def rows_of(counts: Sequence[tuple[int, int]]) -> set[int]:
 
 Place = Callable[[DuplexModel], tuple[object, str, Callable[..., bool]]]
 STAGES: dict[str, Place] = {
-    "intake": lambda m: (m.parts.audio, "push", lambda slot, _: slot == GUILTY),
+    "intake": lambda m: (m.parts.audio.mel, "push", lambda slot, _: slot == GUILTY),
     "mel": lambda m: (m.parts.audio.mel, "features", is_first),
     "audio": lambda m: (m.parts.audio, "encode", is_first),
     "vision": lambda m: (m._pipeline.inputs, "encode_frames", is_first),

@@ -80,10 +80,11 @@ def _stream(encoder: AudioEncoder, golden: Path, trace: dict[str, Any]) -> Itera
     lengths: list[int] = []
     left: list[int] = []
     for unit in units:
-        encoder.push(0, unit)
+        encoder.mel.push(0, unit)
+        encoder.mel.take(0)
         embeds.append(encoder.encode([0])[0])
         lengths.append(encoder.cache_length(0))
-        left.append(encoder.buffered(0))
+        left.append(encoder.mel.buffered(0))
     encoder.reset(0)
     yield worst(
         "audio_stream embeds",

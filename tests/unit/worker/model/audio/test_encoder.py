@@ -51,10 +51,15 @@ def noise(seed: int, count: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, 0.1, count).astype(np.float32)
 
 
+def push(encoder: AudioEncoder, slot: int, unit: np.ndarray) -> None:
+    assert encoder.mel.push(slot, unit)
+    encoder.mel.take(slot)
+
+
 def run(encoder: AudioEncoder, slot: int, units: list[np.ndarray]) -> list[torch.Tensor]:
     rows: list[torch.Tensor] = []
     for unit in units:
-        assert encoder.push(slot, unit)
+        push(encoder, slot, unit)
         rows.append(encoder.encode([slot])[0])
     return rows
 
@@ -66,7 +71,7 @@ def test_embeddings_do_not_depend_on_the_other_slots() -> None:
     for tick in range(9):
         slots = [slot for slot in (3, 1, 0, 2) if tick >= delays[slot]]
         for slot in slots:
-            assert encoder.push(slot, signals[slot][tick - delays[slot]])
+            push(encoder, slot, signals[slot][tick - delays[slot]])
         for slot, row in zip(slots, encoder.encode(slots), strict=True):
             torch.testing.assert_close(row, alone[slot][tick - delays[slot]], atol=1e-5, rtol=0)
 
@@ -92,7 +97,7 @@ def test_the_cache_of_neighbouring_slots_is_read_in_place() -> None:
     encoder, largest = build(slot_count=3), LargestResult()
     for unit in range(20):
         for slot in range(3):
-            encoder.push(slot, noise(unit, 16000))
+            push(encoder, slot, noise(unit, 16000))
         with largest:
             encoder.encode([0, 1, 2])
     keys_and_values = 2 * 3 * encoder.cache_length(0) * CONFIG.width
@@ -136,7 +141,7 @@ def test_a_reset_slot_repeats_its_results_and_does_not_change_its_neighbour() ->
     assert not encoder.is_clean(0)
     encoder.reset(0)
     assert encoder.is_clean(0)
-    assert encoder.cache_length(0) == encoder.buffered(0) == 0
+    assert encoder.cache_length(0) == encoder.mel.buffered(0) == 0
     for old, new in zip(before, run(encoder, 0, units), strict=True):
         assert torch.equal(old, new)
     neighbour += run(encoder, 1, units[2:])

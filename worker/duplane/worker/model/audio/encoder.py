@@ -29,6 +29,8 @@ _CONTEXT_POSITIONS = CONTEXT_FRAMES // 2
 class AudioEncoder(nn.Module):
     """Encodes the live audio of each slot unit by unit, and whole clips.
 
+    `mel` buffers the live audio.
+
     `Checkpoint.load_into` fills the weights of `apm` and `audio_projection_layer`, under prefixes
     of the same names. The state of the slots is allocated once and reset, never freed.
     """
@@ -58,31 +60,11 @@ class AudioEncoder(nn.Module):
         )
         self.register_buffer("cache", cache, persistent=False)
         self._lengths = [0] * slot_count
-        self._has_taken = [False] * slot_count
 
     @property
     def unit_rows(self) -> int:
         """The number of embeddings of one unit."""
         return UNIT_POSITIONS // self.config.pool
-
-    def push(self, slot: int, samples: np.ndarray) -> bool:
-        """Append 16 kHz samples [n] to the slot's input; returns whether a unit is complete.
-
-        Raises ValueError like `MelStream.push`; the slot is unchanged then.
-        """
-        return self.mel.push(slot, samples)
-
-    def take(self, slot: int) -> None:
-        """Consume one unit of the slot's input for the next `encode`.
-
-        Raises ValueError if no unit is complete.
-        """
-        self.mel.take(slot)
-        self._has_taken[slot] = True
-
-    def buffered(self, slot: int) -> int:
-        """Return how many samples of the slot's input no unit has consumed yet."""
-        return self.mel.buffered(slot)
 
     def cache_length(self, slot: int) -> int:
         """Return how many positions the slot's attention cache holds."""
@@ -90,20 +72,19 @@ class AudioEncoder(nn.Module):
 
     @torch.inference_mode()
     def encode(self, slots: Sequence[int]) -> Tensor:
-        """Encode the consumed unit of each slot, taking one if needed: [n, unit_rows, hidden].
+        """Encode the unit that each slot of `mel` consumed last: [n, unit_rows, hidden].
 
         The slots must be different; no result depends on another slot. If it raises, it can be
         called again for the same units with the same result.
         """
-        for slot in slots:
-            if not self._has_taken[slot]:
-                self.take(slot)
         features, is_first = self.mel.features(slots)
         device = features.device
         hidden = self.apm.convolve(features, upload(is_first, device))
         hidden = hidden[:, _CONTEXT_POSITIONS : _CONTEXT_POSITIONS + UNIT_POSITIONS]
 
-        begins = [self._begin(slot) for slot in slots]
+        # A cache that the unit would fill begins anew. Like the reference, count its context, too.
+        last = self.config.position_count - UNIT_FRAMES // 2
+        begins = [self._lengths[slot] if self._lengths[slot] < last else 0 for slot in slots]
         rows, starts = upload([slots, begins], device).unsqueeze(-1).unbind()
         columns = starts + torch.arange(UNIT_POSITIONS, device=device)
         hidden = hidden + self.apm.embed_positions(columns)
@@ -120,7 +101,7 @@ class AudioEncoder(nn.Module):
             hidden = layer(hidden, mask, LayerHistory(cache, neighbours, rows, columns, span))
         embeds = self.audio_projection_layer(self.apm.layer_norm(hidden))
         for slot, begin in zip(slots, begins, strict=True):
-            self._lengths[slot], self._has_taken[slot] = begin + UNIT_POSITIONS, False
+            self._lengths[slot] = begin + UNIT_POSITIONS
         return embeds
 
     def encode_clip(self, samples: np.ndarray) -> Tensor:
@@ -148,18 +129,10 @@ class AudioEncoder(nn.Module):
         """Zero all state of the slot."""
         self.mel.reset(slot)
         self.cache[:, :, slot].zero_()
-        self._lengths[slot], self._has_taken[slot] = 0, False
+        self._lengths[slot] = 0
 
     def is_clean(self, slot: int) -> bool:
         """Check that all state of the slot is zero."""
-        if self._lengths[slot] or self._has_taken[slot]:
+        if self._lengths[slot]:
             return False
         return not bool(self.cache[:, :, slot].any()) and self.mel.is_clean(slot)
-
-    def _begin(self, slot: int) -> int:
-        """Return the slot's first position for a unit: 0 if the cache would be full after it.
-
-        Like the reference, it counts the context frames of the unit, too.
-        """
-        length = self._lengths[slot]
-        return 0 if length + UNIT_FRAMES // 2 >= self.config.position_count else length

@@ -164,11 +164,7 @@ class MelStream(nn.Module):
             begin = self._begins[slot] = self._taken[slot]
         row[begin + fill + held : begin + total] = samples
         self._ends[slot] = begin + total
-        return self.is_ready(slot)
-
-    def is_ready(self, slot: int) -> bool:
-        """Whether the slot has a complete unit."""
-        return self.buffered(slot) >= self._unit_samples(slot)
+        return total >= self._unit_samples(slot)
 
     def buffered(self, slot: int) -> int:
         """Return how many samples no unit has consumed yet."""
@@ -176,9 +172,9 @@ class MelStream(nn.Module):
 
     def take(self, slot: int) -> None:
         """Consume one unit of the slot for `features`; ValueError if none is complete."""
-        if not self.is_ready(slot):
-            raise ValueError(f"slot {slot} has no whole unit of audio")
         taken = self._unit_samples(slot)
+        if self.buffered(slot) < taken:
+            raise ValueError(f"slot {slot} has no whole unit of audio")
         if self._lengths[slot] + taken >= HISTORY_SAMPLES:
             self._drop_oldest(slot)
         self._begins[slot] += taken

@@ -63,15 +63,15 @@ class UnitInputs:
         Returns a failure if the audio is refused or the buffer holds less than a unit.
         """
         try:
-            is_ready = self._audio.push(unit.slot, unit.audio)
+            is_complete = self._audio.mel.push(unit.slot, unit.audio)
         except AudioBacklogError as error:
             return refusal(unit, "AUDIO_BACKLOG", str(error))
         except ValueError as error:
             return refusal(unit, "AUDIO_INVALID", str(error))
-        if not is_ready:
-            buffered = self._audio.buffered(unit.slot)
+        if not is_complete:
+            buffered = self._audio.mel.buffered(unit.slot)
             return refusal(unit, "AUDIO_TOO_SHORT", f"{buffered} samples are no whole unit yet")
-        self._audio.take(unit.slot)
+        self._audio.mel.take(unit.slot)
         return None
 
     def encode_frames(self, units: Sequence[RunningUnit]) -> None:
