@@ -13,6 +13,7 @@ from support.scripted_model import BASE_MEMORY_BYTES, ScriptedModel, answer_loud
 from support.worker_harness import Client, Rig, refusal, running_worker, unit
 
 from duplane.fabric.errors import Reason
+from duplane.fabric.monitoring.spans import SLOT, WORKER_UNIT
 from duplane.fabric.v1 import registry_pb2, session_pb2
 from duplane.worker.model.types import Unit, UnitFailure, UnitOutput
 from duplane.worker.settings import SessionLimits
@@ -139,6 +140,8 @@ async def test_a_client_that_cancels_in_mid_unit_frees_its_slot_and_harms_no_oth
         rig.model.let_go()
         await rig.all_free(0)
         assert (await staying.delta()).sequence == 0
+        reported = [span for span in rig.spans.get_finished_spans() if span.name == WORKER_UNIT]
+        assert [(span.attributes or {})[SLOT] for span in reported] == [1]
         async with rig.opened(rig.grant(0)) as next_:
             await next_.send(unit(0))
             assert (await next_.delta()).context_token_count == 19

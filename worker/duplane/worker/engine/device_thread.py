@@ -206,10 +206,9 @@ class DeviceThread:
         return dropped
 
     def mute(self, channel: SlotChannel) -> None:
-        """Deliver no more events and drop the queued units."""
-        channel.is_muted = True
+        """Run no further unit and drop the queued ones; the running one may still post events."""
         with self._lock:
-            channel.is_ready = False
+            channel.is_muted, channel.is_ready = True, False
             channel.inbox.clear()
 
     async def close(self, channel: SlotChannel) -> bool:
@@ -306,7 +305,7 @@ class DeviceThread:
         if isinstance(event, ChatStep):
             with self._lock:
                 channel.credit -= 1
-        self._call(self._deliver, channel, event)
+        self._call(channel.on_event, event)
 
     def _post_batch(self, batch: BatchRecord) -> None:
         self._call(self.on_batch, batch)
@@ -317,12 +316,7 @@ class DeviceThread:
         except RuntimeError:
             _log.warning("the event loop is closed; an event of the device thread is lost")
 
-    # The methods below run on the event loop.
-
-    @staticmethod
-    def _deliver(channel: SlotChannel, event: Event) -> None:
-        if not channel.is_muted:
-            channel.on_event(event)
+    # Runs on the event loop.
 
     @staticmethod
     def _resolve(future: asyncio.Future[object], outcome: object) -> None:
