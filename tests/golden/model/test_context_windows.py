@@ -62,12 +62,12 @@ def test_a_long_session_stays_in_a_bounded_context(model: DuplexModel) -> None:
         batch = units(slots, number, force_listen=number % 5 > 0)
         for output in run(model, batch):
             highest[output.slot] = max(highest[output.slot], model.context_length(output.slot))
-            window = model.conversation(output.slot).window
+            window = model.conversations[output.slot].window
             assert window.length == model.context_length(output.slot)
     assert 160 < highest[0] <= 230
     assert max(highest[1:]) < 300
-    assert model.conversation(1).window.previous
-    assert model.conversation(1).window.previous == model.conversation(2).window.previous
+    assert model.conversations[1].window.previous
+    assert model.conversations[1].window.previous == model.conversations[2].window.previous
     for slot in slots:
         model.close(slot)
         assert model.is_clean(slot)
@@ -106,7 +106,7 @@ def test_words_that_are_kept_never_fill_a_small_context(model: DuplexModel) -> N
     model.open(0, talkative)
     for number in range(80):
         run(model, units([0], number))
-    window = model.conversation(0).window
+    window = model.conversations[0].window
     assert len(window.previous) > 128, "there was enough to say"
     assert window.preserved_rows < model.context_capacity // 2
 

@@ -201,7 +201,7 @@ def test_a_unit_is_whole_in_the_context_once_it_is_settled(model: DuplexModel) -
         length += 11 + len(output.token_ids)
         assert output.context_length == length - 2
         assert model.context_length(0) == length
-    records = model.conversation(0).window.units
+    records = model.conversations[0].window.units
     assert sum(record.row_count for record in records) == length - opened.context_length
 
 

@@ -97,7 +97,7 @@ def test_a_conversation_may_begin_with_frames_alone(model: DuplexModel) -> None:
     one(model, unit(0, None, picture(), force=True))
     assert model.parts.audio.cache_length(0) == 0
     assert one(model, unit(0, 0, force=True)).is_listen
-    assert (model.parts.audio.cache_length(0), model.parts.audio.buffered(0)) == (50, 80)
+    assert (model.parts.audio.cache_length(0), model.parts.audio.mel.buffered(0)) == (50, 80)
 
 
 def test_what_is_seen_changes_what_follows(model: DuplexModel) -> None:
@@ -206,7 +206,7 @@ def test_a_window_makes_room_for_frames(model: DuplexModel, mode: WindowMode) ->
         frames = [picture()] * (number % 5)
         output = one(model, unit(0, number % 8, *frames))
         assert output.context_length <= model.llm.cache.capacity
-        assert model.conversation(0).window.length == model.context_length(0)
+        assert model.conversations[0].window.length == model.context_length(0)
 
 
 GREEDY_WINDOW = {

@@ -149,11 +149,10 @@ class SessionReplay:
         yield same("prefill_success", False, unit["prefill_success"])
         yield same("failure", failure.reason, "AUDIO_TOO_SHORT")
         yield differs("short unit", "adds no row to the context; the replay added it")
-        self._model.conversation(SLOT).pending_ids += (self._model.tokens.unit,)
+        self._model.conversations[SLOT].pending_ids += (self._model.tokens.unit,)
         yield same("kv_after_finalize", self._model.context_length(SLOT), unit["kv_after_finalize"])
-        yield same(
-            "buffer_left", self._model.parts.audio.buffered(SLOT), unit["whisper_buffer_left"]
-        )
+        buffered = self._model.parts.audio.mel.buffered(SLOT)
+        yield same("buffer_left", buffered, unit["whisper_buffer_left"])
 
     def _lengths(
         self, unit: dict[str, Any], seen: SeenUnit, before: int, output: UnitOutput
@@ -165,12 +164,12 @@ class SessionReplay:
         yield same("kv_after_generate", output.context_length, unit["kv_after_generate"])
         yield same("kv_after_finalize", seen.settled, unit["kv_after_finalize"])
         yield same("audio_encoder_kv", audio.cache_length(SLOT), unit["audio_encoder_kv"])
-        yield same("buffer_left", audio.buffered(SLOT), unit["whisper_buffer_left"])
+        yield same("buffer_left", audio.mel.buffered(SLOT), unit["whisper_buffer_left"])
 
     def _decisions(
         self, unit: dict[str, Any], seen: SeenUnit, output: UnitOutput
     ) -> Iterator[Check]:
-        conversation = self._model.conversation(SLOT)
+        conversation = self._model.conversations[SLOT]
         yield same("decoded_ids", seen.decided, unit["decoded_ids"])
         for name in ("is_listen", "text", "end_of_turn"):
             yield same(name, getattr(output, name), unit[name])
@@ -242,7 +241,7 @@ class SessionReplay:
                 yield compare(f"{name} {key}", last, self._arrays[key], TOLERANCE)
 
     def _pending_speech(self) -> list[int]:
-        speech = self._model.conversation(SLOT).speech
+        speech = self._model.conversations[SLOT].speech
         return [] if speech is None else list(speech.pending)
 
     def _array(

@@ -17,12 +17,13 @@ from duplane.worker.model.chat.chats import Chats, PreparedChat
 from duplane.worker.model.chat.prompt import Check, go_on
 from duplane.worker.model.chat.types import ChatOutput, ChatRequest
 from duplane.worker.model.duplex.context_window import Window
-from duplane.worker.model.duplex.conversation import Conversation
+from duplane.worker.model.duplex.conversation import Conversation, RunningUnit
 from duplane.worker.model.duplex.pipeline import Pipeline
 from duplane.worker.model.duplex.prompt import embed_prompt
 from duplane.worker.model.duplex.sampling import DuplexSampling
 from duplane.worker.model.duplex.speech import SpeechStage
-from duplane.worker.model.duplex.unit_state import TurnState
+from duplane.worker.model.duplex.unit_state import TurnState, UnitRecord
+from duplane.worker.model.llm.kv_cache import Slide
 from duplane.worker.model.llm.sampling import SeededUniforms, Uniforms
 from duplane.worker.model.loader import ModelParts, generated_rows, load_parts
 from duplane.worker.model.probe import Probe
@@ -42,7 +43,7 @@ from duplane.worker.model.vocoder.voice import Voices
 
 
 class DuplexModel:
-    """One model on one device, with a conversation per slot."""
+    """One model on one device; `conversations` are the open ones by slot."""
 
     def __init__(self, parts: ModelParts, *, probe: Probe | None = None) -> None:
         """Combine loaded parts; all must have the same number of slots."""
@@ -57,7 +58,7 @@ class DuplexModel:
         if parts.talker and parts.vocoder:
             self._speech_stage = SpeechStage(parts.talker, parts.vocoder, probe)
         self._pipeline = Pipeline(parts, self.sampling, self._speech_stage, probe)
-        self._conversations: list[Conversation | None] = [None] * self.slot_count
+        self.conversations: dict[int, Conversation] = {}
         self.chats = Chats(parts, self.context_capacity, self._voices, probe)
         self.has_chat = parts.chat_template is not None
         self._probe = probe
@@ -132,7 +133,7 @@ class DuplexModel:
 
     def context_length(self, slot: int) -> int:
         """Return the rows of the slot's context, with the pending ids that the next unit feeds."""
-        conversation = self._conversations[slot]
+        conversation = self.conversations.get(slot)
         pending = () if conversation is None else conversation.pending_ids
         return self.llm.cache.length(slot) + len(pending)
 
@@ -154,7 +155,7 @@ class DuplexModel:
         window = Window(rules, self.tokens, head_rows, prompt.tail)
         speech, tts_voice, ignored = self._speech(options)
         max_tokens = options.max_new_speak_tokens_per_chunk
-        self._conversations[slot] = Conversation(
+        self.conversations[slot] = Conversation(
             slot=slot,
             turn=TurnState(options.force_listen_count, max_tokens),
             sampling=self.sampling.open(slot, options, uniforms or SeededUniforms(options.seed)),
@@ -174,7 +175,7 @@ class DuplexModel:
         return Opened(self.context_length(slot), ignored, window.is_on)
 
     def _check_free(self, slot: int) -> None:
-        if self._conversations[slot] is not None or self.chats.has(slot):
+        if slot in self.conversations or self.chats.has(slot):
             raise ValueError(f"slot {slot} has a conversation")
 
     def prepare_chat(self, request: ChatRequest, check: Check = go_on) -> PreparedChat:
@@ -247,38 +248,59 @@ class DuplexModel:
         no conversation, has lost it, or was not settled. If a stage raises, only the
         conversations that make it raise are lost; see `batch_isolation`.
         """
-        entering = {unit.slot: (unit, self.conversation(unit.slot)) for unit in units}
+        entering: dict[int, tuple[Unit, Conversation]] = {}
+        for unit in units:
+            conversation = self.conversations.get(unit.slot)
+            if conversation is None:
+                raise ValueError(f"slot {unit.slot} has no conversation")
+            if conversation.is_lost:
+                raise ValueError(f"slot {unit.slot} has lost its conversation")
+            if conversation.unsettled is not None:
+                raise ValueError(f"slot {unit.slot} was not settled")
+            entering[unit.slot] = unit, conversation
         if len(entering) < len(units):
             raise ValueError(f"a slot is named twice: {[unit.slot for unit in units]}")
-        for slot, (_, conversation) in entering.items():
-            if conversation.is_lost:
-                raise ValueError(f"slot {slot} has lost its conversation")
-            if conversation.unsettled is not None:
-                raise ValueError(f"slot {slot} was not settled")
         yield from self._pipeline.run([entering[slot] for slot in sorted(entering)])
-
-    def conversation(self, slot: int) -> Conversation:
-        """Return the slot's conversation; raises ValueError if there is none."""
-        conversation = self._conversations[slot]
-        if conversation is None:
-            raise ValueError(f"slot {slot} has no conversation")
-        return conversation
 
     @torch.inference_mode()
     def settle(self, slots: Sequence[int], *, is_deferred: bool = True) -> list[UnitFailure]:
         """Complete the last unit of each of these slots: add its closing ids, apply the window.
 
-        The closing ids are fed with the next unit; they are fed at once if a window drops units
-        or `is_deferred` is false. Returns a failure for each slot that could not be settled; such
-        a slot can only be closed. A slot whose unit has failed or was settled is left unchanged.
+        The closing ids are fed with the next unit, which saves a pass over the weights. If a window
+        drops units, they are fed before it, because they are computed with the dropped units in the
+        context. Without `is_deferred` all closing ids are fed at once. Returns a failure for each
+        slot that could not be settled; such a slot can only be closed. A slot whose unit has failed
+        or was settled is left unchanged.
         """
-        conversations = [self.conversation(slot) for slot in sorted(set(slots))]
-        return self._pipeline.settle(conversations, is_deferred=is_deferred)
+        units: list[RunningUnit] = []
+        slides: list[tuple[RunningUnit, Slide | None]] = []
+        for slot in sorted(set(slots)):
+            conversation = self.conversations[slot]
+            unit = conversation.unsettled
+            if unit is None or not unit.state.is_over or conversation.is_lost:
+                continue
+            state, closing_ids = unit.state, unit.state.closing_ids
+            rows = self.llm.cache.length(slot) + len(closing_ids) - unit.start
+            number = conversation.turn.unit_count - 1
+            record = UnitRecord(number, rows, state.is_listen, tuple(state.text_ids))
+            conversation.window.units.append(record)
+            conversation.pending_ids, conversation.unsettled = closing_ids, None
+            units.append(unit)
+            slide = conversation.window.slide()
+            if slide or not is_deferred:
+                slides.append((unit, slide))
+        seconds = self._pipeline.apply(slides) if slides else 0.0
+        for unit in units:
+            unit.conversation.settle_s = seconds
+            unit.conversation.is_lost = unit.failure is not None
+            if self._probe is not None and unit.failure is None:
+                self._probe.settled(unit.slot, self.context_length(unit.slot))
+        return [unit.failure for unit in units if unit.failure is not None]
 
     @torch.inference_mode()
     def close(self, slot: int) -> None:
         """Remove the slot's conversation and zero its state; a clean slot stays clean."""
-        self._conversations[slot] = None
+        self.conversations.pop(slot, None)
         self.chats.close(slot)
         parts = self.parts
         parts.llm.cache.reset(slot)
@@ -294,7 +316,7 @@ class DuplexModel:
         """Verify that nothing of any conversation is left in the slot."""
         parts = self.parts
         return (
-            self._conversations[slot] is None
+            slot not in self.conversations
             and self.chats.is_clean(slot)
             and parts.llm.cache.is_clean(slot)
             and parts.audio.is_clean(slot)

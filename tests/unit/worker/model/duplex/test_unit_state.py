@@ -9,7 +9,7 @@ WORD = TOKENS.encode(" last")[0]
 
 
 def begin(turn: TurnState, *, force_listen: bool = False) -> UnitState:
-    return UnitState.begin(TOKENS, turn, force_listen=force_listen)
+    return UnitState(TOKENS, turn, force_listen or turn.must_listen)
 
 
 def turn(*, is_open: bool = False, max_tokens: int = 20, force_listen_count: int = 0) -> TurnState:

@@ -1,4 +1,6 @@
-"""The stages of a unit in their order: accept, encode, prefill, generate text, speak, settle.
+"""The stages of a unit in their order: accept, encode, prefill, generate text, speak.
+
+`DuplexModel.settle` completes the unit, and applies the windows here.
 
 Runs one unit of each of several conversations together. If a stage raises, `batch_isolation` ends
 only the conversations that make it raise.
@@ -17,7 +19,7 @@ from duplane.worker.model.duplex.conversation import Conversation, RunningUnit
 from duplane.worker.model.duplex.inputs import UnitInputs, refusal
 from duplane.worker.model.duplex.sampling import Decision, DuplexSampling
 from duplane.worker.model.duplex.speech import SpeechStage, unit_audio
-from duplane.worker.model.duplex.unit_state import UnitRecord, UnitState
+from duplane.worker.model.duplex.unit_state import UnitState
 from duplane.worker.model.llm.kv_cache import Slide
 from duplane.worker.model.loader import ModelParts
 from duplane.worker.model.probe import Probe
@@ -51,7 +53,7 @@ class Pipeline:
         accepted: list[RunningUnit] = []
         for unit, conversation in units:
             turn = conversation.turn
-            state = UnitState.begin(self._tokens, turn, force_listen=unit.force_listen)
+            state = UnitState(self._tokens, turn, unit.force_listen or turn.must_listen)
             is_interrupting = unit.force_listen and turn.is_open
             entering = RunningUnit(unit.slot, unit, conversation, state, is_interrupting)
             run_stage("intake", [entering], self._accept)  # alone, because it is not repeatable
@@ -59,7 +61,16 @@ class Pipeline:
                 accepted.append(entering)
             else:
                 yield self._result(entering, {})
-        batches = self._prefill(accepted, watch)
+        if with_frames := [unit for unit in accepted if unit.images]:
+            run_stage("vision", with_frames, self.inputs.encode_frames)
+            watch.lap("vision")
+        with_audio = [unit for unit in accepted if unit.rows.audio]
+        run_stage("audio", with_audio, self.inputs.encode_audio)
+        watch.lap("audio")
+        batches = run_stage("prefill", accepted, self.inputs.feed, cache=self._llm.cache)
+        watch.lap("prefill")
+        if self._probe is not None:
+            self._show_input(self._probe, batches)
         yield from (self._result(unit, {}) for unit in accepted if unit.failure)
         if interrupting := [unit for unit in accepted if unit.is_interrupting]:
             self._interrupt(interrupting)
@@ -109,20 +120,6 @@ class Pipeline:
             self._llm.splice(unit.slot, slide)
         unit.start = held
         return None
-
-    def _prefill(self, units: Sequence[RunningUnit], watch: Stopwatch) -> list[PrefilledBatch]:
-        """Encode and feed the input of units."""
-        if with_frames := [unit for unit in units if unit.images]:
-            run_stage("vision", with_frames, self.inputs.encode_frames)
-            watch.lap("vision")
-        with_audio = [unit for unit in units if unit.rows.audio]
-        run_stage("audio", with_audio, self.inputs.encode_audio)
-        watch.lap("audio")
-        batches = run_stage("prefill", units, self.inputs.feed, cache=self._llm.cache)
-        watch.lap("prefill")
-        if self._probe is not None:
-            self._show_input(self._probe, batches)
-        return batches
 
     def _show_input(self, probe: Probe, batches: Sequence[PrefilledBatch]) -> None:
         for units, logits in batches:
@@ -213,42 +210,7 @@ class Pipeline:
             interrupted_turn=unit.is_interrupting,
         )
 
-    def settle(
-        self, conversations: Sequence[Conversation], *, is_deferred: bool = True
-    ) -> list[UnitFailure]:
-        """Complete the last units of these conversations, slots ascending, and apply the windows.
-
-        The closing ids of a unit are fed with the next unit, which saves a pass over the weights.
-        If a window drops units, they are fed before it, because they are computed with the dropped
-        units in the context. Without `is_deferred` all closing ids are fed at once. Returns the
-        failures, each of which ends a conversation.
-        """
-        units: list[RunningUnit] = []
-        slides: list[tuple[RunningUnit, Slide | None]] = []
-        for conversation in conversations:
-            unit = conversation.unsettled
-            if unit is None or not unit.state.is_over or conversation.is_lost:
-                continue
-            state, closing_ids = unit.state, unit.state.closing_ids
-            rows = self._llm.cache.length(unit.slot) + len(closing_ids) - unit.start
-            number = conversation.turn.unit_count - 1
-            record = UnitRecord(number, rows, state.is_listen, tuple(state.text_ids))
-            conversation.window.units.append(record)
-            conversation.pending_ids, conversation.unsettled = closing_ids, None
-            units.append(unit)
-            slide = conversation.window.slide()
-            if slide or not is_deferred:
-                slides.append((unit, slide))
-        seconds = self._apply(slides) if slides else 0.0
-        for unit in units:
-            unit.conversation.settle_s = seconds
-            unit.conversation.is_lost = unit.failure is not None
-            if self._probe is not None and unit.failure is None:
-                length = self._llm.cache.length(unit.slot) + len(unit.conversation.pending_ids)
-                self._probe.settled(unit.slot, length)
-        return [unit.failure for unit in units if unit.failure is not None]
-
-    def _apply(self, slides: Sequence[tuple[RunningUnit, Slide | None]]) -> float:
+    def apply(self, slides: Sequence[tuple[RunningUnit, Slide | None]]) -> float:
         """Feed the pending ids of units, then apply their slides; return the seconds it took."""
         watch = Stopwatch(self._device)
         units = [unit for unit, _ in slides]

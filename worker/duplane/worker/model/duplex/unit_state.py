@@ -25,6 +25,11 @@ class TurnState:
     is_open: bool = False
     unit_count: int = 0
 
+    @property
+    def must_listen(self) -> bool:
+        """Whether the next unit is one of the first ones, which listen."""
+        return self.unit_count < self.force_listen_count
+
 
 @dataclass(frozen=True)
 class UnitRecord:
@@ -43,16 +48,16 @@ class UnitRecord:
 class UnitState:
     """The state machine of one unit: while not `is_over`, call `advance` with the next id.
 
-    The model chooses that id only if `needs_choice`; otherwise the rules determine it. `text_ids`
-    are the ids of the unit's text and speech: all ids fed after the first one, which only marks
-    that the model speaks. `token_ids` are all ids that the unit adds to the context, including the
-    two that close it, `closing_ids`: the terminator and the unit end, which are fed after the unit.
+    The model chooses that id only if `needs_choice`; otherwise the rules determine it. A unit that
+    `is_forced` listens. `text_ids` are the ids of the unit's text and speech: all ids fed after the
+    first one, which only marks that the model speaks. `token_ids` are all ids that the unit adds to
+    the context, including the two that close it, `closing_ids`: the terminator and the unit end,
+    which are fed after the unit.
     """
 
     tokens: Tokens
     turn: TurnState
     is_forced: bool
-    needs_choice: bool
     token_ids: list[int] = field(default_factory=list[int])
     text_ids: list[int] = field(default_factory=list[int])
     closing_ids: tuple[int, ...] = ()
@@ -61,11 +66,10 @@ class UnitState:
     is_over: bool = False
     _step: int = 0
 
-    @classmethod
-    def begin(cls, tokens: Tokens, turn: TurnState, *, force_listen: bool) -> UnitState:
-        """Begin a unit, which listens if `force_listen`, or if it is one of the first units."""
-        is_forced = force_listen or turn.unit_count < turn.force_listen_count
-        return cls(tokens, turn, is_forced, needs_choice=not is_forced and turn.max_tokens > 1)
+    @property
+    def needs_choice(self) -> bool:
+        """Whether the model chooses the next id."""
+        return not (self.is_over or self.is_forced) and self._step < self.turn.max_tokens - 1
 
     def interrupt(self) -> int:
         """Close the open turn for a forced listen; return the id to feed before all others."""
@@ -93,7 +97,7 @@ class UnitState:
         if token in tokens.terminators:
             self.closing_ids = (token, tokens.unit_end)
             self.token_ids += self.closing_ids
-            self.is_over, self.needs_choice = True, False
+            self.is_over = True
             turn.unit_count += 1
             return None
         if self._step:
@@ -103,5 +107,4 @@ class UnitState:
         if self.end_of_turn:
             turn.is_open = False
         self._step += 1
-        self.needs_choice = self._step < turn.max_tokens - 1
         return token
