@@ -20,6 +20,8 @@ _TYPE_NAMES: Mapping[type, str] = {
     dict: "an object",
     list: "a list",
 }
+_NESTED = frozenset({dict, list})
+_MARKS = (b"[", b"{", b",")  # each value but an object's first follows one of them
 _FEW = 64
 _TOO_DEEP = "depth limit exceeded"  # the parser's message above a depth of 1024
 
@@ -33,21 +35,23 @@ def parse(message: bytes, limits: Limits = _DEFAULTS) -> Fields:
 
     Raises UnreadableError, or ClientError when it is not an object or exceeds a bound.
     """
-    opening_count = _count(message, b"[") + _count(message, b"{")
     # Count before parsing: parsing makes an object of a hundred bytes from a value of two bytes.
-    if opening_count + _count(message, b",") > limits.json_value_count:
-        raise invalid("message", f"must be at most {limits.json_value_count} values")
+    max_count = limits.json_value_count
+    if len(message) > max_count and sum(_count(message, mark) for mark in _MARKS) > max_count:
+        raise invalid("message", f"must be at most {max_count} values")
     try:
         event: object = orjson.loads(message)
     except orjson.JSONDecodeError as error:
         if error.msg == _TOO_DEEP:
             raise _deep(limits) from None
         raise UnreadableError("the frame is not JSON text") from None
-    if opening_count > limits.json_depth and _is_deeper(event, limits.json_depth):
-        raise _deep(limits)
     if not isinstance(event, dict):
         raise invalid("message", "must be a JSON object")
-    return Fields(cast("dict[str, object]", event))
+    whole = cast("dict[str, object]", event)
+    is_nested = not _NESTED.isdisjoint(map(type, whole.values()))
+    if is_nested and _is_deeper(whole, limits.json_depth):
+        raise _deep(limits)
+    return Fields(whole)
 
 
 def _deep(limits: Limits) -> ClientError:
@@ -69,6 +73,8 @@ def _is_deeper(value: object, depth: int) -> bool:
     level = [value]
     for _ in range(depth):
         level = [inside for outer in level for inside in _inside(outer)]
+        if not level:
+            return False
     return any(isinstance(value, dict | list) for value in level)
 
 

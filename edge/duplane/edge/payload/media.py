@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import binascii
-
 import pybase64
 
 from duplane.edge.client_errors import ClientError, ErrorCode
@@ -27,9 +25,12 @@ def decode_base64(encoded: str, path: str) -> bytes:
     try:
         # pybase64 is fastest with validation.
         return pybase64.b64decode(encoded, validate=True)
-    except (binascii.Error, ValueError):
-        fault = f"{path} base64 decode failed"
-        raise ClientError(ErrorCode.INVALID_PAYLOAD, fault) from None
+    except ValueError:
+        raise _not_base64(path) from None
+
+
+def _not_base64(path: str) -> ClientError:
+    return ClientError(ErrorCode.INVALID_PAYLOAD, f"{path} base64 decode failed")
 
 
 def decode_file(encoded: str, path: str, max_bytes: int) -> bytes:
@@ -48,10 +49,10 @@ def decode_audio(encoded: str, path: str, max_s: float, too_long: str = "") -> b
     Audio longer than `max_s` is refused before it is decoded, with the message `too_long` if given.
     The first bytes decide between PCM and WAV, because existing clients mix up the two forms.
     """
-    audio = decode_base64(encoded, path)
-    if not audio:
-        raise invalid(path, "is empty")
     try:
+        audio = pybase64.b64decode(encoded, validate=True)
+        if not audio:
+            raise AudioError("is empty")
         if encoded.startswith(WAV_IN_BASE64) and is_wav(audio):
             audio = pcm_from_samples(read_audio_file(audio, max_s=max_s, is_trusted=False))
             if not audio:
@@ -64,6 +65,8 @@ def decode_audio(encoded: str, path: str, max_s: float, too_long: str = "") -> b
         raise invalid(path, too_long or str(error)) from None
     except AudioError as error:
         raise invalid(path, str(error)) from None
+    except ValueError:
+        raise _not_base64(path) from None
     return audio
 
 

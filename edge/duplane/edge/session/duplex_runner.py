@@ -16,7 +16,7 @@ from duplane.fabric.client import ConverseStream, FabricClient
 from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError
 from duplane.fabric.monitoring.spans import EDGE_OPEN
-from duplane.fabric.v1 import lease_pb2, session_pb2
+from duplane.fabric.v1 import lease_pb2
 
 
 class DuplexRunner(SessionRunner[DuplexSession]):
@@ -66,31 +66,25 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                 if request is None:
                     await self._wake.wait()
                     continue
-                now_s, wait_s = self._clock.now().monotonic_s, 0.0
-                if request.WhichOneof("message") == "unit":
-                    unit, received = request.unit, request.unit.receive_time
+                kind, now_s, wait_s = request.WhichOneof("message"), 0.0, 0.0
+                is_traced = kind == "unit" and self._spans.are_exported
+                if kind == "unit":
+                    now_s = self._clock.now().monotonic_s
                     wait_s = self._pace.spend(now_s)
-                    self._units.sent.append(
-                        (unit.sequence, received.seconds + received.nanos / 1e9)
-                    )
-                await self._send(stream, request)
+                    receipt = self.session.requests.last_receipt
+                    self._units.sent.append((request.unit.sequence, receipt.received_ns / 1e9))
+                    if is_traced:
+                        self._spans.sending(request.unit, receipt)
+                elif kind == "open":
+                    self._spans.begin(EDGE_OPEN)
+                await stream.write(request)
+                if is_traced:
+                    self._spans.sent(request.unit.sequence)
                 if wait_s:
                     await self._wait_until(now_s + wait_s)
             await stream.end_input()
         except FabricError:
             return  # the receiving task gets and handles the error
-
-    async def _send(self, stream: ConverseStream, request: session_pb2.ConverseRequest) -> None:
-        """Send one request, and note the times of a unit or of the opening."""
-        kind = request.WhichOneof("message")
-        if kind == "open":
-            self._spans.begin(EDGE_OPEN)
-        if kind != "unit" or not self._spans.are_exported:
-            await stream.write(request)
-            return
-        self._spans.sending(request.unit, self.session.requests.last_receipt)
-        await stream.write(request)
-        self._spans.sent(request.unit.sequence)
 
     async def _wait_until(self, due_s: float) -> None:
         """Wait until the monotonic time `due_s`, or until the session ends."""

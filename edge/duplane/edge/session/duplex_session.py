@@ -52,6 +52,7 @@ class DuplexSession(Session[DuplexDialect]):
         self._settings: session_pb2.Open | None = None
         self.requests = RequestQueue(limits.early_unit_count, limits.frame_count)
         self._replies = PendingReplies()  # used if the dialect replies to appends
+        self._last_audio_s = -math.inf  # monotonic
 
     @property
     def is_running(self) -> bool:
@@ -89,7 +90,7 @@ class DuplexSession(Session[DuplexDialect]):
             self._recorded_audio = action.audio
         count_before = self.requests.unit_count
         self.requests.add(action, self._receipt)
-        self.time_limits.restart(TimeLimit.AUDIO, self._limits.idle_s, now)
+        self._last_audio_s = now.monotonic_s
         if self.dialect.replies_to_appends:
             self._replies.add_append(self.requests.unit_count)
             return self._ready_replies(now)
@@ -218,6 +219,12 @@ class DuplexSession(Session[DuplexDialect]):
     def _expire(self, limit: TimeLimit, now: Moment) -> list[bytes]:
         if limit is TimeLimit.CONVERSATION:
             return self.failed(FabricError(Reason.UNAVAILABLE, "the worker is silent"), now)
+        if limit is TimeLimit.AUDIO:
+            # Audio does not move the limit, which would cost time with every append.
+            rest_s = self._last_audio_s + self._limits.idle_s - now.monotonic_s
+            if rest_s > 0:
+                self.time_limits.start(TimeLimit.AUDIO, rest_s, now)
+                return []
         return super()._expire(limit, now)
 
     def end(self, close: Close, now: Moment) -> list[bytes]:

@@ -44,12 +44,6 @@ class TimeLimits:
         self._deadlines[limit] = now.monotonic_s + seconds
         self.next_deadline = min(self._deadlines.values())
 
-    def restart(self, limit: TimeLimit, seconds: float, now: Moment) -> None:
-        """Start a limit again if it is running."""
-        if limit in self._deadlines:
-            self._deadlines[limit] = now.monotonic_s + seconds
-            self.next_deadline = min(self._deadlines.values())
-
     def stop(self, *limits: TimeLimit) -> None:
         """Stop limits, running or not."""
         for limit in limits:

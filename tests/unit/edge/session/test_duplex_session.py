@@ -8,6 +8,7 @@ from support.transcripts import json_of, pcm
 
 from duplane.edge.client_errors import ClientError
 from duplane.edge.clock import Moment
+from duplane.edge.close import CloseReason
 from duplane.edge.identity import Identity
 from duplane.edge.payload.fields import parse
 from duplane.edge.routing import ENDPOINTS, AnySession, Route
@@ -31,6 +32,11 @@ def prepared() -> DuplexSession:
     assert [request.WhichOneof("message") for request in taken(session)] == ["open"]
     session.responded(OPENED, NOW)
     return session
+
+
+def after(seconds: float) -> Moment:
+    """Return the time `seconds` after NOW."""
+    return Moment(NOW.monotonic_s + seconds, NOW.wall_ns + int(seconds * 1e9))
 
 
 def opening() -> DuplexSession:
@@ -102,6 +108,17 @@ def test_chunks_that_wait_for_a_slot_are_owed_no_more_answers_than_the_bound() -
     told = [orjson.loads(event)["type"] for event in session.responded(OPENED, NOW)]
     assert told == ["prepared", *["result"] * 1024]
     assert say(session, short) == ["result"]
+
+
+def test_session_without_audio_ends_idle_s_after_its_last_audio(prepared: DuplexSession) -> None:
+    heard_s = LIMITS.idle_s - 1
+    prepared.receive(orjson.dumps(json_of(CHUNK)), after(heard_s))
+    assert prepared.expire(after(LIMITS.idle_s)) == []
+    assert prepared.time_limits.next_deadline == NOW.monotonic_s + heard_s + LIMITS.idle_s
+    assert prepared.closed is None
+    prepared.expire(after(heard_s + LIMITS.idle_s))
+    assert prepared.closed
+    assert prepared.closed.reason is CloseReason.TIMEOUT
 
 
 # --- the audio that is recorded for the user ---
