@@ -183,8 +183,8 @@ class SessionMetrics:
         metrics.unit_times[name].observe(taken_s)
         if taken_s > UNIT_DEADLINE_S:
             metrics.late.inc()
-        if is_speech and outcome.speech.audio:
-            audio_s = len(outcome.speech.audio) / _OUTPUT_BYTES_PER_S
+        if is_speech and (audio := outcome.speech.audio):
+            audio_s = len(audio) / _OUTPUT_BYTES_PER_S
             gap_s, stalled_s = self._playout.add(audio_s, now.monotonic_s)
             if gap_s is not None:
                 metrics.gaps.observe(gap_s)

@@ -37,8 +37,11 @@ def samples_from_pcm(pcm: bytes) -> Samples:
     if len(pcm) % _SAMPLE_BYTES:
         raise AudioError(f"{len(pcm)} bytes is not a whole number of float32 samples")
     samples = np.frombuffer(pcm, dtype="<f4")
-    # `<=` is false for NaN too, so one comparison finds NaN, infinities and large values.
-    if samples.size and not float(np.abs(samples).max()) <= _MAX_AMPLITUDE:
+    # Of samples with a NaN both extremes are NaN, and the comparisons are false.
+    if samples.size and not (
+        np.minimum.reduce(samples) >= -_MAX_AMPLITUDE
+        and np.maximum.reduce(samples) <= _MAX_AMPLITUDE
+    ):
         raise AudioError("samples must be finite")
     return samples
 

@@ -174,12 +174,13 @@ class DialectB(DuplexDialect):
         event["metrics"] = orjson.Fragment(orjson.dumps(metrics(delta, dropped)))
         counts = self._count(delta.token_counts)  # only on the first event of a unit
         events: list[bytes] = []
-        if is_speech and (delta.speech.text or not (delta.speech.audio or delta.end_of_turn)):
+        audio = delta.speech.audio if is_speech else b""  # each access makes a copy
+        if is_speech and (delta.speech.text or not (audio or delta.end_of_turn)):
             text = {"kind": "text", "text": delta.speech.text}
             events.append(orjson.dumps({**event, **text, **counts}))
             counts = {}
-        if is_speech and delta.speech.audio:
-            events.append(with_audio({**event, "kind": "audio", **counts}, delta.speech.audio))
+        if audio:
+            events.append(with_audio({**event, "kind": "audio", **counts}, audio))
             counts = {}
         if delta.end_of_turn or not is_speech:
             events.append(orjson.dumps({**event, "kind": "listen", **counts}))

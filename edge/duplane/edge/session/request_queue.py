@@ -88,7 +88,8 @@ class RequestQueue:
         unit.video_frames.extend(appended.frames)
         if appended.max_slice_count is not None:
             unit.max_slice_count = appended.max_slice_count
-        unit.receive_time.FromNanoseconds(self.last_receipt.received_ns)
+        received, received_ns = unit.receive_time, self.last_receipt.received_ns
+        received.seconds, received.nanos = divmod(received_ns, 1_000_000_000)
         self._force_listen = False
         self._sent[self._next_sequence] = (appended.tag, self._first_ordinal)
         self._next_sequence += 1

@@ -70,19 +70,21 @@ class ClientProtocol(web.RequestHandler):
     __slots__ = (
         *("_answer_timer", "_head", "_is_head_read", "_is_queue_full", "_limiter", "_limits"),
         *("_lost", "_max_unread_bytes", "_on_writable", "_quota", "_quota_timer", "_release"),
-        *("is_too_big", "last_data_s", "socket", "unread_bytes", "write_timeout"),
+        *("_time", "is_too_big", "last_data_s", "socket", "unread_bytes", "write_timeout"),
     )
 
     def __init__(
         self, server: web.Server, limits: Limits, limiter: ConnectionLimiter, **settings: Any
     ) -> None:
+        loop = asyncio.get_running_loop()
         super().__init__(
             server,
-            loop=asyncio.get_running_loop(),
+            loop=loop,
             keepalive_timeout=limits.handshake_s,  # also limits the wait for the first request
             lingering_time=limits.close_s,
             **settings,
         )
+        self._time = loop.time
         self.last_data_s = 0.0
         self.unread_bytes = 0
         self.is_too_big = False  # cut because a message was too long
@@ -109,7 +111,7 @@ class ClientProtocol(web.RequestHandler):
         """
         self._on_writable = on_writable
         self._max_unread_bytes = 2 * max_message_bytes + _QUEUE_BYTES
-        self.last_data_s = asyncio.get_running_loop().time()
+        self.last_data_s = self._time()
         self._quota = cpu_quota(self._limits.read_share)
         return self._quota
 
@@ -188,7 +190,7 @@ class ClientProtocol(web.RequestHandler):
             self.is_too_big = True
             self.socket.abort()
             return
-        self.last_data_s = asyncio.get_running_loop().time()
+        self.last_data_s = self._time()
         began_s = time.thread_time()
         super().data_received(data)
         wait_s = self._quota.spend(self.last_data_s, time.thread_time() - began_s)
