@@ -80,12 +80,6 @@ class ModelRunner:
     def run_units(self, units: Sequence[Unit]) -> set[int]:
         """Run and settle a batch with one unit per slot. Return the slots that were lost."""
         record = BatchRecord(len(units), time.monotonic())
-        try:
-            return self._run_units(units, record)
-        finally:
-            self._on_batch(record)
-
-    def _run_units(self, units: Sequence[Unit], record: BatchRecord) -> set[int]:
         waiting: dict[int, Unit] = {}
         for unit in units:
             unit.started_s, unit.batch_size, unit.batch = record.started_s, len(units), record
@@ -113,6 +107,8 @@ class ModelRunner:
             raise
         except Exception:  # noqa: BLE001 - the border to the model: logged, and ends the batch
             self._on_batch_failed(slots, lost)
+        finally:
+            self._on_batch(record)
         return lost
 
     def _settle(self, slots: Sequence[int], lost: set[int], record: BatchRecord) -> None:
