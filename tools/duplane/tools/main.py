@@ -8,11 +8,15 @@ from duplane.tools.checkpoint import verbs as checkpoint_verbs
 from duplane.tools.command import app, main, run
 from duplane.tools.operators import verbs as operator_verbs
 from duplane.tools.talk import verbs as talk_verbs
+from duplane.tools.trace import verb as trace_verb
 from duplane.tools.up import verb as up_verb
 
 __all__ = ["app", "main", "run"]
 
-VERBS = (up_verb, servers, talk_verbs, operator_verbs, checkpoint_verbs, bench_verbs, pages)
+VERBS = (
+    *(up_verb, servers, talk_verbs, operator_verbs, trace_verb),
+    *(checkpoint_verbs, bench_verbs, pages),
+)
 """Modules that register verbs when they are imported."""
 
 if __name__ == "__main__":

@@ -70,7 +70,8 @@ class ClientProtocol(web.RequestHandler):
     __slots__ = (
         *("_answer_timer", "_head", "_is_head_read", "_is_queue_full", "_limiter", "_limits"),
         *("_lost", "_max_unread_bytes", "_on_writable", "_quota", "_quota_timer", "_release"),
-        *("_time", "is_too_big", "last_data_s", "socket", "unread_bytes", "write_timeout"),
+        *("_time", "is_too_big", "last_data_s", "received_s", "socket", "unread_bytes"),
+        "write_timeout",
     )
 
     def __init__(
@@ -86,6 +87,7 @@ class ClientProtocol(web.RequestHandler):
         )
         self._time = loop.time
         self.last_data_s = 0.0
+        self.received_s = 0.0  # the same by `time.monotonic`: loops round to milliseconds
         self.unread_bytes = 0
         self.is_too_big = False  # cut because a message was too long
         self._max_unread_bytes = 0
@@ -191,6 +193,7 @@ class ClientProtocol(web.RequestHandler):
             self.socket.abort()
             return
         self.last_data_s = self._time()
+        self.received_s = time.monotonic()
         began_s = time.thread_time()
         super().data_received(data)
         wait_s = self._quota.spend(self.last_data_s, time.thread_time() - began_s)

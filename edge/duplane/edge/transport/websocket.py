@@ -75,7 +75,8 @@ class WebSocket:
             if message.type is WSMsgType.TEXT:
                 self._protocol.unread_bytes = 0
                 # Of several messages that wait, all count from the last data.
-                await receiver.receive(message.data, loop.time() - self._protocol.last_data_s)
+                waited_s = time.monotonic() - self._protocol.received_s
+                await receiver.receive(message.data, waited_s)
             elif not await self._take_control(message.type, message.data, receiver):
                 return
             wait_s = self._quota.spend(loop.time(), time.thread_time() - began_s)

@@ -1,0 +1,88 @@
+"""An OTLP receiver of spans over gRPC."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import grpc.aio
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+
+from duplane.fabric.addresses import Address, parse_address
+from duplane.fabric.process import StartError
+from duplane.tools.trace.spans_json import to_line
+from duplane.tools.trace.units import Collected
+
+_log = logging.getLogger(__name__)
+_MAX_CALLS = 32  # at once; the exporters send again what is refused
+_MAX_FILE_BYTES = 1_000_000_000  # then nothing more is written
+
+
+class _Receiver(trace_service_pb2_grpc.TraceServiceServicer):
+    """Collects the spans that processes export, and writes them to a file if there is one."""
+
+    def __init__(self, collected: Collected, out: BinaryIO | None) -> None:
+        self._collected = collected
+        self._out = out
+        self._written_bytes = 0
+
+    async def Export(self, request: ExportTraceServiceRequest, context: Any) -> Any:  # noqa: N802 - named by gRPC
+        """Take the spans of one export."""
+        del context
+        self._collected.add(request)
+        if self._out is not None:
+            self._write(self._out, to_line(request))
+        return ExportTraceServiceResponse()
+
+    def _write(self, out: BinaryIO, line: bytes) -> None:
+        if self._written_bytes + len(line) > _MAX_FILE_BYTES:
+            _log.warning("the file has %d bytes; no more spans are written", self._written_bytes)
+            self._out = None
+            return
+        out.write(line)
+        out.flush()
+        self._written_bytes += len(line)
+
+
+@contextlib.asynccontextmanager
+async def receiving(
+    listen: str, collected: Collected, out: Path | None = None
+) -> AsyncGenerator[Address]:
+    """Collect spans during the body of the `with`; yield the address. Raises StartError."""
+    address = parse_address(listen, "listen", min_port=0)
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(out.open("ab")) if out else None
+        except OSError as error:
+            raise StartError(f"cannot write {out}: {error.strerror}") from None
+        server = grpc.aio.server(
+            maximum_concurrent_rpcs=_MAX_CALLS, options=[("grpc.so_reuseport", 0)]
+        )
+        generated: Any = trace_service_pb2_grpc  # has no types
+        generated.add_TraceServiceServicer_to_server(_Receiver(collected, file), server)
+        try:
+            port = server.add_insecure_port(str(address))
+        except RuntimeError:
+            raise StartError(f"cannot listen on {address}") from None
+        await server.start()
+        try:
+            yield Address(address.host, port)
+        finally:
+            await server.stop(1.0)
+
+
+def exporter_settings(address: Address) -> dict[str, str]:
+    """Return the standard settings with which a process exports its spans to `address`."""
+    return {
+        "OTEL_TRACES_EXPORTER": "otlp",
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"http://{address}",
+        "OTEL_EXPORTER_OTLP_TRACES_INSECURE": "true",
+        "OTEL_BSP_SCHEDULE_DELAY": "500",  # milliseconds
+    }

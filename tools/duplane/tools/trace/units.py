@@ -1,0 +1,255 @@
+"""Units put together from the spans of several processes, and the stages of each."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from duplane.fabric.monitoring import spans
+
+NETWORK = "network"  # between the edge and the worker, there and back
+
+_STEPS = frozenset(
+    (
+        *(spans.EDGE_SESSION, spans.EDGE_QUEUE, spans.EDGE_CLAIM, spans.EDGE_OPEN),
+        *(spans.EDGE_CLOSE, spans.SCHEDULER_QUEUE, spans.WORKER_SESSION, spans.WORKER_OPEN),
+        spans.WORKER_CLEANUP,
+    )
+)
+
+
+class Stage(NamedTuple):
+    """One stage of a unit, in wall-clock nanoseconds; `place` is edge, network or worker."""
+
+    place: str
+    name: str
+    begin_ns: int
+    end_ns: int
+
+    @property
+    def lasted_ms(self) -> float:
+        """How long it took."""
+        return (self.end_ns - self.begin_ns) / 1e6
+
+
+class Half(NamedTuple):
+    """The span of a unit in one process, as far as it is needed."""
+
+    begin_ns: int
+    end_ns: int
+    stages: tuple[tuple[str, int], ...]
+    attributes: Mapping[str, Any]
+    counts: Mapping[str, Mapping[str, Any]]  # of tokens, by stage
+    batch_id: bytes
+
+
+@dataclass(slots=True)
+class Unit:
+    """One unit: its halves in the edge and in the worker, of which one may be missing."""
+
+    trace_id: str
+    edge: Half | None = None
+    worker: Half | None = None
+
+    def _attribute(self, name: str, default: Any) -> Any:
+        for half in (self.edge, self.worker):
+            if half is not None and name in half.attributes:
+                return half.attributes[name]
+        return default
+
+    @property
+    def _whole(self) -> Half:
+        half = self.edge or self.worker
+        assert half is not None, "a unit has at least one half"
+        return half
+
+    @property
+    def session_id(self) -> str:
+        """The session, empty if it has no name."""
+        return str(self._attribute(spans.SESSION_ID, ""))
+
+    @property
+    def sequence(self) -> int:
+        """The number in its session, -1 if it was dropped before it got one."""
+        return int(self._attribute(spans.UNIT_SEQUENCE, -1))
+
+    @property
+    def outcome(self) -> str:
+        """Listen, speech, failed, dropped or unanswered."""
+        return str(self._attribute(spans.UNIT_OUTCOME, ""))
+
+    @property
+    def error(self) -> str:
+        """Why it failed."""
+        return str(self._attribute(spans.ERROR_TYPE, ""))
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it took longer than the second of sound that it holds."""
+        return bool(self._attribute(spans.UNIT_IS_LATE, False))
+
+    @property
+    def batch_size(self) -> int:
+        """How many units ran together, 0 if unknown."""
+        return int(self._attribute(spans.BATCH_SIZE, 0))
+
+    @property
+    def begin_ns(self) -> int:
+        """When it was received."""
+        return self._whole.begin_ns
+
+    @property
+    def lasted_ms(self) -> float:
+        """How long it took as a whole."""
+        return (self._whole.end_ns - self._whole.begin_ns) / 1e6
+
+    def stages(self) -> list[Stage]:
+        """Return all stages in their order, without gaps."""
+        if self.edge is None:
+            return list(_stages("worker", self.worker)) if self.worker else []
+        found: list[Stage] = []
+        for stage in _stages("edge", self.edge):
+            if stage.name == spans.WORKER:
+                found += self._worker_stages(stage)
+            elif stage.name == spans.SEND and self.worker is not None:
+                # The worker may have the unit before the edge runs again.
+                end_ns = max(stage.begin_ns, min(stage.end_ns, self.worker.begin_ns))
+                found.append(stage._replace(end_ns=end_ns))
+            else:
+                found.append(stage)
+        return found
+
+    def _worker_stages(self, whole: Stage) -> Iterator[Stage]:
+        """Yield what the edge sees as one stage: the network, and the stages of the worker."""
+        assert self.edge is not None
+        if self.worker is not None:
+            begin_ns = min(whole.begin_ns, self.worker.begin_ns)
+            yield Stage(NETWORK, "there", begin_ns, self.worker.begin_ns)
+            yield from _stages("worker", self.worker)
+            yield Stage(NETWORK, "back", self.worker.end_ns, whole.end_ns)
+            return
+        begin_ns = whole.begin_ns
+        known = _stage_times(self.edge.attributes)
+        for name, lasted_ns in known:
+            yield Stage("worker", name, begin_ns, begin_ns + lasted_ns)
+            begin_ns += lasted_ns
+        rest = NETWORK if known else spans.WORKER
+        yield Stage(rest, "there, back" if known else spans.WORKER, begin_ns, whole.end_ns)
+
+
+def _stages(place: str, half: Half) -> Iterator[Stage]:
+    ends = (*(begin_ns for _, begin_ns in half.stages[1:]), half.end_ns)
+    for (name, begin_ns), end_ns in zip(half.stages, ends, strict=True):
+        yield Stage(place, name, begin_ns, end_ns)
+
+
+def _stage_times(attributes: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Return the nanoseconds of the worker's stages, as a delta has them."""
+    times = ((name, attributes.get(f"{spans.STAGE_PREFIX}{name}_ms")) for name in _TIMED)
+    return [(name, int(lasted_ms * 1e6)) for name, lasted_ms in times if lasted_ms]
+
+
+_TIMED = tuple(name for name in spans.WORKER_STAGES if name != spans.SETTLE)  # it is another unit's
+
+
+class Step(NamedTuple):
+    """One span of a session."""
+
+    name: str
+    begin_ns: int
+    end_ns: int
+
+
+@dataclass(slots=True)
+class Collected:
+    """The newest `limit` units, and what is needed beside them. The oldest are dropped."""
+
+    limit: int
+    units: OrderedDict[bytes, Unit] = field(default_factory=OrderedDict[bytes, Unit])
+    settle_ms: OrderedDict[bytes, float] = field(default_factory=OrderedDict[bytes, float])
+    steps: OrderedDict[bytes, list[Step]] = field(default_factory=OrderedDict[bytes, list[Step]])
+    session_traces: OrderedDict[str, bytes] = field(default_factory=OrderedDict[str, bytes])
+    span_count: int = 0
+    dropped_unit_count: int = 0
+
+    def add(self, request: ExportTraceServiceRequest) -> None:
+        """Add the spans of one export."""
+        for resource in request.resource_spans:
+            for scope in resource.scope_spans:
+                for span in scope.spans:
+                    self.span_count += 1
+                    self._add(span)
+
+    def _add(self, span: Span) -> None:
+        if span.name in (spans.EDGE_UNIT, spans.WORKER_UNIT):
+            unit = self.units.setdefault(span.trace_id, Unit(span.trace_id.hex()))
+            if span.name == spans.EDGE_UNIT:
+                unit.edge = _half(span)
+            else:
+                unit.worker = _half(span)
+            self.dropped_unit_count += _shorten(self.units, self.limit)
+        elif span.name == spans.WORKER_BATCH:
+            settle = (event for event in span.events if event.name == spans.SETTLE)
+            for event in settle:
+                lasted_ns = span.end_time_unix_nano - event.time_unix_nano
+                self.settle_ms[span.span_id] = lasted_ns / 1e6
+            _shorten(self.settle_ms, self.limit)
+        elif span.name in _STEPS:
+            step = Step(span.name, span.start_time_unix_nano, span.end_time_unix_nano)
+            self.steps.setdefault(span.trace_id, []).append(step)
+            _shorten(self.steps, self.limit)
+            session_id = str(_attributes(span.attributes).get(spans.SESSION_ID, ""))
+            if session_id:
+                self.session_traces[session_id] = span.trace_id
+                _shorten(self.session_traces, self.limit)
+
+    def chosen(self, session_id: str = "", sequence: int | None = None) -> list[Unit]:
+        """Return the units of a session, or with a number; oldest first."""
+        return [
+            unit
+            for unit in self.units.values()
+            if (not session_id or unit.session_id == session_id)
+            and (sequence is None or unit.sequence == sequence)
+        ]
+
+    def steps_of(self, session_id: str) -> Sequence[Step]:
+        """Return the spans of a session, in the order of their beginnings."""
+        steps = self.steps.get(self.session_traces.get(session_id, b""), [])
+        return sorted(steps, key=lambda step: step.begin_ns)
+
+    def settle_after_ms(self, unit: Unit) -> float:
+        """Return how long the settle of a unit's batch took, 0 if unknown."""
+        return self.settle_ms.get(unit.worker.batch_id, 0.0) if unit.worker else 0.0
+
+
+def _shorten(entries: OrderedDict[Any, Any], limit: int) -> int:
+    """Drop the oldest entry if there are too many; return how many were dropped."""
+    if len(entries) <= limit:
+        return 0
+    entries.popitem(last=False)
+    return 1
+
+
+def _half(span: Span) -> Half:
+    return Half(
+        span.start_time_unix_nano,
+        span.end_time_unix_nano,
+        tuple((event.name, event.time_unix_nano) for event in span.events),
+        _attributes(span.attributes),
+        {event.name: _attributes(event.attributes) for event in span.events if event.attributes},
+        span.links[1].span_id if len(span.links) > 1 else b"",
+    )
+
+
+def _attributes(pairs: Sequence[KeyValue]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        if kind := pair.value.WhichOneof("value"):
+            found[pair.key] = getattr(pair.value, kind)
+    return found

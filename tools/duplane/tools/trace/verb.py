@@ -1,0 +1,98 @@
+"""`duplane trace`: shows where the time of each unit goes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Ge
+from cyclopts import Parameter
+from cyclopts.types import ExistingFile
+
+from duplane.fabric.process import StartError
+from duplane.fabric.settings import PositiveFloat, PositiveInt
+from duplane.tools.command import CommandError, UsageError, app
+
+_CLEAR = "\x1b[H\x1b[2J"  # of a terminal, before each new report
+DEFAULT_LISTEN = "127.0.0.1:4317"
+
+
+@app.command
+def trace(
+    file: ExistingFile | None = None,
+    /,
+    *,
+    listen: str = DEFAULT_LISTEN,
+    out: Path | None = None,
+    session: str = "",
+    unit: Annotated[int | None, Parameter("--unit"), Ge(0)] = None,
+    slowest: PositiveInt = 10,
+    keep: PositiveInt = 10_000,
+    interval_s: PositiveFloat = 1.0,
+) -> None:
+    """Show where the time of each unit goes, from the socket to the device and back.
+
+    Receives the spans of all processes whose OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is this address,
+    until Ctrl-C; or reads the spans that `--out` has written. Shows how long each stage takes, the
+    slowest units with the stage that made them late, and the stages of the slowest. In a terminal
+    the report is shown again at an interval; otherwise once, at the end.
+
+    Parameters
+    ----------
+    file
+        Spans that were written before, in the file format of OTLP: one export as JSON per line.
+    listen
+        Address to receive spans at, over gRPC.
+    out
+        Append the received spans to this file, up to a gigabyte.
+    session
+        Show only this session, and the steps from its queue to its end.
+    unit
+        Show the stages of the units with this number.
+    slowest
+        Units to list.
+    keep
+        Units to keep. Of more than these, the oldest are dropped.
+    interval_s
+        Seconds between two reports in a terminal.
+    """
+    from duplane.tools.trace.spans_json import read_lines
+    from duplane.tools.trace.units import Collected
+    from duplane.tools.trace.views import Choice, report
+
+    collected, choice = Collected(keep), Choice(session, unit, slowest)
+    if file is not None:
+        for request in read_lines(file):
+            collected.add(request)
+        sys.stdout.write(report(collected, choice))
+        return
+
+    def show() -> None:
+        sys.stdout.write(_CLEAR + report(collected, choice))
+        sys.stdout.flush()
+
+    from duplane.tools.trace.receiver import receiving
+
+    async def receive() -> None:
+        async with receiving(listen, collected, out) as address:
+            sys.stdout.write(
+                f"receiving spans: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://{address}\n"
+            )
+            sys.stdout.flush()
+            shown_count = 0
+            while True:
+                await asyncio.sleep(interval_s)
+                if sys.stdout.isatty() and collected.span_count != shown_count:
+                    shown_count = collected.span_count
+                    show()
+
+    try:
+        asyncio.run(receive())
+    except KeyboardInterrupt:
+        sys.stdout.write("\n" + report(collected, choice))
+    except StartError as error:
+        raise CommandError(str(error)) from None
+    except ValueError as error:
+        raise UsageError(str(error)) from None

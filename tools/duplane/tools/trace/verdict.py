@@ -1,0 +1,66 @@
+"""Says which stage made a unit late. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from duplane.fabric.monitoring import spans
+from duplane.tools.trace.units import NETWORK, Stage, Unit
+
+_MEANINGS = {
+    ("edge", spans.READ): "the message waited in the edge",
+    ("edge", spans.PARSE): "the edge parsed the message",
+    ("edge", spans.QUEUE): "the unit waited for the stream to the worker",
+    ("edge", spans.SEND): "the stream took the unit",
+    ("edge", spans.RENDER): "the edge rendered the events",
+    ("edge", spans.WRITE): "the client's connection took the events",
+    (NETWORK, "there"): "the unit was on its way to the worker",
+    (NETWORK, "back"): "the delta was on its way to the edge",
+    ("worker", spans.PREPARE): "the worker decoded the pictures",
+    ("worker", spans.INBOX): "earlier units of the conversation were not done",
+    ("worker", spans.SETTLE): "the previous unit of the conversation was settled",
+    ("worker", spans.DEVICE): "the device was busy with other conversations",
+    ("worker", spans.RUN): "the model ran, without a stage of its own",
+    ("worker", spans.DELIVER): "the worker's event loop took the delta",
+}
+Usual = Mapping[tuple[str, str, str], float]
+"""Milliseconds that each stage usually takes, by the outcome of the unit, place and name."""
+
+
+def usual_times(units: Iterable[Unit]) -> Usual:
+    """Return the median of each stage among the units on time."""
+    found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for unit in units:
+        if not unit.is_late:
+            for stage in unit.stages():
+                found[unit.outcome, stage.place, stage.name].append(stage.lasted_ms)
+    return {key: statistics.median(times) for key, times in found.items()}
+
+
+def slowest_stage(unit: Unit, usual: Usual) -> Stage | None:
+    """Return the stage that exceeds its usual time by the most."""
+
+    def excess_ms(stage: Stage) -> float:
+        return stage.lasted_ms - usual.get((unit.outcome, stage.place, stage.name), 0.0)
+
+    return max(unit.stages(), key=excess_ms, default=None)
+
+
+def verdict(unit: Unit, usual: Usual) -> str:
+    """Return why a unit was late, failed or was dropped; where it spent its time otherwise."""
+    stage = slowest_stage(unit, usual)
+    if stage is None:
+        where = "no stage is known"
+    else:
+        key = (unit.outcome, stage.place, stage.name)
+        meaning = _MEANINGS.get((stage.place, stage.name))
+        where = f"{stage.place} {stage.name} {stage.lasted_ms:.1f} ms"
+        where += f" (usually {usual[key]:.1f} ms)" if key in usual else ""
+        where += f": {meaning}" if meaning else ""
+    state = unit.outcome if unit.outcome in (spans.DROPPED, spans.FAILED) else "on time"
+    if unit.is_late:
+        state = f"late, {state}" if state != "on time" else "late"
+    error = f" ({unit.error})" if unit.error else ""
+    return f"{state}{error}, {where}"
