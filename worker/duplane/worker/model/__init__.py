@@ -2,29 +2,30 @@
 
 This package does not depend on gRPC, asyncio or sessions; the worker uses `DuplexModel`.
 
-The released model was tuned with the quirks of the reference implementation. A quirk that changes
-the ids or the sound is copied, so the output matches the recorded traces. A quirk that only breaks
-a session, or makes one depend on another, is corrected ("right").
+The reference implementation is OpenBMB/MiniCPM-o-Demo at commit 28b60cf. The released model was
+tuned with its quirks. A quirk that changes the ids or the sound is copied, so the output matches
+the recorded traces. A quirk that only breaks a session, or makes one session depend on another, is
+corrected ("right").
 
 | the reference ...                                     | here   | reason, or behaviour here     |
 |-------------------------------------------------------|--------|-------------------------------|
-| applies the listen options to `<|im_end|>`            | copied | the values in use expect it   |
+| applies the listen options to `<|im_end|>`            | copied | settings are tuned for it     |
 | divides negative logits by the repetition penalty too | copied | it affects every choice       |
 | leaves a lone `<unit>` row for a unit too short       | right  | the context stays unchanged   |
 | drops the text of a unit that ends a turn and listens | copied | the ids stay in the context   |
 | keeps the talker's cache after a forced listen        | copied | the next turn continues it    |
 | lets mel normalisation leak into the next session     | right  | sessions are independent      |
 | shares vocoder caches of at most 1000 frames          | right  | caches per slot fit the turn  |
-| keeps odd frames in attention caches (`flow_cache`)   | copied | they determine the sound      |
+| keeps unexpected frames in caches (see `flow_cache`)  | copied | they determine the sound      |
 | draws diffusion noise at start, source noise per call | right  | one table; a seed per slot    |
 | fails in a chat without streaming                     | right  | every chat is streamed        |
-| repeats `<|im_end|>` in chat prompts                  | copied | the model is used with it     |
+| repeats `<|im_end|>` in chat prompts                  | copied | the model is tuned for it     |
 | fails if the first id ends a chat's answer            | right  | the answer is empty           |
-| removes `<|listen|>` from chat prompts                | right  | removal would shift bounds    |
-| cuts the first audio elsewhere if frames come first   | right  | frames do not move the cut    |
-| fixes all options but sampling at load                | right  | options belong to sessions    |
-| lets a window fill a cache that is smaller            | right  | units go when room is short   |
+| removes `<|listen|>` from chat prompts                | right  | removal shifts embeddings     |
+| cuts the first audio differently after frames         | right  | frames do not affect audio    |
+| fixes all options but sampling when it loads          | right  | sessions set their options    |
+| lets a window exceed a smaller cache                  | right  | more units are dropped then   |
 | stacks frames of unrelated moments in long videos     | right  | each scene has its own frames |
 | drops incomplete rounds in half duplex                | right  | only whole rounds are dropped |
-| computes an unchanged prompt again after a window     | right  | the rows would be equal       |
+| computes an unchanged prompt again after a window     | right  | the result would be equal     |
 """

@@ -1,9 +1,9 @@
 """Isolates failures within a batch: only the conversations that make a stage raise are ended.
 
 A stage runs for several conversations in one call. If that call raises, the stage runs again for
-each conversation alone, from the state before the call; only those that raise again fail. So a
-stage must be repeatable until it has returned: the lengths of its cache are restored, and it
-changes any other state of a slot last.
+each conversation alone, from the state before the call. Only the conversations that raise again
+fail. So a stage must be repeatable until it has returned: the lengths of its cache are restored,
+and it changes other state of a slot only at its end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STAGE_FAILED = "STAGE_FAILED"
 
 
 class BatchItem(Protocol):
-    """One conversation's part of a batch; a stage that fails for it sets `failure`."""
+    """One conversation's part of a batch. If a stage fails for it, `failure` is set."""
 
     slot: int
     failure: UnitFailure | None
@@ -47,8 +47,8 @@ def run_stage(
     """Call a stage for all items that have not failed; if that raises, call it for each alone.
 
     Returns, for each successful call, its items and its result. All other items have a `failure`.
-    If the stage changes the lengths of a cache, pass it as `cache`: they are restored before the
-    second try.
+    If the stage changes the lengths of a cache, pass that cache as `cache`: the lengths are
+    restored before the second try.
     """
     items = [item for item in items if item.failure is None]
     if not items:
@@ -58,7 +58,7 @@ def run_stage(
         return [(items, call(items))]
     except Exception:  # noqa: BLE001 - any fault of a stage is logged and becomes a UnitFailure
         _log.exception("%s failed for slots %s", stage, [item.slot for item in items])
-    # Outside of the handler: here the memory that the failed call held has been freed.
+    # This is outside of the handler, so the memory that the failed call held is free.
     if cache is not None:
         for slot, length in lengths:
             cache.rewind(slot, length)
@@ -69,5 +69,5 @@ def run_stage(
 
 
 def stage_failure(slot: int, stage: str) -> UnitFailure:
-    """Make the failure of a unit whose stage has raised; it ends the conversation."""
+    """Make the failure of a unit whose stage has raised. It ends the conversation."""
     return UnitFailure(slot, STAGE_FAILED, f"the stage {stage!r} failed", is_fatal=True)

@@ -1,6 +1,6 @@
-"""A checkpoint directory: its config.json, and its tensors, read one at a time by name.
+"""Reads a checkpoint directory: its config.json, and its tensors by name, one at a time.
 
-Reads the file formats and reports faults in them; it does not depend on the modules that it fills.
+This module knows the file formats, not the torch modules that it fills.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ T = TypeVar("T", int, float, bool, str)
 
 
 class CheckpointError(Exception):
-    """A checkpoint that cannot be used; the message names the file, and the field or tensors."""
+    """The checkpoint cannot be used. The message names the file, and the field or tensors."""
 
 
 def field(config: Mapping[str, Any], name: str, kind: type[T], default: T | None = None) -> T:
-    """Read one value of a configuration, checking its type.
+    """Read one value of a configuration and check its type.
 
-    A whole number is accepted where a float is asked for. Raises `CheckpointError` when the
-    field is absent (or null) and has no default, or is of another type.
+    If `kind` is float, a whole number is accepted too. Raises `CheckpointError` if the field is
+    absent (or null) and has no default, or is of another type.
     """
     value = config.get(name)
     if value is None:
@@ -56,7 +56,7 @@ def section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object, or raise `CheckpointError` naming the file."""
+    """Read a JSON object. Raises `CheckpointError` that names the file."""
     try:
         value: object = orjson.loads(path.read_bytes())
     except FileNotFoundError as error:
@@ -93,14 +93,14 @@ class Checkpoint:
         for path in self.files:
             try:
                 with cast("Any", safe_open(path, framework="pt")) as file:
-                    for name in file.keys():  # noqa: SIM118  the file is no mapping
+                    for name in file.keys():  # noqa: SIM118  the file is not a mapping
                         found[name] = tuple(file.get_slice(name).get_shape())
             except (OSError, SafetensorError) as error:
                 raise CheckpointError(f"{path} cannot be read: {error}") from error
         return found
 
     def load_into(self, module: nn.Module, prefix: str) -> tuple[str, ...]:
-        """Fill one module, as `load_all` does.
+        """Fill one module like `load_all`.
 
         Returns the names under `prefix` that the module does not use.
         """
@@ -110,10 +110,10 @@ class Checkpoint:
     def load_all(self, modules: Mapping[str, nn.Module]) -> tuple[str, ...]:
         """Fill every parameter and persistent buffer of modules from the tensor `prefix + name`.
 
-        Reads one tensor at a time, file after file, and converts it to the dtype and device of
-        the parameter, so that the checkpoint is never in memory as a whole. Raises one
-        `CheckpointError` that lists all missing and misshapen tensors. Returns the names that no
-        module uses; their tensors are not read.
+        Tensors are read one at a time, file after file, and converted to the dtype and device of
+        the parameter. So the whole checkpoint is never in memory. Raises one `CheckpointError` that
+        lists all missing and misshapen tensors. Returns the names of tensors that no module uses;
+        these are not read.
         """
         wanted = {
             prefix + name: tensor
@@ -135,7 +135,7 @@ class Checkpoint:
         return tuple(sorted(name for name in self._file_of if name not in wanted))
 
     def _read(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Read tensors file by file, because pages of a file stay mapped while it is open."""
+        """Yield tensors file by file: the pages of a file stay mapped only while it is open."""
         groups = groupby(sorted(names, key=self._place), key=self._file_of.__getitem__)
         for number, (path, group) in enumerate(groups, start=1):
             name = ""

@@ -1,4 +1,4 @@
-"""The parts of a model, and their loading from a checkpoint directory."""
+"""Loads the parts of a model from a checkpoint directory."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ TRAINING_TENSORS = ("tts.model.embed_tokens.", "tts.projector_spk.")
 GENERATION_FILE = "generation_config.json"
 VOCODER_FOLDER = Path("assets", "token2wav")
 MAX_VOICE_TOKENS = 250
-"""A client's voice is cut to this many speech tokens, its first 10 s."""
+"""A client's voice is cut to this many speech tokens, which are its first 10 s."""
 CLOSING_ROWS = 2
 """Rows that close a unit: its terminator and `</unit>`."""
 
@@ -82,11 +82,11 @@ class SpeechVocoder(Protocol):
 class ModelParts:
     """Loaded parts, all for the same number of slots.
 
-    Without a talker, a vocoder or a voice for the vocoder, the model answers in text alone.
+    Without a talker, a vocoder or a voice for the vocoder, the model answers with text only.
     Without `vision` it refuses frames. `voice_networks` compute vocoder voices from clips;
     `vocoder_voice` is used if the client sends no clip. `prompt_voice` is the voice in the prompt
-    if the client sends none. `windows` are the window rules for options that the client leaves
-    unset.
+    if the client sends none. `windows` are the values of window options that the client does not
+    set.
     """
 
     name: str
@@ -104,14 +104,14 @@ class ModelParts:
 
     @property
     def overhang(self) -> int:
-        """Rows of the cache beyond its nominal capacity."""
+        """Number of rows that the cache has in addition to its nominal capacity."""
         return overhang(self.audio.config, None if self.vision is None else self.vision.rows)
 
 
 def generated_rows(max_tokens: int) -> int:
-    """Return the most rows that a unit adds behind its input.
+    """Return the most rows that a unit adds after its input.
 
-    They are the id that ends an interrupted turn, the generated ids, and the closing ids.
+    These are the id that ends an interrupted turn, the generated ids, and the closing ids.
     """
     return 1 + max_tokens + CLOSING_ROWS
 
@@ -119,8 +119,8 @@ def generated_rows(max_tokens: int) -> int:
 def overhang(audio: AudioConfig, image_rows: int | None) -> int:
     """Return the rows of a unit with default options, audio and one unsliced frame.
 
-    The cache has this many extra rows so that the unit which reaches the nominal capacity can be
-    completed. A larger unit is refused if it does not fit. A frame has `image_rows` embeddings;
+    The cache has this many extra rows, so that the unit which reaches the nominal capacity can be
+    completed. A unit that needs even more rows is refused. A frame has `image_rows` embeddings;
     None means that the model refuses frames.
     """
     seen = 0 if image_rows is None else duplex_rows((None,), image_rows)
@@ -137,7 +137,7 @@ def load_parts(
     dtype: str,
     turn_rows: int = TURN_ROWS,
 ) -> ModelParts:
-    """Load all parts in the directory; raises `CheckpointError` if one cannot be used."""
+    """Load all parts in the directory. Raises `CheckpointError` if one cannot be used."""
     checkpoint = Checkpoint(directory)
     config, place, kind = checkpoint.config, torch.device(device), torch_dtype(dtype)
     precision.configure(place)
@@ -223,7 +223,7 @@ def _check_talker(talker: Talker, llm: LanguageModel, tokens: Tokens) -> None:
 def _built_in_voice(
     folder: Path, networks: VoiceNetworks | None, prompt_voice: FloatArray | None
 ) -> VocoderVoice | None:
-    """Return the voice for clients that send none: the folder's own, else the prompt's."""
+    """Return the voice for clients that send none: the folder's voice, or else the prompt's."""
     voice = load_vocoder_voice(folder)
     if voice is None and networks is not None and prompt_voice is not None:
         return networks.read(prompt_voice)
@@ -237,7 +237,7 @@ def _load_vocoder(
     slot_count: int,
     device: str,
 ) -> SpeechVocoder:
-    """Load the vocoder with room for its voices, and check that it accepts them."""
+    """Load the vocoder with memory for its longest voice, and check that it accepts `voice`."""
     trials = [] if voice is None else [("the built-in voice", voice)]
     if networks is not None:
         silence = np.zeros(INPUT_SAMPLE_RATE, np.float32)
@@ -255,7 +255,7 @@ def _load_vocoder(
 
 
 def prompt_room(voice: VocoderVoice | None, *, reads_clips: bool) -> int:
-    """Return the mel frames of the longest voice: the built-in one, or one made from a clip."""
+    """Return the mel frames of the longest possible voice, built in or made from a clip."""
     own = 0 if voice is None else len(voice.prompt_mel)
     return max(own, MEL_FRAMES_PER_TOKEN * MAX_VOICE_TOKENS if reads_clips else 0)
 

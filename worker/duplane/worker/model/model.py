@@ -1,7 +1,7 @@
-"""`DuplexModel`: conversations in slots, units in, decisions with text and audio out.
+"""`DuplexModel`: runs the units of conversations in slots; returns decisions, text and audio.
 
-Opens and closes the conversations of slots; `pipeline` runs their units. Only one thread at a time
-may use a model, except for the methods that allow any thread.
+This module opens and closes the conversations of slots; `pipeline` runs their units. Only one
+thread at a time may use a model, except for the methods that allow any thread.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from duplane.worker.model.vocoder.voice import Voices
 
 
 class DuplexModel:
-    """One model on one device; `conversations` are the open ones by slot."""
+    """One model on one device. `conversations` are the open ones, by slot."""
 
     def __init__(self, parts: ModelParts, *, probe: Probe | None = None) -> None:
         """Combine loaded parts; all must have the same number of slots."""
@@ -79,8 +79,9 @@ class DuplexModel:
     ) -> DuplexModel:
         """Load a checkpoint directory; raises `CheckpointError` if it cannot be used.
 
-        A turn with more than `turn_rows` rows in the talker's cache continues without its earlier
-        rows. With `cuda_graphs` the steps of one row per slot are captured, on a CUDA device only.
+        The talker's cache keeps at most `turn_rows` rows of a turn; a longer turn continues without
+        its earlier rows. With `cuda_graphs` the steps with one row per slot are captured, on a CUDA
+        device only.
         """
         model = cls(
             load_parts(
@@ -100,8 +101,8 @@ class DuplexModel:
     def capture(self, *, is_replayed: bool = True) -> None:
         """Capture the steps of the LLM and the talker, before any conversation.
 
-        See `cuda_graphs`. Without `is_replayed` the same steps of fixed sizes are called instead
-        of captured, on any device.
+        See `cuda_graphs`. Without `is_replayed` the same steps of fixed sizes are called directly
+        and not captured; this works on any device.
         """
         self.llm.capture(is_replayed=is_replayed)
         if self.parts.talker is not None:
@@ -132,7 +133,7 @@ class DuplexModel:
         return [part for part in every if part is not None]
 
     def context_length(self, slot: int) -> int:
-        """Return the rows of the slot's context, with the pending ids that the next unit feeds."""
+        """Return the rows of the slot's context, including pending ids that are not fed yet."""
         conversation = self.conversations.get(slot)
         pending = () if conversation is None else conversation.pending_ids
         return self.llm.cache.length(slot) + len(pending)
@@ -144,7 +145,7 @@ class DuplexModel:
         """Begin a conversation in a clean slot: feed the prompt, which includes a voice.
 
         `uniforms` replaces the numbers drawn from `options.seed`. Raises `OptionError` for a
-        prompt that does not fit or a voice that cannot be read; the slot is clean then.
+        prompt that does not fit or a voice that cannot be read; then the slot is clean.
         """
         self._check_free(slot)
         voice = self.parts.prompt_voice if options.llm_voice is None else options.llm_voice
@@ -179,7 +180,7 @@ class DuplexModel:
             raise ValueError(f"slot {slot} has a conversation")
 
     def prepare_chat(self, request: ChatRequest, check: Check = go_on) -> PreparedChat:
-        """Check a request and lay out its prompt, in any thread, as `Chats.prepare` does."""
+        """Check a request and lay out its prompt, in any thread; see `Chats.prepare`."""
         return self.chats.prepare(request, check)
 
     def prepare_picture(self, picture: Image, max_slices: int | None) -> PreparedImage:
@@ -192,19 +193,19 @@ class DuplexModel:
     def open_chat(
         self, slot: int, prepared: PreparedChat, *, uniforms: Uniforms | None = None
     ) -> None:
-        """Begin a chat in a clean slot, as `Chats.open` does."""
+        """Begin a chat in a clean slot; see `Chats.open`."""
         self._check_free(slot)
         self.chats.open(slot, prepared, uniforms=uniforms)
 
     def chat_step(self, slots: Sequence[int]) -> Generator[ChatOutput | UnitFailure, None, None]:
-        """Run one short step of the chats in these slots, as `Chats.step` does."""
+        """Run one short step of the chats in these slots; see `Chats.step`."""
         return self.chats.step(slots)
 
     def prepare_voice(self, options: ConversationOptions) -> None:
-        """Compute the conversation's voice ahead of `open`, which then takes it from a cache.
+        """Compute the conversation's voice before `open`, which then finds it in a cache.
 
-        Runs on the CPU and uses neither slots nor the device, so any thread may call it at any
-        time. Raises `OptionError` as `open` would.
+        This uses the CPU, but no slot and not the device, so any thread may call it at any time.
+        Raises the same `OptionError` as `open`.
         """
         if options.generate_audio and self._speech_stage is not None:
             self._voices.choose(options.tts_voice, options.llm_voice)
@@ -212,7 +213,7 @@ class DuplexModel:
     def _speech(
         self, options: ConversationOptions
     ) -> tuple[SpeechTokens | None, VocoderVoice | None, tuple[str, ...]]:
-        """Return speech buffer and voice, None without audio; and the options without effect."""
+        """Return speech buffer and voice (None without audio), and the options without effect."""
         can_read = self._speech_stage is not None and self._voices.reads_clips
         ignored = ["tts_voice"] if options.tts_voice is not None and not can_read else []
         if not options.generate_audio:
@@ -234,19 +235,19 @@ class DuplexModel:
         return sum(self._pipeline.inputs.count_rows(unit))
 
     def prepare(self, unit: Unit) -> Unit | UnitFailure:
-        """Decode a unit's frames, so that `step` need not decode them; safe in any thread."""
+        """Decode a unit's frames before `step`, in any thread."""
         return self._pipeline.inputs.prepare(unit)
 
     @torch.inference_mode()
     def step(self, units: Sequence[Unit]) -> Generator[UnitOutput | UnitFailure, None, None]:
-        """Run one unit per slot, together; yield one output or failure for each when it is done.
+        """Run one unit per slot, together. Yield the output or failure of each when it is done.
 
         Units that listen are yielded before the talker and the vocoder run for the others.
-        Exhaust the generator, then call `settle`; a slot whose unit was abandoned can only be
-        closed. If a unit is refused because its audio is too short, the audio is kept for the
-        next unit. Raises ValueError, with nothing changed, for a slot that is named twice, has
-        no conversation, has lost it, or was not settled. If a stage raises, only the
-        conversations that make it raise are lost; see `batch_isolation`.
+        Read the generator to its end, then call `settle`; otherwise the slots of the remaining
+        units can only be closed. If a unit is refused because its audio is too short, the audio is
+        kept for the next unit. Raises ValueError and changes nothing if a slot is named twice, has
+        no conversation, has lost it, or was not settled. If a stage raises, only the conversations
+        that cause it are lost; see `batch_isolation`.
         """
         entering: dict[int, tuple[Unit, Conversation]] = {}
         for unit in units:
@@ -266,11 +267,11 @@ class DuplexModel:
     def settle(self, slots: Sequence[int], *, is_deferred: bool = True) -> list[UnitFailure]:
         """Complete the last unit of each of these slots: add its closing ids, apply the window.
 
-        The closing ids are fed with the next unit, which saves a pass over the weights. If a window
-        drops units, they are fed before it, because they are computed with the dropped units in the
-        context. Without `is_deferred` all closing ids are fed at once. Returns a failure for each
-        slot that could not be settled; such a slot can only be closed. A slot whose unit has failed
-        or was settled is left unchanged.
+        Normally the closing ids are fed with the next unit, which saves a pass over the weights. If
+        a window drops units, the closing ids are fed before, because they must be computed with the
+        dropped units in the context. Without `is_deferred` all closing ids are fed at once. Returns
+        a failure for each slot that could not be settled and can now only be closed. A slot whose
+        unit has failed or was settled before does not change.
         """
         units: list[RunningUnit] = []
         slides: list[tuple[RunningUnit, Slide | None]] = []
@@ -299,7 +300,7 @@ class DuplexModel:
 
     @torch.inference_mode()
     def close(self, slot: int) -> None:
-        """Remove the slot's conversation and zero its state; a clean slot stays clean."""
+        """Remove the slot's conversation or chat and zero its state. Can be repeated."""
         self.conversations.pop(slot, None)
         self.chats.close(slot)
         parts = self.parts
@@ -313,7 +314,7 @@ class DuplexModel:
 
     @torch.inference_mode()
     def is_clean(self, slot: int) -> bool:
-        """Verify that nothing of any conversation is left in the slot."""
+        """Check that no state of a conversation or chat is left in the slot."""
         parts = self.parts
         return (
             slot not in self.conversations

@@ -6,11 +6,11 @@ import torch
 
 
 def configure(device: torch.device) -> None:
-    """Set torch up for models on `device`; changes nothing for a CPU.
+    """Set torch up for models on `device`. Changes nothing for a CPU.
 
-    Disables cuDNN's attention: torch prefers it on recent devices, but it makes a plan for every
-    new context length, which takes longer than a unit. Disables TF32, so that convolutions and
-    matrix products of float32 are computed in full float32.
+    cuDNN's attention is disabled: torch prefers it on recent devices, but it makes a plan for every
+    new context length, which takes longer than a unit. TF32 is disabled, so that convolutions and
+    matrix products of float32 have the full precision.
     """
     if device.type != "cuda":
         return

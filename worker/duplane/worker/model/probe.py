@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SpokenUnit:
-    """One call of the talker: first row in the turn, input, tokens, and rows of the turn after."""
+    """One call of the talker: its first row in the turn, input, tokens, and the rows after it."""
 
     start: int
     condition: Tensor
@@ -18,13 +18,14 @@ class SpokenUnit:
 
 
 class Probe:
-    """Every stage calls its method once per slot; a subclass overrides those that it needs.
+    """Every stage calls its method once per slot. A subclass overrides the methods that it needs.
 
-    The model may overwrite the tensors, so copy those to keep. Lengths are rows of the LLM's cache.
+    The model may overwrite the tensors later, so copy them to keep them. Lengths are numbers of
+    rows in the LLM's cache.
     """
 
     def prepared(self, slot: int, voice: Tensor | None) -> None:
-        """The prompt was fed; `voice` [rows, hidden] are the embeddings of the voice in it."""
+        """The prompt was fed. `voice` [rows, hidden] are the embeddings of its voice."""
 
     def audio_encoded(self, slot: int, embeds: Tensor) -> None:
         """A unit's audio was encoded: [rows, hidden]."""
@@ -33,7 +34,7 @@ class Probe:
         """A unit's frames were encoded: [images and slices, rows, hidden]."""
 
     def prefilled(self, slot: int, logits: Tensor, length: int) -> None:
-        """A unit's input was fed; its logits [ids]."""
+        """A unit's input was fed; `logits` [ids] follow from it."""
 
     def chosen(self, slot: int, logits: Tensor, token: int) -> None:
         """The id `token` was chosen from raw logits [ids]."""

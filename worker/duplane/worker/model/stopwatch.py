@@ -21,7 +21,7 @@ class Stopwatch:
         return time.monotonic() - self.lap_start_s
 
     def lap(self, stage: str) -> float:
-        """End a stage, or a further part of it; return the seconds of the stage so far."""
+        """End a stage, or a part of it. Return the seconds of the stage so far."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         now = time.monotonic()

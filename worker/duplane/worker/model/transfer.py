@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 PINNED_BYTES = 1 << 16
-"""Uploads of more bytes go through pinned memory."""
+"""Larger uploads, in bytes, go through pinned memory."""
 
 
 def upload(
@@ -21,8 +21,8 @@ def upload(
 ) -> Tensor:
     """Copy numbers to the device in stream order, without waiting for the device.
 
-    For the CPU, an array or a tensor is not copied. For a GPU, large values are copied to pinned
-    memory first, because the driver waits for the copy of large pageable memory.
+    For the CPU, an array or a tensor is not copied. For a GPU, large values are first copied to
+    pinned memory, because the host would have to wait while the driver copies pageable memory.
     """
     tensor = torch.as_tensor(values, dtype=dtype)
     if device.type == "cuda" and tensor.device.type == "cpu" and tensor.nbytes > PINNED_BYTES:
@@ -31,5 +31,5 @@ def upload(
 
 
 def download(tensor: Tensor) -> NDArray[Any]:
-    """Wait until the device has computed a tensor and return it as an array."""
+    """Wait until the device has computed a tensor; return it as an array."""
     return np.asarray(tensor.cpu())

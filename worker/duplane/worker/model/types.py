@@ -38,7 +38,7 @@ class ImageTile:
 
 @dataclass(frozen=True)
 class PreparedImage:
-    """The input of the vision encoder: the whole image first, then its slices row by row.
+    """The input of the vision encoder for one image: the whole image, then its slices row by row.
 
     `size` is the size of the decoded image. `grid` is None for an image without slices.
     """
@@ -49,15 +49,15 @@ class PreparedImage:
 
 
 Frame = bytes | PreparedImage
-"""An encoded frame, or one that was prepared ahead of its unit."""
+"""An encoded frame, or one that was prepared before its unit runs."""
 
 
 class ImageError(ValueError):
-    """An image that the model cannot take; the message says why."""
+    """An image that the model cannot use. The message says why."""
 
 
 class OptionError(ValueError):
-    """An invalid option of a conversation; `field` names it."""
+    """An option of a conversation is invalid. `field` names it."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(f"{name} {message}")
@@ -72,7 +72,7 @@ class DecodeMode(Enum):
 
 
 class WindowMode(Enum):
-    """How a long context is shortened: never, by dropping units, or by keeping only their text."""
+    """How a long context is shortened: not at all, by dropping units, or by keeping their text."""
 
     OFF = "off"
     BASIC = "basic"
@@ -84,9 +84,9 @@ class ConversationOptions:
     """The options of one conversation. Raises `OptionError` for values outside the bounds.
 
     `llm_voice` (the voice in the prompt, which the model is asked to imitate) and `tts_voice` (the
-    voice of the vocoder) are float32 mono samples at 16 kHz. With `GREEDY` the most likely id
-    replaces every draw, in the talker too. Without a `seed` the conversation is not reproducible.
-    Fields of the context window that are None have the checkpoint's values; see `WindowRules`.
+    voice of the vocoder) are float32 mono samples at 16 kHz. `GREEDY` means that the most likely id
+    is always chosen, in the talker too. Without a `seed` the conversation is not reproducible. If a
+    field of the context window is None, the checkpoint's value applies; see `WindowRules`.
     """
 
     system_prompt: str = "You are a helpful assistant."
@@ -114,7 +114,7 @@ class ConversationOptions:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most likely id replaces every draw."""
+        """Whether the most likely id is always chosen, without draws."""
         return self.decode_mode is DecodeMode.GREEDY
 
     def __post_init__(self) -> None:
@@ -153,7 +153,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
 
 @dataclass(frozen=True)
 class WindowRules:
-    """The rules that bound the length of a conversation's context, named like the options.
+    """The rules that limit the length of a conversation's context, named like the options.
 
     See `duplex.context_window`.
     """
@@ -165,9 +165,9 @@ class WindowRules:
     context_previous_max_tokens: int = 500
 
     def chosen(self, options: ConversationOptions, capacity: int) -> WindowRules:
-        """These rules with the values that `options` set, for a context of `capacity` rows.
+        """Return these rules with the values that `options` set, for `capacity` context rows.
 
-        The text of dropped units takes at most a quarter of the capacity. Raises `OptionError`.
+        The text of dropped units may use at most a quarter of the capacity. Raises `OptionError`.
         """
         own = {entry.name: getattr(options, entry.name) for entry in fields(self)}
         rules = replace(self, **{name: value for name, value in own.items() if value is not None})
@@ -176,7 +176,7 @@ class WindowRules:
         return replace(rules, context_previous_max_tokens=words)
 
     def check(self) -> None:
-        """Raise `OptionError` for marks that contradict each other."""
+        """Raise `OptionError` if the low mark is above the high mark."""
         if self.basic_window_low_tokens > self.basic_window_high_tokens:
             raise OptionError(
                 "basic_window_low_tokens",
@@ -186,7 +186,7 @@ class WindowRules:
 
 
 def check_samples(name: str, samples: NDArray[Any]) -> None:
-    """Raise `OptionError` unless `samples` are finite float32, at least one, at most a minute."""
+    """Raise `OptionError` unless `samples` are finite float32, not empty, and at most a minute."""
     if samples.dtype != np.float32 or samples.ndim != 1:
         raise OptionError(name, f"is {samples.dtype} {samples.shape}, not one row of float32")
     if not samples.size:
@@ -199,20 +199,19 @@ def check_samples(name: str, samples: NDArray[Any]) -> None:
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """One unit of one conversation, from the check of a client's message to the unit's result.
+    """One unit of one conversation: its input, and values that its result needs.
 
     `audio` is float32 mono at 16 kHz, finite, about one second. `frames` are encoded pictures, or
-    pictures that `prepare` has decoded. The model gets each frame as a whole and, if `max_slices`
-    is more than 1, in addition as at most `max_slices` slices. A unit with frames may have no
-    audio.
+    pictures that `prepare` has decoded. The model gets each whole frame and, if `max_slices` is
+    more than 1, also at most `max_slices` slices of it. A unit with frames may have no audio.
 
     The model uses only the fields up to `max_slices` and returns the others in the result, for its
     caller: the client's `sequence`, the time at which the unit was received (by the monotonic and
     by the wall clock), its trace, the time at which the edge received it (by the wall clock, 0 if
-    unknown), and the time at which the inbox took it. The fields from `dropped_count` on are set
-    when a batch takes the unit: how many units of the conversation were dropped until then, when
-    the batch began, how many units it has, when the settle of the conversation's previous unit
-    began and ended, when the model was done, and the record of the batch.
+    unknown), and the time at which it joined the inbox. The fields from `dropped_count` on are set
+    when the unit joins a batch or after: the number of units of the conversation that were dropped
+    so far, the time at which the batch began, its number of units, begin and end of the settle of
+    the conversation's previous unit, the end of the model's work, and the record of the batch.
     """
 
     slot: int
@@ -239,11 +238,11 @@ _NO_AUDIO = np.zeros(0, np.float32)
 
 @dataclass(frozen=True)
 class Output:
-    """What a slot's conversation or chat has after one unit or step; any part of it may be empty.
+    """The output of one unit of a conversation, or of one step of a chat. Any part may be empty.
 
     `context_length` is the number of rows in the KV cache. `audio` is float32 mono at 24 kHz, made
-    of `audio_token_count` speech tokens. `token_ids` are the ids that were added to the context, in
-    order. `stage_s` are the seconds of each stage of the batch.
+    from `audio_token_count` speech tokens. `token_ids` are the ids that were added to the context,
+    in order. `stage_s` has the seconds of each stage of the batch.
     """
 
     slot: int
@@ -259,12 +258,12 @@ class Output:
 class UnitOutput(Output):
     """The result of one unit that was run.
 
-    `context_length` is that after generation, before settle. `token_ids` include the unit's
-    terminator and the unit end. `text_token_count` counts the ids of which `text` is decoded,
-    special ones included. `input_*_count` count the rows of the input: embeddings of audio,
-    embeddings of frames, and marks. In `stage_s`, `settle` is that of the conversation's previous
-    unit. `end_of_turn` means that the model has finished its turn, `interrupted_turn` that a forced
-    listen has ended it.
+    `context_length` is the length after generation, before settle. `token_ids` include the unit's
+    terminator and the unit end. `text_token_count` is the number of ids from which `text` is
+    decoded, including special ids. `input_*_count` are the numbers of input rows: embeddings of
+    audio, embeddings of frames, and marks. In `stage_s`, `settle` is the time for the
+    conversation's previous unit. `end_of_turn` means that the model has finished its turn,
+    `interrupted_turn` that a forced listen has ended it.
     """
 
     unit: Unit
@@ -279,9 +278,9 @@ class UnitOutput(Output):
 
 @dataclass(frozen=True)
 class UnitFailure:
-    """A unit without output. `is_fatal` means that it may have changed the KV cache.
+    """The failure of a unit. `is_fatal` means that the unit may have changed the KV cache.
 
-    If a field of the unit is at fault, `field` names it, e.g. `frames[1]`.
+    If a field of the unit is invalid, `field` names it, for example `frames[1]`.
     """
 
     slot: int

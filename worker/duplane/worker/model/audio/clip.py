@@ -1,8 +1,8 @@
 """The audio path of whole clips: voice prompts and chat audio, without caches.
 
-A clip is split into segments of 30 s, or as long as the position table. Within a segment each
-one-second block attends to itself and the blocks before it.
-Source: `MiniCPMO45/modeling_minicpmo_unified.py` of OpenBMB/MiniCPM-o-Demo.
+A clip is split into segments of 30 s; a shorter position table makes them shorter. Within a segment
+each one-second block attends to itself and to the blocks before it.
+Source: `MiniCPMO45/modeling_minicpmo_unified.py` of OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from duplane.worker.model.audio.whisper import AudioConfig, AudioProjector, Whis
 from duplane.worker.model.transfer import upload
 
 BATCH_FRAMES = HISTORY_SAMPLES // HOP
-"""Most mel frames of one batch, padding included: those of the longest segment."""
+"""Most mel frames of one batch, including padding: as many as the longest segment has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,11 +41,11 @@ def split_clips(
 ) -> list[list[ClipSegment]]:
     """Split each of several 16 kHz clips [n] into segments.
 
-    The reference pads all segments to the longest and encodes them in one batch. A shorter one
-    attends to some of its padding (see `block_mask`), so its result depends on the padding. Each
-    segment is padded as far as it attends, which makes the result independent of the batch. If not
-    `is_blockwise`, all positions of a segment attend to each other. Raises ValueError for samples
-    that are not one-dimensional or not finite.
+    The reference pads all segments to the longest one and encodes them in one batch. A shorter
+    segment attends to some of its padding (see `block_mask`), so its result depends on the padding.
+    Here each segment is padded as far as it attends in the reference; so the result is the same and
+    does not depend on the batch. If not `is_blockwise`, all positions of a segment attend to each
+    other. Raises ValueError for samples that are not one-dimensional or not finite.
     """
     for samples in clips:
         if samples.ndim != 1 or not np.isfinite(samples).all():
@@ -84,7 +84,7 @@ def encode_batch(
 ) -> list[Tensor]:
     """Encode one batch of segments; returns embeddings [rows, hidden] of each.
 
-    `is_blockwise` must be that of `split_clips`.
+    `is_blockwise` must have the same value as for `split_clips`.
     """
     parameter = apm.conv1.weight
     if not any(segment.rows for segment in segments):
@@ -108,7 +108,7 @@ def encode_batch(
 
 
 def split_samples(config: AudioConfig, samples: np.ndarray) -> list[np.ndarray]:
-    """Split the samples of a clip into those of its segments."""
+    """Split the samples of a clip into the samples of its segments."""
     length = _segment_samples(config)
     return [samples[start : start + length] for start in range(0, len(samples), length)]
 
@@ -138,9 +138,9 @@ def rows_of(frames: int, pool: int) -> int:
 def block_mask(frames: list[int], positions: int, block: int) -> Tensor:
     """Compute the mask bool [segments, 1, positions, positions], True where attention is allowed.
 
-    A padded segment is limited at its number of mel frames, not of positions, as in the reference,
-    for which the model was trained. So a short last segment attends to its padding up to the end of
-    its block.
+    As in the reference, the limit of a padded segment is its number of mel frames, which is about
+    twice its number of positions. So a short last segment attends to its padding, up to the end of
+    its block. The model was trained with this.
     """
     index = torch.arange(positions)
     inside = index < torch.tensor(frames)[:, None]

@@ -1,7 +1,7 @@
 """The streaming audio encoder: mel, Whisper's encoder with slotted caches, projector and pooling.
 
 Maps the live audio of many slots to embeddings for the LLM.
-Source: `MiniCPMO45/modeling_minicpmo_unified.py` of OpenBMB/MiniCPM-o-Demo.
+Source: `MiniCPMO45/modeling_minicpmo_unified.py` of OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
 
 from __future__ import annotations
@@ -72,17 +72,18 @@ class AudioEncoder(nn.Module):
 
     @torch.inference_mode()
     def encode(self, slots: Sequence[int]) -> Tensor:
-        """Encode the unit that each slot of `mel` consumed last: [n, unit_rows, hidden].
+        """Encode the unit that each slot of `mel` consumed last to [n, unit_rows, hidden].
 
-        The slots must be different; no result depends on another slot. If it raises, it can be
-        called again for the same units with the same result.
+        The slots must be different; no result depends on another slot. After an exception the call
+        can be repeated for the same units, with the same result.
         """
         features, is_first = self.mel.features(slots)
         device = features.device
         hidden = self.apm.convolve(features, upload(is_first, device))
         hidden = hidden[:, _CONTEXT_POSITIONS : _CONTEXT_POSITIONS + UNIT_POSITIONS]
 
-        # A cache that the unit would fill begins anew. Like the reference, count its context, too.
+        # A cache that the unit would fill starts again at 0. As in the reference, the context
+        # frames of the unit count too.
         last = self.config.position_count - UNIT_FRAMES // 2
         begins = [self._lengths[slot] if self._lengths[slot] < last else 0 for slot in slots]
         rows, starts = upload([slots, begins], device).unsqueeze(-1).unbind()
@@ -105,7 +106,7 @@ class AudioEncoder(nn.Module):
         return embeds
 
     def encode_clip(self, samples: np.ndarray) -> Tensor:
-        """Encode a whole 16 kHz clip [n] to embeddings [rows, hidden]; no slot changes."""
+        """Encode a whole 16 kHz clip [n] to embeddings [rows, hidden], without a slot."""
         (segments,) = split_clips(self.config, [samples])
         weight = self.apm.conv1.weight
         none = torch.zeros((0, self.config.hidden), device=weight.device, dtype=weight.dtype)
@@ -116,7 +117,7 @@ class AudioEncoder(nn.Module):
     def encode_segments(
         self, segments: Sequence[ClipSegment], *, is_blockwise: bool = True
     ) -> list[Tensor]:
-        """Encode segments of clips in one batch, like `clip.encode_batch`."""
+        """Encode segments of clips in one batch; see `clip.encode_batch`."""
         return encode_batch(
             self.apm,
             self.audio_projection_layer,

@@ -1,7 +1,7 @@
 """Whisper's log-mel features of a live stream and of a clip, always in float32.
 
 Sources: Whisper (https://arxiv.org/abs/2212.04356), and the class `StreamingMelProcessorExact` of
-`MiniCPMO45/processing_minicpmo.py` in OpenBMB/MiniCPM-o-Demo.
+`MiniCPMO45/processing_minicpmo.py` in OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ UNIT_SAMPLES = SAMPLE_RATE
 FIRST_UNIT_SAMPLES = 16480
 """Samples that the first unit consumes: 1035 ms, rounded down to whole hops."""
 FIRST_UNIT_FILL = 16560
-"""Samples of the input before the first unit, at least: 1035 ms. Silence is put in front of a
-shorter one, so 80 samples stay in the input for the whole session."""
+"""Least samples of the input at the first unit: 1035 ms. A shorter input gets silence in front. The
+first unit consumes 80 samples less, so 80 samples stay in the input for the whole session."""
 
 CORE_FRAMES = UNIT_SAMPLES // HOP
 CONTEXT_FRAMES = 2
-"""Frames of the neighbouring units on each side of a unit's mel, for the convolutions."""
+"""Frames of the neighbouring units that a unit's mel has on each side, for the convolutions."""
 UNIT_FRAMES = CORE_FRAMES + 2 * CONTEXT_FRAMES
 
 HISTORY_SAMPLES = 30 * SAMPLE_RATE
-"""A history of this length drops its oldest DROPPED_SAMPLES."""
+"""A history that has reached this length drops its oldest DROPPED_SAMPLES."""
 DROPPED_SAMPLES = 10 * SAMPLE_RATE
 FIXED_FLOOR_SAMPLES = 5 * SAMPLE_RATE
-"""A shorter history has a fixed floor instead of one relative to its maximum."""
+"""A history shorter than this has a fixed floor, a longer one a floor relative to its maximum."""
 BACKLOG_SAMPLES = 30 * SAMPLE_RATE
 """Most samples of a slot that no unit has consumed yet."""
 
@@ -111,8 +111,8 @@ class MelStream(nn.Module):
 
     In the reference, a unit's features are cut from the mel of the slot's whole history (up to
     30 s), whose floor depends on the loudest frame. Here only the frames of the unit are computed,
-    and the peak of each earlier frame is kept. The maximum is the same, because a frame changes
-    later only at the ends of the history, and those frames are computed again.
+    and the peak of each earlier frame is kept. The maximum is the same, because later input changes
+    only frames at the ends of the history, and the peaks of these frames are computed again.
     """
 
     samples: Tensor
@@ -121,14 +121,14 @@ class MelStream(nn.Module):
     def __init__(self, mel_bins: int, slot_count: int, device: str | torch.device = "cpu") -> None:
         super().__init__()
         self.log_mel = LogMel(mel_bins, device)
-        # A row holds the unit consumed last, up to `_begins`, and the samples behind it.
+        # A row holds the last consumed unit, which ends at `_begins`, and the samples after it.
         self._input = np.zeros((slot_count, FIRST_UNIT_SAMPLES + BACKLOG_SAMPLES), np.float32)
         self._begins = [0] * slot_count
         self._ends = [0] * slot_count
         self._taken = [0] * slot_count
         self._lengths = [0] * slot_count
         capacity = HISTORY_SAMPLES + FIRST_UNIT_SAMPLES
-        # Column j of `peaks` belongs to frame j - CONTEXT_FRAMES; 0 where there is none.
+        # Column j of `peaks` belongs to frame j - CONTEXT_FRAMES; it is 0 without such a frame.
         columns = capacity // HOP + CONTEXT_FRAMES
         samples = torch.zeros(slot_count, capacity, device=device)
         self.register_buffer("samples", samples, persistent=False)
@@ -140,7 +140,7 @@ class MelStream(nn.Module):
         """Append 16 kHz samples [n]; returns whether a unit is complete.
 
         Raises ValueError for samples that are not one-dimensional or not finite, and
-        `AudioBacklogError` for more than the slot may hold; the slot is unchanged then.
+        `AudioBacklogError` for more than the slot may hold. The slot is then unchanged.
         """
         if samples.ndim != 1 or not np.isfinite(samples).all():
             raise ValueError("audio: expected one row of finite samples")
@@ -167,11 +167,11 @@ class MelStream(nn.Module):
         return total >= self._unit_samples(slot)
 
     def buffered(self, slot: int) -> int:
-        """Return how many samples no unit has consumed yet."""
+        """Return the number of samples that no unit has consumed yet."""
         return self._ends[slot] - self._begins[slot]
 
     def take(self, slot: int) -> None:
-        """Consume one unit of the slot for `features`; ValueError if none is complete."""
+        """Consume one unit of the slot, for `features`. Raises ValueError if none is complete."""
         taken = self._unit_samples(slot)
         if self.buffered(slot) < taken:
             raise ValueError(f"slot {slot} has no whole unit of audio")
@@ -184,8 +184,8 @@ class MelStream(nn.Module):
     def features(self, slots: Sequence[int]) -> tuple[Tensor, list[bool]]:
         """Compute features [n, UNIT_FRAMES, mel_bins] of the unit that each slot consumed last.
 
-        The second value says which are first units: they have no left context, and their first
-        CONTEXT_FRAMES rows are zero. It can be called again until the next unit is consumed.
+        The second value is True for a slot's first unit, which has no left context: its first
+        CONTEXT_FRAMES rows are zero. The call can be repeated until the next unit is consumed.
         """
         device = self.samples.device
         numbers = [(slot, self._lengths[slot], self._taken[slot]) for slot in slots]
@@ -198,7 +198,7 @@ class MelStream(nn.Module):
         power = self.log_mel.power(self._window(rows, starts, lengths, _WINDOW_SAMPLES))
         power[:, :CONTEXT_FRAMES].masked_fill_(first[:, None, None], 0.0)
 
-        # The last frame contains the reflected end of the history: its peak counts only now.
+        # The last frame contains the reflected end of the history, so its peak counts only here.
         frame_peaks = power.amax(-1)
         columns = starts[:, None] + CONTEXT_FRAMES + torch.arange(UNIT_FRAMES, device=device)
         self.peaks[rows[:, None], columns] = frame_peaks[:, :-1]
@@ -248,7 +248,7 @@ class MelStream(nn.Module):
         peaks[-frames:] = 0.0
         self._lengths[slot] -= DROPPED_SAMPLES
 
-        # The first frames now contain the reflected start of the history: compute them again.
+        # The first frames now contain the reflected start of the history, so they are recomputed.
         rows = upload([slot], samples.device)
         start = torch.zeros_like(rows)
         length = torch.full_like(rows, self._lengths[slot])
@@ -257,7 +257,7 @@ class MelStream(nn.Module):
         peaks[CONTEXT_FRAMES : CONTEXT_FRAMES + 2] = power[0].amax(-1)
 
     def _window(self, rows: Tensor, starts: Tensor, lengths: Tensor, count: int) -> Tensor:
-        """Gather `count` samples from half a window before frame `starts`, with reflected ends."""
+        """Gather `count` samples, from half a window before frame `starts` on; reflect the ends."""
         offsets = torch.arange(count, device=rows.device) - _HALF
         positions = (starts[:, None] * HOP + offsets).abs()
         last = lengths[:, None] - 1

@@ -2,7 +2,7 @@
 
 Parameter names are those under the checkpoint's prefixes `apm.` and `audio_projection_layer.`.
 Sources: Whisper (https://arxiv.org/abs/2212.04356), and
-`MiniCPMO45/modeling_minicpmo_unified.py` of OpenBMB/MiniCPM-o-Demo.
+`MiniCPMO45/modeling_minicpmo_unified.py` of OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ class EncoderAttention(nn.Module):
         self.packed_weight = self.packed_bias = torch.empty(0)
 
     def pack(self) -> None:
-        """Store the projections of queries, keys and values as one, on their device."""
+        """Store the projections of queries, keys and values as one matrix, on their device."""
         self.packed_weight, self.packed_bias = pack_linear((self.q_proj, self.k_proj, self.v_proj))
 
     def forward(self, hidden: Tensor, mask: Tensor | None, history: LayerHistory | None) -> Tensor:
-        """Attend from [n, positions, width] to these positions and `history`; keeps the shape.
+        """Attend from [n, positions, width] to the same positions and `history`; keep the shape.
 
         `mask` is True where attention is allowed.
         """
@@ -111,14 +111,14 @@ class EncoderLayer(nn.Module):
         """Map [n, positions, width] to the same shape; attends also to `history`, if given."""
         hidden = hidden + self.self_attn(self.self_attn_layer_norm(hidden), mask, history)
         hidden = hidden + self.fc2(functional.gelu(self.fc1(self.final_layer_norm(hidden))))
-        if hidden.dtype == torch.float16:  # the activations of the model exceed its range
+        if hidden.dtype == torch.float16:  # activations can exceed the range of float16
             hidden = hidden.clamp(-64504.0, 64504.0)
         return hidden
 
 
 @dataclass(frozen=True)
 class LayerHistory:
-    """The cached keys and values of one layer, and where those of a batch belong in them.
+    """The cached keys and values of one layer, and the places in it for the units of a batch.
 
     A batch has one unit for each of its slots.
     """
@@ -126,18 +126,18 @@ class LayerHistory:
     cache: Tensor
     """[2, slots, heads, capacity, head_dim]"""
     slots: slice | Tensor
-    """The slots: a slice of neighbours, whose cache is read in place, or int64 [n]."""
+    """The slots: int64 [n], or a slice if they are neighbours; then the cache is read in place."""
     rows: Tensor
-    """[n, 1]: the slots"""
+    """The slots, [n, 1]."""
     columns: Tensor
-    """[n, positions]: the columns of the unit in each slot's cache"""
+    """The columns of the unit in each slot's cache, [n, positions]."""
     span: int
-    """Columns of the longest of the slots, the unit included."""
+    """Columns in use in the longest of the slots, including the unit."""
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write the unit's keys and values [n, heads, positions, head_dim].
 
-        Returns those of the slots, [n, heads, span, head_dim], padded to the longest.
+        Returns all keys and values of the slots, [n, heads, span, head_dim], padded to the longest.
         """
         columns = self.cache.permute(1, 3, 0, 2, 4)
         columns[self.rows, self.columns] = torch.stack((keys, values), 1).permute(0, 3, 1, 2, 4)
@@ -158,20 +158,20 @@ class WhisperEncoder(nn.Module):
         self.layer_norm = nn.LayerNorm(config.width)
 
     def pack(self) -> None:
-        """Store the weights of the layers so that they run with fewer products."""
+        """Store the weights of the layers so that they need fewer matrix products."""
         for layer in self.layers:
             cast("EncoderLayer", layer).self_attn.pack()
 
     def convolve(self, features: Tensor, is_first: Tensor | None = None) -> Tensor:
         """Map features [n, frames, mel_bins] to positions [n, (frames + 1) // 2, width].
 
-        Rows marked `is_first` [n] start CONTEXT_FRAMES later; the frames before that count as the
-        zeros that pad a convolution.
+        `is_first` [n] marks rows that have no left context: their first CONTEXT_FRAMES frames count
+        as the zeros with which a convolution is padded.
         """
         rows = functional.gelu(self.conv1(features.to(self.conv1.weight.dtype).transpose(1, 2)))
         if is_first is not None:
             rows[:, :, :CONTEXT_FRAMES].masked_fill_(is_first[:, None, None], 0.0)
-        # Contiguous, because every norm of the layers would copy it otherwise.
+        # The result is made contiguous, because otherwise each norm of the layers would copy it.
         return functional.gelu(self.conv2(rows)).transpose(1, 2).contiguous()
 
 

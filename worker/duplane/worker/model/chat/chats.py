@@ -1,17 +1,18 @@
-"""Chats in slots: a prompt in, an answer out, step by step.
+"""Chats in slots: feeds prompts and generates answers, in steps.
 
-One step is short, so that conversations beside it are never delayed for long. It feeds some rows of
-prompts, or generates some ids of answers, or speaks a second of them. The rules are those of the
-reference, except where it fails or changes the request:
+A step is short, so that duplex conversations on the same device do not wait long. It feeds some
+rows of prompts, or generates some ids of answers, or makes a second of their speech. The rules are
+those of the reference, except where the reference fails or changes the request:
 
-- Its generation without streaming fails. Here there is one way to generate, with streaming.
+- Its generation without streaming fails. Here answers are always generated with streaming.
 - It fails if the first id is a terminator. Here the answer is empty.
-- It removes `<|listen|>` from prompts, which moves everything behind it. Here nothing is removed.
+- It removes `<|listen|>` from prompts, which shifts all later rows. Here nothing is removed.
 - Its text contains the names of special tokens. Here it does not.
 - It exceeds `max_new_tokens` by up to ten ids. Here the bound is exact.
-- It truncates a prompt over the bound. Here such a prompt is refused.
+- It truncates a prompt that is too long. Here such a prompt is refused.
 
-The prompt has `<|im_end|>` twice before the answer, as in the reference.
+The prompt has `<|im_end|>` twice before the answer, as in the reference. Source: `MiniCPMO` in
+`MiniCPMO45/modeling_minicpmo_unified.py` of OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _log = logging.getLogger(__name__)
 CHUNK_IDS = 10
 """Ids of the answer that are fed in one step."""
 PREFILL_ROWS = 512
-"""Rows of prompts that are fed in one step, for all chats together."""
+"""Most rows of prompts that are fed in one step, for all chats together."""
 ANSWER_MARK = "<|im_end|>\n<|im_start|>assistant\n"
 NO_THOUGHTS = "<think>\n\n</think>\n\n"
 SPEECH_MARK = "<|tts_bos|>"
@@ -58,8 +59,8 @@ Results = Iterator[ChatOutput | UnitFailure]
 class PreparedChat:
     """A request that can be answered, with its prompt of `prompt_rows` rows.
 
-    `image_rows` and `audio_rows` of them are embeddings of pictures and of sounds. The answer mark
-    is not counted. `voice` is the voice of the answer.
+    `image_rows` of these rows are embeddings of pictures, `audio_rows` of sounds. The mark that
+    begins the answer is not counted. `voice` is the voice of the answer.
     """
 
     options: ChatOptions
@@ -72,12 +73,12 @@ class PreparedChat:
 
 
 class Chats:
-    """The chats of all slots, over the parts that they share with duplex conversations."""
+    """The chats of all slots. They use the same model parts as duplex conversations."""
 
     def __init__(
         self, parts: ModelParts, capacity: int, voices: Voices, probe: Probe | None = None
     ) -> None:
-        """Bound contexts to `capacity` rows, and read the voices of answers from `voices`."""
+        """Limit each context to `capacity` rows; read the voices of answers from `voices`."""
         self._parts, self._capacity, self._probe = parts, capacity, probe
         self._voices = voices
         self._device = parts.llm.model.norm.weight.device
@@ -88,7 +89,7 @@ class Chats:
 
     @property
     def memory_bytes(self) -> int:
-        """The size of the tensors that are kept."""
+        """The size of the permanent tensors."""
         return self._sampling.memory_bytes
 
     def has(self, slot: int) -> bool:
@@ -103,8 +104,8 @@ class Chats:
     def prepare(self, request: ChatRequest, check: Check = go_on) -> PreparedChat:
         """Check a request and lay out its prompt; safe in any thread, for many at once.
 
-        Raises `OptionError` that names the field at fault. `check` is called before every picture,
-        sound and voice; it raises to stop the work.
+        Raises `OptionError` that names the invalid field. `check` is called before every picture,
+        sound and voice; it raises an exception to stop the work.
         """
         options = request.options
         builder = PromptBuilder(self._parts, options, self.prompt_room(options), check=check)
@@ -125,12 +126,12 @@ class Chats:
         )
 
     def open(self, slot: int, prepared: PreparedChat, *, uniforms: Uniforms | None = None) -> None:
-        """Begin a chat in a clean slot, feeding nothing yet. A prepared chat is opened once."""
+        """Begin a chat in a clean slot, without feeding rows. Open each prepared chat only once."""
         self.begin(slot, prepared.options, voice=prepared.voice, uniforms=uniforms)
         self.answer(slot, prepared.prompt)
 
     def prompt_room(self, options: ChatOptions) -> int:
-        """Return the rows that a prompt may have, so that at least one id fits behind it."""
+        """Return the most rows that a prompt may have, so that at least one id fits after it."""
         return self._capacity - len(self._answer_mark(options)) - 1
 
     def begin(
@@ -166,7 +167,7 @@ class Chats:
         return voice
 
     def answer(self, slot: int, prompt: ChatPrompt) -> None:
-        """Begin an answer to `prompt`, behind the rows that the slot's context already holds."""
+        """Begin an answer to `prompt`, which is fed after the rows of the slot's context."""
         chat = self._chat(slot)
         prompt.ids += self._answer_mark(chat.options)
         room = self._capacity - self._parts.llm.cache.length(slot) - len(prompt.ids)
@@ -187,12 +188,12 @@ class Chats:
 
     @torch.inference_mode()
     def step(self, slots: Sequence[int]) -> Generator[ChatOutput | UnitFailure, None, None]:
-        """Run one stage for the chats in these slots that are at this stage; the stages take turns.
+        """Run one stage, for those chats in these slots that are at this stage.
 
-        Yields at most one result per slot: none for chats at other stages, nor for prompts that
-        wait until others are fed. A chat is over after an output with `finish`, or a failure. If a
-        stage raises, the chats that make it raise fail; if they cannot be told apart, all chats
-        of the stage that have no output yet fail.
+        The stages alternate from step to step. Yields at most one result per slot: none for chats
+        at other stages, and none for prompts that wait until others are fed. A chat is over after
+        an output with `finish`, or a failure. If a stage raises, the chats that cause it fail. If
+        the cause is not known, all chats of the stage that have no output yet fail.
         """
         chats = [self._chat(slot) for slot in sorted(set(slots))]
         waiting = {chat.stage for chat in chats} & set(_ROTATION)
@@ -214,9 +215,10 @@ class Chats:
                 yield self._result(chat, {})
 
     def _prefill(self, chats: Sequence[Chat]) -> Results:
-        """Feed rows of prompts, the oldest first; choose the first ids of complete prompts.
+        """Feed rows of prompts, oldest first; choose the first answer ids of complete prompts.
 
-        If the oldest prompt has sounds to encode first, the step encodes one batch of them instead.
+        If the oldest prompt has sounds that must be encoded first, the step encodes one batch of
+        them instead.
         """
         watch = Stopwatch(self._device)
         opened = list(self._chats)
@@ -323,7 +325,7 @@ class Chats:
                 chat.stage = Stage.DONE
 
     def _speak(self, chats: Sequence[Chat]) -> Results:
-        """Draw speech tokens of the current passages, and decode the chunks they complete."""
+        """Draw speech tokens of the current passages; decode the chunks that are then complete."""
         watch, parts = Stopwatch(self._device), self._parts
         assert parts.talker, "it began the passages"
         assert parts.vocoder, "it was primed"
@@ -377,7 +379,7 @@ class Chats:
         self._sampling.reset(slot)
 
     def is_clean(self, slot: int) -> bool:
-        """Verify that nothing of a chat is left."""
+        """Check that no state of a chat is left in the slot."""
         return slot not in self._chats and self._sampling.is_clean(slot)
 
 

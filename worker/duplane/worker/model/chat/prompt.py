@@ -1,8 +1,10 @@
-"""The prompt of a chat: its ids, the bounds of pictures and sounds among them, its embeddings.
+"""The prompt of a chat: its ids, its embeddings, and the bounds of pictures and sounds in it.
 
-Pictures and sounds are checked and cut at once, and encoded when their rows are needed, so that a
-long prompt can be fed over several steps. Names of special tokens in a text become those tokens,
-as in the reference; text that looks like a placeholder of a picture stays text.
+Pictures and sounds are checked and cut when the prompt is built. They are encoded when their rows
+are needed, so that a long prompt can be fed in several steps. As in the reference, names of special
+tokens in a text become those tokens; text that looks like a placeholder of a picture stays text.
+Source: `MiniCPMO.chat` in `MiniCPMO45/modeling_minicpmo_unified.py` of
+OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
 
 from __future__ import annotations
@@ -37,18 +39,18 @@ _PRIVATE_USE = range(0xE000, 0xF900)
 
 Bound = tuple[int, int]
 Check = Callable[[], None]
-"""A function that long work calls between its steps; it raises to stop the work."""
+"""A function that long work calls between its steps; it raises an exception to stop the work."""
 
 
 def go_on() -> None:
-    """A check that never stops the work."""
+    """Never stop the work."""
 
 
 @dataclass
 class Medium:
     """A picture, or the `sounds` of one message.
 
-    `encode` returns the embeddings for all its `bounds`, concatenated.
+    `encode` returns the embeddings for all its `bounds` as one tensor.
     """
 
     encode: Callable[[], Tensor]
@@ -57,7 +59,7 @@ class Medium:
     embeds: Tensor | None = None
 
     def write_into(self, rows: Tensor, start: int) -> None:
-        """Write the embeddings into the prompt's `rows`, the first of which is row `start`."""
+        """Write the embeddings into `rows`, which are the prompt's rows from row `start` on."""
         if self.embeds is None:
             self.embeds = self.encode().to(rows.dtype)
         stop, before = start + len(rows), 0
@@ -71,9 +73,10 @@ class Medium:
 
 @dataclass
 class ChatPrompt:
-    """The ids of a prompt, with the unknown token where embeddings of media stand.
+    """The ids of a prompt, with the unknown token at the rows of media embeddings.
 
-    `text` is the rendered prompt with a placeholder for every medium. `fed` rows were taken.
+    `text` is the rendered prompt with a placeholder for every medium. `fed` is the number of rows
+    that were taken.
     """
 
     text: str = ""
@@ -109,7 +112,7 @@ class ChatPrompt:
 
 
 class PromptBuilder:
-    """Builds a prompt part by part. Raises `OptionError` that names the field at fault."""
+    """Builds a prompt part by part. Raises `OptionError` that names the invalid field."""
 
     def __init__(
         self,
@@ -120,9 +123,9 @@ class PromptBuilder:
         is_blockwise: bool = True,
         check: Check = go_on,
     ) -> None:
-        """Bound the prompt to `room` rows. `is_blockwise` is the attention of sounds; see `Sounds`.
+        """Limit the prompt to `room` rows. `check` is called before every picture and sound.
 
-        `check` is called before every picture and sound.
+        `is_blockwise` limits the attention within sounds; see `Sounds`.
         """
         self._parts, self._options, self._room = parts, options, room
         self._is_blockwise, self._check = is_blockwise, check
@@ -159,7 +162,7 @@ class PromptBuilder:
     def _fill(
         self, pieces: list[str], messages: Sequence[ChatMessage], places: list[tuple[int, int]]
     ) -> ChatPrompt:
-        """Add `pieces`, in which texts and the numbers of media alternate."""
+        """Add `pieces`: texts, and between them the numbers of media."""
         all_sounds = Sounds(self._parts, is_blockwise=self._is_blockwise)
         sounds = [all_sounds.message() for _ in messages]
         for position, piece in enumerate(pieces):
@@ -177,7 +180,7 @@ class PromptBuilder:
         self._add_text(text)
 
     def message(self, parts: Sequence[ChatPart], name: str) -> None:
-        """Add the parts of one message without a template; errors name them by the path `name`."""
+        """Add the parts of one message, without a template. Errors name it by the path `name`."""
         sounds = Sounds(self._parts, is_blockwise=self._is_blockwise).message()
         for number, part in enumerate(parts):
             if number:
@@ -261,9 +264,10 @@ class PromptBuilder:
 
 
 class Sounds:
-    """The sounds of several messages, encoded batch by batch; those of one message are joined.
+    """The sounds of several messages, encoded batch by batch. Sounds of one message are joined.
 
-    `is_blockwise` limits attention to earlier blocks; without it all of a sound attends to all.
+    With `is_blockwise` each block of a sound attends only to itself and earlier blocks; without it,
+    to the whole sound.
     """
 
     def __init__(self, parts: ModelParts, *, is_blockwise: bool) -> None:
@@ -277,7 +281,7 @@ class Sounds:
         return self._messages[-1]
 
     def _encode(self) -> Iterator[None]:
-        """Encode one batch for each `next` call; the batches depend only on these messages."""
+        """Encode one batch at each call of `next`. The batches depend only on these messages."""
         config = self._audio.config
         clips = [(message, clip) for message in self._messages for clip in message.clips(config)]
         groups = split_clips(config, [clip for _, clip in clips], is_blockwise=self._is_blockwise)
@@ -292,7 +296,7 @@ class Sounds:
 
 
 class MessageSounds:
-    """The sounds of one message; `embeds` [rows, hidden] are those encoded so far, in order."""
+    """The sounds of one message. `embeds` [rows, hidden] are the embeddings so far, in order."""
 
     def __init__(self, batches: Iterator[None]) -> None:
         self._clips: list[FloatArray] = []
@@ -302,13 +306,13 @@ class MessageSounds:
         self.medium = Medium(self._encode, self._bounds, self)
 
     def add(self, samples: FloatArray, bound: Bound) -> bool:
-        """Add a clip whose embeddings go to `bound`; return whether it is the first."""
+        """Add a clip whose embeddings go to `bound`. Returns whether it is the message's first."""
         self._clips.append(samples)
         self._bounds.append(bound)
         return len(self._bounds) == 1
 
     def clips(self, config: AudioConfig) -> list[FloatArray]:
-        """The clips joined to one, or each by itself if one would give too few embeddings."""
+        """Return one joined clip; or all clips, if the joined one had too few embeddings."""
         if not self._clips:
             return []
         joined = np.concatenate(self._clips)
@@ -339,7 +343,7 @@ def _encode_image(parts: ModelParts, image: PreparedImage) -> Tensor:
 
 
 def _unused_character(messages: Sequence[ChatMessage]) -> str:
-    """A character that is in no message, to mark the positions of media."""
+    """Return a character that no message contains, to mark the positions of media."""
     texts = [part for message in messages for part in message.parts if isinstance(part, str)]
     used = set("".join(texts))
     for code in _PRIVATE_USE:

@@ -1,6 +1,7 @@
-"""The ids of chat answers, chosen from logits for many slots at once.
+"""Chooses the ids of chat answers from logits, for many slots at once.
 
-Each drawn id consumes one uniform number.
+Each drawn id consumes one uniform number. Source: class `ChunkPrefillChunkGenerate` of
+`MiniCPMO45/utils.py` in OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from duplane.worker.model.transfer import download, upload
 PENALTY_WINDOW = 128
 TERMINATORS = ("<|tts_eos|>", "<|im_end|>", "</s>")
 UNSPEAKABLE = tuple(":：；#“”‘’@*【】「」()（）[]&/$")
-"""Characters that a spoken answer must not have, beside the checkpoint's `bad_token_ids`."""
+"""Characters that a spoken answer must not contain, in addition to `bad_token_ids`."""
 NOT_FINITE = -1
 
 
@@ -53,13 +54,13 @@ class ChatSampling:
         self._options[slot] = None
 
     def is_clean(self, slot: int) -> bool:
-        """Verify that nothing of a chat is left."""
+        """Check that no state of a chat is left in the slot."""
         if self._recent[slot] or self._options[slot] is not None:
             return False
         return self._penalised.is_clean(slot)
 
     def begin_chunk(self, slot: int, answer: Sequence[int]) -> None:
-        """Penalise the last ids of the answer so far, and all ids chosen from now on."""
+        """Apply the repetition penalty to the last ids of the answer, and to ids chosen later."""
         recent = set(answer[-PENALTY_WINDOW:])
         self._penalised.update([(slot, token, False) for token in self._recent[slot] - recent])
         self._recent[slot] = recent
@@ -69,8 +70,8 @@ class ChatSampling:
     ) -> list[int]:
         """Choose one id per slot from raw logits, float32 `[slots, vocabulary]`.
 
-        Returns `NOT_FINITE` for a slot whose logits are not finite. The host waits once for the
-        batch.
+        Returns `NOT_FINITE` for a slot whose logits are not finite. The host waits for the device
+        once per batch.
         """
         options = [self._of(slot) for slot in slots]
         draws = [
@@ -119,5 +120,5 @@ class ChatSampling:
 
 
 def _scaled(scores: Tensor, penalty: Tensor) -> Tensor:
-    """Make scores of either sign less likely by `penalty`."""
+    """Lower scores by the factor `penalty`, whatever their sign."""
     return torch.where(scores > 0, scores / penalty, scores * penalty)

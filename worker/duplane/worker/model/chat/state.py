@@ -40,10 +40,10 @@ class ChatSpeech:
 class Chat:
     """The state of one chat.
 
-    `answer` are all chosen ids without the terminator; `fed_count` of them are in the context.
-    `new_ids` are the ids fed since the last output, `hidden` one state [hidden] for each of them.
-    `room` is how many ids may be fed; `full` is the reason to end the answer there. After a
-    `failure` the chat can only be closed.
+    `answer` holds all chosen ids without the terminator; `fed_count` of them are in the context.
+    `new_ids` are the ids fed since the last output, and `hidden` has one state [hidden] for each.
+    `room` is the number of ids that may be fed; `full` is the reason of an end at this limit. After
+    a `failure` the chat can only be closed.
     """
 
     slot: int
@@ -70,7 +70,7 @@ class Chat:
 
     @property
     def is_answering(self) -> bool:
-        """Whether there is an id to be fed."""
+        """Whether an id of the answer waits to be fed."""
         return self.finish is None and self.failure is None
 
     def choose(self, token: int, terminators: Sequence[int]) -> None:
@@ -91,8 +91,8 @@ class Chat:
     def new_text(self, tokens: Tokens) -> str:
         """Return the text since the last call.
 
-        The bytes of an incomplete character are held back until it is complete. They are returned
-        if the model itself ends the answer with them, and dropped if the answer is cut off.
+        The bytes of an incomplete character are kept until the character is complete. At the end
+        they are returned if the model has ended the answer, and dropped if the answer is cut off.
         """
         text = tokens.decode(self.answer[: self.fed_count])
         whole = text if self.finish is Finish.STOP else text.rstrip(_INCOMPLETE)

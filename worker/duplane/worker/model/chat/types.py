@@ -53,12 +53,12 @@ class ChatMessage:
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """How an answer is generated. Raises `OptionError` for values outside the bounds.
+    """The options of an answer. Raises `OptionError` for values outside the bounds.
 
-    `top_k` 0 and `top_p` 1 are off. `is_omni` joins the parts of a message without line breaks.
-    With `use_image_id` None the checkpoint decides whether pictures are numbered, with
-    `max_slices` None into how many slices they may be cut. With `use_tts_template` None the
-    answer is worded as speech if it has audio (`generate_audio`).
+    `top_k` 0 and `top_p` 1 switch these filters off. `is_omni` joins the parts of a message without
+    line breaks. If `use_image_id` is None, the checkpoint decides whether pictures are numbered; if
+    `max_slices` is None, it decides into how many slices they may be cut. If `use_tts_template` is
+    None, the answer is worded as speech if it has audio (`generate_audio`).
     """
 
     max_new_tokens: int = 512
@@ -88,7 +88,7 @@ class ChatOptions:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most likely id replaces every draw."""
+        """Whether the most likely id is always chosen, without draws."""
         return self.decode_mode is DecodeMode.GREEDY
 
     @property
@@ -110,7 +110,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """The whole history, oldest first, and how to answer it."""
+    """The whole history, oldest first, and the options of the answer."""
 
     messages: tuple[ChatMessage, ...]
     options: ChatOptions = ChatOptions()
@@ -128,9 +128,8 @@ class Finish(Enum):
 class ChatOutput(Output):
     """The result of one step of one chat.
 
-    `token_ids` are the ids that this step added to the context behind the prompt and its answer
-    mark. `is_prefilled` is true once the whole prompt is in the context. `finish` is set on the
-    last output.
+    `token_ids` are the ids of the answer that this step added to the context. `is_prefilled` is
+    true once the whole prompt is in the context. `finish` is set in the last output.
     """
 
     is_prefilled: bool = True

@@ -1,12 +1,12 @@
-"""Context windows: choose the units that leave a long context, and the text that is kept of them.
+"""Context windows: which units are dropped from a long context, and which of their text is kept.
 
-This module only counts rows and ids; the decoder's cache moves the rows.
+This module only counts rows and ids; the KV cache moves the rows.
 
 A conversation's context is `[prompt head][previous][prompt tail][units]`. Mode `basic` drops the
-oldest units when the context has more rows than a high mark, until it has at most as many as a
-low mark. Mode `context` keeps a fixed number of units. It appends the model's text in the dropped
-units to `previous`, which begins with a marker; if `previous` grows too long, its oldest text is
-dropped.
+oldest units when the context has more rows than a high mark, until it has at most as many as a low
+mark. Mode `context` keeps at most a fixed number of units. It appends the model's text in dropped
+units to `previous`, which begins with a marker. If `previous` grows too long, its oldest text is
+dropped. Source: class `StreamDecoder` of `MiniCPMO45/utils.py` in OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from duplane.worker.model.llm.tokenizer import Tokens
 from duplane.worker.model.types import WindowMode, WindowRules
 
 PREVIOUS_MARK = "\n\nprevious: "
-"""What stands before the text of dropped units; the model was trained with it."""
+"""The marker before the text of dropped units; the model was trained with it."""
 
 
 @dataclass
 class Window:
     """The rows of one conversation's context, part by part.
 
-    `head_rows` counts the rows of the prompt before `previous`; `tail` holds the prompt's ids
-    behind it. `previous` is empty, or the marker and the text of dropped units. `units` are the
-    units in the context, oldest first. `preserved_rows` are the rows before the first unit,
-    `spare_rows` those reserved for the marker, which the first dropped text adds to the context.
+    `head_rows` is the number of rows of the prompt before `previous`; `tail` holds the prompt's ids
+    after it. `previous` is empty, or the marker and the text of dropped units. `units` are the
+    units in the context, oldest first. `preserved_rows` is the number of rows before the first
+    unit. `spare_rows` is the number of rows reserved for the marker, which is added to the context
+    with the first dropped text.
     """
 
     rules: WindowRules
@@ -55,14 +56,14 @@ class Window:
 
     @property
     def length(self) -> int:
-        """All rows of the context."""
+        """The number of rows of the context."""
         return self.preserved_rows + sum(unit.row_count for unit in self.units)
 
     def slide(self, limit: int = sys.maxsize) -> Slide | None:
         """Drop the units that exceed the rules or `limit` rows; return the change of the context.
 
-        Returns None if there is nothing to drop or the window is off. The text kept of the dropped
-        units takes rows, too, so the context may still exceed `limit`; then call this again.
+        Returns None if there is nothing to drop or the window is off. The kept text of dropped
+        units needs rows too, so the context may still exceed `limit`. Then call this again.
         """
         rules, length, least = self.rules, self.length, 0
         match rules.sliding_window_mode:
@@ -93,7 +94,7 @@ class Window:
         return Slide(kept, self.preserved_rows, self.head_rows + same, ids[same:])
 
     def _with_words_of(self, dropped: Sequence[UnitRecord]) -> tuple[int, ...]:
-        """Return `previous` with the text of these units appended, cut to its bound."""
+        """Return `previous` followed by the text of these units, without the oldest excess text."""
         said = [
             token
             for unit in dropped

@@ -1,6 +1,6 @@
 """The host-side state of a duplex conversation and of its unit in progress.
 
-Apart from results of the unit in progress, the conversation's tensors are in the caches.
+The conversation's tensors are in the caches, except the results of the unit in progress.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from duplane.worker.model.vocoder.vocoder import VocoderChunk
 class Conversation:
     """The state of one conversation between its units.
 
-    `window` counts the rows of the context; a unit adds at most `generated_rows` behind its input.
+    `window` counts the rows of the context. A unit adds at most `generated_rows` after its input.
     `speech` is None for a conversation without audio. `unsettled` is the unit that settle has not
     completed yet. `pending_ids` are the closing ids of a completed unit: they count as part of the
-    context but are fed only with the next unit. After a fatal failure (`is_lost`) the conversation
+    context, but are fed only with the next unit. After a fatal failure (`is_lost`) the conversation
     can only be closed.
     """
 
@@ -45,8 +45,8 @@ class Conversation:
 class InputRows(NamedTuple):
     """The rows of a unit's input in the context, by kind.
 
-    `marks` includes `<unit>` and two marks for each image or slice. `audio` is 0 without audio; a
-    unit without frames always has audio.
+    `marks` counts `<unit>` and two marks for each image or slice. `audio` is 0 for a unit without
+    audio, which then has frames.
     """
 
     marks: int = 0
@@ -58,12 +58,12 @@ class InputRows(NamedTuple):
 class RunningUnit:
     """One unit between its first stage and settle.
 
-    A stage that fails sets `failure`; if it is fatal, the conversation is lost with the unit.
-    `start` is the length of the context before the unit, and `images` are its decoded frames.
-    `chosen_id` is the model's last choice, `next_id` the id to feed. The other fields are results
-    of the stages: the embeddings of each frame and of the audio, one LLM state (`hidden`) for each
-    id of the text, the speech tokens, the vocoder chunks still to be decoded, the mel of the first
-    of them, and the samples of the decoded chunks.
+    If a stage fails, `failure` is set; a fatal one ends the conversation. `start` is the length of
+    the context before the unit, and `images` are the unit's decoded frames. `chosen_id` is the
+    model's last choice, `next_id` the id to feed. The other fields are results of the stages: the
+    embeddings of each frame and of the audio, one LLM state (`hidden`) for each id of the text, the
+    speech tokens, the vocoder chunks that wait to be decoded, the mel of the first of them, and the
+    samples of the decoded chunks.
     """
 
     slot: int

@@ -1,4 +1,8 @@
-"""The input of a unit: checks, encodes and embeds its frames and audio, and counts their rows."""
+"""The input of a unit: checks, encodes and feeds its frames and audio, and counts their rows.
+
+Source: `DuplexCapability.streaming_prefill` in `MiniCPMO45/modeling_minicpmo_unified.py` of
+OpenBMB/MiniCPM-o-Demo@28b60cf.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from duplane.worker.model.types import ImageError, PreparedImage, Unit, UnitFail
 from duplane.worker.model.vision.layout import duplex_layout, tile_count
 
 MAX_FRAME_PIXELS = 1 << 23
-"""Pixels of one frame; decoding a larger one would delay a conversation for too long."""
+"""Most pixels of one frame; decoding a larger one would delay a conversation for too long."""
 
 
 class UnitInputs:
@@ -51,14 +55,14 @@ class UnitInputs:
         return replace(unit, frames=tuple(images)) if images else unit
 
     def count_rows(self, unit: Unit) -> InputRows:
-        """Count the rows that a prepared unit's input takes in the context."""
+        """Count the rows that a prepared unit's input adds to the context."""
         images = (frame for frame in unit.frames if isinstance(frame, PreparedImage))
         tiles = sum(tile_count(image.grid) for image in images)
         audio = self._audio_rows if unit.audio.size or not unit.frames else 0
         return InputRows(1 + 2 * tiles, tiles * self._tile_rows, audio)
 
     def buffer_audio(self, unit: Unit) -> UnitFailure | None:
-        """Add the unit's audio to the slot's buffer, and take one unit of audio from the buffer.
+        """Add the unit's audio to the slot's buffer, and consume one unit of audio from the buffer.
 
         Returns a failure if the audio is refused or the buffer holds less than a unit.
         """
@@ -82,16 +86,16 @@ class UnitInputs:
             unit.frame_embeds = [next(embeds) for _ in unit.images]
 
     def encode_audio(self, units: Sequence[RunningUnit]) -> None:
-        """Encode the audio of each unit, which `buffer_audio` has taken: [rows, hidden]."""
+        """Encode the audio of each unit, which `buffer_audio` has consumed, to [rows, hidden]."""
         embeds = self._audio.encode([unit.slot for unit in units])
         for unit, rows in zip(units, embeds.unbind(), strict=True):
             unit.audio_embeds = rows
 
     def feed(self, units: Sequence[RunningUnit]) -> Tensor:
-        """Add the input of each unit to its context; return the logits [units, ids] behind it.
+        """Feed the input of each unit to its context; return the last rows' logits [units, ids].
 
-        The input are the pending ids of the conversation, `<unit>`, the frames between their marks,
-        and the audio, in this order.
+        The input is, in this order: the pending ids of the conversation, `<unit>`, the frames
+        between their marks, and the audio.
         """
         pending = [unit.conversation.pending_ids for unit in units]
         ids = [self._tokens.unit, *self._marks.values(), *chain.from_iterable(pending)]

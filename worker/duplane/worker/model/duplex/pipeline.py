@@ -3,7 +3,8 @@
 `DuplexModel.settle` completes the unit, and applies the windows here.
 
 Runs one unit of each of several conversations together. If a stage raises, `batch_isolation` ends
-only the conversations that make it raise.
+only the conversations that cause it. Source: class `DuplexCapability` of
+`MiniCPMO45/modeling_minicpmo_unified.py` in OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Pipeline:
         self.inputs = UnitInputs(parts)
 
     def run(self, units: Sequence[tuple[Unit, Conversation]]) -> Iterator[UnitOutput | UnitFailure]:
-        """Run units, slots ascending; yield one output or failure for each when it is done."""
+        """Run units, slots ascending. Yield the output or failure of each as soon as it is done."""
         watch = Stopwatch(self._device)
         accepted: list[RunningUnit] = []
         for unit, conversation in units:
@@ -56,7 +57,7 @@ class Pipeline:
             state = UnitState(self._tokens, turn, unit.force_listen or turn.must_listen)
             is_interrupting = unit.force_listen and turn.is_open
             entering = RunningUnit(unit.slot, unit, conversation, state, is_interrupting)
-            run_stage("intake", [entering], self._accept)  # alone, because it is not repeatable
+            run_stage("intake", [entering], self._accept)  # alone: it cannot be repeated
             if entering.failure is None:
                 accepted.append(entering)
             else:
@@ -87,7 +88,7 @@ class Pipeline:
                 yield self._result(unit, watch.laps)
 
     def _accept(self, units: Sequence[RunningUnit]) -> None:
-        """Prepare the input of units, or set their failures to the reasons for their refusals.
+        """Prepare the input of each unit, or refuse the unit by setting its failure.
 
         A refused unit leaves the conversation unchanged, with two exceptions: audio that is too
         short stays in the buffer, and the window may have dropped units to make room.
@@ -106,7 +107,7 @@ class Pipeline:
                 unit.conversation.unsettled = unit
 
     def _make_room(self, unit: RunningUnit) -> UnitFailure | None:
-        """Let the window drop units until the new unit and all that it may generate fit."""
+        """Let the window drop units until the new unit and its longest possible output fit."""
         conversation, cache = unit.conversation, self._llm.cache
         window = conversation.window
         rows = sum(unit.rows) + conversation.generated_rows + window.spare_rows
@@ -131,7 +132,7 @@ class Pipeline:
                     probe.audio_encoded(unit.slot, unit.audio_embeds)
 
     def _interrupt(self, units: Sequence[RunningUnit]) -> None:
-        """Close the turns that a forced listen interrupts, and their speech."""
+        """End the turns that a forced listen interrupts, and their speech."""
         for unit in units:
             unit.next_id = unit.state.interrupt()
         run_stage("decode", units, self._feed_ids, cache=self._llm.cache)
@@ -139,7 +140,7 @@ class Pipeline:
             run_stage("turn", units, self._speech.end_turns)
 
     def _generate(self, batches: list[PrefilledBatch]) -> Iterator[RunningUnit]:
-        """Choose and feed ids, step by step, beginning with `batches`, which are joined.
+        """Choose and feed ids step by step, for the units of all `batches` together.
 
         Yields each unit when its text is complete or it has a failure.
         """
@@ -160,7 +161,7 @@ class Pipeline:
     def _choose(
         self, units: Sequence[RunningUnit], logits: Tensor, choosing: Sequence[RunningUnit]
     ) -> None:
-        """Choose the next id of some of the units, which have `logits` [units, ids]."""
+        """Choose the next id of the units in `choosing`. `units` have the `logits` [units, ids]."""
         if len(choosing) < len(units):
             rows = {unit.slot: row for row, unit in enumerate(units)}
             logits = logits[upload([rows[unit.slot] for unit in choosing], logits.device)]
@@ -175,7 +176,7 @@ class Pipeline:
                 self._probe.chosen(unit.slot, logits[row], token)
 
     def _feed_ids(self, units: Sequence[RunningUnit]) -> Tensor:
-        """Feed the next id of each unit; return the logits [units, ids] behind it."""
+        """Feed the next id of each unit; return the logits [units, ids] that follow from it."""
         ids = [unit.next_id for unit in units if unit.next_id is not None]
         counts = [(unit.slot, 1) for unit in units]
         hidden, logits = self._llm.feed(counts, self._llm.embed(ids))
@@ -187,7 +188,7 @@ class Pipeline:
         return logits
 
     def _result(self, unit: RunningUnit, stage_s: dict[str, float]) -> UnitOutput | UnitFailure:
-        """Return the unit's output; or its failure, which ends the conversation if it is fatal."""
+        """Return the unit's output, or its failure. A fatal failure ends the conversation."""
         if unit.failure is not None:
             unit.conversation.is_lost = unit.failure.is_fatal
             return unit.failure

@@ -1,4 +1,8 @@
-"""The prompt of a conversation: the instructions, and the voice that the model is to imitate."""
+"""The prompt of a conversation: the instructions, and the voice that the model should imitate.
+
+Source: `DuplexCapability.prepare` in `MiniCPMO45/modeling_minicpmo_unified.py` of
+OpenBMB/MiniCPM-o-Demo@28b60cf.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,9 @@ from duplane.worker.model.types import FloatArray, OptionError
 
 @dataclass(frozen=True)
 class Prompt:
-    """The embeddings `rows` [n, hidden] of a prompt; `voice` [n, hidden] are those of its voice.
+    """The embeddings `rows` [n, hidden] of a prompt, which include those of its `voice`.
 
-    `tail` holds the ids of the rows behind the voice.
+    `tail` holds the ids of the rows after the voice.
     """
 
     rows: Tensor
@@ -27,8 +31,8 @@ class Prompt:
 def embed_prompt(parts: ModelParts, text: str, voice: FloatArray | None, room: int) -> Prompt:
     """Embed the prompt for these instructions.
 
-    Without `voice` (float32 [n] at 16 kHz) the prompt has none. Raises `OptionError` if it takes
-    more than `room` rows.
+    `voice` (float32 [n] at 16 kHz) is optional. Raises `OptionError` if the prompt has more than
+    `room` rows.
     """
     if len(text) > CHARACTERS_PER_ROW * room:
         raise OptionError("system_prompt", f"has {len(text)} characters")

@@ -1,8 +1,9 @@
-"""The ids of duplex conversations, chosen from logits for many slots at once.
+"""Chooses the ids of duplex conversations from logits, for many slots at once.
 
-A sampled conversation consumes its uniform numbers in this order. Each text step takes one for the
-chunk-end test, and then one for the id, unless the test ended the chunk or `listen_top_k` decided.
-Each step of the talker takes one.
+A sampled conversation uses its uniform numbers in this order. Each text step uses one for the test
+of the chunk's end. It uses another one for the id, unless the test ended the chunk or
+`listen_top_k` has decided. Each step of the talker uses one. Source: `StreamDecoder.decode` in
+`MiniCPMO45/utils.py` of OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class DuplexSampling:
         self._penalised.reset(slot)
 
     def is_clean(self, slot: int) -> bool:
-        """Verify that nothing of a conversation is left."""
+        """Check that no state of a conversation is left in the slot."""
         return self._penalised.is_clean(slot)
 
     def choose(
@@ -87,10 +88,10 @@ class DuplexSampling:
     ) -> list[tuple[int, Decision]]:
         """Choose one id for each conversation from raw logits, float32 `[slots, vocabulary]`.
 
-        The chunk-end test uses the raw logits at temperature 1, so penalties do not affect when the
-        model pauses. If the test does not choose `<|chunk_eos|>`, the id is chosen from the
-        logits with penalties and masks. The host waits once for the whole batch. If this raises,
-        it can be called again.
+        The test of the chunk's end uses the raw logits at temperature 1, so penalties do not change
+        the moment at which the model pauses. If the test does not choose `<|chunk_eos|>`, the id is
+        chosen from the logits with penalties and masks. The host waits for the device once per
+        batch. After an exception the call can be repeated.
         """
         draws = [each.draws for each in conversations]
         ahead = [
@@ -114,7 +115,7 @@ class DuplexSampling:
                 if decision is Decision.CHOICE
             ]
         )
-        # Nothing below can fail, so a choice that has raised can be repeated.
+        # State changes only from here on, and nothing below can fail: so the call is repeatable.
         for each, (_, decision) in zip(conversations, decisions, strict=True):
             if not each.draws.is_greedy:
                 each.uniforms.advance(2 if decision is Decision.CHOICE else 1)
@@ -125,8 +126,9 @@ class DuplexSampling:
     ) -> tuple[Tensor, Tensor]:
         """Return penalised scores [slots, vocabulary], and whether `listen_top_k` decides [slots].
 
-        The repetition penalty divides scores of either sign, and the listen options act on the
-        tokenizer's end-of-sequence id, not on `<|listen|>`: the model was tuned and used so.
+        As in the reference, for which the model was tuned, the repetition penalty divides scores of
+        either sign, and the listen options act on the tokenizer's end-of-sequence id, not on
+        `<|listen|>`.
         """
         numbers = [
             (

@@ -1,4 +1,8 @@
-"""The speech of a batch of units: the talker draws tokens, the vocoder makes samples of them."""
+"""The speech of a batch of units: the talker draws tokens, the vocoder makes samples of them.
+
+Source: `_generate_waveform_from_tokens` of class `DuplexCapability` in
+`MiniCPMO45/modeling_minicpmo_unified.py` of OpenBMB/MiniCPM-o-Demo@28b60cf.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ UNIT_SAMPLES = 24_000
 
 
 class SpeechStage:
-    """Talker and vocoder, run for several slots together."""
+    """Runs the talker and the vocoder for several slots together."""
 
     def __init__(self, talker: Talker, vocoder: SpeechVocoder, probe: Probe | None = None) -> None:
         self._talker, self._vocoder, self._probe = talker, vocoder, probe
@@ -35,10 +39,10 @@ class SpeechStage:
         )
 
     def run(self, units: Sequence[RunningUnit], watch: Stopwatch) -> Iterator[RunningUnit]:
-        """Compute the speech tokens and samples of each unit, or a failure; slots ascending.
+        """Compute the speech tokens and samples of each unit, or its failure; slots ascending.
 
-        A unit is yielded as soon as its samples are complete, so a unit with several chunks, or
-        one whose turn ends, does not delay the others.
+        A unit is yielded as soon as its samples are complete. So it does not wait for units with
+        more chunks.
         """
         run_stage("talker", units, self._draw_tokens, cache=self._talker.cache)
         watch.lap("talker")
@@ -57,7 +61,7 @@ class SpeechStage:
             yield from ending
 
     def _draw_tokens(self, units: Sequence[RunningUnit]) -> None:
-        """Draw the speech tokens of units, and cut the chunks that are complete with them."""
+        """Draw the speech tokens of units, and cut the chunks that are then complete."""
         requests: list[SpeechRequest] = []
         for unit in units:
             hidden = torch.stack(unit.hidden) if unit.hidden else torch.empty(0)
@@ -104,8 +108,8 @@ class SpeechStage:
     def end_turns(self, units: Sequence[RunningUnit]) -> None:
         """Reset the vocoder and the token buffer for the next turns of conversations with speech.
 
-        Does not change the talker's cache. The talker empties it when a turn ends by itself; after
-        an interruption the next turn continues it, as in the reference.
+        The talker's cache is not changed here. The talker empties it when the model ends a turn.
+        After an interruption the next turn continues with the old cache, as in the reference.
         """
         for unit in units:
             if unit.conversation.speech is not None:
@@ -117,8 +121,8 @@ def unit_audio(pieces: Sequence[FloatArray], *, end_of_turn: bool) -> FloatArray
     """Join the samples of one unit's chunks, `[samples]` at 24 kHz, quantised to 16 bits.
 
     As in the reference, the samples are clipped to [-1, 1], multiplied by 32767, truncated towards
-    zero and divided by 32768. Inside a turn, zeros are put in front of audio shorter than a second,
-    so that it ends where the next unit begins. Without samples the result is empty.
+    zero and divided by 32768. Inside a turn, audio shorter than a second gets zeros in front, so
+    that it ends when the next unit begins. Without samples the result is empty.
     """
     if not any(map(len, pieces)):
         return np.zeros(0, np.float32)

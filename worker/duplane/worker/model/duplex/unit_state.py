@@ -1,6 +1,7 @@
-"""The rules of a duplex unit: they decide which ids are fed, and when the unit and a turn end.
+"""The rules of a duplex unit: which ids are fed, and when the unit and a turn end.
 
-Plain Python over chosen ids, without tensors.
+Plain Python over chosen ids, without tensors. Source: `DuplexCapability.streaming_generate` in
+`MiniCPMO45/modeling_minicpmo_unified.py` of OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from dataclasses import dataclass, field
 from duplane.worker.model.llm.tokenizer import Tokens
 
 MAX_UNIT_CHARACTERS = 28
-"""A token that would bring a unit's text to this length is dropped and the unit ends."""
+"""A token with which a unit's text would reach this length is dropped, and the unit ends."""
 
 
 @dataclass
 class TurnState:
-    """The state of the rules that a conversation keeps from unit to unit.
+    """The state that the rules of one unit pass on to the next unit of the conversation.
 
-    `unit_count` counts the units that are over.
+    `unit_count` is the number of complete units.
     """
 
     force_listen_count: int
@@ -33,9 +34,9 @@ class TurnState:
 
 @dataclass(frozen=True)
 class UnitRecord:
-    """One unit in the context: its rows, and the ids of its text.
+    """One unit in the context: the number of its rows, and the ids of its text.
 
-    `number` counts the units of a conversation, from 0.
+    `number` is the number of the unit in its conversation, from 0.
     """
 
     number: int
@@ -46,13 +47,13 @@ class UnitRecord:
 
 @dataclass
 class UnitState:
-    """The state machine of one unit: while not `is_over`, call `advance` with the next id.
+    """The state machine of one unit: until `is_over`, call `advance` with the chosen id.
 
-    The model chooses that id only if `needs_choice`; otherwise the rules determine it. A unit that
-    `is_forced` listens. `text_ids` are the ids of the unit's text and speech: all ids fed after the
-    first one, which only marks that the model speaks. `token_ids` are all ids that the unit adds to
-    the context, including the two that close it, `closing_ids`: the terminator and the unit end,
-    which are fed after the unit.
+    The model must choose an id only if `needs_choice`; otherwise the rules determine it. A unit
+    that `is_forced` listens. `text_ids` are the ids of the unit's text and speech: all ids fed
+    after the first, which only marks that the model speaks. `closing_ids` are the terminator and
+    the unit end, which are fed after the unit. `token_ids` are all ids that the unit adds to the
+    context, including the closing ids.
     """
 
     tokens: Tokens
@@ -72,7 +73,7 @@ class UnitState:
         return not (self.is_over or self.is_forced) and self._step < self.turn.max_tokens - 1
 
     def interrupt(self) -> int:
-        """Close the open turn for a forced listen; return the id to feed before all others."""
+        """End the open turn for a forced listen; return the id to feed before all others."""
         self.turn.is_open = False
         self.token_ids.append(self.tokens.turn_eos)
         return self.tokens.turn_eos

@@ -1,4 +1,4 @@
-"""The checkpoint's chat template: renders messages of plain text to the text of a prompt."""
+"""The checkpoint's chat template, which renders text messages to the text of a prompt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ChatTemplate:
     """Renders messages with the template of the checkpoint's configuration."""
 
     def __init__(self, template: str) -> None:
-        # A tokenizer without vocabulary is enough, because only its template is used.
+        # The tokenizer needs no vocabulary, because only its template is used.
         self._renderer: Any = PreTrainedTokenizerFast(
             tokenizer_object=Tokenizer(BPE()), chat_template=template
         )
@@ -40,7 +40,7 @@ class ChatTemplate:
     def render(self, messages: Iterable[tuple[str, str]], *, is_thinking: bool = False) -> str:
         """Return the prompt of `(role, text)` messages, without the mark that begins an answer.
 
-        Raises ValueError if the template refuses them.
+        Raises ValueError if the template refuses the messages.
         """
         turns = [{"role": role, "content": text} for role, text in messages]
         try:

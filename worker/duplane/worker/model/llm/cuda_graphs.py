@@ -1,8 +1,8 @@
-"""One-row steps over tensors with fixed addresses, and CUDA graphs of them.
+"""CUDA graphs of decoder steps with one row per slot, over tensors with fixed addresses.
 
-A step is captured for a number of slots, independent of which slots they are, and for a bound on
-their contexts. It is replayed if launching its kernels one by one would take longer than reading
-the cache rows that only the fixed sizes require.
+A step is captured for a number of slots and for a bound on the length of their contexts; any slots
+of that number can use it. Because of its fixed sizes a step also reads unused cache rows. It is
+replayed if reading these takes less time than launching the kernels of an ordinary pass one by one.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from duplane.worker.model.llm.kv_cache import Group, KVCache, Rows, causal_mask
 from duplane.worker.model.transfer import upload
 
 SHORTEST = 512
-"""The least bound on contexts; further ones are its doubles."""
+"""The smallest bound on the length of contexts; each further bound is twice the previous one."""
 LAYER_LAUNCHES = 30
-"""Kernels of one layer of a decoder in a pass of one row per slot."""
+"""Number of kernels of one decoder layer in a pass with one row per slot."""
 LAUNCH_S = 5e-6
 """Seconds to launch one kernel from Python."""
 BYTES_PER_S = 4e12
-"""Bytes that the device reads in a second (H200: 4.8e12 at best)."""
+"""Bytes that the device is assumed to read in a second (H200: at most 4.8e12)."""
 GATHER_COST = 3
-"""How often the rows of gathered slots are moved: read, written and read again."""
+"""Number of memory passes over the rows of gathered slots: read, written and read again."""
 
 
 class StaticRows:
-    """Passes of one row per slot for up to `width` slots; nothing is uploaded between passes.
+    """The rows of passes with one row per slot, for up to `width` slots.
 
-    Every pass reads `length` rows of the cache; a mask limits each query row to the rows up to its
-    own position. If `width` is the number of all slots, row i belongs to slot i, and the cache is
-    read in place. Otherwise the first rows belong to the slots of the pass, and their cache rows
-    are gathered. The remaining rows of the pass are padding: their keys and values are written to
-    the row behind the cache's capacity.
+    Nothing is uploaded between two passes. Every pass reads `length` rows of the cache of each
+    slot; a mask limits each query row to the rows up to its own position. If `width` is the number
+    of all slots, row i belongs to slot i, and the cache is read in place. Otherwise the first rows
+    belong to the slots of the pass, and their cache rows are gathered. The remaining rows are
+    padding: their keys and values are written to the extra row after the cache's capacity.
     """
 
     def __init__(self, cache: KVCache, width: int, length: int) -> None:
@@ -47,9 +47,9 @@ class StaticRows:
         self.positions = torch.full_like(self.slots, cache.capacity)
 
     def begin(self, slots: Sequence[int], positions: Sequence[int]) -> Tensor:
-        """Set the slots of the passes, and the position of each slot's next row.
+        """Set the slots of the next passes, and the position of each slot's next row.
 
-        Returns the index of each slot's row in the pass.
+        Returns the index of each slot's row within a pass.
         """
         index = slots if self._is_whole else range(len(slots))
         all_slots = list(range(self._width)) if self._is_whole else [slots[0]] * self._width
@@ -91,7 +91,7 @@ class Graph:
     def __init__(self, call: Callable[[], None], pool: Any = None) -> None:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # libraries allocate their workspaces outside of a capture
+        with torch.cuda.stream(side):  # libraries must allocate their workspaces before the capture
             call()
             call()
         torch.cuda.current_stream().wait_stream(side)
@@ -101,7 +101,7 @@ class Graph:
 
     @property
     def pool(self) -> Any:
-        """The memory of the call's intermediate results; graphs that never overlap may share it."""
+        """The memory of intermediate results. Graphs that never run concurrently may share it."""
         return self._graph.pool()
 
     def replay(self) -> None:
@@ -110,14 +110,14 @@ class Graph:
 
 
 class StepGraphs(Generic[S]):
-    """The captured steps of one decoder, indexed by number of slots and bound on contexts."""
+    """The captured steps of one decoder, by number of slots and bound on context length."""
 
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
         self._steps: dict[tuple[int, int], tuple[S, Callable[[], None]]] = {}
 
     def capture(self, make: Callable[[int, int], S], *, is_replayed: bool = True) -> None:
-        """Make and capture a step for every size; without `is_replayed` steps are not captured."""
+        """Make a step for every size and capture it. Without `is_replayed` nothing is captured."""
         pool: Any = None
         for size in self._sizes():
             step = make(*size)
@@ -129,9 +129,9 @@ class StepGraphs(Generic[S]):
                 self._steps[size] = (step, step.run)
 
     def find(self, slots: Sequence[int], length: int) -> tuple[S, Callable[[], None]] | None:
-        """Return the fastest step for these slots, ascending, in contexts of up to `length` rows.
+        """Return the fastest step for these slots, ascending, with contexts of up to `length` rows.
 
-        Returns None if an ordinary pass, with its kernels launched one by one, is faster.
+        Returns None if an ordinary pass, whose kernels are launched one by one, is faster.
         """
         count = len(slots)
         fitting = [size for size in self._steps if size[0] >= count and size[1] >= length]
@@ -146,12 +146,12 @@ class StepGraphs(Generic[S]):
         return self._read_s(width * length, is_gathered=width < self._cache.slot_count)
 
     def _read_s(self, rows: int, *, is_gathered: bool) -> float:
-        """Estimate the seconds to read this many rows of all layers."""
+        """Estimate the seconds that reading this many rows of all layers takes."""
         read = rows * self._cache.layer_row_bytes * len(self._cache.keys)
         return read * (GATHER_COST if is_gathered else 1) / BYTES_PER_S
 
     def _sizes(self) -> Iterator[tuple[int, int]]:
-        """Yield the sizes, largest first, so that smaller steps reuse the memory of larger ones."""
+        """Yield the sizes, largest first, so that smaller steps use the memory of larger ones."""
         for width in sorted(_doubles(1, self._cache.slot_count), reverse=True):
             for length in sorted(_doubles(SHORTEST, self._cache.capacity), reverse=True):
                 yield width, length

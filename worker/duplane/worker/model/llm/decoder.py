@@ -1,7 +1,9 @@
 """The transformer decoder of the LLM (Qwen3) and of the talker (Llama): one module for both.
 
-The rows of all slots in a batch are packed one after the other; only attention separates the slots.
-Parameters are named as in the checkpoint. The decoder works on embeddings, not on tokens.
+The rows of all slots in a batch are packed one after the other, [rows, hidden]; only attention
+separates the slots. Parameters are named as in the checkpoint. The decoder gets embeddings, not
+tokens. Sources: Qwen3 (https://arxiv.org/abs/2505.09388), Llama
+(https://arxiv.org/abs/2302.13971) and rotary positions (https://arxiv.org/abs/2104.09864).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from duplane.worker.model.llm.kv_cache import KVCache, Rows
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """The dimensions of one decoder; `has_head_norm` is true for Qwen3 and false for Llama."""
+    """The dimensions of one decoder. `has_head_norm` is true for Qwen3 and false for Llama."""
 
     hidden_size: int
     intermediate_size: int
@@ -91,11 +93,11 @@ class Rotary:
         self.sin = torch.cat((-angles.sin(), angles.sin()), dim=-1)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and signed sines `[rows, 1, head_dim]` for the rows at `positions`."""
+        """Return cosines and signed sines `[rows, 1, head_dim]` for rows at these positions."""
         return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
 
     def rotate(self, keys: Tensor, source: int, target: int) -> Tensor:
-        """Rotate keys `[..., rows, head_dim]` from positions `source` and after to `target`.
+        """Rotate keys `[..., rows, head_dim]`, whose positions begin at `source`, to `target` on.
 
         Each key is rotated once, by the difference of the tabulated angles of its two positions.
         So it differs only by float32 rounding from a key computed at the new position.
@@ -107,7 +109,7 @@ class Rotary:
 
 
 def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate `[..., head_dim]` in float32; `sin` carries the sign of the half turn."""
+    """Rotate `[..., head_dim]` in float32. `sin` is negative for the first half of `head_dim`."""
     exact = states.float()
     half = exact.shape[-1] // 2
     return (exact * cos + exact.roll(half, -1) * sin).to(states.dtype)
@@ -139,7 +141,7 @@ class Attention(nn.Module):
     def forward(
         self, states: Tensor, angles: tuple[Tensor, Tensor], rows: Rows, cache: KVCache, layer: int
     ) -> Tensor:
-        """Cache the rows' keys and values, then attend to the cache; returns `[rows, hidden]`."""
+        """Write the rows' keys and values to the cache, then attend; return `[rows, hidden]`."""
         projected = functional.linear(states, self.packed_weight, self._bias)
         heads = projected.view(len(states), -1, self.head_dim)
         rotated, values = heads.tensor_split([self.heads + self.key_heads], 1)
@@ -151,7 +153,7 @@ class Attention(nn.Module):
         return self.o_proj(self._attend(queries, rows, cache, layer))
 
     def _attend(self, queries: Tensor, rows: Rows, cache: KVCache, layer: int) -> Tensor:
-        """Attend group by group; query heads that share a key head become rows of that head."""
+        """Attend group by group. Query heads with the same key head are computed as its rows."""
         mixed = queries
         for group in rows.groups:
             shape = (group.slot_count, group.rows_per_slot, self.key_heads, -1, self.head_dim)
@@ -165,7 +167,7 @@ class Attention(nn.Module):
                 return result.flatten(1)
             if mixed is queries:
                 mixed = torch.empty_like(queries)
-            # A row that is repeated for padding has the same result as the row itself.
+            # Padding repeats a row, so writing the result of the repetition changes nothing.
             mixed[group.rows] = result
         return mixed.flatten(1)
 
@@ -223,15 +225,15 @@ class Decoder(nn.Module):
         self._rotary = Rotary(config, capacity + 1, device)
 
     def forward(self, embeds: Tensor, rows: Rows) -> Tensor:
-        """Run embeddings `[rows, hidden]` at the `rows` of `cache.extend`; return normed states."""
+        """Map embeddings `[rows, hidden]` to normed states. `rows` come from `cache.extend`."""
         angles = self._rotary.at(rows.positions)
         for index, layer in enumerate(self.layers):
             embeds = layer(embeds, angles, rows, self.cache, index)
         return self.norm(embeds)
 
     def move(self, slot: int, source: int, target: int) -> None:
-        """Move the slot's rows from `source` on to `target` and after, and rotate their keys.
+        """Move the slot's rows from `source` on so that they begin at `target`; rotate their keys.
 
-        Otherwise keys and values stay as computed, from a context that may have been dropped since.
+        Keys and values are not recomputed, even if rows that they were computed with are dropped.
         """
         self.cache.move(slot, source, target, self._rotary.rotate)

@@ -1,7 +1,7 @@
-"""The slotted KV cache: allocated once, with a range of rows per slot that is reset, never freed.
+"""The slotted KV cache. It is allocated once; the rows of a slot are reset, never freed.
 
-Plans which rows a forward pass writes, and which slots attend in one call. The lengths are kept on
-the host, so planning never waits for the device.
+It also plans which rows a forward pass writes, and which slots attend in one call. The lengths are
+kept on the host, so planning never waits for the device.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import Tensor
 from duplane.worker.model.transfer import upload
 
 MOVED_ROWS = 256
-"""Rows that are moved at once; it bounds the memory that a move takes."""
+"""Most rows that are moved at once, which bounds the memory that a move needs."""
 GATHERED_BYTES = 1 << 30
-"""The most bytes of one layer's cache that one attention call copies to bring slots together."""
+"""Most bytes of one layer's cache that are copied to attend for several slots in one call."""
 MASK_STRIDE = 16
-"""The rows of a mask begin at multiples of so many columns, as the attention kernels need it."""
+"""The rows of a mask begin at multiples of this many columns, as attention kernels require."""
 
 
 class CacheFullError(Exception):
-    """A slot has no room for the requested rows; nothing was changed."""
+    """A slot has no room for the requested rows. Nothing was changed."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Group:
     """Slots that attend in one call, each with `rows_per_slot` query rows.
 
     `rows` are their packed rows, slot after slot; a slot with fewer rows repeats its last one.
-    `slots` are their slots in the cache, `length` is the longest context among them, new rows
-    included. `mask` [slots, 1, query rows, length] is added to the scores: 0 for the rows that a
-    query row sees, else -inf. Without a mask every query row sees everything.
+    `slots` are their indices in the cache. `length` is the length of their longest context,
+    including new rows. `mask` [slots, 1, query rows, length] is added to the scores: 0 for rows to
+    which a query row attends, else -inf. Without a mask every query row attends to all rows.
     """
 
     rows: slice | Tensor
@@ -49,8 +49,8 @@ class Group:
 class Rows:
     """The packed rows of one forward pass, slot after slot.
 
-    `slots` and `positions` [rows] are the place of each row in the cache, `groups` are the calls of
-    attention, `last` [slots] is the index of each slot's last row.
+    `slots` and `positions` [rows] give the cache slot and the position of each row, `groups` are
+    the calls of attention, `last` [slots] is the index of each slot's last row.
     """
 
     slots: Tensor
@@ -63,7 +63,7 @@ class Rows:
 class Slide:
     """One change of a context: the rows from `kept` on move to `target`.
 
-    Then `ids` are fed into the rows from `start` to `target`; without `ids` the two are equal.
+    Then `ids` are fed into the rows from `start` to `target`. Without `ids`, `start` is `target`.
     """
 
     kept: int
@@ -76,7 +76,7 @@ class Slide:
 class _Plan:
     """A `Group` before its indices are uploaded.
 
-    If `rows` or `slots` is None, `indices` holds its indices, those of `rows` first.
+    If `rows` or `slots` is None, `indices` holds its indices; if both are, those of `rows` first.
     """
 
     rows: slice | None
@@ -91,12 +91,12 @@ class _Plan:
 class KVCache:
     """Keys (rotated) and values of all layers, `[layers, slots, heads, capacity + 1, head_dim]`.
 
-    A row's position is its index in the cache. The row behind the capacity belongs to no context:
-    passes of a fixed size write the keys and values of padding rows there.
+    A row's position is its index in the cache. The extra row after the capacity belongs to no
+    context: passes of a fixed size write the keys and values of padding rows there.
 
-    If `is_gathering`, slots attend together even if they are not evenly spaced; their rows are
-    copied then. Otherwise each run of evenly spaced slots attends in its own call, without a copy.
-    On CUDA slots are gathered, because launching a call costs more than the copy.
+    If `is_gathering`, slots that are not evenly spaced attend in one call too, over a copy of their
+    rows. Otherwise each run of evenly spaced slots attends in its own call, without a copy. On CUDA
+    slots are gathered, because launching a call costs more than the copy.
     """
 
     def __init__(
@@ -127,13 +127,13 @@ class KVCache:
         return self.keys.nbytes + self.values.nbytes
 
     def length(self, slot: int) -> int:
-        """Return how many rows the slot holds."""
+        """Return the number of rows that the slot holds."""
         return self._lengths[slot]
 
     def extend(self, counts: Sequence[tuple[int, int]]) -> Rows:
         """Add `(slot, number of rows)` to the lengths, slots ascending, and plan the pass.
 
-        Raises `CacheFullError`, with nothing changed, if one of them has no room.
+        If one of the slots has no room, raises `CacheFullError` and changes nothing.
         """
         starts = [self._lengths[slot] for slot, _ in counts]
         self.grow(counts)
@@ -144,7 +144,7 @@ class KVCache:
         )
         last = [stop - 1 for stop in firsts[1:]]
         plans = [self._plan(members, counts, firsts) for members in self._members(counts)]
-        # All numbers are uploaded at once.
+        # All indices are uploaded in one transfer.
         lists = [slots, list(positions), last, *(index for plan in plans for index in plan.indices)]
         sent = upload(list(chain.from_iterable(lists)), self.keys.device, torch.long)
         at, where, ends, *indices = sent.split_with_sizes([len(numbers) for numbers in lists])
@@ -162,7 +162,7 @@ class KVCache:
     def grow(self, counts: Sequence[tuple[int, int]]) -> None:
         """Add `(slot, number of rows)` to the lengths, slots ascending.
 
-        Raises `CacheFullError`, with nothing changed, if one of them has no room.
+        If one of the slots has no room, raises `CacheFullError` and changes nothing.
         """
         if any(here[0] >= after[0] for here, after in pairwise(counts)):
             raise ValueError(f"slots are not ascending: {[slot for slot, _ in counts]}")
@@ -177,10 +177,10 @@ class KVCache:
             self._touched[slot] = max(self._touched[slot], self._lengths[slot])
 
     def _members(self, counts: Sequence[tuple[int, int]]) -> list[list[int]]:
-        """Group the indices of `counts` whose slots attend in one call.
+        """Group the indices of `counts` by the calls in which their slots attend.
 
         If slots are gathered, the counts in a group differ by less than a factor of two, which
-        bounds the computation for padding; otherwise they are equal.
+        limits the padding; otherwise they are equal.
         """
         groups: dict[int, list[list[int]]] = {}
         for index, (slot, count) in enumerate(counts):
@@ -254,9 +254,9 @@ class KVCache:
     ) -> None:
         """Move the rows from `source` on so that they begin at `target`, in place.
 
-        `rotate(keys, source, target)` rotates keys `[layers, heads, rows, head_dim]` from the
-        positions `source` and after to `target` and after; values do not depend on positions.
-        Raises `CacheFullError`, with nothing changed, if the rows do not fit.
+        `rotate(keys, source, target)` rotates keys `[layers, heads, rows, head_dim]`, whose first
+        position is `source`, so that it becomes `target`. Values do not depend on positions. If the
+        rows do not fit, raises `CacheFullError` and changes nothing.
         """
         count = self._lengths[slot] - source
         if source < 0 or count < 0 or target < 0:
@@ -275,19 +275,19 @@ class KVCache:
         self._touched[slot] = max(self._touched[slot], target + count)
 
     def restore(self, slot: int, length: int) -> None:
-        """Undo a `truncate`: set the length to `length`, so that the dropped rows count again."""
+        """Undo a `truncate`: set the length back to `length`. The dropped rows count again."""
         if not self._lengths[slot] <= length <= self._touched[slot]:
             raise ValueError(f"slot {slot} has no {length} rows to restore")
         self._lengths[slot] = length
 
     def truncate(self, slot: int, length: int) -> None:
-        """Drop the rows from `length` on; later rows overwrite them, or `reset` zeroes them."""
+        """Drop the rows from `length` on. Later rows overwrite them, or `reset` zeroes them."""
         if not 0 <= length <= self._lengths[slot]:
             raise ValueError(f"slot {slot} holds {self._lengths[slot]} rows, not {length}")
         self._lengths[slot] = length
 
     def rewind(self, slot: int, length: int) -> None:
-        """Restore the length before a failed pass; the rows that the pass wrote no longer count."""
+        """Restore the length before a failed pass. The rows that the pass wrote no longer count."""
         if not 0 <= length <= self._touched[slot]:
             raise ValueError(f"slot {slot} never had {length} rows")
         self._lengths[slot] = length
@@ -300,7 +300,7 @@ class KVCache:
         self._lengths[slot] = self._touched[slot] = 0
 
     def is_clean(self, slot: int) -> bool:
-        """Verify that the slot is empty and all of its memory zero."""
+        """Check that the slot is empty and all of its memory is zero."""
         if self._lengths[slot] or self._touched[slot]:
             return False
         own = slice(0, self.capacity)
@@ -311,7 +311,7 @@ class KVCache:
 def causal_mask(positions: Tensor, length: int, dtype: torch.dtype) -> Tensor:
     """Compute the mask [..., length] that is added to the scores of queries at `positions` [...].
 
-    It is 0 for rows up to the query's own position, and -inf for rows behind it.
+    The mask is 0 for rows up to the query's own position, and -inf for later rows.
     """
     columns = torch.arange(length + -length % MASK_STRIDE, device=positions.device)
     mask = torch.zeros(*positions.shape, len(columns), device=positions.device, dtype=dtype)
@@ -320,6 +320,6 @@ def causal_mask(positions: Tensor, length: int, dtype: torch.dtype) -> Tensor:
 
 
 def _spacing(slots: Sequence[int]) -> int | None:
-    """Return the distance between consecutive slots, ascending; None if the distances differ."""
+    """Return the distance between neighbours in `slots`, ascending; None if distances differ."""
     distances = {following - slot for slot, following in pairwise(slots)}
     return None if len(distances) > 1 else next(iter(distances), 1)

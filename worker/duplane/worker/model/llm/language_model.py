@@ -1,4 +1,8 @@
-"""The LLM: token embeddings, decoder and head, for the packed rows of many slots."""
+"""The LLM: token embeddings, decoder and head, for the packed rows [rows, hidden] of many slots.
+
+Source: Qwen3 (https://arxiv.org/abs/2505.09388). Parameter names are those under the checkpoint's
+prefix `llm.`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from duplane.worker.model.transfer import upload
 
 PREFIX = "llm."
 PREFILL_ROWS = 512
-"""Rows of one slot that are fed at once; a long prompt takes several passes."""
+"""Most rows of one slot that are fed at once; a long prompt needs several passes."""
 
 
 class _Body(Decoder):
@@ -38,9 +42,9 @@ class _Body(Decoder):
 
 
 class DecodeStep:
-    """A step of one row for each of up to `width` slots, in contexts of at most `length` rows.
+    """A step with one row for each of up to `width` slots, in contexts of at most `length` rows.
 
-    Reads `embeds` [width, hidden], writes `hidden` [width, hidden] and `logits` [width, ids].
+    It reads `embeds` [width, hidden] and writes `hidden` [width, hidden] and `logits` [width, ids].
     """
 
     def __init__(self, llm: LanguageModel, width: int, length: int) -> None:
@@ -52,19 +56,19 @@ class DecodeStep:
         self.logits = torch.zeros(width, llm.vocabulary, device=table.device)
 
     def begin(self, slots: Sequence[int], positions: Sequence[int], embeds: Tensor) -> Tensor:
-        """Set the embeddings [slots, hidden] of these slots; returns the indices of the results."""
+        """Set the embeddings [slots, hidden] of these slots; return their indices in results."""
         index = self.rows.begin(slots, positions)
         self.embeds.index_copy_(0, index, embeds)
         return index
 
     def run(self) -> None:
-        """Run the step; it neither waits for the device nor depends on values on the host."""
+        """Run the step. It does not wait for the device, nor use values on the host."""
         self.hidden.copy_(self._llm.model(self.embeds, self.rows.rows()))
         self.logits.copy_(self._llm.logits(self.hidden))
 
 
 class LanguageModel(nn.Module):
-    """Qwen3 with a slotted cache: maps rows to hidden states and logits."""
+    """Qwen3 with a slotted cache. It maps rows of embeddings to hidden states and logits."""
 
     def __init__(
         self,
@@ -88,7 +92,7 @@ class LanguageModel(nn.Module):
             )
 
     def load(self, checkpoint: Checkpoint) -> tuple[str, ...]:
-        """Fill the weights; returns the names of the LLM's tensors that are not used."""
+        """Fill the weights; return the names of the LLM's tensors that are not used."""
         return checkpoint.load_into(self, PREFIX)
 
     def embed(self, ids: Sequence[int]) -> Tensor:
@@ -97,10 +101,10 @@ class LanguageModel(nn.Module):
         return table(upload(ids, table.weight.device, torch.long))
 
     def feed(self, counts: Sequence[tuple[int, int]], embeds: Tensor) -> tuple[Tensor, Tensor]:
-        """Add packed embeddings `[rows, hidden]` to the context of `(slot, rows)`, ascending.
+        """Add packed embeddings `[rows, hidden]` to contexts. `counts` are `(slot, rows)`.
 
-        Returns the normed hidden state `[slots, hidden]` of each slot's last row and its logits,
-        float32 `[slots, vocabulary]`.
+        The slots must be ascending. Returns the normed hidden state `[slots, hidden]` of the last
+        row of each slot and its logits, float32 `[slots, vocabulary]`.
         """
         if self.graphs is not None and all(rows == 1 for _, rows in counts):
             slots = [slot for slot, _ in counts]
@@ -114,7 +118,7 @@ class LanguageModel(nn.Module):
     def _replay(
         self, step: DecodeStep, run: Callable[[], None], slots: Sequence[int], embeds: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Feed one row for each slot through a step of fixed size; returns the same as `feed`."""
+        """Feed one row for each slot through a step of fixed size. Returns the same as `feed`."""
         positions = [self.cache.length(slot) for slot in slots]
         self.cache.grow([(slot, 1) for slot in slots])
         index = step.begin(slots, positions, embeds)
@@ -131,7 +135,7 @@ class LanguageModel(nn.Module):
         self.model(embeds, self.cache.extend(counts))
 
     def splice(self, slot: int, slide: Slide) -> None:
-        """Change the slot's context for a window: move rows, then feed the ids in front of them.
+        """Change the slot's context as a window requires: move rows, then feed ids before them.
 
         The keys of moved rows are rotated to their new positions. The fed ids attend only to the
         rows before them.
@@ -144,7 +148,7 @@ class LanguageModel(nn.Module):
             self.cache.restore(slot, length)
 
     def append_long(self, slot: int, embeds: Tensor) -> None:
-        """Append any number of rows `[rows, hidden]` to one slot, a bounded number per pass."""
+        """Append any number of rows `[rows, hidden]` to one slot, in passes of bounded size."""
         for start in range(0, len(embeds), PREFILL_ROWS):
             rows = embeds[start : start + PREFILL_ROWS]
             self.append([(slot, len(rows))], rows)

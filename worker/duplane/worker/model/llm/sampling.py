@@ -1,7 +1,9 @@
-"""The parts that duplex and chat sampling share: uniform numbers, draws, filters, penalised ids.
+"""What duplex and chat sampling have in common: uniform numbers, draws, filters, penalised ids.
 
-A draw takes the first id whose cumulative probability (float64, ids ascending) exceeds a uniform
+A draw chooses the first id whose cumulative probability (float64, ids ascending) exceeds a uniform
 number. Each slot has its own source of numbers, so its ids do not depend on the rest of the batch.
+Source of the filters: `top_k_top_p_filtering` in `MiniCPMO45/utils.py` of
+OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from torch import Tensor
 from duplane.worker.model.transfer import upload
 
 TIES = 64
-"""Ids beyond the top-k that are candidates too, because they may be as likely as its last one."""
+"""Number of ids after the top-k ids that are examined too, because they may be equally likely."""
 
 
 class Uniforms(Protocol):
@@ -33,7 +35,7 @@ class Uniforms(Protocol):
 
 
 class SeededUniforms:
-    """Uniform numbers of one generator; without a seed they differ from run to run."""
+    """Uniform numbers of one generator. Without a seed they differ from run to run."""
 
     _BLOCK = 64
 
@@ -59,7 +61,7 @@ class SeededUniforms:
 
 @dataclass(frozen=True)
 class DrawSettings:
-    """The settings of one slot's draws. `top_k` 0 and a `top_p` above 1 keep every id."""
+    """The settings of one slot's draws. `top_k` 0 and `top_p` above 1 keep every id."""
 
     is_greedy: bool
     temperature: float
@@ -107,8 +109,8 @@ def chooses_id(
 ) -> Tensor:
     """Return whether `token` is chosen from raw logits `[rows, ids]`: bool [rows].
 
-    A greedy row chooses the most likely id. For any other row, this is whether `draw` takes the
-    token at temperature 1, without the cumulative sums of all ids.
+    A greedy row chooses the most likely id. For other rows the result is the same as whether `draw`
+    chooses the token at temperature 1, but it needs no cumulative sums over all ids.
     """
     is_likeliest = logits.argmax(-1) == token
     if all(row.is_greedy for row in settings):
@@ -135,11 +137,11 @@ def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
 def filter_scores(
     scores: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, widest: int
 ) -> Tensor:
-    """Divide by the temperature, keep the top-k ids, and of these the nucleus of mass top-p.
+    """Divide by the temperature, keep the top-k ids, and of these the most likely of mass top-p.
 
-    `scores` are [rows, ids], the parameters [rows, 1]; `widest` is the largest top_k.
-    The id with which the mass exceeds top_p is kept, and so are ids as likely as the last kept
-    one, so that the result does not depend on the order in which equal scores are sorted.
+    `scores` are [rows, ids], the parameters [rows, 1]; `widest` is the largest top_k. The id with
+    which the mass exceeds top_p is kept. So are ids that are as likely as the last kept one, so
+    that the result does not depend on the order in which equal scores are sorted.
     """
     scores = scores / temperature.clamp(min=1e-6)
     ranked = scores.topk(min(widest, scores.shape[-1]), dim=-1).values
@@ -183,7 +185,7 @@ class PenalisedIds:
             self._table[slots, ids] = values.bool()
 
     def push(self, chosen: Sequence[tuple[int, int, RecentIds]]) -> None:
-        """Add the chosen id to each `(slot, id, recent ids)`; the id that it displaces leaves.
+        """For each `(slot, id, recent ids)`, add the chosen id; remove the id that it displaces.
 
         If this raises, nothing has changed on the host, so it can be called again.
         """
@@ -208,5 +210,5 @@ class PenalisedIds:
         self._table[slot].zero_()
 
     def is_clean(self, slot: int) -> bool:
-        """Verify that the slot has no ids."""
+        """Check that the slot has no ids."""
         return not bool(self._table[slot].any().item())

@@ -15,10 +15,10 @@ from duplane.worker.model.checkpoint import CheckpointError, read_json
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 CHARACTERS_PER_ROW = 64
-"""A prompt with more characters than this per row of context is refused before it is encoded."""
+"""A prompt with more characters per row of context than this is refused before it is encoded."""
 
-# Cuts text into words before byte-pair encoding, as Qwen2 tokenizers do; needed only if a
-# checkpoint has vocab.json and merges.txt but no tokenizer.json.
+# Cuts text into words before byte-pair encoding, as Qwen2 tokenizers do. It is needed only for a
+# checkpoint that has vocab.json and merges.txt but no tokenizer.json.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -26,7 +26,7 @@ _WORDS = (
 
 
 class Tokens:
-    """Converts text to ids and back; holds the ids that control a duplex conversation."""
+    """Converts text to ids and back, and knows the ids that control a duplex conversation."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Tokens:
         return self.unknown if found is None else found
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`; names of special tokens in it become those tokens."""
+        """Return the ids of `text`. Names of special tokens in it become those tokens."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
@@ -101,12 +101,12 @@ def _tokenizer(directory: Path, config: dict[str, Any]) -> Tokenizer:
     if path.exists():
         try:
             return Tokenizer.from_file(str(path))
-        except Exception as error:  # all that the library raises for a bad file
+        except Exception as error:  # the library raises plain Exception for a bad file
             raise CheckpointError(f"{path} cannot be read: {error}") from error
     vocabulary, merges = directory / "vocab.json", directory / "merges.txt"
     if not (vocabulary.exists() and merges.exists()):
         raise CheckpointError(f"{directory} has neither tokenizer.json nor vocab.json, merges.txt")
-    # The library's stubs lack the setters and leave lists untyped.
+    # The library's type stubs lack the setters and do not type lists.
     tokenizer: Any = Tokenizer(cast("Any", BPE).from_file(str(vocabulary), str(merges)))
     words = pre_tokenizers.Split(Pattern(_WORDS), "isolated")
     pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

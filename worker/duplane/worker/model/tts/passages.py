@@ -1,8 +1,8 @@
 """Speech of chat answers, passage by passage: each chunk of text becomes one passage.
 
-A passage lasts until the talker ends it. It is drawn a bounded number of tokens at a time, so that
-one call does not occupy the device for long. Source: the streaming talker of
-`MiniCPMO45/modeling_minicpmo_unified.py` in OpenBMB/MiniCPM-o-Demo.
+A passage lasts until the talker ends it. Each call draws a bounded number of tokens, so that it
+does not occupy the device for long. Source: class `TTSStreamingGenerator` of
+`MiniCPMO45/utils.py` in OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Passage:
 
 @dataclass
 class SpeechStream:
-    """The speech of one slot: the current passage and what is needed of earlier ones.
+    """The speech of one slot: its current passage, and state of earlier passages.
 
     `history` holds the last tokens of all passages. `unfed` is a token that the talker's cache
     does not hold yet. `passage` is the current or latest passage, `earlier` the one before it.
@@ -62,8 +62,8 @@ class SpeechStream:
     def begin(self, condition: Tensor, *, fewest: int = 0, most: int = MAX_PASSAGE_TOKENS) -> None:
         """Start a passage with its condition rows [rows, width].
 
-        It may end after `fewest` tokens and is cut off after `most`. Raises ValueError if the
-        passage before it has not ended.
+        The passage may end after `fewest` tokens and is cut off after `most`. Raises ValueError if
+        the passage before it has not ended.
         """
         if not self.is_done:
             raise ValueError(f"slot {self.slot} has not finished its passage")
@@ -72,7 +72,7 @@ class SpeechStream:
         self.earlier, self.passage = self.passage, Passage(condition)
 
     def accept(self, drawn: list[int], end: int) -> list[int]:
-        """Record tokens drawn for the passage; returns them without the end of speech."""
+        """Record tokens drawn for the passage. Returns them without the end of speech."""
         has_ended = drawn[-1] == end
         tokens = drawn[:-1] if has_ended else drawn
         if self.passage is not None:
@@ -91,8 +91,8 @@ def advance(
 ) -> list[list[int]]:
     """Draw up to `limit` tokens of the passage of each stream, together; slots ascending.
 
-    An answer that does not fit into the talker's cache continues without its earlier rows. The
-    first token of an answer is drawn from all candidates, as in the reference.
+    An answer that does not fit into the talker's cache continues without its earlier rows. As in
+    the reference, the first token of an answer is drawn from all candidates, without filters.
     """
     requests: list[SpeechRequest] = []
     for stream in streams:
@@ -119,8 +119,8 @@ def advance(
 def _unfed_rows(talker: Talker, stream: SpeechStream) -> Tensor:
     """Return the rows to feed: the last token, and the condition of a new passage.
 
-    With `is_recomputing` a new passage drops the cache, and the rows of the passage before it are
-    fed again.
+    If the talker `is_recomputing`, a new passage drops the cache, and the rows of the passage
+    before it are fed again.
     """
     table = talker.emb_code[0]
     device = talker.emb_text.weight.device

@@ -1,7 +1,7 @@
-"""Sampling of speech tokens: what one slot asks for, and the filters of its scores.
+"""Sampling of speech tokens: the request of one slot, and the filters of its scores.
 
 Source: `MiniCPMO45/utils.py` and `MiniCPMO45/modeling_minicpmo_unified.py` of
-OpenBMB/MiniCPM-o-Demo.
+OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from duplane.worker.model.llm.sampling import Uniforms
 
 TOKENS_PER_UNIT = 25
 UNIT_DRAWS = TOKENS_PER_UNIT + 1
-"""Tokens drawn for one unit: the last one, or the end of speech, is not returned."""
+"""Tokens drawn for one unit. The last one, which may be the end of speech, is not returned."""
 REPETITION_PENALTY = 1.05
 REPETITION_WINDOW = 16
 TOP_P = 0.85
@@ -26,12 +26,12 @@ MIN_CANDIDATES = 3
 
 @dataclass(frozen=True)
 class SpeechRequest:
-    """The input of one slot: `condition` rows [rows, width], and how tokens are drawn.
+    """The input of one slot: `condition` rows [rows, width], and the settings of the draws.
 
-    Speech may end after `fewest` tokens, and at most `most` are drawn. `history` are tokens that
-    the repetition penalty counts. From step `filtered_from` on, tokens are drawn from the top-p and
-    top-k candidates; None means from all. If `is_greedy`, or at temperature 0, the most likely
-    token is chosen.
+    Speech may end after `fewest` tokens, and at most `most` are drawn. `history` are earlier tokens
+    that the repetition penalty counts. From step `filtered_from` on, tokens are drawn only from the
+    top-p and top-k candidates; None means never. If `is_greedy`, or at temperature 0, the most
+    likely token is chosen.
     """
 
     slot: int
@@ -51,7 +51,7 @@ class SpeechRequest:
         return not self.is_greedy and self.temperature > 0
 
     def numbers(self, steps: int) -> list[float]:
-        """Return what `TalkerSteps.begin` needs of this slot, in its order."""
+        """Return the numbers of this slot for `TalkerSteps.begin`, in its order."""
         missing = REPETITION_WINDOW - len(self.history)
         return [
             self.temperature or 1.0,
@@ -66,12 +66,12 @@ class SpeechRequest:
 
 
 def penalise(scores: Tensor, tokens: Tensor, is_counted: Tensor) -> Tensor:
-    """Make ids of `scores` [rows, ids] less likely by how often each occurs in `tokens`.
+    """Make ids less likely in `scores` [rows, ids], the more often they occur in `tokens`.
 
-    A positive score is divided by the penalty once per occurrence, a negative one multiplied.
-    `tokens` are [rows, n]; `is_counted` [n] or [rows, n] is False for those to be ignored.
+    For each occurrence, a positive score is divided by the penalty, a negative one multiplied.
+    `tokens` are [rows, n]; `is_counted` [n] or [rows, n] is False for tokens to ignore.
     """
-    # All occurrences of an id get the same value, so the order of the writes does not matter.
+    # All occurrences of an id write the same value, so their order does not matter.
     same = tokens[:, :, None] == tokens[:, None]
     counts = (same & is_counted.unsqueeze(-2)).sum(-1)
     factors = REPETITION_PENALTY ** counts.to(scores.dtype)

@@ -1,7 +1,7 @@
-"""The talker: a Llama decoder from text conditions to speech tokens, for many slots at once.
+"""The talker: a Llama decoder that maps text conditions to speech tokens, for many slots at once.
 
 Parameter names are those under the checkpoint's prefix `tts.`. Source: class `MiniCPMTTS` of
-`MiniCPMO45/modeling_minicpmo_unified.py` in OpenBMB/MiniCPM-o-Demo.
+`MiniCPMO45/modeling_minicpmo_unified.py` in OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from duplane.worker.model.tts.sampling import (
 PREFIX = "tts."
 FULL_ATTENTION, RECOMPUTING = "full_attention", "sliding_recompute"
 TURN_ROWS = 2048
-"""Rows of a turn in the cache. A longer turn continues without its earlier rows.
+"""Most rows of a turn in the cache. A longer turn continues without its earlier rows.
 
 A unit adds 25 tokens, its text and one mark, so this is about a minute of speech.
 """
 CHECK_STEPS = 5
-"""Steps between two checks whether all slots have ended; each check waits for the device."""
+"""Steps between two checks whether all slots have ended. Each check waits for the device."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ class TalkerConfig:
     text_end: int
     capacity: int
     is_recomputing: bool = False
-    """Whether a passage of a chat answer attends only to the passage before it, recomputed."""
+    """Whether a passage of a chat answer attends only to the passage before it, which is fed again.
+    """
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any], rows: int) -> TalkerConfig:
@@ -83,11 +84,11 @@ class TalkerConfig:
 
 
 class TalkerSteps:
-    """Single-token steps of some slots, over tensors with fixed addresses.
+    """Steps of one token per slot, over tensors with fixed addresses.
 
-    A step feeds the token drawn last and draws the next one. `drawn` [slots, window + steps] holds
-    the last tokens before the first step, -1 for none, and then the tokens drawn. The rows of a
-    step that can be captured come from `StaticRows`, those of another step from the cache.
+    A step feeds the token that was drawn last and draws the next one. `drawn` [slots, window +
+    steps] holds the last tokens before the first step (-1 for none), then the drawn tokens. If the
+    step can be captured, its cache rows come from `StaticRows`, otherwise from the cache.
     """
 
     def __init__(
@@ -100,15 +101,15 @@ class TalkerSteps:
         has_draws: bool = True,
         has_filter: bool = True,
     ) -> None:
-        """Allocate for `count` slots; `rows` returns the cache rows of the next step.
+        """Allocate tensors for `count` slots; `rows` returns the cache rows of the next step.
 
-        Without `has_draws` and `has_filter` the kernels of drawing and filtering are left out.
+        Without `has_draws` or `has_filter` the kernels for drawing or filtering are left out.
         """
         self._talker, self._has_draws, self._has_filter = talker, has_draws, has_filter
         self._rows, device = rows, talker.emb_text.weight.device
         columns = REPETITION_WINDOW + steps
         self.drawn = torch.full((count, columns), -1, dtype=torch.long, device=device)
-        # A capture runs steps before `begin`; the second step has a token to feed.
+        # A capture runs steps before `begin`. It starts at the second step, which feeds a token.
         self._step = torch.ones(1, dtype=torch.long, device=device)
         self._window = torch.arange(REPETITION_WINDOW, device=device)
         self._temperature = torch.ones(count, 1, device=device)
@@ -119,7 +120,7 @@ class TalkerSteps:
         self._uniforms = torch.zeros(count, steps, dtype=torch.float64, device=device)
 
     def begin(self, numbers: Tensor) -> None:
-        """Start with the requests' `numbers` [slots, n], float64."""
+        """Start with `SpeechRequest.numbers` of the requests, float64 [slots, n]."""
         self._temperature.copy_(numbers[:, :1])
         self._fewest.copy_(numbers[:, 1])
         self._most.copy_(numbers[:, 2])
@@ -132,7 +133,7 @@ class TalkerSteps:
         self._step.zero_()
 
     def run(self) -> None:
-        """Run one step; it neither waits for the device nor depends on values on the host."""
+        """Run one step. It does not wait for the device, nor use values on the host."""
         last = self.drawn.index_select(1, self._step + (REPETITION_WINDOW - 1)).squeeze(1)
         embeds = self._talker.emb_code[0](last.clamp(min=0))
         self.choose(self._talker.model(embeds, self._rows()))
@@ -157,7 +158,7 @@ class TalkerSteps:
         self._step.add_(1)
 
     def have_ended(self) -> Tensor:
-        """Return bool [slots]: whether a slot has drawn its end or all its tokens."""
+        """Return whether each slot has drawn the end of speech or all its tokens: bool [slots]."""
         return (self.drawn == self._talker.end).any(-1) | (self._step >= self._most)
 
 
@@ -213,23 +214,23 @@ class Talker(nn.Module):
         self.end = dims.speech_rows - 1
         self.graphs: StepGraphs[StaticTalkerSteps] | None = None
         self.on_step: Callable[[Tensor], None] | None = None
-        """Called with the probabilities of every step, to compare them with recorded traces."""
+        """A function that gets the probabilities of every step, for comparison with traces."""
 
     def load(self, checkpoint: Checkpoint) -> tuple[str, ...]:
-        """Fill the weights; returns the names of the talker's tensors that are not used."""
+        """Fill the weights; return the names of the talker's tensors that are not used."""
         unused = checkpoint.load_into(self, PREFIX)
         self.fold()
         return unused
 
     def fold(self) -> None:
-        """Compute the weight of the output layer; to be called after the parameters are set."""
+        """Compute the weight of the output layer. Call this after the parameters are set."""
         cast("WeightNormHead", self.head_code[0]).fold()
 
     def condition(self, ids: Sequence[int], hidden: Tensor, *, is_text_end: bool = False) -> Tensor:
-        """Add text embeddings and normalised projections of `hidden` [ids, LLM hidden size].
+        """Sum text embeddings and normalised projections of `hidden` [ids, LLM hidden size].
 
-        Returns [ids + 1, width]; the last row is the BOS of audio. If `is_text_end`, the mark of
-        the end of the text precedes it.
+        The result is [ids + 1, width]; its last row is the mark that begins audio. If
+        `is_text_end`, the mark of the end of the text precedes that mark.
         """
         table = self.emb_text.weight
         marks = [self.dims.text_end, self.dims.bos] if is_text_end else [self.dims.bos]
@@ -242,9 +243,9 @@ class Talker(nn.Module):
     def speak(self, requests: Sequence[SpeechRequest]) -> list[list[int]]:
         """Draw the tokens of one unit for each slot, at most 25; slots ascending.
 
-        Inside a turn a unit has 25 tokens; in its first unit, and at its end, speech may end
-        early. The token drawn last is not returned. The cache then holds the conditions and the
-        tokens returned, or nothing after the end of a turn.
+        Inside a turn a unit has 25 tokens; in the first and the last unit of a turn, speech may end
+        earlier. The token that is drawn last is not returned. The cache then holds the conditions
+        and the returned tokens; after the end of a turn it is empty.
         """
         for request in requests:
             self.make_room(request.slot, len(request.condition) + UNIT_DRAWS)
@@ -266,10 +267,10 @@ class Talker(nn.Module):
             self.cache.truncate(slot, 0)
 
     def draw(self, requests: Sequence[SpeechRequest]) -> list[list[int]]:
-        """Feed each condition and draw tokens up to the end of speech, included; slots ascending.
+        """Feed each condition and draw tokens, up to and including the end of speech.
 
-        The cache then holds the conditions and all tokens drawn but the last. Slots step together,
-        and the tokens of a slot do not depend on the others.
+        The slots must be ascending. The cache then holds the conditions and all drawn tokens but
+        the last. All slots are computed together; their tokens do not depend on each other.
         """
         counts = [(request.slot, len(request.condition)) for request in requests]
         rows = self.cache.extend(counts)
@@ -300,7 +301,7 @@ class Talker(nn.Module):
     ) -> tuple[TalkerSteps, Callable[[], None], Tensor | slice]:
         """Draw the first tokens from `hidden` [slots, width].
 
-        Returns the steps, the call of a further step, and the rows of the slots in the steps.
+        Returns the steps, the function that runs a further step, and the slots' rows in the steps.
         """
         slots, length = [request.slot for request in requests], max(starts) + most - 1
         found = None
@@ -329,7 +330,7 @@ class Talker(nn.Module):
         return steps, run, index
 
     def capture(self, *, is_replayed: bool = True) -> None:
-        """Capture the steps as CUDA graphs; `draw` uses them from then on."""
+        """Capture the steps as CUDA graphs, which `draw` then uses."""
         self.graphs = StepGraphs[StaticTalkerSteps](self.cache)
         self.graphs.capture(partial(StaticTalkerSteps, self), is_replayed=is_replayed)
 
@@ -364,6 +365,6 @@ class WeightNormHead(nn.Module):
 
 
 def _spread(rows: Tensor, index: Tensor, width: int, fill: float) -> Tensor:
-    """Place rows at `index` among `width` rows; the others are `fill`."""
+    """Return `width` rows: the given rows at `index`, all others with the value `fill`."""
     wide = torch.full((width, *rows.shape[1:]), fill, dtype=rows.dtype, device=rows.device)
     return wide.index_copy_(0, index, rows)

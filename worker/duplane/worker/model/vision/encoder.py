@@ -1,7 +1,7 @@
-"""The vision encoder: prepared images to embeddings for the decoder.
+"""The vision encoder: maps prepared images to embeddings for the LLM.
 
-Tiles of different sizes are padded and encoded in batches. Nothing is kept between calls.
-Source: `MiniCPMO45/modeling_minicpmo_unified.py` of OpenBMB/MiniCPM-o-Demo.
+Tiles of different sizes are padded and encoded in batches. No state is kept between calls.
+Source: `MiniCPMO45/modeling_minicpmo_unified.py` of OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from duplane.worker.model.vision.siglip import VisionConfig, VisionTransformer, 
 
 
 class Vision(nn.Module):
-    """SigLIP2 and the resampler: any number of images of any sizes to embeddings at once."""
+    """SigLIP2 and the resampler. They encode any number of images of any sizes at once."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Vision(nn.Module):
         return cls(config, rules, marks, device, dtype)
 
     def load(self, checkpoint: Checkpoint) -> tuple[str, ...]:
-        """Fill the weights; returns the names of the vision tensors that are not used."""
+        """Fill the weights; return the names of the vision tensors that are not used."""
         return (
             *checkpoint.load_into(self.vpm, "vpm."),
             *checkpoint.load_into(self.resampler, "resampler."),
@@ -95,7 +95,7 @@ class Vision(nn.Module):
 
     @torch.inference_mode()
     def encode(self, images: Sequence[PreparedImage]) -> list[Tensor]:
-        """Encode images; returns embeddings [tiles, rows, hidden] of each.
+        """Encode images; return the embeddings [tiles, rows, hidden] of each.
 
         The result of an image does not depend on the others.
         """
@@ -118,9 +118,9 @@ class Vision(nn.Module):
         return ((channels - mean) / std).flatten(-2)
 
     def _batches(self, tiles: Sequence[ImageTile]) -> Iterator[list[int]]:
-        """Yield indices of tiles to encode together, sorted by size to keep padding small.
+        """Yield the indices of tiles for each batch. Tiles are sorted by size, to limit padding.
 
-        The number of patches of a batch is bounded, so a batch of large tiles has fewer of them.
+        The number of patches of a batch is bounded, so a batch of large tiles has fewer tiles.
         """
         budget = 2 * self.config.batch_size * self.rules.scaled_patches
         batch: list[int] = []
@@ -156,5 +156,5 @@ class Vision(nn.Module):
 
         widths = upload([tile.columns for tile in tiles], device)[:, None]
         side = max(max(tile.rows, tile.columns) for tile in tiles)
-        rows = (order // widths).clamp(max=side - 1)  # padding patches have rows out of range
+        rows = (order // widths).clamp(max=side - 1)  # row numbers of padding are out of range
         return self.resampler(states, rows, order % widths, side, mask)

@@ -1,7 +1,7 @@
-"""The special tokens before, between and after the embeddings of an image's tiles.
+"""The special tokens before, between and after the embeddings of an image's tiles. Pure.
 
-Pure functions of the slice grid.
-Source: `MiniCPMO45/processing_minicpmo.py` of OpenBMB/MiniCPM-o-Demo.
+They depend only on the grid of slices.
+Source: `MiniCPMO45/processing_minicpmo.py` of OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from duplane.worker.model.checkpoint import field
 from duplane.worker.model.types import Grid
 
 Layout = tuple[str | int, ...]
-"""Special tokens as text, and tiles by index: 0 is the whole image, its slices follow."""
+"""Special tokens as text, and tiles as indices: 0 is the whole image, 1 and more its slices."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ImageMarks:
     unknown: str = "<unk>"
     """Placeholder of one embedding."""
     has_id: bool = False
-    """Whether images of a chat are numbered when the request does not say."""
+    """Whether images of a chat are numbered if the request does not say it."""
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> ImageMarks:
@@ -56,7 +56,7 @@ def duplex_layout(marks: ImageMarks, grid: Grid | None) -> Layout:
 
 
 def chat_layout(marks: ImageMarks, grid: Grid | None, image_id: int | None = None) -> Layout:
-    """Lay out an image of a chat message: one line of text per row of slices.
+    """Lay out an image of a chat message, with one line of text per row of slices.
 
     With `image_id` the image is numbered.
     """
@@ -72,7 +72,7 @@ def chat_layout(marks: ImageMarks, grid: Grid | None, image_id: int | None = Non
 
 
 def placeholder_text(marks: ImageMarks, layout: Layout, rows: int) -> str:
-    """Join a layout to one text, with `rows` placeholders for each tile."""
+    """Join a layout to one text. Each tile becomes `rows` placeholders."""
     return "".join(part if isinstance(part, str) else marks.unknown * rows for part in layout)
 
 

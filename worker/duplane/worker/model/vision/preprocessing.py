@@ -1,7 +1,7 @@
-"""Image preprocessing: decode, scale, slice and cut an image to the patches of the encoder.
+"""Image preprocessing: decodes, scales and slices an image, and cuts it into patches.
 
-Refuses images that are too large to decode or to encode. Uses numpy and Pillow, no torch.
-Source: `MiniCPMO45/processing_minicpmo.py` of OpenBMB/MiniCPM-o-Demo (LLaVA-UHD slicing,
+Images that are too large to decode or to encode are refused. Uses numpy and Pillow, no torch.
+Source: `MiniCPMO45/processing_minicpmo.py` of OpenBMB/MiniCPM-o-Demo@28b60cf (LLaVA-UHD slicing,
 https://arxiv.org/abs/2403.11703).
 """
 
@@ -25,12 +25,13 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 MAX_PIXELS = 1 << 25
 """Most pixels of an encoded image; a larger one is refused before it is decoded."""
 MAX_SLICES = 64
-"""Most slices of one image; each costs as much as another image."""
+"""Most slices of one image. Each slice costs as much as another image."""
 MAX_SCANNED_PIXELS = 12 * MAX_PIXELS
-"""Most pixels of a JPEG times its scans. Each scan is a pass over all pixels and may be a few
-bytes long, so a small file could occupy a decoder for hours. Progressive files have about ten."""
+"""Upper bound of a JPEG's pixels times its scans. Each scan is a pass over all pixels but may have
+only a few bytes, so a small file could occupy a decoder for hours. Progressive files usually have
+about ten scans."""
 MAX_SCALED_AREAS = 8
-"""Most patches of one tile, in multiples of the patches of a square one. Only narrow strips
+"""Most patches of one tile, as a multiple of the patches of a square tile. Only narrow strips would
 have more."""
 
 
@@ -40,10 +41,10 @@ class ImageRules:
 
     patch_size: int = 14
     scale_resolution: int = 448
-    """Side in pixels of the square that has the area of a scaled tile."""
+    """Side in pixels of a square with the same area as a scaled tile."""
     max_slices: int = 9
     is_scaled: bool = True
-    """False: images are neither scaled nor sliced."""
+    """False means that images are neither scaled nor sliced."""
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
 
@@ -71,13 +72,13 @@ class ImageRules:
 
     @property
     def scaled_patches(self) -> int:
-        """The number of patches of a square tile; other shapes have a few more or fewer."""
+        """The number of patches of a square tile. Other shapes have a few more or fewer."""
         return (self.scale_resolution // self.patch_size) ** 2
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The sizes that an image is scaled to; every side is a multiple of the patch size."""
+    """The sizes to which an image is scaled. Every side is a multiple of the patch size."""
 
     source: Size
     grid: Grid | None = None
@@ -93,8 +94,8 @@ def prepare(
 ) -> PreparedImage:
     """Decode, scale and cut an encoded image; safe in any thread.
 
-    `max_slices` 1 means no slices; None means the checkpoint's own limit. Raises `ImageError`
-    for an image that cannot be used or has more than `max_pixels` pixels.
+    `max_slices` 1 means no slices, None the checkpoint's limit. Raises `ImageError` for an image
+    that cannot be used or has more than `max_pixels` pixels.
     """
     return prepare_picture(rules, decode(data, max_pixels), max_slices)
 
@@ -114,9 +115,9 @@ def prepare_picture(
 def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Decode an image of one of `FORMATS` to RGB; raises `ImageError`.
 
-    As in the reference, an alpha channel is dropped, a palette is applied and the EXIF
-    orientation is ignored. Of 16-bit grey the upper 8 bits are used; the reference clips it to
-    white. Of an animation the first frame is used.
+    As in the reference, an alpha channel is dropped, a palette is applied and the EXIF orientation
+    is ignored. For 16-bit grey the upper 8 bits are used, whereas the reference clips values to
+    white. For an animation the first frame is used.
     """
     if not data:
         raise ImageError("the image is empty")
@@ -131,14 +132,14 @@ def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
         raise ImageError("the image is no readable JPEG, PNG, WEBP, GIF or BMP") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ImageError(f"the image has more than {MAX_PIXELS} pixels") from error
-    except Exception as error:  # decoders raise a dozen kinds for hostile bytes
+    except Exception as error:  # decoders raise many types for hostile bytes
         raise ImageError("the image cannot be decoded") from error
 
 
 def plan_sizes(rules: ImageRules, size: Size, max_slices: int) -> Plan:
     """Choose the scaled size of an image, and its slices.
 
-    Raises `ImageError` for a strip so narrow that its tiles would have too many patches.
+    Raises `ImageError` for an image so narrow that its tiles would have too many patches.
     """
     patch = rules.patch_size
     if not rules.is_scaled:
@@ -159,8 +160,9 @@ def plan_sizes(rules: ImageRules, size: Size, max_slices: int) -> Plan:
 def slice_grid(rules: ImageRules, size: Size, max_slices: int) -> Grid | None:
     """Choose columns and rows of slices for an image; None for an image that is not sliced.
 
-    The number of slices is the image's area in scaled areas, plus or minus one, and at most
-    `max_slices`. Of the possible grids the one nearest in shape to the image is chosen.
+    The number of slices is at most `max_slices`; apart from that it is the image's area divided by
+    the area of a scaled tile, plus or minus one. Of the possible grids, the one whose shape is
+    nearest to the image's is chosen.
     """
     width, height = size
     areas = width * height / rules.scale_resolution**2
@@ -179,11 +181,11 @@ def slice_grid(rules: ImageRules, size: Size, max_slices: int) -> Grid | None:
 
 
 def _check_cost(opened: Image.Image, data: bytes, max_pixels: int) -> None:
-    """Refuse an image that costs too much to decode; only its header has been read."""
+    """Refuse an image whose decoding would cost too much. Only its header has been read so far."""
     width, height = opened.size
     if width * height > max_pixels:
         raise ImageError(f"the image has {width} x {height} pixels, more than {max_pixels}")
-    # Entropy-coded data never contains this marker. Embedded thumbnails may, but rarely.
+    # Entropy-coded data never contains this marker. An embedded thumbnail may, but that is rare.
     scans = 0 if opened.format in FORMATS[1:] else data.count(b"\xff\xda")
     if scans * width * height > MAX_SCANNED_PIXELS:
         raise ImageError(f"the image has {scans} scans of {width} x {height} pixels, too many")
@@ -192,13 +194,13 @@ def _check_cost(opened: Image.Image, data: bytes, max_pixels: int) -> None:
 def _to_rgb(image: Image.Image) -> Image.Image:
     """Convert to RGB; transparency is ignored."""
     image.info.pop("transparency", None)
-    if image.mode.startswith("I"):  # sixteen bits of grey, which `convert` would clip
+    if image.mode.startswith("I"):  # 16-bit grey, which `convert` would clip
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     return image.convert("RGB")
 
 
 def _scaled(rules: ImageRules, size: tuple[float, float]) -> Size:
-    """Compute a size of about the configured area and the given shape, in whole patches."""
+    """Compute a size with about the configured area and the given shape, in whole patches."""
     shape = size[0] / size[1]
     height = int(rules.scale_resolution / math.sqrt(shape))
     width = int(height * shape)
@@ -206,7 +208,7 @@ def _scaled(rules: ImageRules, size: tuple[float, float]) -> Size:
 
 
 def _refined(rules: ImageRules, size: Size, grid: Grid) -> Size:
-    """Compute the size of the image whose slices each have about the configured area."""
+    """Compute the size of the whole image so that each slice has about the configured area."""
     columns, rows = grid
     width = _nearest(size[0], columns) / columns
     height = _nearest(size[1], rows) / rows

@@ -1,8 +1,8 @@
 """The resampler: maps the states of a tile's patches to a fixed number of embeddings.
 
 Parameter names are those under the checkpoint's prefix `resampler.`. Source:
-`MiniCPMO45/modeling_minicpmo_unified.py` of OpenBMB/MiniCPM-o-Demo, after the adapter of Qwen-VL
-(https://arxiv.org/abs/2308.12966).
+`MiniCPMO45/modeling_minicpmo_unified.py` of OpenBMB/MiniCPM-o-Demo@28b60cf, after the adapter
+of Qwen-VL (https://arxiv.org/abs/2308.12966).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""SigLIP2's vision transformer for images of any size (NaViT): patches to one state per patch.
+"""SigLIP2's vision transformer for images of any size (NaViT). It maps each patch to a state.
 
 Parameter names are those under the checkpoint's prefix `vpm.`. Sources:
 https://arxiv.org/abs/2502.14786, and `MiniCPMO45/modeling_navit_siglip.py` of
-OpenBMB/MiniCPM-o-Demo.
+OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class VisionConfig:
     width: int
     ffn_width: int
     layer_count: int
-    """Layers in use; `drop_vision_last_layer` has been subtracted."""
+    """Number of layers that are used: one less if `drop_vision_last_layer` is set."""
     head_count: int
     patch_size: int
     positions_per_side: int
@@ -164,7 +164,7 @@ class VisionLayer(nn.Module):
 
 
 class VisionLayers(nn.Module):
-    """The layers; a separate module, because the checkpoint nests their names."""
+    """The layers. They are a module of their own because the checkpoint nests their names."""
 
     def __init__(self, config: VisionConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ class VisionTransformer(nn.Module):
     def forward(self, patches: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         """Map normalised pixels [n, patches, 3 * patch_size^2] to states [n, patches, width].
 
-        `positions` [n, patches] index the position table (see `position_indices`); `mask`
+        `positions` [n, patches] are indices in the position table (see `position_indices`); `mask`
         [n, 1, 1, patches] is False for padding.
         """
         return self.post_layernorm(self.encoder(self.embeddings(patches, positions), mask))
@@ -211,8 +211,8 @@ def position_indices(rows: int, columns: int, per_side: int) -> Tensor:
 def _cells(count: int, per_side: int) -> Tensor:
     """Compute the cell of each of `count` patches along one side.
 
-    Corners often lie exactly on a border between cells, where float32 rounding decides. The
-    operations are those of the reference, because the weights were trained with its rounding.
+    Corners often lie exactly on a border between cells, where float32 rounding decides the cell.
+    So the operations are those of the reference, with whose rounding the weights were trained.
     """
     borders = torch.arange(1 / per_side, 1.0, 1 / per_side, dtype=torch.float32)
     step = float(1 / torch.tensor(count, dtype=torch.float32))

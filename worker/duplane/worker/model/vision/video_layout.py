@@ -1,10 +1,10 @@
-"""Chooses the pictures and the sound of a video that the model is given. Pure functions.
+"""Chooses the pictures and the sound of a video that the model gets. Pure.
 
 As in the reference, a video becomes scenes: one picture per second, or `MAX_SCENES` evenly spread
 pictures for a longer video, each followed by the sound up to the next picture. With `stack_frames`
 above 1 each second has that many pictures, and all but the first are joined side by side to one.
 For videos longer than `MAX_SCENES` seconds the reference joins pictures of unrelated moments and
-drops the rest; here each scene has the stacked pictures of its own time span.
+drops the others; here each scene has the joined pictures of its own time span.
 Source: `get_video_frame_audio_segments` of the PyPI package minicpmo-utils 1.0.6.
 """
 
@@ -19,9 +19,9 @@ from PIL import Image
 
 MAX_SCENES = 64
 LEAST_LAST_SAMPLES = 1600
-"""Shortest sound of the last scene; silence is appended to a shorter one."""
+"""Least samples of the last scene's sound. A shorter one is padded with silence."""
 JOINT_PIXELS = 6
-"""Gap between pictures that are joined side by side."""
+"""Pixels between pictures that are joined side by side."""
 _BACKGROUND, _JOINT = (255, 255, 255), (0, 0, 0)
 
 Size = tuple[int, int]
@@ -74,10 +74,10 @@ def _spread(moments: list[float], count: int) -> list[float]:
 
 
 def side_by_side(pictures: Sequence[Image.Image]) -> Image.Image:
-    """Join pictures to one; each is scaled to fit a cell as large as the largest picture.
+    """Join pictures to one. Each is scaled to fit into a cell as large as the largest picture.
 
-    Four pictures form a square, two or three a row or a column, whichever is nearer to a square,
-    more form a row.
+    Two or three pictures form a row or a column, whichever is nearer to a square. Four pictures
+    form a square, more a row.
     """
     cell = (max(one.width for one in pictures), max(one.height for one in pictures))
     columns, rows = _grid(pictures, cell)

@@ -1,4 +1,4 @@
-"""The flow model's encoder: a streaming Conformer from speech tokens to features per mel frame.
+"""The flow model's encoder: a streaming Conformer that maps speech tokens to mel frame features.
 
 Sources: Conformer (https://arxiv.org/abs/2005.08100), relative positions of Transformer-XL
 (https://arxiv.org/abs/1901.02860), and `UpsampleConformerEncoderV2` of the package `stepaudio2` in
@@ -71,11 +71,11 @@ class TimeConv1d(nn.Conv1d):
     """An unpadded `Conv1d` along dimension 1 of `[batch, time, ..., channels]`.
 
     The parameters are those of `nn.Conv1d`. It is computed as one matrix product, which needs no
-    transposes and does not depend on the convolution algorithm that a device chooses per batch.
+    transposes; its result does not depend on the algorithm that a device chooses for a batch size.
     """
 
     def prepare(self) -> None:
-        """Store the weight in the order `[out, kernel, in]` in which it is multiplied."""
+        """Store the weight as `[out, kernel, in]`, the order in which it is multiplied."""
         stored = self.weight.detach().transpose(1, 2).contiguous().transpose(1, 2)
         self.weight = nn.Parameter(stored, requires_grad=False)
 
@@ -91,8 +91,8 @@ class TimeConv1d(nn.Conv1d):
 def tail(sequence: Tensor, length: int, ends: Tensor | None) -> Tensor:
     """Return the last `length` entries along dimension 1 that are not padding.
 
-    `sequence` is `[batch, length + time, ...]`: the tail of the last chunk, then this chunk.
-    `ends` [batch] is the number of valid entries of this chunk; None means all.
+    `sequence` is `[batch, length + time, ...]`: the tail of the previous chunk, then this chunk.
+    `ends` [batch] is the number of valid entries of this chunk; None means that all are valid.
     """
     if ends is None:
         return sequence[:, sequence.shape[1] - length :]
@@ -102,7 +102,7 @@ def tail(sequence: Tensor, length: int, ends: Tensor | None) -> Tensor:
 
 
 def relative_positions(width: int, farthest: int, ahead: int) -> Tensor:
-    """Compute sines and cosines of the distances from query to key, `farthest` to `-ahead`.
+    """Compute sines and cosines of the distances from query to key, from `farthest` to `-ahead`.
 
     Returns `[farthest + ahead + 1, width]`.
     """
@@ -159,8 +159,8 @@ class RelativeAttention(nn.Module):
 def _by_column(by_distance: Tensor, columns: int) -> Tensor:
     """View scores per distance as scores per column, `[..., new, columns]`, without a copy.
 
-    The last of the `new` queries has distance 0 to the last column. Entry 0 of a query is the
-    distance `columns - 1`; the entries of each earlier query start one later.
+    The last of the `new` queries has distance 0 to the last column, so its first entry belongs to
+    the distance `columns - 1`. The entries of each earlier query start one entry later.
     """
     new, width = by_distance.shape[-2:]
     flat = by_distance.flatten(-2)[..., new - 1 : new - 1 + new * (width - 1)]
@@ -181,7 +181,9 @@ class FeedForward(nn.Module):
 
 
 class ConformerLayer(nn.Module):
-    """Attention and feed-forward with a norm before each; no convolution in this vocoder."""
+    """Attention and feed-forward, each with a norm before it. Unlike a Conformer's layer in
+    general, it has no convolution.
+    """
 
     def __init__(self, config: ConformerConfig) -> None:
         super().__init__()
@@ -257,7 +259,7 @@ class UpsampleConformer(nn.Module):
         self.after_norm = nn.LayerNorm(width, eps=1e-5)
 
     def prepare(self, columns: int, chunk: int) -> None:
-        """Compute positions for caches of `columns` frames and chunks of `chunk` frames."""
+        """Compute the positions for caches of `columns` frames and chunks of `chunk` frames."""
         encoding = relative_positions(self.config.output_size, columns, chunk)
         encoding = encoding.to(self.after_norm.weight)
         for layer in (*self.encoders, *self.up_encoders):
@@ -266,8 +268,8 @@ class UpsampleConformer(nn.Module):
     def forward(self, x: Tensor, batch: FlowBatch) -> Tensor:
         """Map embedded tokens `[batch, new + lookahead, input_size]` to frames.
 
-        Returns `[batch, new * stride, output_size]`. Positions in `batch.beyond` have no token, and
-        count as zero.
+        Returns `[batch, new * stride, output_size]`. Positions marked in `batch.beyond` have no
+        token and count as zero.
         """
         caches, slots = batch.caches, batch.slots
         x = self.embed(x)

@@ -1,4 +1,4 @@
-"""The flow model's estimator: a diffusion transformer from noisy mel to its velocity.
+"""The flow model's estimator: a diffusion transformer that maps noisy mel to its velocity.
 
 Sources: DiT (https://arxiv.org/abs/2212.09748), conditional flow matching
 (https://arxiv.org/abs/2210.02747), and `DiT` of the package `stepaudio2` in minicpmo-utils 1.0.6.
@@ -85,9 +85,8 @@ class ChunkAttention(nn.Module):
         self.proj = nn.Linear(inner, width)
 
     def forward(self, x: Tensor, batch: FlowBatch, index: tuple[int, int]) -> Tensor:
-        """Map `[batch, new, 2, width]` to the same shape; the two of a pair are independent.
-
-        `index` is the solver step and the layer.
+        """Map `[batch, new, 2, width]` to the same shape. The two halves of dimension 2 (with and
+        without condition) are independent. `index` is the solver step and the layer.
         """
         query, key, value = (
             linear(x).unflatten(-1, (self.heads, -1)).flatten(2, 3)
@@ -121,7 +120,7 @@ class CausalConvBlock(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        # The names are the indices of the reference, whose other entries are transposes.
+        # The names are the indices in the reference's list, whose other modules only transpose.
         self.block = nn.ModuleDict(
             {
                 "1": TimeConv1d(width, width, CONV_KERNEL),
@@ -155,7 +154,7 @@ class DiTBlock(nn.Module):
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 9 * width))
 
     def forward(self, x: Tensor, batch: FlowBatch, index: tuple[int, int], time: Tensor) -> Tensor:
-        """Keep the shape `[batch, new, 2, width]`; `time` is `[9, width]`, its scales plus 1."""
+        """Keep the shape `[batch, new, 2, width]`. `time` is `[9, width]`, scales plus 1."""
         attn_shift, attn_scale, attn_gate = time[0:3]
         mlp_shift, mlp_scale, mlp_gate = time[3:6]
         conv_shift, conv_scale, conv_gate = time[6:9]
@@ -186,7 +185,7 @@ def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 class DiT(nn.Module):
-    """The whole estimator, for time steps that are fixed by `prepare`."""
+    """The whole estimator, for the time steps that `prepare` sets."""
 
     block_times: Tensor
     final_times: Tensor
@@ -214,7 +213,8 @@ class DiT(nn.Module):
     def project(self, conditions: Tensor) -> Tensor:
         """Project the conditions mu, speaker and prompt mel, which are equal at all steps.
 
-        Maps `[batch, new, 3 * out_channels]` to `[batch, new, 2, hidden]`: with and without them.
+        Maps `[batch, new, 3 * out_channels]` to `[batch, new, 2, hidden]`: with and without
+        conditions.
         """
         weight = self.in_proj.weight[:, self.config.out_channels :]
         given = functional.linear(conditions, weight, self.in_proj.bias)

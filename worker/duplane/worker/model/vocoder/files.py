@@ -26,7 +26,7 @@ HIFT_CONFIG = "hift_dims.json"
 HIFT_WEIGHTS = "hift.pt"
 HIFT_PREFIX = "generator."
 
-# Magnitude and direction of a weight-normed tensor, as named by new and by old torch versions.
+# Names of the magnitude and direction of a weight-normed tensor, in new and old torch versions.
 WEIGHT_NORM_NAMES = (
     (".parametrizations.weight.original0", ".parametrizations.weight.original1"),
     (".weight_g", ".weight_v"),
@@ -34,7 +34,7 @@ WEIGHT_NORM_NAMES = (
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Reads `!new:module.Class` mappings as plain mappings; nothing is imported."""
+    """Reads `!new:module.Class` mappings as plain mappings, without importing the class."""
 
 
 def _plain_mapping(loader: _PlainLoader, suffix: str, node: yaml.Node) -> dict[Any, Any]:
@@ -47,10 +47,10 @@ cast("Any", _PlainLoader).add_multi_constructor("!new:", _plain_mapping)
 
 
 def read_flow_config(directory: Path) -> FlowConfig:
-    """Read flow.yaml; raises `CheckpointError` with the file and the fault."""
+    """Read flow.yaml. Raises `CheckpointError` that names the file and the fault."""
     path = directory / FLOW_CONFIG
     try:
-        # The loader derives from SafeLoader.
+        # This is safe, because the loader derives from SafeLoader.
         value: object = yaml.load(path.read_text(), Loader=_PlainLoader)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} does not exist") from error
@@ -65,7 +65,7 @@ def read_flow_config(directory: Path) -> FlowConfig:
 
 
 def read_hift_config(directory: Path) -> HiFTConfig:
-    """Read hift_dims.json; without it the dimensions are those of the released model."""
+    """Read hift_dims.json. Without this file the dimensions are those of the released model."""
     path = directory / HIFT_CONFIG
     if not path.exists():
         return HiFTConfig()
@@ -76,11 +76,11 @@ def read_hift_config(directory: Path) -> HiFTConfig:
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """Read a torch state dictionary, memory-mapped if possible; no code in it is run."""
+    """Read a torch state dictionary, memory-mapped if possible. No code in the file is run."""
     try:
         try:
             state: object = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError:  # the format before torch 1.6 cannot be mapped
+        except RuntimeError:  # files of torch before 1.6 cannot be mapped
             state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} does not exist") from error
@@ -99,7 +99,7 @@ def fold_weight_norm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Replace each magnitude g and direction v by the weight g * v / norm(v).
 
     The norm is over all dimensions but the first. A magnitude or direction without its counterpart
-    stays, so that `fill` reports it as an unknown name.
+    is kept, so that `fill` reports it as an unknown name.
     """
     folded = dict(state)
     for magnitude_name, direction_name in WEIGHT_NORM_NAMES:
@@ -115,8 +115,8 @@ def fold_weight_norm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _normed(magnitude: Tensor, direction: Tensor) -> Tensor:
     """Compute the weight with torch's own kernel.
 
-    Another order of operations changes f0 in the last bit. The phase of the source sums this up,
-    and after a second the third digit of a sample differs.
+    Another order of operations would change the last bit of f0. The phase of the source sums f0 up,
+    so after a second the third digit of a sample would differ.
     """
     holder = nn.Module()
     holder.register_parameter("weight", nn.Parameter(direction, requires_grad=False))

@@ -1,4 +1,4 @@
-"""The flow model: speech tokens to mel frames in a voice, one chunk of several slots at a time.
+"""The flow model: maps speech tokens to mel frames in a voice, for chunks of several slots at once.
 
 Sources: CosyVoice 2 (https://arxiv.org/abs/2412.10117), conditional flow matching
 (https://arxiv.org/abs/2210.02747) with classifier-free guidance, and
@@ -39,7 +39,7 @@ from duplane.worker.model.vocoder.flow_cache import (
 )
 
 MOVED_COLUMNS = 128
-"""Columns of the estimator's caches that are moved at once, which bounds the copy in between."""
+"""Most columns of the estimator's caches that are moved at once. It bounds the temporary copy."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class FlowConfig:
 
 @dataclass
 class TurnFrames:
-    """The frames in the caches of one slot: the length of the prompt, and the estimator's list."""
+    """The cached frames of one slot: the length of its prompt, and the columns of the estimator."""
 
     prompt: int
     columns: list[int]
@@ -105,7 +105,7 @@ class TurnFrames:
 
 @dataclass(frozen=True)
 class FlowChunk:
-    """The tokens of one slot; all but the last chunk of a turn end with lookahead tokens."""
+    """One chunk of a slot's tokens. All chunks but the last of a turn end with lookahead tokens."""
 
     slot: int
     frames: TurnFrames
@@ -114,9 +114,9 @@ class FlowChunk:
 
 
 def cosine_schedule(steps: int) -> tuple[list[float], list[float]]:
-    """Compute the times and lengths of the solver's steps in [0, 1], short ones first.
+    """Compute the times and lengths of the solver's steps in [0, 1], short steps first.
 
-    They are float32 and summed step by step, as in the reference.
+    As in the reference, they are float32 and summed step by step.
     """
     grid = 1 - torch.cos(torch.linspace(0, 1, steps + 1, device="cpu") * 0.5 * torch.pi)
     time, times, lengths = grid[0], list[float](), list[float]()
@@ -148,7 +148,7 @@ class Solver(nn.Module):
 
 
 class Flow(nn.Module):
-    """The whole model; parameters are named as in flow.pt."""
+    """The whole flow model. Its parameters are named as in flow.pt."""
 
     def __init__(self, config: FlowConfig, steps: int) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class Flow(nn.Module):
         self.decoder = Solver(config, steps)
 
     def prepare(self, columns: int, chunk: int) -> None:
-        """Compute the time steps, and positions up to `columns` cached and `chunk` new frames."""
+        """Compute the time steps, and the positions for `columns` cached and `chunk` new frames."""
         self.encoder.prepare(columns, chunk)
         self.decoder.estimator.prepare(self.decoder.times)
         for module in self.modules():
@@ -174,7 +174,7 @@ class Flow(nn.Module):
         return self.spk_embed_affine_layer(functional.normalize(embedding, dim=-1))
 
     def encoded(self, token_count: int, is_last: bool) -> int:
-        """Return how many tokens become mel: all of a last chunk, else all but the lookahead."""
+        """Return the number of tokens that become mel: without lookahead, in a last chunk all."""
         return token_count if is_last else token_count - self.lookahead
 
     def forward(
@@ -183,9 +183,9 @@ class Flow(nn.Module):
         """Map one chunk per slot, slots ascending, to mel `[batch, frames, mel]`.
 
         Rows are padded to the longest; a row has `encoded * stride` valid frames. `noise` is
-        `[columns, mel]`; a chunk starts at the row whose index is its number of cached frames.
-        `mel` `[batch, frames, mel]` is the known mel of a prompt. The new frames are written
-        behind the capacity of the caches; `retain` moves those that stay.
+        `[columns, mel]`; a chunk uses it from its number of cached frames on. `mel` `[batch,
+        frames, mel]` is the known mel of a prompt. The new frames are written after the capacity of
+        the caches; `retain` moves the ones that are kept.
         """
         rows = [
             Row(
@@ -209,7 +209,7 @@ class Flow(nn.Module):
         return self.decoder(drawn, torch.cat((mu, speaker, known), -1), batch)
 
     def retain(self, chunks: Sequence[FlowChunk], caches: FlowCaches) -> None:
-        """Keep what the next chunk of each slot attends to, and record it in `chunk.frames`."""
+        """Keep the frames to which each slot's next chunk attends; note them in `chunk.frames`."""
         moves: tuple[list[IntArray], ...] = ([], [], [])
         listed: list[list[int]] = []
         for chunk in chunks:
@@ -227,7 +227,7 @@ class Flow(nn.Module):
         sent = [upload(np.concatenate(of_cache, 1), device) for of_cache in moves]
         move_columns(caches.token_attention, sent[0])
         move_columns(caches.frame_attention, sent[1])
-        # Targets of the estimator are never sources, so the moves can be done in parts.
+        # No target column of the estimator is also a source, so the moves can be done in parts.
         for start in range(0, sent[2].shape[1], MOVED_COLUMNS):
             part = sent[2][:, start : start + MOVED_COLUMNS]
             move_columns(caches.estimator_attention, part)

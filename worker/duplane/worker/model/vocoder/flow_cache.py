@@ -1,10 +1,9 @@
-"""The state of the flow model between two chunks of a turn: caches, and which frames they keep.
+"""The state of the flow model between two chunks of a turn: caches, and rules for their frames.
 
-Sources: `setup_cache` and `inference_chunk` of the package `stepaudio2` in minicpmo-utils 1.0.6.
-
-A turn keeps as many frames as its voice's prompt has, plus `RECENT_FRAMES`. Which frames these are
-differs between the caches. The rules look arbitrary, but they determine the output of the released
-vocoder, so they are reproduced exactly.
+A turn keeps as many frames as its voice's prompt has, plus `RECENT_FRAMES`. Each kind of cache
+keeps different frames. The rules look arbitrary, but they determine the output of the released
+vocoder, so they are reproduced exactly. Sources: `setup_cache` and `inference_chunk` of the package
+`stepaudio2` in minicpmo-utils 1.0.6.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ SlotIndex = slice | Tensor
 def slot_index(slots: Sequence[int], device: torch.device) -> SlotIndex:
     """Return an index of the slot dimension.
 
-    It is a slice, which selects a view, if the slots are consecutive; otherwise a tensor, which
-    selects a copy.
+    For consecutive slots it is a slice, which selects a view; otherwise a tensor, which selects a
+    copy.
     """
     if list(slots) == list(range(slots[0], slots[0] + len(slots))):
         return slice(slots[0], slots[0] + len(slots))
@@ -39,7 +38,7 @@ def slot_index(slots: Sequence[int], device: torch.device) -> SlotIndex:
 
 @dataclass(frozen=True)
 class CacheShape:
-    """The dimensions of a flow model that its caches depend on."""
+    """The dimensions of a flow model that determine the size of its caches."""
 
     width: int
     conformer_heads: int
@@ -58,11 +57,11 @@ class FlowCaches:
     """All state tensors of the flow model, slots first, allocated once.
 
     Attention caches are `[slots, (steps,) layers, 2 (key, value), heads, columns, head width]`.
-    Cached frames end at column `capacity` and the frames of a chunk follow, so a column has the
-    same distance to the chunk in every slot. The estimator computes each frame with and without
-    its condition; both share the head dimension, which has `2 * heads` entries. A chunk reads the
-    convolution tails of the last chunk and writes the `next_` tails, so it can be computed again
-    until `keep_tails` is called.
+    Cached frames end before column `capacity`, and the frames of a chunk follow, so a column has
+    the same distance to the chunk in every slot. The estimator computes each frame with and without
+    its condition, so its head dimension has `2 * heads` entries. A chunk reads the convolution
+    tails of the previous chunk and writes the `next_` tails. So it can be computed again until
+    `keep_tails` is called.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class FlowCaches:
         self.frame_attention = zeros(shape.upsampled_layers, 2, heads, frames, head)
         steps = (shape.steps, shape.estimator_layers)
         self.estimator_tails = zeros(*steps, 2, 2, 2, shape.estimator_width)
-        # The slots of one layer lie together: the kernels of a layer index less than 2 GiB.
+        # The slots of one layer are adjacent in memory, so that kernels index less than 2 GiB.
         stored = (*steps, 2, slots, pairs, frames, shape.estimator_head_width)
         self.estimator_attention = torch.zeros(stored, device=device).movedim(3, 0)
         tails = (self.lookahead_tail, self.upsample_tail, self.estimator_tails)
@@ -111,13 +110,13 @@ class FlowCaches:
         )
 
     def keep_tails(self, slots: SlotIndex) -> None:
-        """Copy the tails that these slots' last chunk wrote to those that the next chunk reads."""
+        """Make the tails that the last chunk of these slots wrote the tails for the next chunk."""
         self.lookahead_tail[slots] = self.next_lookahead_tail[slots]
         self.upsample_tail[slots] = self.next_upsample_tail[slots]
         self.estimator_tails[slots] = self.next_estimator_tails[slots]
 
     def copy_slot(self, slot: int, source: FlowCaches, index: int, frames: int) -> None:
-        """Copy `frames` frames from slot `index` of `source`, computed there as one chunk."""
+        """Copy `frames` frames from slot `index` of `source`, where they were one chunk."""
         tokens = frames // self.stride
         for mine, theirs in zip(self.tensors[:3], source.tensors[:3], strict=True):
             mine[slot] = theirs[index]
@@ -131,7 +130,7 @@ class FlowCaches:
 
 
 class CacheWindow:
-    """The columns of one attention cache that a chunk attends to: `cached` and its own `new`."""
+    """The columns of one attention cache to which a chunk attends: `cached`, and its own `new`."""
 
     def __init__(
         self, cache: Tensor, slots: SlotIndex, *, capacity: int, cached: int, new: int
@@ -142,10 +141,10 @@ class CacheWindow:
         self._new = slice(capacity, capacity + new)
 
     def extend(self, index: tuple[int, ...], key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the chunk's keys and values; returns those of all columns.
+        """Write the chunk's keys and values; return the keys and values of all columns.
 
-        `index` is the layer, in the estimator the solver step and the layer. Shapes: in
-        `[batch, heads, new, width]`, out `[batch, heads, cached + new, width]`.
+        `index` is the layer, in the estimator the solver step and the layer. Maps
+        `[batch, heads, new, width]` to `[batch, heads, cached + new, width]`.
         """
         slots, cache = self._slots, self._cache
         cache[(slots, *index, 0, slice(None), self._new)] = key
@@ -158,10 +157,10 @@ class CacheWindow:
 class FlowBatch:
     """One chunk of several slots, padded to the longest cache and the longest chunk.
 
-    Ends and masks are None if no row is padded. `token_ends`, `frame_ends`: int64 `[batch]`, the
-    valid tokens and frames of each row. `token_mask`, `frame_mask`: float `[batch, 1, 1, columns]`,
-    minus infinity for columns that are not in use. `beyond`: bool `[batch, new + lookahead]`, True
-    behind the last token of a row.
+    Ends and masks are None if no row is padded. `token_ends` and `frame_ends`, int64 `[batch]`, are
+    the numbers of valid tokens and frames of each row. `token_mask` and `frame_mask`, float
+    `[batch, 1, 1, columns]`, are minus infinity for unused columns. `beyond`, bool
+    `[batch, new + lookahead]`, is True after the last token of a row.
     """
 
     caches: FlowCaches
@@ -249,12 +248,15 @@ class Moves:
 
 
 def kept_length(length: int, prompt: int) -> int:
-    """Return how many of `length` frames stay, with a prompt of `prompt` frames."""
+    """Return the number of frames to keep, of `length` frames with `prompt` prompt frames."""
     return min(length, prompt + RECENT_FRAMES)
 
 
 def frame_moves(cached: int, new: int, prompt: int, capacity: int) -> Moves:
-    """Conformer layers after the upsampling keep the prompt and the most recent frames."""
+    """Plan the moves for Conformer layers after the upsampling.
+
+    They keep the prompt and the most recent frames.
+    """
     length = cached + new
     kept = np.arange(length)
     if length > kept_length(length, prompt):
@@ -263,11 +265,11 @@ def frame_moves(cached: int, new: int, prompt: int, capacity: int) -> Moves:
 
 
 def token_moves(cached: int, new: int, prompt: int, capacity: int, stride: int) -> Moves:
-    """Conformer layers before the upsampling keep a part of their tokens repeated as frames.
+    """Plan the moves for Conformer layers before the upsampling.
 
-    The reference stores the tokens `stride` times, so that both kinds of layers have one length,
-    cuts them like frames, and reads the first part of the result. `cached`, `new` and `capacity`
-    count tokens, `prompt` counts frames.
+    The reference repeats their tokens `stride` times, so that all layers have the same length, cuts
+    the result like frames, and reads its first part. `cached`, `new` and `capacity` count tokens,
+    `prompt` counts frames.
     """
     length = cached + new
     kept = np.arange(length)
@@ -282,12 +284,13 @@ def token_moves(cached: int, new: int, prompt: int, capacity: int, stride: int) 
 def estimator_moves(
     columns: Sequence[int], new: int, prompt: int, capacity: int
 ) -> tuple[list[int], Moves]:
-    """Estimator layers list the new frames before the older ones, and keep both ends of the list.
+    """Plan the moves for the layers of the estimator.
 
-    The first `prompt` and the last `RECENT_FRAMES` entries stay; within a chunk frames are in time
-    order. `columns` are the columns of the list so far; the new frames are at `capacity` and after.
-    Attention there does not depend on the order, so only new frames move, to columns that others
-    leave. Returns the new list, whose columns are always the last ones before `capacity`.
+    These layers list new frames before older ones, and keep the first `prompt` and the last
+    `RECENT_FRAMES` entries of the list; the frames of a chunk are in time order. `columns` are the
+    columns of the list so far; new frames are at `capacity` and after it. Attention does not depend
+    on the order of columns, so only new frames move, into columns that are no longer used. Returns
+    the new list, whose columns are always the last ones before `capacity`, and the moves.
     """
     listed = [*range(capacity, capacity + new), *columns]
     if len(listed) > kept_length(len(listed), prompt):
@@ -302,5 +305,5 @@ def estimator_moves(
 
 
 def _shift(kept: IntArray, cached: int, capacity: int) -> Moves:
-    """Plan moves of kept frames, counted from the oldest, to the last columns before `capacity`."""
+    """Plan moves of the frames `kept` (0 is the oldest) to the last columns before `capacity`."""
     return Moves(kept + (capacity - cached), np.arange(capacity - len(kept), capacity))

@@ -1,7 +1,8 @@
-"""A small vocoder for one voice: a table of speech features, and a source with a filter.
+"""A small vocoder for one fixed voice: a table of speech features, then sources and filters.
 
-A speech token is two frames of a table: log-mel, pitch and voicing. A small network maps them to
-the envelopes of a pulse train and of noise, which minimum-phase filters shape. The voice is fixed.
+A table maps each speech token to two frames of log-mel, pitch and voicing. A small network maps the
+frames to the spectral envelopes of a pulse train and of noise. Minimum-phase filters with these
+envelopes shape both. This design is duplane's own; the default checkpoint uses it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ TOKEN_FRAMES = 2
 HOP = 240
 FILTER_SIZE = 1024
 CONTEXT_TOKENS = 4
-"""Earlier tokens that reach into the samples of a chunk."""
+"""Number of earlier tokens that affect the samples of a chunk."""
 TOP_HERTZ = 8000.0
 HIGHEST_HARMONIC = 11_000.0
 NOISE_SECONDS = 10
@@ -81,7 +82,7 @@ class HarmonicNetwork(nn.Module):
         self.conv2 = nn.Conv1d(config.width, config.width, 3, padding=1)
         self.conv3 = nn.Conv1d(config.width, 2 * config.mel_bins, 1)
         self.offsets = nn.Parameter(torch.zeros(2, 2, config.mel_bins))
-        """Added to the log-mel: for unvoiced and voiced frames, of pulses and of noise."""
+        """Offsets of the log-mel, [unvoiced or voiced, pulses or noise, band]."""
         self.register_buffer("bands", _band_weights(config.mel_bins), persistent=False)
         self.register_buffer("window", torch.hann_window(2 * HOP), persistent=False)
 
@@ -89,7 +90,7 @@ class HarmonicNetwork(nn.Module):
         """Map frames [n, frames, values] to log amplitudes of pulses and noise, each in bands."""
         bins = self.config.mel_bins
         mel, is_voiced = frames[..., :bins], (frames[..., -1:] > VOICED).float()
-        pitch = frames[..., bins : bins + 1] - 4.6  # about zero at 100 Hz
+        pitch = frames[..., bins : bins + 1] - 4.6  # centred: about zero at 100 Hz
         inputs = torch.cat((mel / 4.0 + 1.0, pitch, frames[..., -1:]), -1).transpose(1, 2)
         hidden = functional.gelu(self.conv1(inputs))
         found = self.conv3(functional.gelu(self.conv2(hidden))).transpose(1, 2)
@@ -102,16 +103,16 @@ class HarmonicNetwork(nn.Module):
     def forward(self, frames: Tensor, phase: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Map frames [n, frames, values] to samples [n, frames * FRAME].
 
-        `phase` [n] is that of the pulses before the second frame, in turns: the pitch of the first
-        one is not exact, because it depends on the frame before it. `noise` has a value for every
-        sample. Returns the phase behind each sample, too.
+        `phase` [n] is the phase of the pulses before the second frame, in cycles. It is given there
+        because the pitch of the first frame is not exact: it depends on the frame before. `noise`
+        has a value for every sample. Also returns the phase after each sample.
         """
         pulses, phases = self._pulses(frames, phase)
         voiced, unvoiced = self.envelopes(frames)
         return self._filter(pulses, voiced) + self._filter(noise, unvoiced), phases
 
     def _pulses(self, frames: Tensor, phase: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a band-limited pulse train that follows the pitch, and its phase in turns."""
+        """Return a band-limited pulse train that follows the pitch, and its phase in cycles."""
         pitch = frames[..., self.config.mel_bins]
         hertz = _stretched(pitch.exp()[:, None], FRAME)[:, 0].double()
         passed = (hertz / OUTPUT_SAMPLE_RATE).cumsum(-1)
@@ -129,7 +130,7 @@ class HarmonicNetwork(nn.Module):
         steps = FRAME // HOP
         bands = _stretched(envelope.transpose(1, 2), steps).transpose(1, 2)
         response = minimum_phase(bands @ cast("Tensor", self.bands))
-        # Windows of two hops overlap by one; the first begins a hop before the first sample.
+        # Windows have two hops and overlap by one. The first begins a hop before the first sample.
         padded = functional.pad(source, (HOP, HOP))
         frames = padded.unfold(-1, 2 * HOP, HOP) * cast("Tensor", self.window)
         response = torch.cat((response[:, :1], response), 1)
@@ -171,7 +172,7 @@ def _stretched(values: Tensor, factor: int) -> Tensor:
 def _band_weights(bins: int) -> Tensor:
     """Return the weights [bands, frequencies] that interpolate bands to the filter's frequencies.
 
-    The highest band stands for all frequencies above it.
+    All frequencies above the highest band have the weight of that band.
     """
     edges = np.linspace(0.0, hertz_to_mel(TOP_HERTZ, "slaney"), bins + 2)[1:-1]
     hertz = np.linspace(0.0, OUTPUT_SAMPLE_RATE / 2, FILTER_SIZE // 2 + 1)
@@ -237,12 +238,12 @@ class HarmonicVocoder:
 
     @property
     def voice(self) -> VocoderVoice:
-        """The only voice there is."""
+        """The only voice of this vocoder."""
         none = np.zeros(0, np.float32)
         return VocoderVoice(np.zeros(0, np.int64), none.reshape(0, self.limits.mel_width), none)
 
     def prime(self, slot: int, voice: VocoderVoice, *, seed: int | None = None) -> None:
-        """Start the slot's first turn; there is one voice, and its noise is always the same."""
+        """Start the slot's first turn. `voice` and `seed` have no effect here."""
         del voice, seed
         self.start_turn(slot)
 
@@ -262,8 +263,8 @@ class HarmonicVocoder:
     def encode(self, chunks: Sequence[VocoderChunk]) -> list[Tensor]:
         """Look up the frames [frames, values] of one chunk of each of several slots.
 
-        They include those of earlier tokens and of the lookahead, for which the last chunk of a
-        turn has silence.
+        They include the frames of earlier tokens and of the lookahead. In the last chunk of a turn
+        the lookahead is silence.
         """
         found: list[Tensor] = []
         for chunk in chunks:
@@ -283,7 +284,7 @@ class HarmonicVocoder:
         If it raises, it can be called again for the same chunks with the same result.
         """
         slots = [chunk.slot for chunk in chunks]
-        # Frames behind a chunk do not reach its samples, so padding does not change them.
+        # Frames after a chunk do not affect its samples, so padding does not change them.
         frames = pad_sequence(list(mels), batch_first=True)
         starts = [self._turn(slot).position for slot in slots]
         offsets = torch.arange(frames.shape[1] * FRAME, device=self.device)
@@ -305,7 +306,7 @@ class HarmonicVocoder:
         return results
 
     def _counts(self, chunks: Sequence[VocoderChunk]) -> Iterator[int]:
-        """Yield the frames that each chunk decodes."""
+        """Yield the number of frames that each chunk decodes."""
         for chunk in chunks:
             tokens = len(chunk.tokens) - (0 if chunk.is_last else self.lookahead)
             yield tokens * TOKEN_FRAMES

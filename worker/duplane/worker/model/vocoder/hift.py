@@ -1,4 +1,4 @@
-"""The HiFT generator: mel frames to samples, and its state between the chunks of a turn.
+"""The HiFT generator: maps mel frames to samples, and keeps state between the chunks of a turn.
 
 Sources: HiFTNet (https://arxiv.org/abs/2309.09493), Snake (https://arxiv.org/abs/2006.08195), and
 `HiFTGenerator` of the package `stepaudio2` in minicpmo-utils 1.0.6.
@@ -25,7 +25,7 @@ from duplane.worker.model.vocoder.flow_cache import slot_index
 
 F0_LAYERS = 5
 OVERLAP_FRAMES = 8
-"""Mel frames of the last chunk that a chunk is computed with and cross-faded over."""
+"""Mel frames of the previous chunk that are computed again with a chunk, and cross-faded."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Snake(nn.Module):
         self._rate = self._height = torch.empty(0)
 
     def prepare(self) -> None:
-        """Compute what depends only on alpha."""
+        """Compute the values that depend only on alpha."""
         self._rate = self.alpha[:, None]
         self._height = 1.0 / (self._rate + 1e-9)
 
@@ -104,7 +104,7 @@ class Snake(nn.Module):
 class SameConv1d(nn.Conv1d):
     """A convolution padded to keep the length; the parameters are those of `nn.Conv1d`.
 
-    On a CPU it runs with channels last, which takes oneDNN a half to a quarter of the time: its
+    On a CPU it runs with channels last, in which oneDNN needs a half to a quarter of the time: its
     one-dimensional kernels reorder input and output, and are slow for few channels.
     """
 
@@ -126,7 +126,7 @@ class SameConv1d(nn.Conv1d):
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """Return `[batch, channels, time]` in memory as `[batch, time, channels]`."""
+    """Return `[batch, channels, time]` with the memory layout of `[batch, time, channels]`."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -185,9 +185,10 @@ class HarmonicSource(nn.Module):
     def forward(self, f0: Tensor, noise: Tensor | None) -> Tensor:
         """Map `[batch, frames]` to `[batch, samples]`.
 
-        `noise` is normal noise `[batch, samples]`; None means none. The phase starts at 0, is
+        `noise` is normal noise `[batch, samples]`; None means no noise. The phase starts at 0, is
         summed per frame and interpolated linearly to samples. In the reference each harmonic has
-        its own noise; here their weighted sum is one noise scaled by the norm of the weights.
+        its own noise; here one noise, scaled by the norm of the weights, replaces their weighted
+        sum.
         """
         config, scale = self.config, self.config.frame_samples
         multiples = torch.arange(1, config.nb_harmonics + 2, device=f0.device, dtype=f0.dtype)
@@ -204,7 +205,7 @@ class HarmonicSource(nn.Module):
 
 
 class HiFT(nn.Module):
-    """The whole generator; parameters are named as in hift.pt, with weight norm folded."""
+    """The whole generator. Parameters are named as in hift.pt, with weight norm folded."""
 
     window: Tensor
 
@@ -244,7 +245,7 @@ class HiFT(nn.Module):
         self.register_buffer("window", torch.empty(0), persistent=False)
 
     def prepare(self) -> None:
-        """Compute the window and what depends only on the parameters."""
+        """Compute the window, and the values that depend only on the parameters."""
         window = torch.hann_window(self.config.n_fft, dtype=torch.float64)
         self.window = window.to(self.conv_pre.weight.device, torch.float32)
         for module in self.modules():
@@ -269,7 +270,7 @@ class HiFT(nn.Module):
             if level == len(self.ups) - 1:
                 x = functional.pad(x, (1, 0), mode="reflect")
             down = self.source_downs[level](spectrum)
-            if x.device.type == "cpu":  # once for all convolutions of the level
+            if x.device.type == "cpu":  # once for all convolutions at this rate
                 x, down = channels_last(x), channels_last(down)
             x = x + self.source_resblocks[level](down)
             first = level * kernels
@@ -277,7 +278,7 @@ class HiFT(nn.Module):
             for index in range(first + 1, first + kernels):
                 mixed = mixed + self.resblocks[index](x)
             x = mixed / kernels
-        # The reference uses the default slope of the library here.
+        # As in the reference, this slope is the library's default, unlike the slope above.
         return self._samples(self.conv_post(functional.leaky_relu(x)))
 
     def _samples(self, x: Tensor) -> Tensor:
@@ -286,8 +287,8 @@ class HiFT(nn.Module):
         bins = config.n_fft // 2 + 1
         magnitude = torch.exp(x[:, :bins]).clamp(max=1e2)
         spectrum = torch.polar(magnitude, torch.sin(x[:, bins:]))
-        # Overlap-add by hand: torch.istft waits for the device to check its envelope.
-        # torch ships no type for the inverse transform.
+        # The overlap-add is written out, because torch.istft waits for the device to check its
+        # envelope. torch ships no type for the inverse transform.
         frames = cast("Tensor", cast("Any", torch.fft).irfft(spectrum, config.n_fft, 1))
         window = self.window[None, :, None]
         length = config.n_fft + config.hop_len * (frames.shape[2] - 1)
@@ -336,12 +337,12 @@ class HiFTStream:
     def decode(self, chunks: Sequence[MelChunk]) -> list[FloatArray]:
         """Return the float32 samples of each chunk; the chunks have different slots.
 
-        All but the last chunk of a turn hold back the samples of their last `OVERLAP_FRAMES`
-        frames for the cross-fade with the next chunk. The first chunk starts with as much silence
-        instead, so the samples of a turn are as long as its mel.
+        Every chunk but the last of a turn holds back the samples of its last `OVERLAP_FRAMES`
+        frames, for the cross-fade with the next chunk. The first chunk starts with as much silence,
+        so the samples of a turn are as long as its mel.
 
         Only chunks of equal length run together: the convolutions are not causal and pad with
-        zeros, so padding would change the samples. The state of the slots changes after all
+        zeros, so padding would change the samples. The state of the slots changes only after all
         chunks have been computed.
         """
         order = sorted(
@@ -351,7 +352,7 @@ class HiFTStream:
         computed: list[tuple[list[int], Tensor, Tensor, Tensor]] = []
         for _, group in groupby(order, key=lambda index: _shape(chunks[index])):
             indices = list(group)
-            # TF32 would be audible: the phase of the source sums the errors of the pitch.
+            # With TF32 the error would be audible, because the phase sums the errors of the pitch.
             with cudnn.flags(enabled=True, allow_tf32=False):
                 mel, source, speech = self._generate([chunks[index] for index in indices])
             computed.append(([chunks[index].slot for index in indices], mel, source, speech))
@@ -363,7 +364,7 @@ class HiFTStream:
                 samples[index] = row
         for group_slots, mel, source, speech in computed:
             if mel.shape[2] < OVERLAP_FRAMES:
-                continue  # a first chunk that is also the last: nothing follows it
+                continue  # the only chunk of its turn, so nothing is held back
             slots = slot_index(group_slots, self.mel.device)
             self.mel[slots] = mel[:, :, -OVERLAP_FRAMES:]
             self.source[slots] = source[:, -self.overlap :]
@@ -377,7 +378,7 @@ class HiFTStream:
     def _generate(self, chunks: Sequence[MelChunk]) -> tuple[Tensor, Tensor, Tensor]:
         """Compute chunks of one shape, slots ascending.
 
-        Returns mel `[batch, mel, frames]`, source and speech `[batch, samples]`, nothing cut off.
+        Returns mel `[batch, mel, frames]`, source and speech `[batch, samples]`, all uncut.
         """
         slots = slot_index([chunk.slot for chunk in chunks], self.mel.device)
         mel = torch.stack([chunk.mel for chunk in chunks]).transpose(1, 2)

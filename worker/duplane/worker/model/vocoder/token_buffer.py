@@ -1,6 +1,6 @@
 """The buffer between the talker and the vocoder: cuts the tokens of a turn into chunks.
 
-Source: `MiniCPMO45/modeling_minicpmo_unified.py` of OpenBMB/MiniCPM-o-Demo.
+Source: `MiniCPMO45/modeling_minicpmo_unified.py` of OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
 
 from __future__ import annotations
@@ -9,23 +9,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WINDOW_TOKENS = 25
-"""Most tokens that one chunk decodes, lookahead excluded."""
+"""Most tokens that one chunk decodes, not counting lookahead."""
 PREFIX_TOKENS = 3
-"""Tokens of silence before a turn: with them, the 25 tokens of a unit fill window and lookahead."""
+"""Tokens of silence before a turn. With them the 25 tokens of a unit fill window and lookahead."""
 FEWEST_TOKENS = 5
 """Fewest tokens that a chunk decodes, unless it is the last of its turn."""
 
 
 @dataclass(frozen=True)
 class TokenChunk:
-    """The tokens of one vocoder chunk; the last chunk of a turn has no lookahead."""
+    """The tokens of one vocoder chunk. The last chunk of a turn has no lookahead."""
 
     tokens: tuple[int, ...]
     is_last: bool
 
 
 class SpeechTokens:
-    """The token buffer of one conversation; between turns it holds only the prefix."""
+    """The token buffer of one conversation. Between turns it holds only the prefix."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class SpeechTokens:
     def push(self, tokens: Sequence[int], *, end_of_turn: bool) -> list[TokenChunk]:
         """Add the tokens of one unit and return the chunks that are complete, in order.
 
-        A chunk has as many tokens as possible, so that a unit is decoded at once. The end of a
-        turn returns the rest as its last chunk and resets the buffer.
+        A chunk has as many tokens as possible, so that a unit is decoded at once. At the end of a
+        turn the remaining tokens are its last chunk, and the buffer is reset.
         """
         self._pending += tokens
         chunks: list[TokenChunk] = []

@@ -21,11 +21,11 @@ class VocoderError(ValueError):
 class VocoderOptions:
     """Settings that are not in the vocoder's files.
 
-    `steps`: solver steps; the duplex mode of the reference uses 5. `max_prompt_frames`: the longest
-    voice prompt, in mel frames of 20 ms. `silence_token_id`: the speech token of silence in the
-    released model. `cached_voices`: how many voices have their prompt in the cache, for all slots
-    together. `noise` `[columns, mel]`: the solver's noise table; None draws it from a fixed seed.
-    `has_source_noise`: whether the source of HiFT has noise.
+    `steps` is the number of solver steps; the duplex mode of the reference uses 5.
+    `max_prompt_frames` is the longest voice prompt, in mel frames of 20 ms. `silence_token_id` is
+    the speech token of silence in the released model. `cached_voices` is the number of voices whose
+    prompts are cached, for all slots together. `noise` `[columns, mel]` is the solver's noise
+    table; None draws it from a fixed seed. `has_source_noise` adds noise to the source of HiFT.
     """
 
     steps: int = 5
@@ -38,7 +38,7 @@ class VocoderOptions:
 
 @dataclass(frozen=True)
 class VocoderVoice:
-    """The voice of the vocoder; all three parts come from one clip.
+    """A voice of the vocoder. All three parts come from one clip.
 
     `prompt_tokens` `[P]` int, `prompt_mel` `[P * 2, mel]`, `speaker_embedding` `[width]`.
     """
@@ -58,7 +58,7 @@ class VocoderVoice:
 
 @dataclass(frozen=True)
 class VocoderChunk:
-    """Tokens of one slot; all but the last chunk of a turn end with `lookahead` extra tokens."""
+    """One chunk of a slot's tokens. All but a turn's last chunk end with `lookahead` tokens."""
 
     slot: int
     tokens: Sequence[int]
@@ -79,7 +79,7 @@ class Limits:
     min_first_frames: int
 
     def check_voice(self, voice: VocoderVoice, spoken: Sequence[int] = ()) -> None:
-        """Refuse a voice whose parts do not fit together, or that is too long with `spoken`."""
+        """Refuse a voice whose parts do not match, or which is too long together with `spoken`."""
         count = len(voice.prompt_tokens)
         if count == 0:
             raise VocoderError("prompt_tokens is empty")

@@ -1,6 +1,6 @@
-"""The streaming vocoder: speech tokens to 24 kHz samples, for several slots at once, in float32.
+"""The streaming vocoder: maps speech tokens of several slots to float32 samples at 24 kHz.
 
-A slot is given a voice by `prime`; each turn starts from the state that the voice's prompt left.
+`prime` sets the voice of a slot. Each turn starts from the state after the voice's prompt.
 Source: `Token2wav` of the package `stepaudio2` in minicpmo-utils 1.0.6.
 """
 
@@ -43,7 +43,7 @@ class _SlotVoice:
 
 @dataclass
 class _Turn:
-    """The turn of one slot; `noise` is the source noise of the chunk in progress."""
+    """The turn of one slot. `noise` is the source noise of the chunk in progress."""
 
     frames: TurnFrames
     is_first: bool = True
@@ -53,9 +53,9 @@ class _Turn:
 class Vocoder:
     """Flow and HiFT with the state of `slot_count` slots, allocated once.
 
-    `live` holds the caches of the turns, one per slot. `base` holds the caches that the prompts of
-    the most recently used voices left, from which turns start. Slots with the same voice share an
-    entry of `base`; an entry that was evicted is computed again when it is needed.
+    `live` holds the caches of the turns, one per slot. `base` holds the caches after the prompts of
+    the most recently used voices; turns start from copies of these. Slots with the same voice share
+    an entry of `base`. An evicted entry is computed again when it is needed.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Vocoder:
         """Set the voice of a slot and start its first turn.
 
         `seed` makes the slot's samples reproducible. Raises `VocoderError` for a voice whose parts
-        do not fit together or that is longer than `max_prompt_frames`.
+        do not match or which is longer than `max_prompt_frames`.
         """
         self.limits.check_voice(voice)
         generator = None
@@ -146,7 +146,7 @@ class Vocoder:
 
     @torch.inference_mode()
     def start_turn(self, slot: int) -> None:
-        """Restore the slot's state after the voice's prompt; the slot must have a voice."""
+        """Set the slot to the state after its voice's prompt. The slot must have a voice."""
         voice = self._voices[slot]
         if voice is None:
             raise VocoderError(f"slot {slot} has no voice")
@@ -157,10 +157,10 @@ class Vocoder:
     def decode(self, chunks: Sequence[VocoderChunk]) -> list[FloatArray]:
         """Decode chunks to float32 samples at 24 kHz, one array per chunk, in the same order.
 
-        A chunk gives two mel frames per token, lookahead excluded; the last chunk of a turn also
-        gives the 160 ms that were held back. Chunks of different slots run together; chunks of one
-        slot run in the given order. After the last chunk of a turn the slot needs `start_turn`.
-        Raises `VocoderError` before anything changes.
+        A chunk gives two mel frames per token, not counting lookahead; the last chunk of a turn
+        also gives the 160 ms that were held back. Chunks of different slots run together; chunks of
+        one slot run in the given order. After the last chunk of a turn call `start_turn`. If a
+        chunk is invalid, raises `VocoderError` and changes nothing.
         """
         self._check(chunks)
         samples: dict[int, FloatArray] = {}
@@ -172,9 +172,9 @@ class Vocoder:
 
     @torch.inference_mode()
     def encode(self, chunks: Sequence[VocoderChunk]) -> list[Tensor]:
-        """Run the flow model for one chunk of each of several slots; returns mel `[frames, mel]`.
+        """Run the flow model for one chunk of each of several slots; return mel `[frames, mel]`.
 
-        If it raises, it can be called again for the same chunks with the same result.
+        After an exception the call can be repeated for the same chunks, with the same result.
         """
         order = sorted(range(len(chunks)), key=lambda index: chunks[index].slot)
         rows = [
@@ -194,9 +194,9 @@ class Vocoder:
     def decode_mel(
         self, chunks: Sequence[VocoderChunk], mels: Sequence[Tensor]
     ) -> list[FloatArray]:
-        """Run HiFT for the mel of `encode`; returns samples.
+        """Run HiFT for the mel of `encode`; return samples.
 
-        If it raises, it can be called again for the same chunks with the same result.
+        After an exception the call can be repeated for the same chunks, with the same result.
         """
         mel_chunks: list[MelChunk] = []
         for chunk, mel in zip(chunks, mels, strict=True):
@@ -215,9 +215,9 @@ class Vocoder:
 
     @torch.inference_mode()
     def render_mel(self, voice: VocoderVoice, tokens: Sequence[int]) -> Tensor:
-        """Compute the mel `[frames, mel]` of a whole utterance at once, not as a stream.
+        """Compute the mel `[frames, mel]` of a whole utterance at once, without a slot.
 
-        No slot changes. The prompt and the utterance together must fit into `max_prompt_frames`.
+        The prompt and the utterance together must fit into `max_prompt_frames`.
         """
         self.limits.check_voice(voice, tokens)
         index = self._take_entry()
@@ -228,7 +228,7 @@ class Vocoder:
         return mel[len(voice.prompt_mel) :]
 
     def cached_frames(self, slot: int) -> int:
-        """Return the mel frames in the attention caches of the slot's turn; 0 without a turn."""
+        """Return the number of mel frames in the slot's attention caches; 0 without a turn."""
         turn = self._turns[slot]
         return 0 if turn is None else len(turn.frames.columns)
 
@@ -251,7 +251,7 @@ class Vocoder:
         yield from self.stream.tensors
 
     def _entry(self, voice: _SlotVoice) -> int:
-        """Return the index in `base` of the voice's prompt, which is computed if it is absent."""
+        """Return the index in `base` of the voice's prompt. Compute the entry if it is absent."""
         index = self._entries.get(voice.digest)
         if index is None:
             index = self._take_entry()
@@ -265,13 +265,13 @@ class Vocoder:
         return index
 
     def _take_entry(self) -> int:
-        """Return the index of a free entry of `base`; evicts the least recently used voice."""
+        """Return the index of a free entry of `base`. If there is none, evict a voice."""
         return self._free_entries.pop() if self._free_entries else self._entries.popitem()[1]
 
     def _condition(
         self, index: int, voice: VocoderVoice, tokens: Sequence[int], *, is_last: bool
     ) -> Tensor:
-        """Run the voice's prompt and `tokens` as one chunk into entry `index` of `base`."""
+        """Run the voice's prompt and `tokens` as one chunk, with entry `index` of `base`."""
         spoken = [*voice.prompt_tokens.tolist(), *tokens]
         frames = self.flow.encoded(len(spoken), is_last) * self.flow.stride
         known = torch.zeros(1, frames, self.limits.mel_width, device=self.device)

@@ -1,4 +1,4 @@
-"""Voices of the vocoder: read from a client's clip, built into a checkpoint, or chosen from both.
+"""Voices of the vocoder: made from a client's clip or built into a checkpoint.
 
 Sources of the features: the prompt mel of CosyVoice (https://arxiv.org/abs/2407.05407), the filter
 banks of CAM++ (https://arxiv.org/abs/2303.00332), and the class `Token2wav` of the package
@@ -33,7 +33,7 @@ from duplane.worker.model.vocoder.types import VocoderVoice
 PROMPT_VOICE = Path("assets", "system_ref_audio.wav")
 VOCODER_VOICE = "voice.safetensors"
 CACHED_VOICES = 64
-"""Voices of clips that are cached; each has some hundred kilobytes."""
+"""Most voices of clips that are cached. Each has some hundred kilobytes."""
 
 TOKENIZER_FILE = "speech_tokenizer_v2_25hz.onnx"
 SPEAKER_FILE = "campplus.onnx"
@@ -60,10 +60,10 @@ PREEMPHASIS = 0.97
 
 
 class Voices:
-    """Chooses the vocoder's voice of a conversation; several threads may use it at once.
+    """Chooses the vocoder's voice of a conversation. Several threads may use it at once.
 
-    The voices of the most recently used clips are cached by the content of the clip, so a clip is
-    read once for all conversations that use it.
+    The voices of the most recently used clips are cached by the content of the clip. So several
+    conversations with the same clip compute its voice once.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Voices:
     def choose(
         self, tts_voice: FloatArray | None = None, llm_voice: FloatArray | None = None
     ) -> VocoderVoice | None:
-        """Return the voice of the TTS clip, else that of the LLM clip, else the built-in voice.
+        """Return the voice of the TTS clip, else of the LLM clip, else the built-in voice.
 
         Raises `OptionError` for a clip that cannot be used as a voice.
         """
@@ -101,14 +101,14 @@ class Voices:
         with self._lock:
             voice = self._cache.get(key)
         if voice is None:
-            voice = networks.read(clip)  # takes seconds, so the lock is not held
+            voice = networks.read(clip)  # this takes seconds, so the lock is released
             with self._lock:
                 self._cache[key] = voice
         return voice
 
 
 def load_prompt_voice(checkpoint: Path) -> FloatArray | None:
-    """Load the voice of the LLM prompt that is used by default: float32 [n] at 16 kHz."""
+    """Load the default voice of the LLM prompt: float32 [n] at 16 kHz."""
     path = checkpoint / PROMPT_VOICE
     if not path.exists():
         return None
@@ -143,11 +143,11 @@ def has_networks(folder: Path) -> bool:
 
 
 class VoiceNetworks:
-    """The speech tokenizer and the speaker network; they run on the CPU, in any thread.
+    """The speech tokenizer and the speaker network. They run on the CPU, in any thread.
 
     The tokenizer maps log-mel `[1, 128, frames]` and its length, int32 `[1]`, to tokens. The
     speaker network maps filter banks `[1, frames, 80]` to an embedding. Inputs and outputs are
-    used by position, because their names differ between exports.
+    addressed by position, because their names differ between exported files.
     """
 
     def __init__(self, tokenizer: Path, speaker: Path, *, max_tokens: int) -> None:
@@ -183,7 +183,7 @@ class VoiceNetworks:
 
     def _tokens(self, samples: torch.Tensor) -> NDArray[np.int64]:
         """Compute the speech tokens of a clip, 25 per second."""
-        # Whisper's log-mel of the clip alone `[1, 128, n // 160]`, not padded to 30 s.
+        # Whisper's log-mel `[1, 128, n // 160]` of the clip, which is not padded to 30 s.
         margin = FFT_SIZE // 2
         padded = functional.pad(samples[None], (margin, margin), mode="reflect")
         power = self._log_mel.power(padded)[:, : len(samples) // HOP]
@@ -219,10 +219,10 @@ def _run(session: Any, *values: NDArray[Any]) -> NDArray[Any]:
 def prompt_mel(samples: Tensor, frames: int) -> Tensor:
     """Map `[n]` at 24 kHz to natural-log mel `[frames, 80]`, 50 frames per second.
 
-    The bands are 80 Slaney bands up to 8 kHz of the magnitude, not of the power. Frames are centred
-    on their hops, and the clip is reflected at its ends. It has n // 480 frames; the last frame is
-    repeated, or frames are dropped at the end, to get `frames`. Raises `ValueError` for a clip that
-    is too short to reflect.
+    The 80 Slaney bands, up to 8 kHz, are computed from the magnitude, not from the power. Frames
+    are centred on their hops, and the clip is reflected at its ends. The n // 480 frames of the
+    clip are brought to `frames` by repeating the last one or dropping frames at the end. Raises
+    `ValueError` for a clip that is too short to reflect.
     """
     margin = (PROMPT_FFT - PROMPT_HOP) // 2
     if len(samples) <= margin:
@@ -242,10 +242,10 @@ def prompt_mel(samples: Tensor, frames: int) -> Tensor:
 def speaker_banks(samples: Tensor) -> Tensor:
     """Map `[n]` at 16 kHz, within [-1, 1], to `[1 + (n - 400) // 160, 80]`.
 
-    Computes Kaldi's default `fbank` features without dither: log power in 80 bands from 20 Hz to
-    8 kHz. No frame extends over the ends of the clip. Each frame has its mean removed, is
-    pre-emphasised and multiplied by the "povey" window. The mean over time is subtracted at the
-    end. Raises `ValueError` for a clip shorter than a frame.
+    These are Kaldi's default `fbank` features without dither: log power in 80 bands from 20 Hz to
+    8 kHz. No frame extends over the ends of the clip. The mean of each frame is subtracted, then
+    the frame is pre-emphasised and multiplied by the "povey" window. At the end the mean over time
+    is subtracted. Raises `ValueError` for a clip shorter than a frame.
     """
     if len(samples) < SPEAKER_FRAME:
         raise ValueError(f"the voice has {len(samples)} samples at 16 kHz, at least 400")
@@ -264,7 +264,7 @@ def speaker_banks(samples: Tensor) -> Tensor:
 
 @cache
 def _prompt_filters() -> NDArray[np.float32]:
-    """Return the filters of `prompt_mel` `[frequencies, bands]`, of equal area."""
+    """Return the filters of `prompt_mel`, `[frequencies, bands]`. All have the same area."""
     return mel_filter_bank(
         num_frequency_bins=PROMPT_FFT // 2 + 1,
         num_mel_filters=PROMPT_BINS,
@@ -278,7 +278,7 @@ def _prompt_filters() -> NDArray[np.float32]:
 
 @cache
 def _speaker_filters() -> NDArray[np.float32]:
-    """Return the filters of `speaker_banks` `[frequencies, bands]`, triangles in mel."""
+    """Return the filters of `speaker_banks`, `[frequencies, bands]`: triangles on the mel scale."""
     return mel_filter_bank(
         num_frequency_bins=SPEAKER_FFT // 2 + 1,
         num_mel_filters=SPEAKER_BINS,
