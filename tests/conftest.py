@@ -1,8 +1,8 @@
-"""Marks tests by their path: those that `make unit` leaves out, and those that may run twice.
+"""Marks tests by their path: tests that `make unit` leaves out, and tests that may run twice.
 
-Tests of `fabric/` and `cluster/` run real sockets and processes with time limits, which a loaded
-machine can miss. One that fails runs a second time. The summary counts it as `rerun`, which is a
-fault to look into.
+Tests in `fabric/` and `cluster/` use real sockets and processes with time limits, which a loaded
+machine can miss. Such a test runs a second time if it fails. The summary counts it as `rerun`: find
+the cause.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from support.log_state import restored_logging
 from support.paths import TESTS
 
-# A loaded machine may take any time for an example; `pytest-timeout` bounds the whole test.
+# No deadline for an example, because the machine may be loaded; `pytest-timeout` bounds the test.
 hypothesis.settings.register_profile(
     "duplane", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
@@ -52,6 +52,6 @@ def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
-    """Undo what a test changes in the loggers: later tests of the process read their levels."""
+    """Undo a test's changes to the loggers: later tests in the process depend on their levels."""
     with restored_logging():
         yield

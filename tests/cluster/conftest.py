@@ -1,4 +1,4 @@
-"""One cluster for all tests of this folder; each test leaves it repaired."""
+"""One cluster for all tests of this folder; it is repaired after each test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ async def running_cluster(
 ) -> AsyncGenerator[Cluster]:
     if why := why_no_hosts():
         pytest.skip(why)
-    debian_program("etcd", "etcd-server")  # skips the tests where there is none
+    debian_program("etcd", "etcd-server")  # skips the tests if there is none
     async with Cluster.running(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
 
@@ -25,7 +25,7 @@ async def running_cluster(
 async def cluster(
     running_cluster: Cluster, request: pytest.FixtureRequest
 ) -> AsyncGenerator[Cluster]:
-    """Yield the cluster; afterwards assert that every slot is free again."""
+    """Yield the cluster; after the test, repair it and wait until every slot is free."""
     yield running_cluster
     try:
         await running_cluster.repair()

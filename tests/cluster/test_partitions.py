@@ -1,4 +1,4 @@
-"""Pairs of hosts between which every packet is lost."""
+"""Network partitions: all packets between some hosts are lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOST = End({"type": "session.closed", "reason": "error"}, 1011)
 
 @contextlib.contextmanager
 def cut(cluster: Cluster, some: Sequence[Server], others: Sequence[Server]) -> Iterator[None]:
-    """Separate every server of one side from every one of the other."""
+    """Cut the network between every server of one side and every server of the other side."""
     pairs = [(one.host, other.host) for one in some for other in others]
     for one, other in pairs:
         cluster.network.cut(one, other)

@@ -1,4 +1,4 @@
-"""The commands of docs/cluster.md, as they stand, on hosts with the addresses that it names."""
+"""Runs the commands of docs/cluster.md unchanged, on hosts with the addresses of that page."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ BLOCK = re.compile(r"^```sh\n# on (.*?)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 def network() -> Iterator[Network]:
     if why := why_no_hosts():
         pytest.skip(why)
-    debian_program("etcd", "etcd-server")  # skips the test where there is none
+    debian_program("etcd", "etcd-server")  # skips the test if there is none
     network = Network()
     yield network
     network.close()
 
 
 def runnable(command: str, folder: Path) -> tuple[str, ...]:
-    """Return the command that runs the one command of a block, with its data in `folder`."""
+    """Return the command of a block of the page as arguments, with its data in `folder`."""
     programs = folder / "programs"
     programs.mkdir(exist_ok=True)
     duplane = programs / "duplane"

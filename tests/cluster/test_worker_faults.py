@@ -32,7 +32,7 @@ async def test_client_of_a_worker_killed_in_a_unit_is_informed_at_once(cluster: 
 
 
 async def test_watchdog_ends_a_worker_whose_device_hangs(cluster: Cluster) -> None:
-    """The event loop of this worker runs on; only its device thread hangs."""
+    """Only the device thread of this worker hangs; its event loop continues."""
     async with talking(cluster) as (caller,):
         await caller.send_mark(Mark.HUNG_DEVICE)
         assert await caller.until_closed(25) == LOST

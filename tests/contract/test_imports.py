@@ -1,5 +1,5 @@
-"""The rules of the source tree, checked on every source file: imports go one way and without
-cycles, and folders and files are of bounded size.
+"""Checks the rules of the source tree: imports go one way and have no cycles, and the sizes of
+folders and files are bounded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FOLDERS = ("proto", "edge", "scheduler", "worker", "tools")
 
 _IO = ("asyncio", "websockets", "aiohttp", "grpc", "uvloop")
 
-# Modules that files below a package must not import.
+# Package -> modules that its files must not import.
 FORBIDDEN = {
     "duplane.fabric": (
         "duplane.edge",
@@ -38,8 +38,8 @@ FORBIDDEN = {
 MODULES_PER_FOLDER = 15
 LINES_PER_FILE = 400
 
-# Folder of the model -> the folders that it may import in addition to BASE: the modules at the
-# root of the model, except the three that put the model together.
+# Folder of the model -> the folders that it may import in addition to BASE. BASE are the modules at
+# the root of the model, except the three that build the model.
 MODEL = "duplane.worker.model"
 MODEL_FOLDERS = {
     "audio": (),
@@ -133,7 +133,7 @@ def test_base_install_needs_no_torch() -> None:
 
 
 def part_of_model(name: str) -> str | None:
-    """Return the folder of the model, or the module at its root, that contains a module."""
+    """Return the folder of the model that contains a module, or the module's name at the root."""
     if not is_below(name, MODEL) or name == MODEL:
         return None
     return name.removeprefix(f"{MODEL}.").split(".")[0]

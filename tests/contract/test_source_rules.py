@@ -18,7 +18,7 @@ SUPPRESSION = re.compile(
 
 
 def sources(*folders: str) -> Iterator[Path]:
-    """Yield the modules below these folders that are not generated."""
+    """Yield all modules below these folders, except generated ones."""
     for folder in folders:
         for path in (ROOT / folder).rglob("*.py"):
             if not path.stem.endswith(("_pb2", "_pb2_grpc")):

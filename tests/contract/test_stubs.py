@@ -1,4 +1,4 @@
-"""The committed stubs are generated from the present protos."""
+"""The committed stubs are those that the protos generate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = [f"--{kind}_out={out}" for kind in ("python", "pyi", "grpc_python")]
     protoc = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'proto'}"]
     command = [*protoc, *flags, f"--mypy_grpc_out=quiet:{out}", *map(str, PROTOS)]
-    # The plugin's program is in the interpreter's folder, which PATH may lack.
+    # PATH may lack the interpreter's folder, which has the plugin's program.
     path = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", "")))
     subprocess.run(command, check=True, env={**os.environ, "PATH": path})
     messages = [*protoc, f"-I{SCHEDULER}", *flags[:2], *map(str, SCHEDULER_PROTOS)]

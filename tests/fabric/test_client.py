@@ -1,4 +1,4 @@
-"""FabricClient with a real scheduler: a cancelled request leaves nothing behind."""
+"""FabricClient with a real scheduler: a cancelled request leaves no slot or ticket behind."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_request_cancelled_around_its_grant_holds_no_slot(iterations: int)
 async def test_scheduler_that_does_not_answer_is_left_for_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its connection stays open, as that of a process that is frozen."""
+    """Its connection stays open, like the connection of a frozen process."""
     monkeypatch.setattr(client_module, "_FIRST_ANSWER_S", 0.5)
     async with (
         SchedulerHarness.running() as harness,
@@ -62,7 +62,7 @@ async def test_scheduler_that_does_not_answer_is_left_for_the_next(
         worker = await harness.worker()
         await client.release((await client.acquire(wanted("first"))).lease_id)
         proxy.hold()
-        async with asyncio.timeout(4):  # less than the time of a ping of gRPC
+        async with asyncio.timeout(4):  # before gRPC's ping would detect it
             await client.release((await client.acquire(wanted("second"))).lease_id)
         await worker.vanish()
 

@@ -1,4 +1,4 @@
-"""A worker process that hangs: stopped by SIGSTOP, continued by SIGCONT."""
+"""A worker process that hangs: SIGSTOP stops it, SIGCONT continues it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosed
 NOTICED_WITHIN_S = 10.0  # from the stop to the end of a call, and to /ready 503
 WAIT_S = 30.0
 REPORT_INTERVAL_S = 2.0  # the scheduler's default
-CLOCK_S = 1.0  # between reading two clocks on a loaded machine
+CLOCK_S = 1.0  # error of measured times on a loaded machine
 pytestmark = pytest.mark.timeout(180)
 
 
@@ -40,7 +40,7 @@ def hung(worker: psutil.Process) -> Iterator[None]:
 
 
 async def seconds(wait: Awaitable[object]) -> float:
-    """Return how long a wait takes from now."""
+    """Return the seconds that a wait takes."""
     begin_s = time.monotonic()
     await wait
     return time.monotonic() - begin_s
@@ -71,7 +71,7 @@ async def listed(fabric: RealFabric) -> dict[str, Any]:
 
 
 async def serves_again(fabric: RealFabric) -> None:
-    """Assert that the worker comes back with all slots and takes a session."""
+    """Assert that the worker comes back with all slots and accepts a session."""
     await until_ready(fabric, 200)
     await fabric.all_free(within_s=WAIT_S)
     row = await listed(fabric)

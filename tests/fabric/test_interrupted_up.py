@@ -1,4 +1,4 @@
-"""`duplane up` that is interrupted twice: calls are closed in order, without a traceback."""
+"""`duplane up` after two interrupts: it closes calls in order and logs no traceback."""
 
 from __future__ import annotations
 

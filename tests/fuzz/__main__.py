@@ -49,7 +49,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _rounds(seed: str, seconds: float) -> Iterator[tuple[str, float]]:
-    """Yield the seed and the duration of each round until the time is over."""
+    """Yield the seed and the duration of each round until the time is used up."""
     end = time.monotonic() + seconds
     number = 0
     while (left := end - time.monotonic()) > 0:
@@ -87,7 +87,7 @@ def _shown(counts: Counter[str]) -> str:
 
 
 def _report(folder: Path, tallies: dict[str, Tally], storms: list[SocketRun]) -> int:
-    """Write each fault into a file, those of pure sessions as transcripts; return the exit code."""
+    """Write each fault to a file, faults of pure sessions as transcripts; return the exit code."""
     written: list[tuple[str, str]] = []
     for dialect, tally in tallies.items():
         written += [(f"{dialect}_{fault.case.name}", fault.transcript) for fault in tally.faults]

@@ -1,6 +1,6 @@
-"""A case: the lines of a transcript after mutation of their content and their order.
+"""A case: the lines of a transcript with mutated content and order.
 
-A case leaves out the server's replies; `event_rules` and `session_run` check the actual replies.
+A case has no replies of the server; `event_rules` and `session_run` check the actual replies.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Case:
     path: str
     limits: Limits
     lines: tuple[Line, ...]
-    is_hoarding: bool = False  # take no requests once the session is open
+    is_hoarding: bool = False  # nobody takes its requests once the session is open
 
     @property
     def mutated_count(self) -> int:
@@ -66,14 +66,14 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Every transcript, and every message that occurs in one."""
+    """All transcripts, and all messages in them."""
 
     transcripts: dict[str, list[Case]]
     said: dict[str, list[Any]]  # client messages, by dialect
     told: dict[bool, list[Line]]  # worker lines; True: of chats, False: of other sessions
 
     def others(self, dialect: str, rng: Random) -> list[Any]:
-        """Return the client messages of a dialect: mostly this one, sometimes a random one."""
+        """Return the client messages of this dialect, or sometimes of a random dialect."""
         return self.said[dialect if rng.random() < 0.7 else rng.choice(DIALECTS)]
 
 
@@ -129,7 +129,7 @@ def _limits(transcript: Transcript) -> Limits:
 
 
 def make_case(seed: str, dialect: str) -> Case:
-    """Return the case that this seed determines."""
+    """Return the case for this seed, always the same."""
     rng = Random(seed)
     all_of_it = corpus()
     base = rng.choice(all_of_it.transcripts[dialect])
@@ -213,7 +213,7 @@ def _fabric_fault(rng: Random) -> Line:
 
 
 def _mutate_line(rng: Random, line: Line, dialect: str, all_of_it: Corpus) -> list[Line]:
-    """Return the lines that replace `line`: often mutations of it, then mostly the line itself."""
+    """Return the lines that replace `line`: often mutations of it, mostly also the line itself."""
     if line.who == "worker" and rng.random() < 0.15:
         return [*_mutated_response(rng, line), *([line] if rng.random() < 0.5 else [])]
     if line.message is None or line.message.raw is not None:

@@ -1,4 +1,4 @@
-"""After a case, a session that is still open must answer, and must close on request."""
+"""Checks that a session that is still open after a case answers, and closes on request."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ B_REASONS = tuple(b_events.CLOSED_REASONS.values())
 
 
 class IllegalError(Exception):
-    """The edge broke a rule."""
+    """The edge has broken a rule."""
 
 
 def check_event(dialect: str, event: Any) -> None:

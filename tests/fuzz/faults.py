@@ -1,4 +1,4 @@
-"""Finds faults, and writes the shortest case that still shows a fault as a transcript."""
+"""Finds faults, shortens the case of a fault, and writes it as a transcript."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LONG_AUDIO = 200  # longer text counts as audio and is abbreviated
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A failed case, its error, and the transcript of its shortest form."""
+    """A failed case, its error, and the transcript of its shortened form."""
 
     case: Case
     what: str
@@ -51,7 +51,7 @@ def try_case(case: Case) -> tuple[SessionRun, str]:
 
 
 def find_fault(case: Case) -> Fault | None:
-    """Run a case; if it fails, return the fault with the shortest case that fails alike."""
+    """Run a case; if it fails, return the fault with the shortest case that fails the same way."""
     what = try_case(case)[1]
     return explain(case, what) if what else None
 
@@ -184,7 +184,7 @@ def written_message(message: Message) -> str:
 
 
 def _stable(value: Any) -> Any:
-    """Replace audio, and fields that differ in each run, by `@any`."""
+    """Replace audio, and fields that are different in each run, by `@any`."""
     if isinstance(value, dict):
         return {key: "@any" if key in _VOLATILE else _stable(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Checks that a session holds no more for its client than `Limits` allow."""
+"""Checks that a session does not store more data of its client than `Limits` allow."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import orjson
 from fuzz import values
 from fuzz.values import Raw, clone
 
-_JSON_TO_BYTES = 50  # one message in so many has its bytes mutated
+_JSON_TO_BYTES = 50  # one of so many messages has its bytes mutated, not its JSON
 _KEYS = ("", "type", "data", "extra", "audio", "input", "payload", "\x00", "Type", "x" * 300)
 _AUDIO_KEYS = ("audio", "ref_audio", "voice", "base64")
 _PICTURE_KEYS = ("frame", "image", "picture")
@@ -30,7 +30,7 @@ class Message:
 
 
 def mutate(rng: Random, value: Any, others: list[Any]) -> Message:
-    """Return a mutation of `value`, perhaps with parts of `others`, other client messages."""
+    """Return a mutation of `value`, perhaps with parts of `others`, which are client messages."""
     if rng.randrange(_JSON_TO_BYTES) == 0:
         return Message(raw=_damage(rng, values.render(value)), is_mutated=True)
     mutated = clone(value)

@@ -1,4 +1,4 @@
-"""A fabric that serves witnesses well and answers all other clients at random, with faults."""
+"""A fabric that serves witnesses correctly, and all other clients at random and with faults."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RandomFabric:
         fabric.is_automatic = False
         self._fabric = fabric
         self._rng = rng
-        self._kind: set[bytes] = set()  # claims of witnesses: their request ids
+        self._kind: set[bytes] = set()  # request ids in the claims of witnesses
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:

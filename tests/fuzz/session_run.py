@@ -1,7 +1,7 @@
 """Runs one case through a pure session and checks it after every line.
 
-The run replaces the runner and the fabric. It passes on responses of the scheduler and the worker
-only when these could send them, takes the requests of the session, and advances the clock.
+The run replaces the runner and the fabric: it takes the requests of the session and advances the
+clock. It passes on a response of the scheduler or the worker only if a real one could send it then.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from duplane.fabric.v1 import lease_pb2, session_pb2
 
 IDENTITY = Identity("sess_0123456789ab", "rt_1714200000000")
 BEGIN = Moment(1000.0, 1_714_200_000_000_000_000)
-_AFTER_THE_END = 4  # how many lines are still tried after the end
+_AFTER_THE_END = 4  # number of lines to run after the end of the session
 _ANSWER_BYTES = 64 * 1024  # limit of the answers to one client message
 _NAMED = re.compile(r"[\w.\[\]]+(: .| base64 decode failed$)")
 # No event precedes these closes, except that D sends one before UNREADABLE.
@@ -117,7 +117,7 @@ class SessionRun:
         self.mutated_count += message.is_mutated and not was_over
         self.log.append(("client", message))
         frame = message.render()
-        if len(frame) > self.message_bytes:  # the shell checks this bound
+        if len(frame) > self.message_bytes:  # the runner checks this bound
             return self.tell(session.end(Close(CloseReason.TOO_BIG), self.now), was_over)
         before = (session.dialect.phase, session.has_slot, session.time_limits.next_deadline)
         told = session.receive(frame, self.now)
@@ -129,7 +129,7 @@ class SessionRun:
         return events
 
     def _is_too_much(self, frame: bytes) -> bool:
-        """Return whether the edge may refuse a frame for its size before it parses the JSON."""
+        """Return whether the edge may refuse a frame because of its size, before it parses it."""
         limits = self.case.limits
         opening_count = frame.count(b"[") + frame.count(b"{")
         is_many = opening_count + frame.count(b",") > limits.json_value_count
@@ -256,7 +256,7 @@ class SessionRun:
             raise IllegalError("nothing is said of a unit")
 
     def _can_say(self, response: session_pb2.ConverseResponse) -> bool:
-        """Return whether a worker could send this now; set its sequence to that of a sent unit."""
+        """Return whether a worker could send this now; set its sequence to that of a unit."""
         match response.WhichOneof("message"):
             case "opened":
                 return self._was_open_sent and not self.is_opened
@@ -288,7 +288,7 @@ class SessionRun:
         self.tell(self.session.end(Close(end), self.now), was_over)
 
     def take_requests(self, *, is_hoarding: bool = False) -> None:
-        """Take the session's requests to the worker, as the shell does, and check them."""
+        """Take the session's requests to the worker, as the runner does, and check them."""
         if self.chat:
             turn = self.chat.next_turn(self.now)
             if turn is not None:

@@ -23,12 +23,12 @@ from websockets.protocol import State
 CLOSE_CODES = frozenset({1000, 1001, 1002, 1003, 1007, 1008, 1009, 1011, 1013})
 _HTTP_CODES = frozenset({100, 101, *range(200, 207), *range(400, 432), 501, 503, 505})
 _WITNESS_PACE_S = 0.02
-_LINES = 40  # sent of each case; the pure sessions run all lines
+_LINES = 40  # lines sent of each case; pure sessions run all lines
 WITHIN_S = 60.0  # far longer than any step takes
 
 
 class Listener:
-    """Checks the edge's messages on one connection against the rules of the dialect."""
+    """Checks that the edge's messages on one connection follow the rules of the dialect."""
 
     def __init__(self, dialect: str) -> None:
         self.dialect = dialect  # "A" becomes "B" if an event shows it
@@ -91,7 +91,7 @@ async def _listen(client: ClientConnection, listener: Listener) -> None:
 
 
 async def _say_all(client: ClientConnection, case: Case, listener: Listener, rng: Random) -> bool:
-    """Send the lines of a case. Return False if the client left before the end."""
+    """Send the lines of a case. Return False if the client has left before the end."""
     is_patient = rng.random() < 0.7
     if is_patient and listener.dialect != "D":
         await listener.wait_a_little(1.0)
@@ -215,7 +215,7 @@ def _is_close_code(code: int) -> bool:
 
 
 def _read_frames(data: bytes) -> list[tuple[int, bytes]]:
-    """Return the complete frames that a server sent, without a last one that is cut off."""
+    """Return all complete frames of a server; ignore an incomplete last one."""
     frames: list[tuple[int, bytes]] = []
     while len(data) >= 2:
         opcode, length, at = data[0] & 15, data[1], 2
@@ -234,7 +234,7 @@ def _read_frames(data: bytes) -> list[tuple[int, bytes]]:
 
 
 async def check_well_behaved(edge: LiveEdge, dialect: str, until: asyncio.Event) -> int:
-    """Converse until `until` is set. Check each answer; return how many came."""
+    """Converse until `until` is set; check each answer and return their number."""
     path = {
         "A": f"/v1/realtime?mode=audio&client_id={WITNESS}",
         "B chat": f"/v1/realtime?mode=chat&client_id={WITNESS}",

@@ -38,7 +38,7 @@ _CALLERS = 12
 _ATTACKS = 0.35  # share of the callers' actions
 _SLOTS = 64
 _ENOUGH_FAULTS = 5
-_GRPC_ACCEPTS = "_request_registered_call"  # gRPC's task for each method, renewed with each call
+_GRPC_ACCEPTS = "_request_registered_call"  # task of gRPC for each method, renewed with each call
 _FILES = Path("/proc/self/fd")
 
 
@@ -63,7 +63,7 @@ class SocketRun:
 async def rage(
     seed: str, *, sent_count: float = float("inf"), for_s: float = float("inf")
 ) -> SocketRun:
-    """Run callers and attackers against an edge until a count, a time or a number of faults."""
+    """Run callers and attackers against an edge up to a number of messages or faults, or a time."""
     storm = SocketRun(seed)
     began = time.monotonic()
 
@@ -119,7 +119,7 @@ async def _call(
             else:
                 case = make_case(name, rng.choice(DIALECTS))
                 await _act(edge, case, rng, storm)
-        except Exception as error:  # noqa: BLE001 - any exception at all is a find
+        except Exception as error:  # noqa: BLE001 - every exception is a fault
             where = "".join(traceback.format_exception(error, limit=-3))
             said = f"\n{lines_of(case)}" if case else ""
             storm.faults.append(f"{type(error).__name__}: {error}\nseed {name}\n{where}{said}")
@@ -146,7 +146,7 @@ async def _hear_witnesses(witnesses: dict[str, asyncio.Task[int]], storm: Socket
     for dialect, task in witnesses.items():
         try:
             storm.well_behaved_answers[dialect] = await task
-        except Exception as error:  # noqa: BLE001 - any exception at all is a find
+        except Exception as error:  # noqa: BLE001 - every exception is a fault
             storm.faults.append(
                 f"well-behaved client of {dialect}: {type(error).__name__}: {error}"
             )
@@ -208,7 +208,7 @@ class _Watch(logging.Handler):
 
 @contextlib.contextmanager
 def _log_watched(storm: SocketRun) -> Generator[None]:
-    """Record as faults unhandled exceptions, and logged errors except failed sessions."""
+    """Record unhandled exceptions and logged errors as faults, except failed sessions."""
     loop, root = asyncio.get_running_loop(), logging.getLogger()
     watch, handler = _Watch(storm), loop.get_exception_handler()
     root.addHandler(watch)

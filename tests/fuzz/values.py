@@ -23,7 +23,7 @@ Raw = orjson.Fragment
 
 @functools.cache
 def in_base64(word: str) -> Raw | None:
-    """Return the base64 text that an @-word stands for, or None if it is no known word."""
+    """Return the base64 text for an @-word, or None for an unknown word."""
     try:
         media = media_of(word)
     except ValueError:  # a mutated word
@@ -138,7 +138,7 @@ def _broken_samples(rng: Random) -> bytes:
 
 
 def damaged_file(rng: Random, media: bytes) -> bytes:
-    """Return a file whose header, most likely, does not fit the rest."""
+    """Return a file whose header most likely contradicts its content."""
     file = bytearray(media)
     for _ in range(rng.randint(1, 3)):
         at = rng.randrange(min(64, len(file)) or 1)

@@ -27,7 +27,7 @@ def _loaded(speaking_checkpoint: Path) -> DuplexModel:
 
 @pytest.fixture
 def model(_loaded: DuplexModel) -> Iterator[DuplexModel]:
-    """A model of four slots, all clean."""
+    """Return a model with four clean slots."""
     yield _loaded
     for slot in range(SLOTS):
         _loaded.close(slot)

@@ -1,4 +1,4 @@
-"""CUDA graphs of decode step and talker: their results, and the memory they hold."""
+"""CUDA graphs of decode step and talker: their results, and their memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAMPLED = ConversationOptions(force_listen_count=0, temperature=0.9)
 GREEDY = replace(SAMPLED, decode_mode=DecodeMode.GREEDY)
 ROUNDS = ((0, 1, 2), (0,), (0, 1), (1, 3), (3,), (0, 1, 2, 3))
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]  # captures take long without a device
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]  # captures are slow on the fake device
 
 
 @pytest.fixture(autouse=True)

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(params=["float32", "bfloat16", "float16"] if HAS_CUDA else ["bfloat16"])
 def model(request: pytest.FixtureRequest, speaking_checkpoint: Path) -> DuplexModel:
-    """A model of four slots on the device."""
+    """Return a model with four slots on the device."""
     return DuplexModel.load(
         speaking_checkpoint,
         slot_count=SLOTS,

@@ -39,7 +39,7 @@ def loaded(request: pytest.FixtureRequest, speaking_checkpoint: Path) -> DuplexM
 
 @pytest.fixture
 def model(loaded: DuplexModel) -> Iterator[DuplexModel]:
-    """A model with a conversation in every slot."""
+    """Return a model with a conversation in every slot."""
     for slot in range(SLOTS):
         loaded.open(slot, ConversationOptions(seed=slot))
     yield loaded
@@ -49,7 +49,7 @@ def model(loaded: DuplexModel) -> Iterator[DuplexModel]:
 
 @contextmanager
 def no_waits() -> Iterator[None]:
-    """Raise where the host would wait for the device."""
+    """Raise an error if the host waits for the device."""
     try:
         _set_sync_debug_mode("error")
         yield

@@ -1,4 +1,4 @@
-"""Simulates fabrics: `python -m simulation --seeds 1000`, or `--seed 7` for one that failed."""
+"""Simulates fabrics: `python -m simulation --seeds 1000`, or `--seed 7` to repeat one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simulation.runs import failure_of, simulate
 
 
 def main() -> int:
-    """Simulate the seeds of the command line; return 1 if a law was broken."""
+    """Simulate the seeds of the command line; return 1 if a law is broken."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, help="simulate this seed only")
     parser.add_argument("--seeds", type=int, default=1000, help="simulate this many, from 1")

@@ -10,7 +10,7 @@ from duplane.scheduler.waiters import Waiters
 
 
 class BrokenLawError(Exception):
-    """A law of the fabric was broken."""
+    """A law of the fabric is broken."""
 
 
 def require(is_met: object, law: str) -> None:
@@ -20,10 +20,10 @@ def require(is_met: object, law: str) -> None:
 
 
 class Laws:
-    """Checks what the scheduler's store publishes, and what workers and callers see.
+    """Checks the changes of the scheduler's store, and the observations of workers and callers.
 
-    `highest` are the fencing numbers granted of each slot; they rise over restarts of the
-    scheduler too. The first broken law is kept, because tasks of the scheduler may hide errors.
+    `_highest` has the highest granted fencing number of each slot; they also rise after a restart
+    of the scheduler. `broken` is the first broken law: tasks of the scheduler may hide exceptions.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Laws:
         self._sessions: dict[tuple[str, int], str] = {}
 
     def scheduler_began(self, state: SchedulerState) -> None:
-        """Check every change of a scheduler from its start on."""
+        """Check every change of a scheduler, from its start."""
         live: dict[tuple[str, int], Grant] = {}
         state.listeners.append(lambda change: self._noted(self._check, change, state, live))
 
@@ -45,7 +45,7 @@ class Laws:
         self._sessions[key] = lease_id
 
     def slot_cleaned(self, worker_id: str, slot: int) -> None:
-        """Note that a slot is clean, or that its process has died."""
+        """Record that a slot is clean, or that its process has died."""
         self._sessions.pop((worker_id, slot), None)
 
     def position_shown(self, before: int | None, after: int) -> None:
@@ -53,7 +53,7 @@ class Laws:
         self._noted(require, before is None or after <= before, "a position has grown")
 
     def check_left(self, state: SchedulerState, waiters: Waiters) -> None:
-        """Check that nothing is left when every caller has gone."""
+        """Check that the scheduler holds nothing after all callers have gone."""
         for name, left in {
             "tickets": state.tickets,
             "grants": state.grants,

@@ -31,9 +31,9 @@ from duplane.worker.admission import Admission, slot_reports
 
 AUDIO = lease_pb2.SESSION_KIND_AUDIO_DUPLEX
 SETTINGS = SchedulerSettings()
-FAULTS_S = 20.0  # faults happen in this time; then everything must come to rest
-REST_S = 300.0  # within which every caller must have had its turn
-LAST_S = 20.0 + SETTINGS.claim_timeout_s  # then unclaimed grants return and slots are cleaned
+FAULTS_S = 20.0  # faults happen during this time; then the fabric must settle
+REST_S = 300.0  # within this time every caller must have had a session
+LAST_S = 20.0 + SETTINGS.claim_timeout_s  # then unclaimed grants have returned, slots are clean
 SLOTS = 2
 _signer = LeaseSigner()
 _telemetry = Telemetry("scheduler")
@@ -44,7 +44,7 @@ class Scheduler:
 
     def __init__(self, boot_ms: int, laws: Laws) -> None:
         clock = asyncio.get_running_loop().time
-        self.calls: dict[Call, None] = {}  # in the order of their start; a set has no order
+        self.calls: dict[Call, None] = {}  # a dict, because it keeps the order of their start
         self.store = MemoryStore(boot_ms, clock)
         self.state = SchedulerState(clock)
         grants = GrantLoop(
@@ -87,7 +87,7 @@ class SimulatedFabric:
         self.workers = {name: Worker(name, self) for name in ("w0", "w1", "w2")}
 
     async def run(self) -> None:
-        """Run to the end. Raises BrokenLawError."""
+        """Run the simulation to its end. Raises BrokenLawError."""
         workers = [asyncio.create_task(worker.run()) for worker in self.workers.values()]
         callers = [
             asyncio.create_task(Caller(number, self).run())
@@ -164,7 +164,7 @@ class Worker:
         self.admission = Admission(self.name, SLOTS, [AUDIO], self._report)
 
     def restart(self) -> None:
-        """Kill the process; another one starts under its name."""
+        """Kill the process, and start another one with the same name."""
         self._incarnation += 1
         for session in list(self._sessions):
             session.cancel()
@@ -239,7 +239,7 @@ class Worker:
 
 
 class Caller:
-    """One session of an edge: acquires a lease, claims it, and gives up at times."""
+    """One session of an edge. It acquires a lease and claims it, or sometimes gives up."""
 
     def __init__(self, number: int, fabric: SimulatedFabric) -> None:
         self._name = f"r{number}"
@@ -247,7 +247,7 @@ class Caller:
         self._ticket_id = ""
 
     async def run(self) -> None:
-        """Wait for a grant and use it; now and then leave the queue, or leave the grant unused."""
+        """Wait for a grant and use it; sometimes leave the queue, or do not use the grant."""
         chance = self._fabric.chance
         await asyncio.sleep(chance.uniform(0, FAULTS_S / 2))
         patience_s = chance.uniform(0, 20) if chance.random() < 0.2 else REST_S
@@ -285,7 +285,7 @@ class Caller:
                 position, self._ticket_id = response.queued.position, response.queued.ticket_id
 
     async def _use(self, granted: lease_pb2.Granted) -> bool:
-        """Claim a lease and hold its slot, or die before the claim; False if the claim failed."""
+        """Claim a lease and hold its slot, or die before the claim. False if the claim fails."""
         chance = self._fabric.chance
         if chance.random() < 0.1:
             return True  # the edge has died: nobody claims this lease or gives it back

@@ -17,7 +17,7 @@ class CallError(Exception):
 
 
 class Call:
-    """One call: the server's context, and the client's end of it."""
+    """One call: the context for the server, and the methods of the client."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
@@ -26,7 +26,7 @@ class Call:
         self._serving: asyncio.Task[None] | None = None
 
     def begin(self, serve: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
-        """Run the server's half with this object as its context."""
+        """Run the server's method with this object as its context."""
         self._serving = asyncio.create_task(self._serve(serve))
 
     async def _serve(self, serve: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
@@ -36,13 +36,13 @@ class Call:
             end = CallError("OK")
         except CallError as error:
             end = error
-        except Exception as error:  # noqa: BLE001 - gRPC too ends the call alone
+        except Exception as error:  # noqa: BLE001 - as in gRPC, it ends only the call
             end = CallError("UNKNOWN", str(error))
         finally:
             self._to_client.put_nowait(end)
 
     def cut(self) -> None:
-        """Break the connection: both ends notice at once."""
+        """Break the connection. Both ends notice it at once."""
         if self._serving and not self._serving.done():
             self._serving.cancel()
 
@@ -83,5 +83,5 @@ class Call:
 
 
 async def delay(chance: random.Random) -> None:
-    """Wait as long as a message travels: mostly a short time, now and then a very long one."""
+    """Wait for the delay of a message: usually short, sometimes very long."""
     await asyncio.sleep(chance.uniform(0, 0.02) if chance.random() < 0.97 else chance.uniform(0, 8))

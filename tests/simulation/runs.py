@@ -20,9 +20,9 @@ def simulate(seed: int) -> Sequence[str]:
 
 
 def failure_of(seed: int) -> str:
-    """Simulate a fabric; return which law was broken, empty for none."""
+    """Simulate a fabric; return the broken law, or an empty text."""
     try:
         simulate(seed)
-    except Exception as error:  # noqa: BLE001 - every error of a seed is a finding
+    except Exception as error:  # noqa: BLE001 - every exception is a fault
         return f"seed {seed}: {type(error).__name__}: {error}"
     return ""

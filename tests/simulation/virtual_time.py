@@ -1,4 +1,4 @@
-"""An event loop on virtual time: it never sleeps, its clock jumps to the next timer."""
+"""An event loop on virtual time: it never sleeps, but moves its clock to the next timer."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Answer = TypeVar("Answer")
 
 
 class DeadlockError(Exception):
-    """Every task waits, and no timer is left that could wake one."""
+    """All tasks wait, and no timer is left to wake one."""
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Advances the clock of its loop in place of waiting."""
+    """Advances the clock of its loop instead of waiting."""
 
     now = 0.0
 

@@ -1,4 +1,4 @@
-"""Bad input through a real WebSocket: the error names it, and the session continues if it can."""
+"""Bad input through a real WebSocket: the error names the fault, and most sessions continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chats on a live edge: each turn holds a slot only until its end; bounds, and ways to end."""
+"""Chats on a live edge: a turn holds its slot only until its end; bounds and close reasons."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_five_turns_on_one_connection_while_another_takes_its_own() -> Non
         for _ in range(5):
             await send(client, APPEND)
             texts.append((await until(client, "response.done"))[-1]["text"])
-            async with edge.connect_to("/ws/chat") as other:  # the only slot is free in between
+            async with edge.connect_to("/ws/chat") as other:  # between turns the only slot is free
                 await send(other, ASK)
                 await until(other, "done")
         assert texts == ["Hello there."] * 5
@@ -110,7 +110,7 @@ async def test_histories_may_be_longer_than_units(path: str) -> None:
             await send(client, {**ASK, "x": "x" * 100_000})
         async with asyncio.timeout(WITHIN_S):
             await client.wait_closed()
-        # D may or may not have answered by then.
+        # In D the answer may or may not have been sent before.
         assert client.close_code in ((1009,) if path == CHAT else (1000, 1009))
 
 

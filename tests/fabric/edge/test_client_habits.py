@@ -1,4 +1,4 @@
-"""Habits of existing clients that no protocol defines, and that an edge must support."""
+"""Behaviour of existing clients that no protocol defines, but an edge must support."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from duplane.fabric.v1 import session_pb2
 
 @dataclass(frozen=True)
 class Client:
-    """The messages of a dialect's client, and the types of the answers that it waits for."""
+    """The messages of a client of one dialect, and the types of the answers that it expects."""
 
     path: str
     settings: object
@@ -68,7 +68,7 @@ every_dialect = pytest.mark.parametrize("client", CLIENTS.values(), ids=CLIENTS.
 @every_dialect
 async def test_client_that_closes_its_socket_right_after_it_stops(client: Client) -> None:
     async with live_edge() as edge:
-        for _ in range(3):  # each needs the only slot, freed by the session before
+        for _ in range(3):  # each session needs the only slot, which the last one frees
             async with edge.connect_to(client.path) as socket:
                 await client.begin(socket)
                 await send(socket, client.append)

@@ -1,4 +1,4 @@
-"""The limit of sessions per client, and the rate at which a client's units are passed on."""
+"""The limit of sessions per client, and the limit of a client's units per second."""
 
 from __future__ import annotations
 

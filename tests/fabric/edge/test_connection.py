@@ -250,7 +250,7 @@ async def test_many_clients_share_the_slots_in_turn() -> None:
 
 
 async def test_answers_are_counted_when_the_client_sends_faster_than_real_time() -> None:
-    """The worker drops units; the edge passes on its counts and adds none."""
+    """The worker drops units. The edge passes on the worker's counts and adds none."""
 
     def every_third(unit: session_pb2.Unit) -> list[session_pb2.ConverseResponse]:
         if unit.sequence % 3 != 2:

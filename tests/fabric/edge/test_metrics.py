@@ -1,4 +1,4 @@
-"""The edge's metrics: sessions by state and end, refusals, and what passes through a session."""
+"""The edge's metrics: sessions by state and end, refusals, and units and bytes of sessions."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_connections_are_counted_while_they_are_open_and_when_they_are_cut
             await begin(client)
             assert read(registry).value("duplane_connections") == 1
             async with edge.connect() as second:
-                with contextlib.suppress(OSError):  # cut at once, or while it is read
+                with contextlib.suppress(OSError):  # cut at once or during the answer
                     await edge.get("/health")
                 await second.close()
             await end(client)

@@ -1,4 +1,4 @@
-"""Sends thousands of mutated messages and bad bytes over sockets; `make fuzz` sends others."""
+"""Sends thousands of mutated messages and bad bytes over sockets. `make fuzz` sends other ones."""
 
 from __future__ import annotations
 

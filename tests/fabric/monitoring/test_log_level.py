@@ -1,4 +1,4 @@
-"""The log of `duplane up` as JSON, and its level, which signals change in all processes."""
+"""The log of `duplane up` in JSON, and signals that change the level of all its processes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Up:
         self.edge = edge
 
     async def next_line(self) -> dict[str, str]:
-        """Return the next line that any of the processes logs."""
+        """Return the next log line of any process."""
         assert self.process.stderr
         async with asyncio.timeout(WITHIN_S):
             return orjson.loads(await self.process.stderr.readline())
 
     async def session(self) -> list[dict[str, str]]:
-        """Run a session; return the lines up to the one that reports its slot free again."""
+        """Run a session; return the log lines until its slot is reported free."""
         async with connect(f"ws://{self.edge}/v1/realtime?mode=audio", proxy=None) as client:
             assert (await receive(client))["type"] == "session.queue_done"
             await send(client, UPDATE)
@@ -85,4 +85,4 @@ async def test_signals_change_the_level_of_every_process(up: Up) -> None:
     up.process.send_signal(signal.SIGUSR2)
     async with asyncio.timeout(WITHIN_S):
         while [line for line in await up.session() if line["level"] == "DEBUG"]:
-            pass  # until the signal has reached every process
+            pass  # repeat until the signal has reached every process

@@ -1,6 +1,6 @@
-"""The metrics of `duplane up` as Prometheus reads them, with the alerts and the dashboard.
+"""The metrics of `duplane up` in Prometheus, and their use in the alerts and the dashboard.
 
-Those with a real Prometheus are skipped where Debian's package of it cannot be had.
+Tests with a real Prometheus are skipped if it is neither installed nor available from Debian.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def program(name: str) -> str:
     return debian_program(name, "prometheus")
 
 
-# --- the names that rules and dashboard use ---
+# --- the metrics in rules and dashboard ---
 
 
 def rule_expressions() -> Iterator[tuple[str, str]]:
@@ -53,7 +53,7 @@ def rule_expressions() -> Iterator[tuple[str, str]]:
 
 
 def panel_expressions() -> Iterator[tuple[str, str]]:
-    """Yield the title of each panel of the dashboard with each of its expressions."""
+    """Yield each expression of the dashboard with the title of its panel."""
     for panel in orjson.loads(DASHBOARD.read_bytes())["panels"]:
         for target in panel.get("targets", ()):
             yield panel["title"], target["expr"]
@@ -75,7 +75,7 @@ class Monitored:
     """A running `duplane up` with metrics."""
 
     edge: str
-    urls: dict[str, str]  # by role
+    urls: dict[str, str]  # key: the role of the process
 
     async def scrapes(self) -> dict[str, Scrape]:
         return {role: await scrape(url) for role, url in self.urls.items()}
@@ -95,7 +95,7 @@ class Monitored:
 
 
 def first_free_port(count: int) -> int:
-    """Return the first of `count` free ports that follow each other."""
+    """Return the first of `count` consecutive free ports."""
     for first in range(20_000, 30_000, count):
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             for port in range(first, first + count):
@@ -204,7 +204,7 @@ def test_page_of_the_metrics_is_fresh() -> None:
 
 
 async def run_promtool(*arguments: str, text: str = "") -> str:
-    """Run promtool; return what it prints. It must succeed."""
+    """Run promtool, which must succeed; return its output."""
     running = await asyncio.create_subprocess_exec(
         *(program("promtool"), *arguments),
         cwd=DEPLOY,
@@ -250,7 +250,7 @@ class Prometheus:
         return [float(each["value"][1]) for each in found["result"]]
 
     async def until(self, expression: str, value: float) -> None:
-        """Wait until an expression has one result, which is `value`."""
+        """Wait until an expression has exactly one result, and it is `value`."""
         async with asyncio.timeout(WITHIN_S):
             while True:
                 with contextlib.suppress(aiohttp.ClientError):
@@ -259,7 +259,7 @@ class Prometheus:
                 await asyncio.sleep(0.1)
 
     async def until_shown(self, title: str) -> None:
-        """Wait until one expression of a panel has a result: a rate needs two scrapes."""
+        """Wait until an expression of a panel has a result. A rate needs two scrapes."""
         expressions = [text for panel, text in panel_expressions() if panel == title]
         expression = " or ".join(f"({text})" for text in expressions)
         expression = expression.replace("$__rate_interval", "1m")

@@ -1,4 +1,4 @@
-"""Metrics of one process reach Prometheus over HTTP, and a collector as OTLP over gRPC."""
+"""A process publishes its metrics to Prometheus over HTTP, and to a collector as OTLP over gRPC."""
 
 from __future__ import annotations
 

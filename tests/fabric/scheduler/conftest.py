@@ -34,7 +34,7 @@ def prefix() -> str:
 
 @pytest.fixture(params=["memory", "etcd"])
 def store_url(request: pytest.FixtureRequest, prefix: str) -> str:
-    """The `--store` of a test that every store passes."""
+    """Yield the `--store` of each kind of store."""
     if request.param == "memory":
         return "memory:"
     etcd: EtcdCluster = request.getfixturevalue("etcd")

@@ -1,4 +1,4 @@
-"""AdminService over sockets, and start and stop of a scheduler."""
+"""AdminService over sockets, and the start and stop of a scheduler."""
 
 from __future__ import annotations
 

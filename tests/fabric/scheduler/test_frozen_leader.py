@@ -1,10 +1,12 @@
-"""A leader of etcd that is frozen and thawed, then the next: no grant twice, no session lost.
+"""Freezes and thaws two etcd leaders in turn: no grant is made twice, and no session is lost.
 
-A leader that was frozen for longer than a lease lasts can end the lease when it goes on, although
-the next leader has renewed it (etcd issue 15247; seen with 3.4.23 and 3.5.16). So a scheduler can
-lose its presence. It announces itself again, and no registration, ticket or grant is lost.
+A leader that is frozen for longer than the life of a lease can end this lease when it continues,
+although the next leader has renewed it (etcd issue 15247; seen with 3.4.23 and 3.5.16). So a
+scheduler can lose its presence. It announces itself again, and no registration, ticket or grant is
+lost.
 
-`FREEZE_RUNS=50 pytest tests/fabric/scheduler/test_frozen_leader.py -s` repeats it, three at a time.
+`FREEZE_RUNS=50 pytest tests/fabric/scheduler/test_frozen_leader.py -s` repeats the test, three runs
+at a time.
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ from duplane.scheduler.store.etcd import session
 RUNS = int(os.environ.get("FREEZE_RUNS", "1"))
 PARALLEL = 3
 TTL_S = 5
-FREEZE_S = 6.0  # longer than the lease of a presence lasts
+FREEZE_S = 6.0  # longer than the life of a presence's lease
 RECOVERY_S = 20.0
 WORKERS = ("w0", "w1", "w2", "w3")
 
 
 class Load:
-    """Workers that attach again whenever their stream ends, and callers that never stop."""
+    """Workers that attach again after each end of their stream, and callers that never stop."""
 
     def __init__(self, schedulers: list[SchedulerHarness]) -> None:
         self.schedulers = schedulers
@@ -44,7 +46,7 @@ class Load:
         self.grant_times: list[float] = [time.monotonic()]
         self.reattached_count = 0
         self.has_granted = asyncio.Condition()
-        self.numbers: dict[str, int] = {}  # the last fencing number, by worker
+        self.numbers: dict[str, int] = {}  # last fencing number by worker
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -82,7 +84,7 @@ class Load:
                 await caller.vanish()
 
     async def use(self, granted: lease_pb2.Granted) -> None:
-        """Claim a slot and free it. A lease of an earlier registration is dropped."""
+        """Claim a slot and free it. Ignore a lease of an earlier registration."""
         worker = self.workers[granted.worker_id]
         claims = lease_pb2.LeaseClaims.FromString(granted.lease.claims)
         if claims.worker_epoch != worker.registered.worker_epoch:
@@ -98,7 +100,7 @@ class Load:
             await worker.finish(0)
 
     async def until_all_serve(self) -> None:
-        """Wait until every worker has had a grant from now on."""
+        """Wait until every worker has got another grant."""
         before = dict(self.numbers)
         async with asyncio.timeout(RECOVERY_S), self.has_granted:
             await self.has_granted.wait_for(

@@ -1,4 +1,4 @@
-"""The scheduler's metrics: slots, queue, leases, refusals and the store, as events happen."""
+"""The scheduler's metrics of slots, queue, leases, refusals and the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Needs: which worker a lease asks for, and the queues of different needs beside each other."""
+"""Needs: a request gets a worker with the needed labels; each set of needs has its own queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LeaseService over sockets: grants, positions, and calls that end, are repeated or come back."""
+"""LeaseService over sockets: grants, positions, and calls that end, are repeated or return."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ async def test_call_cancelled_at_the_moment_of_its_grant_leaves_no_ticket_and_no
             await caller.read()
         worker = await harness.worker(slot_count=20)
         for caller in waiting:
-            await caller.vanish()  # while the grants are made and sent
+            await caller.vanish()  # the other grants are made meanwhile
         await operator.until(lambda seen: not seen.tickets)
         for lease in list(operator.leases):
             await harness.release(lease)
@@ -226,7 +226,7 @@ async def test_kind_that_no_attached_worker_serves_is_refused() -> None:
         assert (await (await harness.caller(CHAT)).refused()).reason is Reason.KIND_NOT_SERVED
         other_pool = await harness.caller(AUDIO, pool="elsewhere")
         assert (await other_pool.refused()).reason is Reason.KIND_NOT_SERVED
-        # The OMNI call below is granted, so the first call, which still waits, does not block it.
+        # The first call still waits, but does not block the OMNI call below.
         await (await harness.caller(OMNI)).granted()
 
 

@@ -1,4 +1,4 @@
-"""Workers that callers cannot reach: they get no grants, and no caller is refused for them."""
+"""Workers that callers cannot reach: they get no grants, and callers are not refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Three schedulers on one etcd: workers, callers and operators at different ones, and deaths."""
+"""Three schedulers on one etcd: their clients use different schedulers, and schedulers die."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def replicas(etcd: EtcdCluster, prefix: str) -> AsyncGenerator[list[Schedu
 
 
 async def keys_of_all(worker: FakeWorker) -> None:
-    """Wait until a worker has the keys of every scheduler."""
+    """Wait until a worker has the verification keys of all schedulers."""
     await worker.until(lambda: len(worker.registered.verification_keys) == COUNT)
 
 
@@ -142,7 +142,7 @@ async def test_lost_presence_costs_nothing(
     prefix: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """etcd ends the short lease of each live scheduler: they announce themselves again."""
+    """etcd ends the short lease of each live scheduler; they announce themselves again."""
     first, second, _ = replicas
     worker = await first.worker(slot_count=1)
     await worker.claim(await (await first.caller()).granted())
@@ -170,13 +170,13 @@ async def test_lost_presence_costs_nothing(
 async def test_absent_schedulers_session_is_ended_by_the_others(
     replicas: list[SchedulerHarness], client: EtcdClient, prefix: str
 ) -> None:
-    """A scheduler that is killed leaves keys; the other schedulers delete them."""
+    """A scheduler that is killed leaves keys in etcd; the other schedulers delete them."""
     first, second, _ = replicas
     worker = await first.worker(slot_count=1)
     (registration,) = (await client.read(f"{prefix}worker/w".encode())).kvs
     await first.kill()
     (presence,) = (await client.read(f"{prefix}presence/{registration.lease:x}".encode())).kvs
-    await client.revoke_lease(presence.lease)  # as etcd does when its time is over
+    await client.revoke_lease(presence.lease)  # as etcd does when it expires
     operator = await second.operator()
     await operator.until(lambda seen: not seen.workers)
     assert await client.lease_ttl_s(registration.lease) < 0
@@ -186,7 +186,7 @@ async def test_absent_schedulers_session_is_ended_by_the_others(
 async def test_lost_session_brings_workers_and_callers_back(
     replicas: list[SchedulerHarness], client: EtcdClient, prefix: str
 ) -> None:
-    """etcd ends the lease of a live scheduler: its worker registers anew, its callers wait on."""
+    """etcd ends the lease of a live scheduler: its worker registers again, its callers wait on."""
     first, second, _ = replicas
     worker = await first.worker(slot_count=1)
     granted = await (await first.caller()).granted()
@@ -223,7 +223,7 @@ async def test_key_of_a_stopped_scheduler_is_still_trusted(
 
 
 async def served(caller: Caller, replicas: list[SchedulerHarness]) -> lease_pb2.Granted:
-    """Wait for the grant, at another scheduler whenever one dies."""
+    """Wait for the grant; after a scheduler dies, wait at another one."""
     async with asyncio.timeout(6 * BOUND_S):
         for attempt in range(100):
             try:

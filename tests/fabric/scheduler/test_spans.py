@@ -1,4 +1,4 @@
-"""The wait in the queue is a span of the caller's trace."""
+"""The wait in the queue is recorded as a span in the caller's trace."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ async def test_sessions_of_a_worker_that_attaches_again_are_listed_again() -> No
 
 
 async def test_claim_that_overtakes_a_lost_stream_shows_when_reported() -> None:
-    """The grant ended with the stream, but the worker accepted the claim. Its report counts."""
+    """The grant ends with the stream, but the worker has accepted the claim. Its report counts."""
     async with SchedulerHarness.running() as harness:
         operator, worker = await harness.operator(), await harness.worker()
         granted = await (await harness.caller()).granted()
@@ -174,7 +174,7 @@ async def test_slot_whose_cleanup_failed_is_never_granted_again() -> None:
 async def test_silent_worker_is_not_granted_until_it_reports() -> None:
     async with SchedulerHarness.running(report_interval_s=0.05) as harness:
         operator, worker = await harness.operator(), await harness.worker()
-        # One message for its registration, one for its change to silent.
+        # One message for the registration, one for the change to silent.
         await operator.until(lambda seen: sum(one.HasField("worker") for one in seen.steps) == 2)
         assert operator.workers["w"].is_silent
         caller = await harness.caller()
@@ -307,7 +307,7 @@ async def test_malformed_report_ends_the_stream_and_nothing_else(
 
 
 async def test_two_slots_cannot_name_one_lease() -> None:
-    """If a worker reports this, only one lease is listed, and the scheduler goes on."""
+    """If a worker reports this, the scheduler lists only one lease and continues."""
     async with SchedulerHarness.running() as harness:
         operator, slots = await harness.operator(), slot_reports(OCCUPIED, OCCUPIED)
         slots[0].lease_id = slots[1].lease_id = "same"

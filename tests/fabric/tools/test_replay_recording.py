@@ -51,7 +51,7 @@ ANSWERS = {"A": [1, 1, 1, 1, 1, 1], "B": [1, 1, 3, 1, 1]}
 
 
 def speaks_second(samples: int = 24_000, text: str = "so") -> Any:
-    """Return a worker's answer to units: speech to the second one, `listen` to the others."""
+    """Return a worker's answer to a unit: speech for the second unit, `listen` for all others."""
 
     def answer(unit: session_pb2.Unit) -> list[session_pb2.ConverseResponse]:
         delta = session_pb2.Delta(sequence=unit.sequence, context_token_count=1)

@@ -38,7 +38,7 @@ CHATS = [
 
 
 def request_of(path: str, *messages: str) -> session_pb2.Open | session_pb2.ChatRequest:
-    """Return what the edge asks of a worker after these messages of a client."""
+    """Return the edge's requests to a worker after these messages of a client."""
     entry, now = parse_target(path, {}), Moment(1000.0, 0)
     session = ENDPOINTS[entry.route, entry.mode].new_session(IDENTITY, Limits(), now)
     session.granted(60.0, now)
@@ -56,7 +56,7 @@ def request_of(path: str, *messages: str) -> session_pb2.Open | session_pb2.Chat
 
 
 def with_fields(event: str, fields: dict[str, Any]) -> str:
-    """Return an event in which these fields are set too, by their paths."""
+    """Return a copy of an event in which these fields are also set; the keys are their paths."""
     parsed = json_of(event)
     for path, value in fields.items():
         *outer, last = path.split(".")
@@ -73,7 +73,7 @@ async def opened_with(rig: Rig, settings: object) -> dict[str, Any]:
     async with rig.opened(settings=settings):
         options = asdict(rig.model.options[0])
     await rig.all_free()
-    return {  # the contract has float32
+    return {  # the contract uses float32
         name: round(value, 6) if isinstance(value, float) else value
         for name, value in options.items()
     }

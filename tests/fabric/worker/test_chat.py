@@ -40,7 +40,7 @@ async def test_a_chat_is_prefilled_answered_and_done() -> None:
         assert [delta.sequence for delta in deltas] == [0, 1, 2]
         assert [list(delta.token_ids) for delta in deltas] == [[0], [1], [2]]
         assert deltas[0].stage_times.decode.nanos == 2_000_000
-        assert deltas[0].stage_times.prefill.nanos == 2_000_000  # of the steps before it
+        assert deltas[0].stage_times.prefill.nanos == 2_000_000  # rows of earlier steps
         assert not deltas[1].stage_times.HasField("prefill")
         assert all(delta.stage_times.total.ToNanoseconds() > 0 for delta in deltas)
         assert [delta.context_token_count for delta in deltas] == [

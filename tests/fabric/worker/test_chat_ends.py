@@ -1,4 +1,4 @@
-"""The ways in which a chat ends early, and its steps beside the units of a duplex session."""
+"""Chats that end early, and the steps of chats beside the units of a duplex session."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_a_chat_on_a_worker_that_stops_ends() -> None:
 
 
 async def test_units_of_a_duplex_session_run_between_the_steps_of_a_chat() -> None:
-    """At most one step of the chats runs between two units."""
+    """Between two units, the chats run at most one step."""
     model = ScriptedModel(slot_count=2)
     model.on_chat = endless
     async with (

@@ -25,7 +25,7 @@ async def test_whatever_clients_do_every_slot_is_free_at_the_end(seed: int) -> N
 
 
 async def visits(rig: Rig, slot: int, dice: random.Random) -> None:
-    """Run one client after the other, each once the worker has reported the slot free."""
+    """Run clients one after the other; each starts when the worker has reported the slot free."""
     for _ in range(VISITS):
         async with rig.call() as client:
             await client.claim(rig.grant(slot))

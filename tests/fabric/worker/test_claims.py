@@ -1,4 +1,4 @@
-"""Claims on a real worker: which leases get a slot, and why others are refused."""
+"""Claims on a real worker: valid leases get their slot, others are refused with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults around a session: silence, vanished clients, a failing model."""
+"""Faults of a session: silent clients, vanished clients and a failing model."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ async def test_a_client_whose_connection_breaks_frees_its_slot() -> None:
 
 
 class _CuttingProxy:
-    """Forwards TCP to a worker until a test cuts the connections by a reset, without a gRPC end."""
+    """Forwards TCP to a worker until a test resets the connections, without an end of the calls."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -298,7 +298,7 @@ async def test_a_slot_after_whose_cleanup_memory_is_missing_is_broken() -> None:
 
 
 def shout(unit_: Unit, length: int) -> UnitOutput:
-    """Return more audio than gRPC buffers for a client that does not read."""
+    """Answer with more audio than gRPC buffers for a client that does not read."""
     audio = np.zeros(1_000_000, np.float32)
     return dataclasses.replace(answer_loud(unit_, length), is_listen=False, audio=audio)
 

@@ -1,4 +1,4 @@
-"""The worker's lines of transcripts that interrupt a turn are what a real worker answers."""
+"""In transcripts that interrupt a turn, the worker's lines equal the answers of a real worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> DuplexModel:
 
 
 def kind(response: session_pb2.ConverseResponse) -> tuple[object, ...]:
-    """Return what does not depend on the words that the model draws."""
+    """Return the parts of an answer that do not depend on the model's words."""
     delta = response.delta
     return (
         response.WhichOneof("message"),

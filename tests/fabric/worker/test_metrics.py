@@ -1,4 +1,4 @@
-"""The worker's metrics: what a unit, a chat, a claim and the end of a session add to them."""
+"""The worker's metrics count units, chats, claims and ends of sessions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_units_are_counted_and_timed(caplog: pytest.LogCaptureFixture) -> 
             await client.delta()
             await client.send(unit(1, 0.5))
             await client.delta()
-            await client.send(unit(1))  # its sequence was used before
+            await client.send(unit(1))  # a repeated sequence
             await client.failed()
             seen = await scrape(url)
             assert slots(seen) == {"free": 1, "occupied": 1}

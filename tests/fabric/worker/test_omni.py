@@ -1,4 +1,4 @@
-"""Omni sessions: how frames reach the model, their bounds, and their token counts."""
+"""Omni sessions: the frames that reach the model, their bounds and their token counts."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def test_a_picture_that_cannot_be_shown_is_refused_in_its_turn() -> None:
         assert failed.field == "video_frames[1]"
         assert failed.message == "video_frames[1] cannot be used: the frame is empty"
         assert (await client.delta()).sequence == 2
-        assert len(rig.model.rounds) == 3 + 2  # includes the warm-up's rounds
+        assert len(rig.model.rounds) == 3 + 2  # includes the rounds of the warm-up
 
 
 async def test_a_client_that_leaves_while_its_picture_is_decoded_leaves_nothing() -> None:

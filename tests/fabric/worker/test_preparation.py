@@ -1,4 +1,4 @@
-"""Preparation outside the device thread ends with its session and delays no other session."""
+"""Preparation outside the device thread: it ends with its session and delays no other session."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Workshop:
 
 @contextlib.asynccontextmanager
 async def asked(rig: Rig, slot: int, message_count: int) -> AsyncGenerator[asyncio.Task[int]]:
-    """Run a client that chats and leaves at the end; yield the task that counts its responses."""
+    """Run a client that starts a chat; yield the task that counts its responses. Then it leaves."""
     granted = rig.grant(slot, kind=lease_pb2.SESSION_KIND_CHAT)
     request = session_pb2.ChatRequest(messages=[WORD] * message_count)
 

@@ -1,4 +1,4 @@
-"""A worker's presence: attached to schedulers, reporting, draining, stopping, and traced."""
+"""A worker attaches to schedulers, reports, drains, stops, and records spans."""
 
 from __future__ import annotations
 

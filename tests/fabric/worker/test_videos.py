@@ -1,4 +1,4 @@
-"""Videos in chats on a real worker: the model's input from them, and every kind of failure."""
+"""Videos in chats on a real worker: the model's input, and every kind of failure."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from duplane.edge.recording.settings import RecordingSettings
 
 TRANSCRIPTS = {transcript.name: transcript for transcript in all_transcripts()}
 
-# This end requires a client that does not read; tests/fabric has one.
+# Only a client that does not read causes this end: see tests/fabric.
 UNWRITTEN_ENDS = {CloseReason.TOO_SLOW}
 
 

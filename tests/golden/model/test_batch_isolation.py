@@ -1,4 +1,4 @@
-"""A stage that fails for one conversation ends only that one; the others are as if alone."""
+"""If a stage fails for one conversation, only that one ends; results of others do not change."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SLOTS = (0, 1, 2)
 GUILTY = 1
 UNITS = 6
 INTERRUPTED = 4
-# Sampled, with every state that a step changes: draws, penalised ids, a window that moves rows.
+# These options use every state that a step changes: draws, penalised ids, and a moving window.
 OPTIONS = ConversationOptions(
     force_listen_count=0,
     temperature=0.9,
@@ -46,7 +46,7 @@ Results = dict[int, list[UnitOutput | UnitFailure]]
 
 
 def is_first(*slots: Sequence[Any] | Any) -> bool:
-    """Return whether the guilty slot is in these slots, units or pairs that begin with a slot."""
+    """Return whether `GUILTY` is one of these slots, or the slot of one of these units or pairs."""
     items = slots[0] if isinstance(slots[0], Sequence) else [slots[0]]
     found = (item[0] if isinstance(item, tuple) else getattr(item, "slot", item) for item in items)
     return GUILTY in found
@@ -127,7 +127,7 @@ def count_work(model: DuplexModel, places: dict[str, Place]) -> dict[str, list[i
 def broken(
     model: DuplexModel, place: Place, numbers: Sequence[float], error: Exception
 ) -> Iterator[list[Exception]]:
-    """Let the chosen calls of a stage raise at these operations, and all later calls at once."""
+    """Make the chosen calls of a stage raise at these operations; later calls raise at once."""
     owner, name, is_chosen = place(model)
     call: Any = getattr(owner, name)
     waiting, raised = list(numbers), list[Exception]()
@@ -190,7 +190,7 @@ def assert_same(got: list[UnitOutput | UnitFailure], want: list[UnitOutput | Uni
         assert ours.token_ids == theirs.token_ids
         assert ours.context_length == theirs.context_length
         assert ours.audio_token_count == theirs.audio_token_count
-        # A batch changes the last bits of a frequency, which adds up to this after a second.
+        # A batch changes the last bits of the frequency; after a second the error is this large.
         assert len(ours.audio) == len(theirs.audio)
         if len(ours.audio):
             assert np.sqrt(np.mean((ours.audio - theirs.audio) ** 2)) < 2e-3
@@ -198,7 +198,7 @@ def assert_same(got: list[UnitOutput | UnitFailure], want: list[UnitOutput | Uni
 
 @pytest.fixture(scope="module")
 def alone(_loaded: DuplexModel) -> Results:
-    """The results of each of the three conversations alone."""
+    """Return the results of each of the three conversations when it runs alone."""
     found: Results = {}
     for slot in SLOTS:
         found |= play(_loaded, [slot])
@@ -209,7 +209,7 @@ def alone(_loaded: DuplexModel) -> Results:
 
 @pytest.fixture(scope="module")
 def work(_loaded: DuplexModel) -> dict[str, list[int]]:
-    """The operation counts of the stages, from `count_work`."""
+    """Return the operation counts of the stages, from `count_work`."""
     return count_work(_loaded, STAGES)
 
 

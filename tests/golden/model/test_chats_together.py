@@ -1,4 +1,4 @@
-"""Chats and duplex conversations that share a model each get the results they get alone."""
+"""Chats and duplex conversations that share a model have the same results as alone."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -78,7 +78,7 @@ class Answer:
 
 
 class Players:
-    """Chats that run on one model; `round` runs one step of all unfinished chats."""
+    """Chats on one model. `round` runs one step of all unfinished chats."""
 
     def __init__(self, model: DuplexModel) -> None:
         self.model = model
@@ -283,7 +283,7 @@ def test_what_fails_for_one_chat_ends_that_one(
 
 
 def test_long_prompts_are_fed_in_pieces_while_others_answer(model: DuplexModel) -> None:
-    """No step feeds more than its bound, and a prompt in pieces is the same prompt."""
+    """No step feeds more rows than its bound, and feeding in pieces does not change the results."""
     request = ask(PICTURE, VOICE, PICTURE, "Compare.", decode_mode=DecodeMode.GREEDY)
     want = alone(model, request)
     players = Players(model)

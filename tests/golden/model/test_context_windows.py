@@ -58,7 +58,7 @@ def test_a_long_session_stays_in_a_bounded_context(model: DuplexModel) -> None:
         model.open(slot, options)
     highest = [0] * 3
     for number in range(UNITS):
-        # Every fifth unit may speak, so that there are words to keep.
+        # Every fifth unit may speak, so that the context window has words to keep.
         batch = units(slots, number, force_listen=number % 5 > 0)
         for output in run(model, batch):
             highest[output.slot] = max(highest[output.slot], model.context_length(output.slot))

@@ -1,4 +1,4 @@
-"""Conversations that join and leave a model each get the results they get alone."""
+"""Conversations that join and leave a model have the same results as alone."""
 
 import gc
 import shutil
@@ -435,7 +435,7 @@ def test_a_checkpoints_own_prompt_voice_is_heard_when_the_client_sends_none(
 
 @pytest.fixture(autouse=True, scope="module")
 def _silent_checkpoint(speaking_checkpoint: Path) -> None:
-    """Link the checkpoint's files, except for the vocoder, into a folder beside it."""
+    """Return a folder with links to the checkpoint's files, except for the vocoder."""
     silent = speaking_checkpoint.parent / "silent"
     silent.mkdir()
     for path in speaking_checkpoint.iterdir():

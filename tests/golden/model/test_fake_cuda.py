@@ -70,7 +70,7 @@ def picture(name: str) -> bytes:
 
 
 def unit(slot: int, number: int) -> Unit:
-    """Return a unit: audio, sometimes with pictures, once pictures alone, once forced to listen."""
+    """Return a unit of audio. Some have pictures, one has only pictures, one must listen."""
     audio = TALK[(3 + number) * UNIT :][:UNIT] if number != 5 or slot else SILENT
     frames = {1: (picture("sq.png"),), 3: (picture("big.png"), picture("wide.png"))}
     shown = frames.get(number, ()) if slot != 1 else ()
@@ -80,7 +80,7 @@ def unit(slot: int, number: int) -> Unit:
 
 
 def converse(model: DuplexModel, seconds: int = 7) -> list[Any]:
-    """Run four conversations with every kind of window; each skips some of the seconds."""
+    """Run four conversations with all kinds of context window; each skips some seconds."""
     said: list[Any] = []
     options = (GREEDY, SAMPLED, BASIC, CONTEXT)
     for slot in range(SLOTS):
@@ -182,7 +182,7 @@ def _always_replayed() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def pair(speaking_checkpoint: Path) -> tuple[DuplexModel, DuplexModel]:
-    """The same model on the CPU and on the device."""
+    """Return the same model on the CPU and on the fake device."""
     here = load(speaking_checkpoint, "cpu")
     here.capture(is_replayed=False)
     with elsewhere():

@@ -60,10 +60,10 @@ def live_tensors() -> tuple[int, int]:
 @pytest.mark.timeout(240)
 def test_a_thousand_conversations_leave_the_memory_as_it_was(model: DuplexModel) -> None:
     process = psutil.Process()
-    for number in (0, 1, 5, 50):  # every kind of conversation, the costly kind twice
+    for number in (0, 1, 5, 50):  # every kind of conversation, and the largest kind twice
         converse(model, number=number)
     tensors, stated = live_tensors(), model.memory_bytes
-    # The C library's allocator grows until every size has been allocated once, then no more.
+    # The memory of the C library's allocator grows until it has allocated every size once.
     for number in range(CONVERSATIONS // AT_ONCE // 4):
         converse(model, number=number)
     resident = process.memory_info().rss
@@ -72,5 +72,5 @@ def test_a_thousand_conversations_leave_the_memory_as_it_was(model: DuplexModel)
     assert live_tensors() == tensors
     assert model.memory_bytes == stated
     assert all(model.is_clean(slot) for slot in range(AT_ONCE))
-    # The allocator of the C library may hold a few pages more; a conversation's state is 3 MiB.
+    # The allocator may hold a few more pages; the state of one conversation has 3 MiB.
     assert process.memory_info().rss - resident < 16 * MEBIBYTE

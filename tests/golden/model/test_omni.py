@@ -92,7 +92,7 @@ def test_what_came_in_is_counted_row_by_row(
 
 
 def test_a_conversation_may_begin_with_frames_alone(model: DuplexModel) -> None:
-    """The first audio is processed as if the conversation had begun with it."""
+    """The first audio is processed as at the start of a conversation."""
     model.open(0, GREEDY)
     one(model, unit(0, None, picture(), force=True))
     assert model.parts.audio.cache_length(0) == 0

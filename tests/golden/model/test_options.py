@@ -74,7 +74,7 @@ CHANGED = {
         context_previous_max_tokens=1,
     ),
 }
-"""For each option a conversation that differs from the base, or from the one before, by it."""
+"""For each option, a conversation that differs from `BASE`, or from the last entry, in it."""
 
 
 def play(model: DuplexModel, slots: dict[int, ConversationOptions]) -> dict[int, list[UnitOutput]]:

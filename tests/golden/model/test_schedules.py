@@ -1,4 +1,4 @@
-"""In any schedule of conversations, each gets the results that it gets alone."""
+"""In any schedule of conversations, each has the same results as alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TALK = read_audio(GOLDEN / "audio" / "talk.wav", 24 * UNIT)
 PICTURES = [(GOLDEN / "images" / name).read_bytes() for name in ("sq.png", "wide.png", "big.png")]
 VOICE = read_clip(GOLDEN / "audio" / "ref2.wav")
 ROWS = 5e-5
-"""What two float32 runs of the same rows may differ by, many layers and units later."""
+"""Largest difference between two float32 runs of the same rows, after many layers and units."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Plan:
-    """One conversation: its options, the round in which it joins, a unit or a pause per round."""
+    """One conversation: its options, its first round, and a unit or a pause for each round."""
 
     options: ConversationOptions
     joins: int

@@ -1,4 +1,4 @@
-"""Steps of fixed sizes, run on a CPU, meet the conditions of a capture by CUDA graphs."""
+"""Steps of fixed sizes meet the conditions of CUDA graphs; tested on a CPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TALK = read_audio(GOLDEN / "audio" / "talk.wav", 40 * UNIT)
 SLOTS = 4
 SAMPLED = ConversationOptions(force_listen_count=0, temperature=0.9, text_repetition_window_size=4)
 GREEDY = replace(SAMPLED, decode_mode=DecodeMode.GREEDY)
-# The slots that take part in each second: neighbours, gaps, the last slot alone.
+# The slots that have a unit in each second: neighbours, gaps, and the last slot alone.
 ROUNDS = ((0, 1, 2), (0,), (0, 1), (0, 2), (0,), (0, 1), (1, 3), (3,), (0, 1, 2, 3))
 
 
@@ -37,7 +37,7 @@ def load(checkpoint: Path) -> DuplexModel:
 
 @pytest.fixture(scope="module")
 def static(speaking_checkpoint: Path) -> Iterator[DuplexModel]:
-    """A model that runs a step of a fixed size wherever one exists."""
+    """Yield a model that uses a step of fixed size whenever there is one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graphs, "LAUNCH_S", float("inf"))
         patch.setattr(graphs, "GATHER_COST", 1)
@@ -81,7 +81,7 @@ def test_steps_of_fixed_sizes_choose_what_others_choose(
 
 
 class Trace(TorchDispatchMode):
-    """Records operations, the shapes of their tensors, and the addresses of the staying ones."""
+    """Records operations, shapes of their tensors, and the addresses of tensors in `staying`."""
 
     def __init__(self, staying: Sequence[Tensor]) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Trace(TorchDispatchMode):
 
 
 def staying(model: DuplexModel, step: object) -> list[Tensor]:
-    """Return the tensors whose addresses are the same at capture and replay."""
+    """Return the tensors whose addresses must be the same at capture and replay."""
     held = [value for value in vars(step).values() if isinstance(value, Tensor)]
     for part in (model.llm, model.parts.talker):
         assert part
@@ -177,7 +177,7 @@ def test_a_step_is_used_unless_launching_its_kernels_is_faster(
 
 @pytest.mark.parametrize("count", [1, 8, 16, 32, 48, 64])
 def test_at_full_size_replay_beats_launching_for_every_batch(count: int) -> None:
-    """Uses the sizes of the released talker and LLM, with 64 slots and contexts half full."""
+    """The sizes are those of the released talker and LLM, with 64 slots and half-full contexts."""
     for layers, heads, dim, length in ((20, 12, 64, 1024), (36, 8, 128, 4096)):
         with torch.device("meta"):
             cache = KVCache(

@@ -1,4 +1,4 @@
-"""The host waits for the device seldom, and no more often for many conversations than for one."""
+"""The host rarely waits for the device, and for many conversations not more often than for one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OPTIONS = ConversationOptions(
     sliding_window_mode=WindowMode.CONTEXT,
     context_max_units=2,
 )
-# The waits allowed in one call of a stage: for the choices, the tokens or the samples.
+# Allowed waits in one call of a stage: for the chosen ids, the speech tokens or the samples.
 ALLOWED = {
     "encode_frames": 0,
     "encode_audio": 0,
@@ -41,7 +41,7 @@ ALLOWED = {
 
 
 def watched(model: DuplexModel, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Return a list that later calls of the stages extend by name and number of waits."""
+    """Return a list; each later call of a stage adds its name and its number of waits to it."""
     owners: Sequence[tuple[Any, Sequence[str]]] = (
         (model._pipeline.inputs, ("encode_frames", "encode_audio")),
         (model.llm, ("feed_units", "feed")),
@@ -85,7 +85,7 @@ def test_no_stage_waits_more_often_than_its_results_need(
         units += syncs.count
     assert {name for name, _ in seen} == set(ALLOWED)
     assert [(name, count) for name, count in seen if count > ALLOWED[name]] == []
-    # Nothing waits outside of the stages; some of these calls are within another one.
+    # The host waits only within the stages; some stages are called by others.
     calls = Counter(name for name, _ in seen)
     assert units == sum(count for _, count in seen)
     assert calls["choose"] + calls["decode_mel"] <= units

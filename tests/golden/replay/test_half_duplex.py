@@ -1,4 +1,4 @@
-"""Half duplex for an hour: without its oldest rounds, the context is as if built afresh."""
+"""An hour of half duplex: after dropping rounds, the context equals a newly built one."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Talk:
         return self.model.context_length(self.slot)
 
     def kept(self) -> list[list[int]]:
-        """Return the newest rounds, as many as the context contains."""
+        """Return the rounds that the context still contains."""
         rows, kept = self.length - len(self.system), list[list[int]]()
         for said in reversed(self.rounds):
             if rows <= 0:
@@ -74,9 +74,9 @@ class Talk:
 
 
 def check_like_rebuilt(talk: Talk, slot: int) -> None:
-    """Compare with a context to which the prompt and the kept rounds were fed afresh.
+    """Compare the context with a new one, to which the prompt and the kept rounds are fed.
 
-    Compares the first layer only, where a row depends on its own id and position alone.
+    Only the first layer is compared, because there a row depends only on its own id and position.
     """
     model = talk.model
     ids = [*talk.system, *(token for said in talk.kept() for token in said)]

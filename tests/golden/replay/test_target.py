@@ -1,4 +1,4 @@
-"""The traces are replayed on the fake CUDA device and in another dtype."""
+"""Replays traces on the fake CUDA device and in another dtype."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SESSION = "duplex_short_chunks"
 
 @pytest.fixture(scope="module")
 def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the talker's traces and the traces of one short session."""
+    """Return a folder with the traces of the talker and of one short session."""
     directory = tmp_path_factory.mktemp("golden")
     for name in ("checkpoint", "audio", "images"):
         (directory / name).symlink_to(GOLDEN / name)

@@ -1,4 +1,4 @@
-"""The vocoder against the recorded trace, check by check."""
+"""Compares the vocoder with the recorded trace, check by check."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ def download(url: str) -> tuple[int, str, bytes]:
 
 
 async def ended(root: Path) -> Path:
-    """Wait until the only recording has been written to its end by the recorder's thread."""
+    """Wait until the recorder's thread has written the whole of the only recording."""
     async with asyncio.timeout(WITHIN_S):
         while True:
             for directory in recordings(root):

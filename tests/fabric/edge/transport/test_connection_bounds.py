@@ -1,4 +1,4 @@
-"""Bounds on connections, in total and per client, and on HTTP answers that nobody reads."""
+"""Bounds of connections, in total and per client, and of HTTP answers that clients never read."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_hundreds_that_say_nothing_are_cut_and_a_session_goes_on() -> None
 
 
 async def test_slots_of_hundreds_that_never_begin_go_round() -> None:
-    """Silent sessions wait in the queue, get a slot one after the other, and lose it again."""
+    """Silent sessions wait in the queue. One after the other gets a slot and loses it again."""
     limits = replace(Limits(), init_s=0.01, close_s=0.2)
     async with (
         live_edge(limits, slot_count=2) as edge,
@@ -98,7 +98,7 @@ async def test_slots_of_hundreds_that_never_begin_go_round() -> None:
 
 @pytest.fixture(scope="module")
 def long_voice(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a voice of a minute; `/api/default_ref_audio` sends more than sockets buffer."""
+    """Return a voice of one minute. As an answer it is larger than the buffers of sockets."""
     path = tmp_path_factory.mktemp("voice") / "voice.wav"
     soundfile.write(path, np.zeros(16_000 * 60, "f4"), 16_000)
     return path

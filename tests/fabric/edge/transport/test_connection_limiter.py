@@ -24,7 +24,7 @@ UPGRADE = (
 
 
 async def said(address: str, *pieces: bytes) -> bytes:
-    """Send the pieces one by one; return all bytes received until the edge closes."""
+    """Send the pieces one by one; return all bytes that the edge sends before it closes."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:

@@ -1,7 +1,7 @@
-"""Clients that read slowly or never, stop in the middle, or send without end.
+"""Clients that read slowly or never, stop in the middle of a message, or send without end.
 
-Each costs bounded memory and time and loses its slot, and a good client beside it (the witness)
-gets its answers as if it were alone. `live_edge` asserts that no task is left.
+Such a client costs bounded memory and time and loses its slot. A good client beside it (the
+witness) gets its answers as if it were alone. `live_edge` asserts that no task is left.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ async def test_client_that_reads_nothing_or_next_to_it_is_cut(step: int) -> None
 async def test_client_that_reads_steadily_may_take_longer_than_the_wait_for_one_that_does_not() -> (
     None
 ):
-    """The client reads one long answer slowly, but without a stop."""
+    """The client reads one long answer slowly, but without a pause."""
     limits = replace(QUICK, outbox_bytes=10**9)
     minute = session_pb2.Speech(text="x", audio=pcm(60 * 24_000))
     async with live_edge(limits) as edge, RawClient(edge.edge.address, is_slow=False) as client:
@@ -148,7 +148,7 @@ async def test_client_that_stops_in_the_middle_of_a_message_is_cut_in_time() -> 
 
 
 async def test_message_may_take_longer_than_a_pong_as_long_as_it_comes() -> None:
-    """In the middle of a frame no client can answer a ping."""
+    """A client that is sending a frame cannot answer a ping before the end of the frame."""
     limits = replace(QUICK, ping_s=0.1)
     async with live_edge(limits) as edge, RawClient(edge.edge.address) as client:
         await begin_raw(edge, client)
@@ -208,7 +208,7 @@ async def test_message_of_endless_empty_fragments_is_cut() -> None:
     ids=["pings", "empty events"],
 )
 async def test_flood_is_read_no_faster_than_is_fair(piece: bytes, count: int) -> None:
-    """The witness has its answers long before half of the flood is read."""
+    """The witness gets its answers long before the edge has read half of the flood."""
     limits = replace(Limits(), read_share=0.05, outbox_bytes=10**9)
     answer_count = 0
 

@@ -1,4 +1,4 @@
-"""The client of etcd against a real member: calls, users, TLS, members that fail."""
+"""The etcd client with real members: calls, users, TLS and members that fail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from duplane.scheduler.etcd.v3 import etcd_pb2
 
 
 async def call(client: EtcdClient, path: str, request: Any) -> None:
-    """Call a method of etcd whose messages the client lacks. `request` has the same fields."""
+    """Call a method of etcd whose messages the client lacks; `request` has the same fields."""
     channel = client.endpoints.pick().channel
     send = channel.unary_unary(path, request_serializer=type(request).SerializeToString)
     await send(request, timeout=5, metadata=await client.metadata())

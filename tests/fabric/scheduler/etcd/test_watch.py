@@ -1,4 +1,4 @@
-"""Watches and leases while members die, hang and compact: the traps of a client of etcd."""
+"""Watches and leases of the etcd client while members die, hang and compact their history."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BOUND_S = 20.0
 
 
 class Seen:
-    """Every value that a watch delivered, in order."""
+    """All values that a watch has delivered, in order."""
 
     def __init__(self, watch: PrefixWatch) -> None:
         self.values: list[bytes] = []
@@ -121,7 +121,7 @@ async def test_watch_leaves_a_frozen_member(three: EtcdCluster) -> None:
     start = await client.put(b"/k/0", b"0")
     seen = Seen(PrefixWatch(client, b"/k/", start))
     await seen.until(1)
-    frozen = three.members[0]  # the first address is the first that a watch uses
+    frozen = three.members[0]  # a watch first uses the first address
     frozen.freeze()
     begin = time.monotonic()
     await put_until_confirmed(client, b"/k/1", b"1")
@@ -137,7 +137,7 @@ async def test_watch_leaves_a_frozen_member(three: EtcdCluster) -> None:
 
 @pytest.mark.slow
 async def test_connections_stay_open_while_idle(client: EtcdClient, prefix: str) -> None:
-    """etcd ends connections with frequent pings."""
+    """etcd ends connections with too many pings."""
     start = await client.put(prefix.encode(), b"0")
     watch = PrefixWatch(client, prefix.encode(), start)
     seen = Seen(watch)
@@ -180,7 +180,7 @@ async def test_end_of_a_lease_is_noticed(client: EtcdClient) -> None:
 async def test_member_that_takes_a_live_lease_for_ended_is_not_believed(
     etcd: EtcdCluster, client: EtcdClient
 ) -> None:
-    """A thawed leader may answer so, until it learns of its successor."""
+    """A thawed leader may report this until it learns of its successor."""
     lease = secrets.randbits(62)
     await client.grant_lease(lease, 5)
     keeper = LeaseKeeper(client, lease, 5)

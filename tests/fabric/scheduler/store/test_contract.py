@@ -1,4 +1,4 @@
-"""The contract of every lease store: what each operation does."""
+"""The contract of every lease store: the effects of each operation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _numbers = itertools.count()
 
 
 class Changes:
-    """Every change that a subscriber received."""
+    """All changes that a subscriber has received."""
 
     def __init__(self, store: LeaseStore) -> None:
         self.received: list[Change] = []

@@ -1,5 +1,5 @@
-"""The laws of every lease store, in random histories: schedulers that share a store, come and go,
-lose their sessions, and do not learn what their transactions did.
+"""The laws of every lease store, in random histories. Schedulers share a store, start and stop,
+lose their sessions, and lose the answers of their transactions.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _prefixes = itertools.count()
 
 
 class StoreLaws(RuleBasedStateMachine):
-    """Operations of up to three schedulers, one after the other."""
+    """Runs random operations of up to three schedulers."""
 
     def __init__(self, runner: asyncio.Runner, url: str) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class StoreLaws(RuleBasedStateMachine):
         self.clock = Clock()
         self.history = Grants(self.clock)
         self.names = itertools.count()
-        self.orders: list[int] = []  # that were issued
+        self.orders: list[int] = []  # orders of all tickets so far
         self.replicas: list[Replica] = []
         for _ in range(2 if self.url else 1):
             self.open()
@@ -98,7 +98,7 @@ class StoreLaws(RuleBasedStateMachine):
     @precondition(lambda self: self.url)
     @rule(which=st.integers(0, 2))
     def crash(self, which: int) -> None:
-        """One scheduler ends without a word; another one starts."""
+        """One scheduler ends without cleaning up; another one starts."""
         replica = self.replica(which)
         self.replicas.remove(replica)
         self.do(replica.close())
@@ -131,7 +131,7 @@ class StoreLaws(RuleBasedStateMachine):
         )
     )
     def race(self, verbs: list[tuple[int, str, int]]) -> None:
-        """Several operations at once. The views check what comes of it."""
+        """Run several operations at once. The views check the resulting changes."""
 
         async def all_at_once() -> None:
             operations = [

@@ -1,4 +1,4 @@
-"""A store whose etcd refuses, or does not answer for a long time: what waits is bounded."""
+"""A store whose etcd refuses calls, or does not answer for a long time: its queues stay bounded."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Etcd:
         return await self._txn(request)
 
     async def asked(self) -> None:
-        """Wait for the next request."""
+        """Wait until the store sends the next request."""
         self._has_asked.clear()
         async with asyncio.timeout(BOUND_S):
             await self._has_asked.wait()

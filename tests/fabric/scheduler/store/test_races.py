@@ -1,4 +1,4 @@
-"""Two schedulers on one etcd: another one's change, or a lost answer, at the worst moment."""
+"""Two schedulers on one etcd: changes of the other one, and lost answers, at the worst moments."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ async def test_lost_answer_changes_nothing_for_the_caller(pair: Pair, lost: str)
 
 
 async def test_transaction_that_arrives_late_is_void(pair: Pair) -> None:
-    """A frozen leader may execute a request long after its caller has gone another way."""
+    """A frozen leader may execute a request long after its caller has given up."""
     one, _ = pair
     one.lost = "executed later"
     ticket = await one.ticket("r")
@@ -201,7 +201,7 @@ async def test_all_grants_of_a_large_worker_end_with_it(pair: Pair) -> None:
 
 
 async def test_numbers_stay_above_those_of_a_restored_backup(pair: Pair) -> None:
-    """A worker that has seen a higher number lifts the numbers of all schedulers."""
+    """A worker that has seen a higher number makes all schedulers use higher numbers."""
     one, other = pair
     seen = one.facts.number + 10_000_000
     slots = [registry_pb2.SlotReport(slot=0, state=FREE, fencing_number=seen)]
