@@ -44,7 +44,7 @@ class LoopClock:
     """The running event loop's monotonic time and the system's wall time."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()  # kept: in Python 3.11 it is a system call
+        self._loop = asyncio.get_running_loop()  # kept: each lookup is a system call in 3.11
 
     def now(self) -> Moment:
         """Return the current time."""

@@ -1,4 +1,4 @@
-"""The ids of one session: its own, which B shows, the one that A shows, and its recording's."""
+"""The ids of one session: its session id (also in B), its id in A, and its recording's id."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class ClientRequest:
 
     @property
     def trace(self) -> trace_pb2.TraceContext:
-        """The client's trace: in the headers, or in the query, since a browser sets no headers."""
+        """The client's trace, from the headers, or from the query: browsers cannot set headers."""
         trace = from_headers(self.headers)
         query = self.path.partition("?")[2]
         return trace if trace.traceparent else from_headers(dict(parse_qsl(query)))

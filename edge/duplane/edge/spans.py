@@ -1,4 +1,4 @@
-"""The edge's spans: the session with its steps, and one trace of its own for every unit."""
+"""The edge's spans: one for the session, one for each of its steps, and a trace for each unit."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from duplane.fabric.monitoring.spans import FinishedSpan, SpanIds, Telemetry
 from duplane.fabric.v1 import session_pb2, trace_pb2
 
 _DEADLINE_NS = int(UNIT_DEADLINE_S * 1e9)
-_MAX_UNITS = 1024  # sent and not answered yet; above it the oldest is not traced
+_MAX_UNITS = 1024  # most unanswered units; above it the oldest is not traced
 
 
 @dataclass(slots=True, eq=False)
 class _Unit:
-    """One unit on its way; times are wall-clock nanoseconds, 0 until they are known."""
+    """One unit in progress. Times are wall-clock nanoseconds, 0 until they are known."""
 
     sequence: int
     ids: SpanIds
@@ -32,11 +32,11 @@ class _Unit:
     answered_ns: int = 0
     rendered_ns: int = 0
     outcome: str = spans.UNANSWERED
-    is_kept: bool = False  # whatever the sampling
+    is_kept: bool = False  # exported even if it is not sampled
     answer: session_pb2.Delta | session_pb2.Failed | None = None
 
     def stages(self) -> list[tuple[str, int]]:
-        """Return the stages that began, with their beginnings."""
+        """Return the stages that have begun, with the times of their beginnings."""
         received_ns, read_ns, parsed_ns = self.receipt
         begun = [
             (spans.READ, received_ns),
@@ -51,9 +51,9 @@ class _Unit:
 
 
 class SessionSpans:
-    """The spans of one session. Those of units are needed only if `are_exported`.
+    """The spans of one session. Units need spans only if `are_exported`.
 
-    `parent` is the client's own trace, of which the session is then a part.
+    `parent` is the client's trace; the session becomes a part of it.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class SessionSpans:
         )
         self._step: Span | None = None  # the queue, claim, opening or close that runs now
         self._step_name = ""
-        self._units: dict[int, _Unit] = {}  # by sequence: sent and not answered yet
-        self._unwritten: dict[int, _Unit] = {}  # answered, and the client has not taken the events
+        self._units: dict[int, _Unit] = {}  # unanswered units, by sequence
+        self._unwritten: dict[int, _Unit] = {}  # answered, but events not written yet
         self.context: trace_pb2.TraceContext | None = spans.inject(self._session)
         self.are_exported = telemetry.is_exported
         self._is_sampled = spans.is_sampled(self.context)
@@ -81,7 +81,7 @@ class SessionSpans:
     # --- the session ---
 
     def begin(self, step: str) -> None:
-        """Start the span of a step of the session, and end that of the step before it."""
+        """Start the span of a step of the session, after ending the span of the previous step."""
         if self._step_name == step or self.context is None:
             return
         self.end_step()
@@ -89,7 +89,7 @@ class SessionSpans:
         self._step = self._telemetry.start(step, parent=self.context, attributes=self._attributes)
 
     def end_step(self) -> None:
-        """End the span of the step that runs."""
+        """End the span of the current step."""
         if self._step is not None:
             self._step.end()
             self._step, self._step_name = None, ""
@@ -132,16 +132,16 @@ class SessionSpans:
             del self._units[next(iter(self._units))]
 
     def sent(self, sequence: int) -> None:
-        """Note that the stream to the worker has taken a unit."""
+        """Note that a unit was written to the stream to the worker."""
         if unit := self._units.get(sequence):
             unit.sent_ns = self._clock.now().wall_ns
 
     def answered(
         self, answer: session_pb2.Delta | session_pb2.Failed, answered_ns: int
     ) -> Callable[[], None] | None:
-        """Note the outcome of a unit that is rendered now; older units were dropped.
+        """Note the outcome of a unit that is rendered now. Older units count as dropped.
 
-        Returns the function to call when the client's connection has taken the events.
+        Returns the function to call when the events are written to the client's connection.
         """
         unit: _Unit | None = None
         while self._units and (oldest := next(iter(self._units))) <= answer.sequence:
@@ -178,7 +178,7 @@ class SessionSpans:
         if isinstance(unit.answer, session_pb2.Delta):
             if unit.answer.dropped_unit_count:
                 attributes[spans.UNIT_DROPPED_COUNT] = unit.answer.dropped_unit_count
-            if not (self._is_sampled or unit.is_kept):  # the worker has not exported its half
+            if not (self._is_sampled or unit.is_kept):  # the worker does not export it
                 attributes.update(_stage_times(unit.answer.stage_times))
         self._telemetry.record(
             FinishedSpan(

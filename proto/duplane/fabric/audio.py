@@ -37,7 +37,7 @@ def samples_from_pcm(pcm: bytes) -> Samples:
     if len(pcm) % _SAMPLE_BYTES:
         raise AudioError(f"{len(pcm)} bytes is not a whole number of float32 samples")
     samples = np.frombuffer(pcm, dtype="<f4")
-    # Of samples with a NaN both extremes are NaN, and the comparisons are false.
+    # If a sample is NaN, both extremes are NaN and the comparisons are false.
     if samples.size and not (
         np.minimum.reduce(samples) >= -_MAX_AMPLITUDE
         and np.maximum.reduce(samples) <= _MAX_AMPLITUDE

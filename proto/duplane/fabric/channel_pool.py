@@ -1,4 +1,4 @@
-"""The channels of one client to peers of one kind: shared by calls, bounded in number."""
+"""The gRPC channels of one client to peers of one kind: shared by calls, bounded in number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import grpc.aio
 
 from duplane.fabric.channel import open_channel
 
-MAX_COUNT = 256  # beyond it, the channels that are unused for longest are closed
+MAX_COUNT = 256  # above it, the channel that was unused for longest is closed
 
 
 class ChannelPool:
@@ -38,7 +38,7 @@ class ChannelPool:
             await self._close_unused()
 
     async def close_others(self, addresses: Collection[str]) -> None:
-        """Close the channels to all other addresses, each after its last use."""
+        """Close the channels to all other addresses. A channel in use closes after its last use."""
         self._former = self._channels.keys() - set(addresses)
         await self._close_unused()
 

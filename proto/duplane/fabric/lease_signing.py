@@ -51,13 +51,13 @@ class LeaseVerifier:
 
     def __init__(self) -> None:
         self._keys: dict[str, Ed25519PublicKey] = {}
-        self._retired: dict[str, float] = {}  # ends of their trust, by key id
+        self._retired: dict[str, float] = {}  # key id -> time at which trust ends
 
     def trust(self, keys: Sequence[registry_pb2.VerificationKey], now: float) -> None:
-        """Replace the keys. Raises ValueError for malformed ones and changes nothing."""
+        """Replace the keys. If one is malformed, raises ValueError and changes nothing."""
         latest = {key.key_id: Ed25519PublicKey.from_public_bytes(key.public_key) for key in keys}
         missing = dict.fromkeys(self._keys.keys() - latest.keys(), now + LEASE_LIFE_S)
-        ends = {**missing, **self._retired}  # the first end counts
+        ends = {**missing, **self._retired}  # keep an end that was set before
         self._retired = {
             key_id: end for key_id, end in ends.items() if end > now and key_id not in latest
         }

@@ -23,15 +23,15 @@ from duplane.scheduler.store.base import (
 
 _log = logging.getLogger(__name__)
 
-MAX_RUNNING = 256  # grants that are on their way to the store at once; the others wait
-PORTION = 8  # grants that are begun without a pause, in which other tasks run
+MAX_RUNNING = 256  # most grants that wait for the store at once
+PORTION = 8  # grants begun without a pause in which other tasks can run
 
 
 class GrantLoop:
     """Grants from one store. Several schedulers may run such a loop on the same store.
 
-    A grant does not wait for the one before it: slot and ticket are reserved until the store has
-    answered.
+    Several grants are made at the same time. The slot and the ticket of each are reserved until the
+    store has answered.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class GrantLoop:
             self._wake()
 
     async def settled(self, order: int | None) -> None:
-        """Wait until the ticket of an order is granted, if it can be granted now.
+        """Wait until the ticket with this order is granted, if it can be granted now.
 
         Returns at once while grants are held back.
         """
@@ -121,7 +121,7 @@ class GrantLoop:
         return left_s if self._is_resuming and left_s > 0 else None
 
     async def _begin_all(self, tasks: asyncio.TaskGroup) -> None:
-        """Begin every grant that is possible, several before each pause."""
+        """Begin every possible grant. Pause after each `PORTION`."""
         count = 0
         for pool in self._state.waiting_pools:
             while len(self._running) < MAX_RUNNING and (proposal := self._state.next_grant(pool)):
@@ -137,7 +137,7 @@ class GrantLoop:
         self._running[ticket.order] = tasks.create_task(granting)
 
     async def _grant(self, ticket: Ticket, offer: Offer, return_count: int) -> None:
-        """Grant a reserved slot, unless callers have returned to places that may be ahead."""
+        """Grant a reserved slot, unless callers have returned with tickets that may be ahead."""
         revision, grant = self._state.revision, None
         try:
             if return_count == self._state.return_count:
@@ -145,7 +145,7 @@ class GrantLoop:
         finally:
             del self._running[ticket.order]
             self._state.unreserve(offer.claims.worker_id, offer.claims.slot, ticket.order)
-            # If it was refused, a change comes that tells why.
+            # After a refusal, the loop waits for the change that has caused it.
             if grant or revision != self._state.revision:
                 self._wake()
 

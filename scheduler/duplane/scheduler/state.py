@@ -70,7 +70,7 @@ class SchedulerState:
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.revision = 0
-        self.return_count = 0  # tickets that were put ahead of others
+        self.return_count = 0  # number of tickets that were put ahead of others
         self.workers: dict[str, Worker] = {}
         self.tickets: dict[int, Ticket] = {}  # by order
         self.grants: dict[str, Grant] = {}  # by lease id, oldest first
@@ -139,7 +139,7 @@ class SchedulerState:
         return pool.slots.best(request, needs_of(request)) if pool and not pool.queues else None
 
     def reserve(self, worker_id: str, slot: int, order: int | None = None) -> None:
-        """Propose a slot, and the ticket of an order, to nobody else until `unreserve`."""
+        """Exclude a slot, and the ticket with this order, from proposals until `unreserve`."""
         self._reserved_slots.setdefault(worker_id, set()).add(slot)
         if order is not None:
             self._reserved_orders.add(order)
@@ -236,7 +236,7 @@ class SchedulerState:
         if former := self.tickets.get(ticket.order):
             self.requests.pop(former.request.request_id, None)
             if demand_of(former.request) != demand_of(ticket.request):
-                self._leave_queue(former)  # the ticket waits in another queue from now on
+                self._leave_queue(former)  # the ticket now waits in another queue
         self.tickets[ticket.order] = ticket
         self.requests[ticket.request.request_id] = ticket
         pool, needs = self._pools.setdefault(ticket.request.pool, _Pool()), needs_of(ticket.request)

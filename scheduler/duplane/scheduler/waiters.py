@@ -66,7 +66,7 @@ class Waiters:
         limit: int,
         enqueue: Enqueue | None = None,
     ) -> None:
-        """`enqueue` replaces that of the store: it may grant in the same step."""
+        """Use `enqueue` in place of the store's method; it may grant in the same step."""
         self.limit = limit
         self._store = store
         self._enqueue_request = enqueue or store.enqueue

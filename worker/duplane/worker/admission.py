@@ -106,7 +106,7 @@ class Admission:
         self._ages.register(worker_epoch, now)
 
     def note_progress(self, fencing_number: int, now: float) -> None:
-        """Note which number the fencing numbers of the fabric have reached."""
+        """Note the number that the fencing numbers of the fabric have reached."""
         self._ages.progress(fencing_number, now)
 
     def detach(self, now: float) -> None:

@@ -1,8 +1,8 @@
-"""How old leases are at least, by their fencing numbers and the worker's monotonic clock. Pure.
+"""The least age of leases, from their fencing numbers and the worker's monotonic clock. Pure.
 
-Fencing numbers rise over all grants of a fabric. A scheduler says at intervals which number they
-have reached: every lease up to it was granted before the worker heard that. So no wall clock
-counts, and none that is wrong or is changed makes a lease older or younger.
+Fencing numbers rise with every grant in a fabric. At intervals the scheduler sends the number that
+they have reached. Leases up to this number were granted before the message arrived. So no wall
+clock is needed, and a wrong or changed wall clock does not affect the age of a lease.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from collections import deque
 
 _MARK_INTERVAL_S = 2.0
 _MARKS_KEPT = (
-    64  # over 128 s, longer than a lease can be claimed; leases before count as of the first
+    64  # over 128 s, longer than a lease can be claimed; older leases count from the first mark
 )
-_REGISTRATIONS_KEPT = 64  # leases of earlier ones are long refused
+_REGISTRATIONS_KEPT = 64  # leases of earlier ones have expired
 _EVERY_NUMBER = 2**63
 
 
 class _Registration:
-    """One registration of the worker: when the fencing numbers had reached which number."""
+    """One registration of the worker: the numbers that were reached, and when."""
 
     def __init__(self, epoch: int, now: float) -> None:
         self.epoch = epoch
         self._marks = deque([(epoch, now)], maxlen=_MARKS_KEPT)  # numbers and times, both rising
 
     def mark(self, number: int, now: float) -> None:
-        """Note a number that was reached. One that comes soon after another is left out."""
+        """Note a number that was reached. It is ignored if it comes soon after another one."""
         last_number, last_time = self._marks[-1]
         if number == _EVERY_NUMBER or (
             number > last_number and now >= last_time + _MARK_INTERVAL_S
@@ -33,7 +33,7 @@ class _Registration:
             self._marks.append((number, now))
 
     def age_s(self, number: int, now: float) -> float:
-        """Return the age of a lease, at least; 0 if its number was not reached yet."""
+        """Return the least age of a lease; 0 if its number was not reached yet."""
         return next((now - at for reached, at in self._marks if reached >= number), 0.0)
 
 
@@ -45,7 +45,7 @@ class LeaseAges:
         self._is_attached = False
 
     def register(self, epoch: int, now: float) -> None:
-        """Begin a registration, unless it is the present one. It ends the one before."""
+        """Begin a registration, unless it is the present one. This ends the previous one."""
         if self._is_attached and self._registrations[-1].epoch == epoch:
             return
         self.detach(now)
@@ -58,9 +58,9 @@ class LeaseAges:
             self._registrations[-1].mark(number, now)
 
     def detach(self, now: float) -> None:
-        """End the present registration, if there is one: nothing more is granted on it.
+        """End the present registration, if there is one.
 
-        Its scheduler may notice that some time later. What it grants until then counts as granted
+        The scheduler may notice the end later. Leases that it grants until then count as granted
         now.
         """
         if self._is_attached:
@@ -68,7 +68,7 @@ class LeaseAges:
         self._is_attached = False
 
     def age_s(self, epoch: int, number: int, now: float) -> float | None:
-        """Return the age of a lease, at least; None if its registration is not known here."""
+        """Return the least age of a lease; None if its registration is unknown."""
         found = (one for one in reversed(self._registrations) if one.epoch == epoch)
         registration = next(found, None)
         return registration.age_s(number, now) if registration else None

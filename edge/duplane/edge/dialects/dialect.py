@@ -177,7 +177,7 @@ class Dialect(ABC):
         return []
 
     def _closed_events(self, close: Close, now: Moment) -> list[bytes]:
-        """Render the event of an end that is not a refusal; nothing if the dialect has none."""
+        """Render the event of an end, unless it is a refusal. Empty if the dialect has no event."""
         del close, now
         return []
 

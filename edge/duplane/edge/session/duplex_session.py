@@ -220,7 +220,7 @@ class DuplexSession(Session[DuplexDialect]):
         if limit is TimeLimit.CONVERSATION:
             return self.failed(FabricError(Reason.UNAVAILABLE, "the worker is silent"), now)
         if limit is TimeLimit.AUDIO:
-            # Audio does not move the limit, which would cost time with every append.
+            # Appends do not restart this limit, which would cost time at each; it is checked here.
             rest_s = self._last_audio_s + self._limits.idle_s - now.monotonic_s
             if rest_s > 0:
                 self.time_limits.start(TimeLimit.AUDIO, rest_s, now)

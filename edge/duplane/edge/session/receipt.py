@@ -1,4 +1,4 @@
-"""When a client's message was received and parsed."""
+"""The times at which a client's message was received, read and parsed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from duplane.edge.clock import Moment
 class Receipt(NamedTuple):
     """The times of one message, in wall-clock nanoseconds.
 
-    `received_ns` is that of its last byte, `read_ns` the one at which the session took it.
+    `received_ns` is the time at which its last byte arrived, `read_ns` the time at which the
+    session began to handle it.
     """
 
     received_ns: int
@@ -19,5 +20,5 @@ class Receipt(NamedTuple):
 
     @classmethod
     def at(cls, now: Moment) -> Receipt:
-        """Return the times of a message that waited for nothing."""
+        """Return the times of a message that was received, read and parsed at one moment."""
         return cls(now.wall_ns, now.wall_ns, now.wall_ns)

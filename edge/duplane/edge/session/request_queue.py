@@ -32,11 +32,11 @@ class RequestQueue:
         self.total_dropped_count = 0  # units that this queue has dropped so far
         self.on_dropped: Callable[[Receipt], None] = lambda _: None
         self._assembler = UnitAssembler(frame_count)
-        self._waiting: deque[tuple[Append, Receipt]] = deque()  # with that of the last audio
+        self._waiting: deque[tuple[Append, Receipt]] = deque()  # and the last append's receipt
         self._first_ordinal = 0  # ordinal of the first unit that waits
         self._requests: deque[tuple[int, session_pb2.ConverseRequest]] = deque()
         self._sent: dict[int, tuple[Tag, int]] = {}
-        self.last_receipt = Receipt(0, 0, 0)  # of the unit that was taken last
+        self.last_receipt = Receipt(0, 0, 0)  # receipt of the unit that was taken last
         self._next_sequence = 0
         self._dropped_count = 0
         self._force_listen = False  # a dropped unit was forced to listen

@@ -132,7 +132,7 @@ class SessionRunner(ABC, Generic[S]):
         self._spans.granted(granted.lease_id)
 
     def _note_claim(self, granted: lease_pb2.Granted) -> None:
-        """Note that the granted slot is held."""
+        """Note that the granted slot is claimed."""
         self._spans.end_step()
         _log.debug("lease %s on worker %s", granted.lease_id, granted.worker_address)
         self.worker = granted.worker_address

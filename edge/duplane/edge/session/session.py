@@ -59,7 +59,7 @@ class Session(ABC, Generic[D]):
         self._limits = limits
         self._is_decided = True  # whether the dialect is known
         self._recorded_audio = b""
-        self._receipt = Receipt.at(now)  # of the message that is applied
+        self._receipt = Receipt.at(now)  # receipt of the message that is applied now
         self.time_limits = TimeLimits()  # call `expire` at the next deadline
         self._await_slot(now)
 

@@ -87,7 +87,7 @@ class ClientProtocol(web.RequestHandler):
         )
         self._time = loop.time
         self.last_data_s = 0.0
-        self.received_s = 0.0  # the same by `time.monotonic`: loops round to milliseconds
+        self.received_s = 0.0  # by `time.monotonic`, since loops round to ms
         self.unread_bytes = 0
         self.is_too_big = False  # cut because a message was too long
         self._max_unread_bytes = 0

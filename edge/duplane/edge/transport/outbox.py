@@ -18,7 +18,7 @@ class Outbox:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        # Each event with the function to call once it is written.
+        # Each event, with the function to call when it is written.
         self._events: deque[tuple[bytes, Callable[[], None] | None]] = deque()
         self._queued_bytes = 0
 
@@ -36,7 +36,7 @@ class Outbox:
         self._queued_bytes += added_bytes
 
     def pop(self) -> tuple[bytes, Callable[[], None] | None]:
-        """Remove and return the oldest event, and the function to call once it is written."""
+        """Remove and return the oldest event, and the function to call when it is written."""
         event, on_written = self._events.popleft()
         self._queued_bytes -= len(event)
         return event, on_written

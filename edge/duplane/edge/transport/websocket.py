@@ -74,7 +74,7 @@ class WebSocket:
             began_s = time.thread_time()
             if message.type is WSMsgType.TEXT:
                 self._protocol.unread_bytes = 0
-                # Of several messages that wait, all count from the last data.
+                # If several messages wait, their time of receipt is that of the last data.
                 waited_s = time.monotonic() - self._protocol.received_s
                 await receiver.receive(message.data, waited_s)
             elif not await self._take_control(message.type, message.data, receiver):

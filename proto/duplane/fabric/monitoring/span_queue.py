@@ -1,4 +1,4 @@
-"""The bounded queue of spans that wait for their export, and the counts of what became of them."""
+"""The bounded queue of spans that wait for export, and counts of exported and lost spans."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from duplane.fabric.monitoring.metrics import Observed
 from duplane.fabric.process import StartError
 
-_DEFAULT_CAPACITY = 16_384  # about ten seconds of a thousand units per second
+_DEFAULT_CAPACITY = 16_384  # enough for about 10 s of 1000 units per second
 _MAX_QUEUE_SIZE = "OTEL_BSP_MAX_QUEUE_SIZE"
 OUTCOMES = ("exported", "failed", "dropped")
 
 
 class SpanQueue(BatchSpanProcessor):
-    """Exports spans in batches, in a thread of its own; callers never wait for it.
+    """Exports spans in batches, in a separate thread. Callers never wait for it.
 
-    While the queue is full, because the collector is slow or gone, new spans are dropped.
+    If the queue is full, because the collector is slow or gone, new spans are dropped.
     """
 
     def __init__(self, exporter: SpanExporter) -> None:
@@ -37,12 +37,12 @@ class SpanQueue(BatchSpanProcessor):
 
     @property
     def exported_count(self) -> int:
-        """How many spans the collector has taken."""
+        """The number of spans that the collector has accepted."""
         return self._exporter.exported_count
 
     @property
     def failed_count(self) -> int:
-        """How many spans the collector has not taken, after all attempts."""
+        """The number of spans that the collector has not accepted, after all attempts."""
         return self._exporter.failed_count
 
     def on_end(self, span: ReadableSpan) -> None:
@@ -56,7 +56,7 @@ class SpanQueue(BatchSpanProcessor):
 
 
 class _CountingExporter(SpanExporter):
-    """Counts what another exporter does. Used by the thread of the queue only."""
+    """Counts the spans that another exporter exports. Only the queue's thread uses it."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
@@ -88,7 +88,7 @@ def _capacity(environ: Mapping[str, str]) -> int:
 
 
 def observe_spans(registry: CollectorRegistry, role: str, queue: SpanQueue | None) -> None:
-    """Add the counts of a queue to the metrics of a process; zeros without a queue."""
+    """Add the counts of a queue to the metrics of a process. Without a queue they are 0."""
 
     def observe() -> Iterable[Metric]:
         family = CounterMetricFamily(

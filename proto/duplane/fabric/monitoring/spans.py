@@ -1,19 +1,19 @@
 """Spans: their names, stages and attributes, and their context inside messages.
 
-The span of a session has those of its queue, claim, opening and close below it. Each unit is a
-trace of its own, linked to its session's span: `edge.unit` with `worker.unit` below it. Each event
-of a unit's span is the beginning of a stage, which lasts until the next event or the end of the
-span. What of the edge's stage `worker` lies outside of the worker's span is the network. The parts
-of a chat turn are child spans of the turn.
+The queue, claim, opening and close of a session are child spans of the session's span. Each unit is
+a trace of its own, linked to its session's span: `edge.unit` with the child `worker.unit`. Each
+event of a unit's span begins a stage, which lasts until the next event or the end of the span. The
+edge's stage `worker` is longer than the worker's span by the time in the network. The parts of a
+chat turn are child spans of the turn.
 
-A session is sampled or not, by the standard settings of OpenTelemetry, and its units with it. A
-unit that is late, fails or is dropped is exported in any case. The worker decides when it makes the
-delta: a unit is late if `UNIT_DEADLINE_S` have passed since the edge received it. The trace context
-of the delta tells the edge. A unit that becomes late only afterwards is exported by the edge alone,
-with the worker's stage times as attributes.
+The standard settings of OpenTelemetry decide which sessions are sampled, with all their units. A
+unit that is late, fails or is dropped is always exported. The worker decides this when it makes the
+delta: a unit is late if `UNIT_DEADLINE_S` have passed since the edge received it. It tells the edge
+by the trace context of the delta. If a unit becomes late only after that, the edge alone exports
+it, with the worker's stage times as attributes.
 
-Spans are exported as OTLP over gRPC if the standard `OTEL_*` settings ask for it, else not at all.
-Attributes never contain audio, text or keys.
+Spans are exported, as OTLP over gRPC, only if the standard `OTEL_*` settings ask for it. Attributes
+never contain audio, text or keys.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ EDGE_SESSION = "edge.session"
 EDGE_QUEUE = "edge.queue"  # the wait for a slot, from the first `queued` to the grant
 EDGE_CLAIM = "edge.claim"  # from the grant to the worker's `claimed`
 EDGE_OPEN = "edge.open"  # from the settings to the worker's `opened`
-EDGE_CLOSE = "edge.close"  # from the end of the session to that of its connections
+EDGE_CLOSE = "edge.close"  # from the end of the session until its connections are closed
 EDGE_UNIT = "edge.unit"
 SCHEDULER_QUEUE = "scheduler.queue"  # from the request for a slot to its grant
 WORKER_SESSION = "worker.session"
 WORKER_OPEN = "worker.open"  # from `open` to `opened`
 WORKER_CLEANUP = "worker.cleanup"  # from the end of the session until its slot is free
 WORKER_UNIT = "worker.unit"
-WORKER_BATCH = "worker.batch"  # the units that ran together; theirs link to it
+WORKER_BATCH = "worker.batch"  # a batch of units; their spans link to it
 WORKER_CHAT = "worker.chat"
 WORKER_CHAT_PREPARE = "worker.chat.prepare"  # work before the device: checks, videos, layout
 WORKER_CHAT_PREFILL = "worker.chat.prefill"
@@ -59,18 +59,18 @@ READ = "read"  # a complete message waits until its session takes it
 PARSE = "parse"
 QUEUE = "queue"  # the unit waits for the stream to the worker
 SEND = "send"  # the stream takes the unit
-WORKER = "worker"  # the network, and the worker between
+WORKER = "worker"  # the network and the worker
 RENDER = "render"
 WRITE = "write"  # the client's connection takes the events
 EDGE_STAGES = (READ, PARSE, QUEUE, SEND, WORKER, RENDER, WRITE)
 
-# Stages of `worker.unit`, in their order. Those from vision to vocoder are stages of the batch.
+# Stages of `worker.unit`, in their order. From vision to vocoder they are stages of the batch.
 PREPARE = "prepare"  # check of the unit and decoding of its pictures
-INBOX = "inbox"  # earlier units of the conversation are not done
-SETTLE = "settle"  # the settle of the conversation's previous unit is not done
-DEVICE = "device"  # the device is busy with other conversations
+INBOX = "inbox"  # wait for earlier units of the conversation
+SETTLE = "settle"  # wait for the settle of the conversation's previous unit
+DEVICE = "device"  # wait while the device runs other conversations
 MODEL_STAGES = ("vision", "audio", "prefill", "decode", "talker", "vocoder")
-RUN = "run"  # the rest of the batch, of which the model reports no stage
+RUN = "run"  # the rest of the batch, for which the model reports no stage
 DELIVER = "deliver"  # from the device thread to the stream
 WORKER_STAGES = (PREPARE, INBOX, SETTLE, DEVICE, *MODEL_STAGES, RUN, DELIVER)
 
@@ -121,9 +121,9 @@ class SpanIds(NamedTuple):
 
 @dataclass(slots=True)
 class FinishedSpan:
-    """A span as it is recorded, after its end. Times are wall-clock nanoseconds.
+    """A span that has ended and can be recorded. Times are wall-clock nanoseconds.
 
-    `stages` are names and beginnings, in their order; `token_counts` are attributes of a stage.
+    `stages` are their names and beginnings, in order; `token_counts` are attributes of a stage.
     """
 
     name: str
@@ -149,7 +149,7 @@ class Telemetry:
     def __init__(
         self, role: str, processor: SpanProcessor | None = None, sampler: Sampler | None = None
     ) -> None:
-        """Export as the settings ask; or through `processor`, which tests set."""
+        """Export as the settings ask, or in tests through `processor`."""
         self._role = role
         self._queue: SpanQueue | None = None
         if processor is None and is_export_configured("TRACES"):
@@ -187,8 +187,8 @@ class Telemetry:
     def record(self, span: FinishedSpan) -> None:
         """Export a span that has ended, whatever the sampling.
 
-        It is made at its end, because only then it is known whether it is exported. This costs a
-        third of a span that is started and ended.
+        Such a span is made at its end, because only then it is known whether it is exported. This
+        costs a third of the time of a span that is started and ended.
         """
         if self._processor is None:
             return
@@ -210,7 +210,7 @@ class Telemetry:
         )
 
     def observe(self, registry: CollectorRegistry) -> None:
-        """Add to the metrics what became of the spans."""
+        """Add the counts of exported and lost spans to the metrics."""
         observe_spans(registry, self._role, self._queue)
 
     def shutdown(self) -> None:
@@ -225,7 +225,7 @@ def span_context(ids: SpanIds) -> SpanContext:
 
 
 def link_to(context: TraceContext | None) -> tuple[Link, ...]:
-    """Return the link to the span of a message's context; none without a context."""
+    """Return a link to the span in a message's trace context, or nothing without a context."""
     linked = extract(context)
     return (Link(linked),) if linked.is_valid else ()
 
@@ -235,7 +235,7 @@ def is_sampled(context: TraceContext | None) -> bool:
     return context is not None and context.traceparent[-1:] in _ODD
 
 
-_ODD = frozenset("13579bdf")  # last digits of the flags if the lowest bit, `sampled`, is set
+_ODD = frozenset("13579bdf")  # last digits of flags whose lowest bit, `sampled`, is set
 
 
 def inject(span: Span) -> TraceContext | None:

@@ -24,7 +24,7 @@ class EtcdUrl:
     def parse(cls, url: str) -> EtcdUrl:
         """Parse a URL. Raises ValueError."""
         place, _, query = url.partition("?")
-        if "@" in place:  # not shown: what is before it may be a password
+        if "@" in place:  # not shown, since a password may precede the @
             raise ValueError("a URL with a user cannot be used; set store_user and store_password")
         parts = urlsplit(place)
         if parts.scheme != "etcd" or parts.path or parts.fragment:

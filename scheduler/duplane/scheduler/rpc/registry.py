@@ -180,10 +180,10 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             changes.append(self._store.report(changed))
         else:
             self._watch.publish_worker(worker)
-        await asyncio.gather(*changes)  # the store makes them in one step, if it can
+        await asyncio.gather(*changes)  # together, so that the store can make them in one step
 
     def _announce_progress(self, stream: WorkerStream) -> None:
-        """Answer a report, but not each of several that come within half an interval."""
+        """Tell the worker which number fencing numbers have reached, at most twice per interval."""
         now = self._state.clock()
         if now >= stream.progress_due:
             stream.progress_due = now + self._settings.report_interval_s / 2
@@ -193,14 +193,14 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
     def _unsettled(
         self, worker: Worker, slots: Sequence[registry_pb2.SlotReport]
     ) -> Iterable[registry_pb2.SlotReport]:
-        """Return the slots whose reports change a grant."""
+        """Return the slot reports that change a grant."""
         for slot in slots:
             grant = self._state.grant_of(worker.worker_id, slot.slot)
             if judge(grant, slot) is not Verdict.NOTHING:
                 yield slot
 
     async def _settle_slot(self, worker: Worker, slot: registry_pb2.SlotReport) -> bool:
-        """Update the grant of a slot from the worker's report; False if it has changed nothing."""
+        """Update the grant of a slot from the worker's report. Returns False if nothing changed."""
         grant = self._state.grant_of(worker.worker_id, slot.slot)
         verdict = judge(grant, slot)
         has_changed = False

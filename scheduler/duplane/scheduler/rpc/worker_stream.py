@@ -26,7 +26,7 @@ class WorkerStream:
         self.epoch = worker.epoch
         self.has_report = asyncio.Event()
         self.is_drain_sent = False
-        self.progress_due = 0.0  # when to tell the worker again how far fencing numbers are
+        self.progress_due = 0.0  # time of the next `progress` message
         self._outbox = asyncio.Queue[registry_pb2.AttachResponse](OUTBOX_LENGTH)
         self._failure: FabricError | None = None
         self._has_failed = asyncio.Event()

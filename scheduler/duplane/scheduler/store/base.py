@@ -65,7 +65,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A slot to grant, and the time for the grant to be claimed."""
+    """A slot to grant, and the time within which the grant must be claimed."""
 
     claims: lease_pb2.LeaseClaims  # of the lease; the store adds the fencing number
     claim_timeout_s: float
@@ -135,7 +135,7 @@ Change = WorkerPut | WorkerGone | TicketPut | TicketGone | GrantPut | GrantGone
 
 
 def replaces(register: registry_pb2.Register, known: registry_pb2.Register) -> bool:
-    """True if a registration comes from the same process as a known one, and not before it."""
+    """True if a registration comes from the same process as a known one, and is not older."""
     is_later = not register.stream_number or register.stream_number >= known.stream_number
     return register.incarnation == known.incarnation and is_later
 
@@ -215,9 +215,9 @@ class LeaseStore(ABC):
         """Add a ticket: at `order` if the store issued that number before, else at the end.
 
         If a ticket waits at this order or for this `request_id`, `owner` becomes its owner. A
-        grant that was made for this `request_id` is returned unchanged. A new request without an
-        order is granted `offer` in the same step if the offer can be granted and nobody waits in
-        the pool. The ticket of such a grant never waited; its order is the fencing number.
+        grant that was made for this `request_id` is returned unchanged. If a new request has no
+        order, nobody waits in its pool and `offer` can be granted, it is granted in the same step.
+        The order of the grant's ticket is then the fencing number.
         """
 
     @abstractmethod
@@ -228,9 +228,9 @@ class LeaseStore(ABC):
     async def try_grant(self, ticket: Ticket, offer: Offer) -> Grant | None:
         """Replace `ticket` by a grant of `offer` with a new fencing number, in one step.
 
-        Changes nothing and returns None if the ticket is gone or taken over, the worker's epoch
-        has ended, or the slot is granted. The grant ends as EXPIRED if it is not claimed within
-        `claim_timeout_s`, never earlier.
+        Changes nothing and returns None if the ticket is gone or has another owner, the worker's
+        epoch has ended, or the slot is granted. The grant ends as EXPIRED if it is not claimed
+        within `claim_timeout_s`, never earlier.
         """
 
     @abstractmethod

@@ -70,7 +70,7 @@ class DeviceThread:
         self._busy_since_s: float | None = None
         self._runner: ModelRunner | None = None
         self._pools = ThreadPools()
-        self.on_batch: Callable[[BatchRecord], None] = lambda _: None  # after its settle
+        self.on_batch: Callable[[BatchRecord], None] = lambda _: None  # called after its settle
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
 
     async def start(self) -> None:
@@ -197,7 +197,7 @@ class DeviceThread:
             self._lock.notify()
 
     def put(self, channel: SlotChannel, entry: Entry) -> Entry | None:
-        """Queue a unit, or the answer to a refused unit. Returns the one that it drops, if any."""
+        """Queue a unit, or the answer to a refused unit. Returns the entry that this drops."""
         if isinstance(entry, Unit):
             entry.queued_s = time.monotonic()
         with self._lock:

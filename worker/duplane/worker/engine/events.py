@@ -25,9 +25,9 @@ class Lost:
 
 @dataclass(slots=True, eq=False)
 class BatchRecord:
-    """One batch of units, for its span. Times are monotonic.
+    """The record of one batch of units, for its span. Times are monotonic.
 
-    `ids` are those of the span, set when a unit of the batch is exported.
+    `ids` are the ids of the span. They are set when a unit of the batch is exported.
     """
 
     size: int

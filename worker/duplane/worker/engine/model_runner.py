@@ -48,7 +48,7 @@ class ModelRunner:
         self.memory_used_bytes = device.memory_used_bytes(self.model)
         self._memory_bound_bytes = self.memory_used_bytes + memory_tolerance_bytes
         self._open_slots: set[int] = set()
-        # When the settle of each slot's last unit began and ended.
+        # Begin and end of the settle of each slot's last unit.
         self._settle_s: dict[int, tuple[float, float]] = {}
 
     def open(self, slot: int, options: ConversationOptions) -> bool:
@@ -92,7 +92,7 @@ class ModelRunner:
                 unit = waiting.pop(result.slot)
                 unit.finished_s = time.monotonic()
                 if not isinstance(result, UnitFailure):
-                    result.unit.finished_s = unit.finished_s  # a copy if the model prepared it
+                    result.unit.finished_s = unit.finished_s  # the model may have copied the unit
                     self._post(result.slot, result)
                     continue
                 self._post(result.slot, failed_unit(unit, result))
@@ -112,7 +112,7 @@ class ModelRunner:
         return lost
 
     def _settle(self, slots: Sequence[int], lost: set[int], record: BatchRecord) -> None:
-        """Settle the last units of some slots; add those that are lost to `lost`."""
+        """Settle the last units of these slots. Add the slots that are lost to `lost`."""
         record.settle_s = record.ended_s = time.monotonic()
         for failure in self.model.settle(slots):
             lost.add(failure.slot)

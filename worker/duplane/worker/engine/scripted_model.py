@@ -181,7 +181,7 @@ class ScriptedModel:
             yield result
 
     def _laps(self) -> dict[str, float]:
-        """Take the time of each stage; return how long each took."""
+        """Wait as long as the stages of a batch take; return the seconds of each stage."""
         laps_s: dict[str, float] = {}
         begin_s = time.monotonic()
         for stage, seconds in self.stage_s.items():
@@ -221,7 +221,7 @@ class ScriptedModel:
         return UnitFailure(unit.slot, "INTERNAL", "the unit is marked to fail", True)
 
     def settle(self, slots: Sequence[int]) -> Sequence[UnitFailure]:
-        """Take the time of the stage: the context has no window."""
+        """Wait as long as the stage takes. There is nothing to settle, without a window."""
         begin_s = time.monotonic()
         if seconds := self.stage_s.get("settle"):
             time.sleep(seconds)

@@ -64,7 +64,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self._tasks = tasks
         self._rechecks: set[asyncio.Task[None]] = set()
         self._calls: dict[int, DuplexCall | ChatCall] = {}
-        self._spans: dict[int, Span] = {}  # of the calls, by slot too
+        self._spans: dict[int, Span] = {}  # of the calls, by slot
         self._metrics = metrics
         self._batches = BatchReporter(tracer)
         engine.on_batch = self._batches.ended
@@ -258,7 +258,7 @@ def _attributes(claims: lease_pb2.LeaseClaims) -> dict[str, AttributeValue]:
 def _client_trace(
     trace: trace_pb2.TraceContext, context: grpc.aio.ServicerContext[Any, Any]
 ) -> trace_pb2.TraceContext:
-    """Return the client's trace: that of its message, or else of its metadata; may be empty."""
+    """Return the client's trace from its message, or else from its metadata. It may be empty."""
     metadata = context.invocation_metadata() or ()
     return trace if trace.traceparent else spans.from_metadata(metadata)
 

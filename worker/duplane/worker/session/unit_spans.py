@@ -1,4 +1,4 @@
-"""The worker's spans: the opening of a session, its units with their stages, and their batches."""
+"""The worker's spans of a session: its opening, its units with their stages, and their batches."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _DEADLINE_NS = int(UNIT_DEADLINE_S * 1e9)
 
 
 def unit_stages(unit: Unit, stage_s: Mapping[str, float], now_s: float) -> list[tuple[str, float]]:
-    """Return the stages of a unit with their beginnings, monotonic, in their order.
+    """Return the stages of a unit in order, each with its beginning by the monotonic clock.
 
-    Each lasts until the next one; the last lasts until `now_s`. `stage_s` are the stages of the
-    batch. Stages that took no time are left out.
+    Each stage lasts until the next one, the last stage until `now_s`. `stage_s` has the durations
+    of the batch's stages. Stages that took no time are left out.
     """
     settle_s, settled_s = unit.settle_s
     ends_s = [
@@ -49,9 +49,9 @@ def unit_stages(unit: Unit, stage_s: Mapping[str, float], now_s: float) -> list[
 
 
 class UnitSpans:
-    """The spans of one session: they link to `trace`, the session's span in the edge.
+    """The spans of one session's units. They link to `trace`, the session's span in the edge.
 
-    `parent` is the worker's own span of the session.
+    `parent` is the worker's span of the session.
     """
 
     def __init__(
@@ -87,10 +87,10 @@ class UnitSpans:
     def delta(
         self, output: UnitOutput, delta: session_pb2.Delta, now_s: float
     ) -> trace_pb2.TraceContext | None:
-        """Record the span of a unit that has its delta; return its context for the delta."""
+        """Record the span of a unit with its delta. Return the trace context for the delta."""
         unit = output.unit
         if not self._telemetry.is_exported:
-            return unit.trace  # as it came, so that the edge does not take it for late
+            return unit.trace  # unchanged, so that the edge does not treat the unit as late
         end_ns = _wall_ns(unit, now_s)
         is_late = end_ns - (unit.edge_time_ns or unit.receive_time_ns) > _DEADLINE_NS
         is_kept = is_late or (spans.is_sampled(unit.trace) if unit.trace else self._is_sampled)
@@ -146,7 +146,7 @@ class UnitSpans:
     def _ended(
         self, entry: Entry, unit: Unit | None, attributes: dict[str, AttributeValue], outcome: str
     ) -> None:
-        """Record the span of a unit without a delta; `unit` is absent if it was refused."""
+        """Record the span of a unit without a delta. `unit` is None if the unit was refused."""
         if not self._telemetry.is_exported:
             return
         now_s, end_ns = time.monotonic(), time.time_ns()
@@ -178,7 +178,7 @@ class UnitSpans:
         )
 
     def _links_of(self, unit: Unit | None) -> Sequence[Link]:
-        """Return the links of a unit: to its session, and to its batch, which is then exported."""
+        """Return links to the unit's session and batch. This makes the batch be exported."""
         batch: BatchRecord | None = unit.batch if unit else None
         if batch is None:
             return self._links
@@ -187,7 +187,7 @@ class UnitSpans:
 
 
 class BatchReporter:
-    """Records the spans of batches of which at least one unit was exported."""
+    """Records the spans of batches with at least one exported unit."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
@@ -196,7 +196,7 @@ class BatchReporter:
         """Record the span of a batch, after its settle."""
         if batch.ids is None:
             return
-        ahead_ns = time.time_ns() - time.monotonic_ns()  # of the wall clock
+        ahead_ns = time.time_ns() - time.monotonic_ns()  # wall clock minus monotonic clock
         start_ns, settle_ns, end_ns = (
             ahead_ns + int(moment_s * 1e9)
             for moment_s in (batch.started_s, batch.settle_s, batch.ended_s)
@@ -209,7 +209,7 @@ class BatchReporter:
                 spans.WORKER_BATCH,
                 batch.ids,
                 start_ns,
-                end_ns if batch.ended_s else time.time_ns(),  # a batch that failed
+                end_ns if batch.ended_s else time.time_ns(),  # the batch failed
                 {spans.BATCH_SIZE: batch.size},
                 stages=stages,
             )
@@ -217,7 +217,7 @@ class BatchReporter:
 
 
 def _durations(stages: Sequence[tuple[str, float]], end_s: float) -> dict[str, float]:
-    """Return the seconds of each stage, of which the last lasts until `end_s`."""
+    """Return the seconds of each stage. The last stage lasts until `end_s`."""
     ends_s = [begin_s for _, begin_s in stages[1:]] + [end_s]
     return {
         stage: until_s - begin_s for (stage, begin_s), until_s in zip(stages, ends_s, strict=True)

@@ -1,4 +1,4 @@
-"""Commits operations to etcd: those that are ready together go into one transaction."""
+"""Commits operations to etcd. Operations that are ready at the same time share one transaction."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from duplane.scheduler.store.etcd.transactions import Answer, Done, Step, Transa
 
 _log = logging.getLogger(__name__)
 
-# etcd refuses a transaction of more than 128 operations or 1.5 MB. An operation within another
-# transaction may have what the outer one leaves.
+# etcd refuses a transaction of more than 128 operations or 1.5 MB, including the transactions that
+# are nested in it.
 _MAX_JOINT_COUNT = 32
 _MAX_JOINT_BYTES = 512 * 1024
-# Transactions on their way at once. With more, fewer operations would share one.
+# Most transactions that wait for etcd at once. With more, fewer operations would share one.
 _MAX_SENT_COUNT = 2
 _MAX_SENT_ARRIVALS = 16
 
 
 @dataclass(eq=False, slots=True)
 class _Operation(Generic[Answer]):
-    """An operation that waits for its turn, or for the answer of etcd."""
+    """An operation that waits to be sent to etcd, or for its answer."""
 
     step_of: Callable[[Facts], Step[Answer]]
     future: asyncio.Future[Answer]
@@ -46,9 +46,10 @@ _Sent = tuple[_Operation[Any], Transaction[Any]]
 class Commits:
     """Applies operations to the present facts until their transactions succeed.
 
-    Operations that wait at the same time share a transaction in which each has its own guards, so
-    one that fails does not keep the others from succeeding. Two that touch the same key never share
-    one, nor do two arrivals: the number of a transaction is the order of one new ticket at most.
+    Operations that wait at the same time share a transaction. In it each has its own conditions, so
+    an operation can fail while the others succeed. Operations that touch the same key do not share
+    a transaction. Nor do two arrivals, because each new ticket needs the revision of a transaction
+    as its order.
 
     Every transaction names the revision of this scheduler's session. If the outcome of a
     transaction is unknown, the session is written again. After that the transaction can no longer
@@ -62,7 +63,7 @@ class Commits:
         self._facts = mirror.facts
         self._arrivals: deque[_Operation[Any]] = deque()
         self._others: deque[_Operation[Any]] = deque()
-        self._shared: dict[object, asyncio.Future[Any]] = {}  # those that may be asked for again
+        self._shared: dict[object, asyncio.Future[Any]] = {}  # by the name `shared_as`
         self._count = 0
         self._refusals = RepeatedLog(_log)
         self._sending: set[asyncio.Task[None]] = set()
@@ -85,9 +86,9 @@ class Commits:
     ) -> Answer:
         """Complete an operation, even if the caller is cancelled.
 
-        Operations that clients can ask for any number of times have a name, `shared_as`. One that
-        is asked for while another of its name waits is not made a second time. `is_arrival` says
-        that it may make a number that no other operation may have.
+        If an operation with the same name `shared_as` already waits, no second one is made; both
+        callers get its answer. This bounds the operations that clients can request repeatedly.
+        `is_arrival` means that the operation may need a revision that no other operation uses.
         """
         if self._is_closed:
             raise FabricError(Reason.UNAVAILABLE, "the store is closed")
@@ -105,7 +106,7 @@ class Commits:
         self._count -= 1
         self._shared.pop(shared_as, None)
         if not ended.cancelled():
-            ended.exception()  # read here, since the caller may have been cancelled
+            ended.exception()  # mark it as read, since the caller may be gone
 
     def close(self) -> None:
         """Cancel every operation."""
@@ -131,12 +132,12 @@ class Commits:
     def _put(self, operation: _Operation[Any]) -> None:
         (self._arrivals if operation.is_arrival else self._others).append(operation)
         if not self._is_flush_due:
-            # Later in this turn of the event loop, so that what is ready by then goes together.
+            # Send after the callbacks that are ready now, so that their operations go together.
             self._is_flush_due = True
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Send what may be sent now."""
+        """Send as many operations as may be sent now."""
         self._is_flush_due = False
         if self._is_closed:
             return
@@ -152,7 +153,7 @@ class Commits:
                 task.add_done_callback(self._on_sent)
 
     async def _resume(self) -> None:
-        """Send what waits as soon as the session is known."""
+        """Send the waiting operations as soon as the facts contain the session."""
         await self._mirror.until(lambda: self._session.name in self._facts.sessions)
         self._resuming = None
         self._flush()
@@ -164,7 +165,7 @@ class Commits:
             self._flush()
 
     def _next_joint(self) -> Sequence[_Sent]:
-        """Take operations that can share a transaction. Those with nothing to change end here."""
+        """Take operations that can share a transaction. Complete operations that change nothing."""
         joint: list[_Sent] = []
         later: list[_Operation[Any]] = []
         while self._arrivals and not joint:
@@ -177,7 +178,7 @@ class Commits:
     def _join(
         self, operation: _Operation[Any], joint: list[_Sent], later: list[_Operation[Any]]
     ) -> None:
-        """Apply an operation to the facts; append it to those that go now, or to the later ones."""
+        """Apply an operation to the facts. Append it to `joint` if it fits, else to `later`."""
         if operation.future.done():
             return
         try:
@@ -193,7 +194,7 @@ class Commits:
             later.append(operation)
 
     async def _send(self, joint: Sequence[_Sent]) -> None:
-        """Execute one transaction; operations whose guards fail wait for their turn again."""
+        """Execute one transaction. Operations whose conditions fail are queued again."""
         try:
             revision, succeeded = await self._execute([step for _, step in joint])
         except asyncio.CancelledError:
@@ -212,9 +213,9 @@ class Commits:
                 operation.future.set_result(step.answer(revision))
 
     async def _execute(self, steps: Sequence[Transaction[Any]]) -> tuple[int, Sequence[bool]]:
-        """Execute steps in one transaction; return its revision and which of them succeeded.
+        """Execute steps in one transaction; return its revision, and whether each step succeeded.
 
-        When it returns, the facts contain what the transaction did, or what has made it fail.
+        At the return the facts contain the changes of the transaction, or the cause of its failure.
         """
         session_revision = self._facts.sessions[self._session.name]
         failed = [False] * len(steps)
@@ -249,13 +250,13 @@ class Commits:
                 )
                 for step in steps
             ]
-        # Only one of them: etcd refuses transactions that could put a key twice.
+        # Only the outer transaction has it: etcd refuses transactions that could put a key twice.
         barrier = etcd_pb2.PutRequest(key=self._facts.keys.barrier)
         failure = [etcd_pb2.RequestOp(request_put=barrier)]
         return etcd_pb2.TxnRequest(compare=compares, success=changes, failure=failure)
 
     async def _fence(self, session_revision: int) -> None:
-        """Void the transactions that named a revision of the session, and learn what they did."""
+        """Write the session again, so that older transactions fail, and catch up with the facts."""
         async with self._fencing:
             while self._facts.sessions.get(self._session.name) == session_revision:
                 step = Transaction[None](self._facts, lambda _: None)
@@ -270,25 +271,25 @@ class Commits:
                     await self._mirror.reached(response.header.revision)
 
     async def _after_refusal(self, error: EtcdError) -> None:
-        """Wait until a refused transaction, which was not executed, can be made anew."""
+        """Wait until a refused transaction, which was not executed, can be tried again."""
         if error.code is grpc.StatusCode.NOT_FOUND:
-            await self.catch_up()  # a lease has ended; the deletion of its keys comes
+            await self.catch_up()  # a lease has ended; wait until the facts show it
         else:
             await self._report_refusal(error)
 
     async def _report_refusal(self, error: EtcdError) -> None:
-        """Tell the operator, who may have to give this user its rights back, and wait."""
+        """Log the refusal and wait. An operator may have to change this user's rights in etcd."""
         self._refusals.report(f"etcd refuses requests: {error.message}")
         await asyncio.sleep(RETRY_PAUSE_S)
 
 
 def _may_share(one: Transaction[Any], other: Transaction[Any]) -> bool:
-    """True if neither changes what the other one requires or changes."""
+    """True if neither transaction changes a key that the other one requires or changes."""
     if one.is_alone or other.is_alone:
         return False
     return one.written.isdisjoint(other.touched) and other.written.isdisjoint(one.touched)
 
 
 def _is_small(step: Transaction[Any], joint: Sequence[_Sent]) -> bool:
-    """True if a step fits; the first one always does."""
+    """True if a step fits into a transaction with `joint`. A single step always fits."""
     return not joint or step.size + sum(one.size for _, one in joint) <= _MAX_JOINT_BYTES

@@ -7,7 +7,7 @@ import zlib
 from urllib.parse import quote, unquote
 
 _ARRIVALS_COUNT = 64
-_is_plain = re.compile(r"[A-Za-z0-9_.~-]*").fullmatch  # `quote` would return it as it is
+_is_plain = re.compile(r"[A-Za-z0-9_.~-]*").fullmatch  # `quote` would not change it
 SlotKey = tuple[str, int]  # worker id, slot
 
 
@@ -61,7 +61,7 @@ class Keys:
         return self._key("order", str(order))
 
     def arrivals(self, pool: str) -> bytes:
-        """The key of a pool's arrivals. Several pools share one: callers can invent any name."""
+        """The key of a pool's arrivals. Pools share keys, because callers can invent any name."""
         return self._key("arrivals", str(zlib.crc32(pool.encode()) % _ARRIVALS_COUNT))
 
     def parse(self, key: bytes) -> list[str]:

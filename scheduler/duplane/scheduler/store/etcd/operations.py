@@ -168,7 +168,7 @@ def _can_accept(facts: Facts, request: lease_pb2.AcquireLeaseRequest, offer: Off
 
 
 def _accept(facts: Facts, ticket: Ticket, offer: Offer) -> Step[Ticket | Grant]:
-    """Grant an offer to a request without a ticket, unless another request has arrived."""
+    """Grant an offer to a request without a ticket, unless another request has arrived before."""
     value = _grant_value(facts, ticket, offer)
     step = Transaction[Ticket | Grant](facts, lambda revision: read_slot(value, revision).grant)
     step.require_unchanged(facts.keys.arrivals(ticket.request.pool))

@@ -18,11 +18,11 @@ from duplane.scheduler.etcd.lease import LeaseKeeper
 from duplane.scheduler.etcd.v3 import etcd_pb2
 from duplane.scheduler.store.etcd.mirror import RETRY_PAUSE_S, Mirror
 
-# When a scheduler dies, its presence ends within `PRESENCE_TTL_S`, and the other schedulers end its
-# session `ABSENCE_LIMIT_S` later. Until then, callers and workers return at another scheduler.
+# When a scheduler dies, its key `presence/ID` ends within `PRESENCE_TTL_S`. The other schedulers
+# end its session `ABSENCE_LIMIT_S` later; until then its callers and workers return at another one.
 PRESENCE_TTL_S = 7
 ABSENCE_LIMIT_S = 3.0
-# Longer than a member of etcd is likely to be frozen. See `Session`.
+# This is longer than a member of etcd is likely to be frozen. See `Session`.
 SESSION_TTL_S = 60
 # The signing key of a scheduler that dies must last as long as the leases that it has signed.
 KEY_TTL_S = int(LEASE_LIFE_S)
@@ -34,10 +34,10 @@ _log = logging.getLogger(__name__)
 class Session:
     """Three leases: for the presence, for registrations and tickets, and for the signing key.
 
-    A leader of etcd that was frozen can end leases that the next leader has renewed: those whose
-    time ran out during the freeze (etcd issue 15247). So the only short lease is that of the
-    presence, and a scheduler that loses its presence announces it again. The other leases have more
-    time than such a freeze lasts.
+    A leader of etcd that was frozen can end leases whose time ran out during the freeze, although
+    the next leader has renewed them (etcd issue 15247). So only the lease of the presence is short,
+    and a scheduler that loses its presence announces it again. The other leases last longer than a
+    freeze is likely to last.
 
     When etcd has ended the session, the scheduler begins another one under a new name. The keys of
     the old session are gone: workers register again, and callers return to their places.
@@ -58,7 +58,7 @@ class Session:
         return f"{self.lease:x}"
 
     async def run(self) -> None:
-        """Hold the leases until cancelled. The key is published before the session begins."""
+        """Keep the leases until cancelled. The key is published before the session begins."""
         has_key = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._hold_key(has_key))

@@ -43,7 +43,7 @@ ARRIVAL_TIMEOUT_S = 5.0  # time limit of `register` and `enqueue` while etcd doe
 _PRECEDENCE_S = 0.1
 # A scheduler ends the expired grants of other schedulers with this delay, so that they can do it.
 _EXPIRY_PRECEDENCE_S = 0.5
-MAX_WAITING = 4096  # operations that wait for etcd; one more arrival is refused
+MAX_WAITING = 4096  # most operations that wait for etcd; one more arrival is refused
 
 
 class EtcdStore(LeaseStore):
@@ -78,7 +78,7 @@ class EtcdStore(LeaseStore):
         self._deadlines = ClaimDeadlines(self._facts.grant_of)
         self._has_new_deadline = asyncio.Event()
         self._made: set[str] = set()  # unclaimed grants of this scheduler, by lease id
-        self._left_to_others: dict[int, asyncio.Event] = {}  # set when a ticket changes, by order
+        self._left_to_others: dict[int, asyncio.Event] = {}  # by order; set when the ticket changes
         self._arriving: set[asyncio.Task[Any]] = set()
         self._is_closed = False
         self._mirror.listeners.append(self._on_change)
@@ -252,7 +252,7 @@ class EtcdStore(LeaseStore):
 
     @contextlib.contextmanager
     def _making(self, offer: Offer | None) -> Generator[None]:
-        """Remember during the body that a grant is this scheduler's, and afterwards if it lives."""
+        """Note that a grant is this scheduler's, during the body and for the life of the grant."""
         if offer is None:
             yield
             return

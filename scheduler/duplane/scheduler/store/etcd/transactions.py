@@ -1,4 +1,4 @@
-"""A transaction as an operation of the store builds it from the facts. Pure."""
+"""A transaction, which an operation of the store builds from the facts. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Transaction(Generic[Answer]):
     changes: list[etcd_pb2.RequestOp] = field(default_factory=list[etcd_pb2.RequestOp])
     touched: set[bytes] = field(default_factory=set[bytes])  # keys that it requires or changes
     written: set[bytes] = field(default_factory=set[bytes])  # keys that it changes
-    size: int = 0  # bytes of the values
+    size: int = 0  # bytes of the values to write
     is_alone: bool = False  # too large to share a transaction, or touches ranges of keys
 
     def require_unchanged(self, *keys: bytes) -> None:

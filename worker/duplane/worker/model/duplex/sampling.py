@@ -39,7 +39,7 @@ class Decision(IntEnum):
 
 @dataclass(frozen=True)
 class SlotSampling:
-    """The options of one conversation, its source of numbers, and its last chosen ids."""
+    """The options of one conversation, its uniform numbers, and the ids that it chose last."""
 
     slot: int
     options: ConversationOptions

@@ -267,8 +267,9 @@ def frame_moves(cached: int, new: int, prompt: int, capacity: int) -> Moves:
 def token_moves(cached: int, new: int, prompt: int, capacity: int, stride: int) -> Moves:
     """Plan the moves for Conformer layers before the upsampling.
 
-    The reference repeats their tokens `stride` times, so that all layers have the same length, cuts
-    the result like frames, and reads its first part. `cached`, `new` and `capacity` count tokens,
+    The reference stores the tokens of these layers `stride` times, so that all caches have the same
+    length. It drops entries as it drops frames, and then reads only the first part of the rest. So
+    the kept tokens are the first part of that. `cached`, `new` and `capacity` count tokens,
     `prompt` counts frames.
     """
     length = cached + new

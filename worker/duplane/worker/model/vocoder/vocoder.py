@@ -271,7 +271,7 @@ class Vocoder:
     def _condition(
         self, index: int, voice: VocoderVoice, tokens: Sequence[int], *, is_last: bool
     ) -> Tensor:
-        """Run the voice's prompt and `tokens` as one chunk, with entry `index` of `base`."""
+        """Run the voice's prompt and `tokens` as one chunk, into entry `index` of `base`."""
         spoken = [*voice.prompt_tokens.tolist(), *tokens]
         frames = self.flow.encoded(len(spoken), is_last) * self.flow.stride
         known = torch.zeros(1, frames, self.limits.mel_width, device=self.device)
