@@ -55,9 +55,11 @@ class GrantLoop:
     def _expect_returning(self, worker: Worker) -> None:
         """Hold grants back, so that the callers of an earlier scheduler have time to return.
 
-        Grants are held back only if a worker registers that has served sessions before. In a new
-        fabric no worker has, so grants begin at once.
+        Grants are held back only if the store has lost their tickets, and if a worker registers
+        that has served sessions before. In a new fabric no worker has, so grants begin at once.
         """
+        if self._store.has_kept_queue:
+            return
         is_known = self._epochs.get(worker.worker_id) == worker.epoch
         self._epochs[worker.worker_id] = worker.epoch
         if is_known or not any(slot.fencing_number for slot in worker.register.slots):

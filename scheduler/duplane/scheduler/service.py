@@ -106,6 +106,7 @@ class Scheduler:
         self._registry.close()
         self._watch.close()
         await self._server.stop(self._settings.stop_timeout_s)
+        await self._store.leave()
         for loop in self._loops:
             loop.cancel()
 

@@ -50,9 +50,9 @@ class SchedulerSettings:
     """Seconds between two reports of a worker. A worker that misses three gets no new sessions."""
     queued_interval_s: PositiveFloat = 3.0
     """Seconds between two updates to a waiting caller whose position does not change."""
-    resume_grace_s: PositiveFloat = 3.0
-    """Seconds after a restart in which nothing is granted, so that waiting sessions can return to
-    their places."""
+    resume_grace_s: PositiveFloat = 1.5
+    """Seconds after a restart in which nothing is granted if the queue was lost, so that waiting
+    sessions can return to their places."""
     register_timeout_s: PositiveFloat = 10.0
     """Seconds within which a connected worker must register; then its stream ends."""
     stop_timeout_s: PositiveFloat = 2.0

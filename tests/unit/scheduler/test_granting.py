@@ -10,7 +10,7 @@ from support.scheduler_harness import AUDIO, FREE, register_message, slot_report
 from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.granting import GrantLoop
 from duplane.scheduler.state import SchedulerState
-from duplane.scheduler.store.base import Ticket
+from duplane.scheduler.store.base import Grant, Offer, Ticket
 from duplane.scheduler.store.memory import MemoryStore
 
 
@@ -34,3 +34,82 @@ async def test_slots_of_a_worker_that_has_served_are_held_back_after_a_start(
         await grants.settled(ticket.order)
     assert (state.entry(ticket) is not None) == has_served
     running.cancel()
+
+
+async def test_slots_are_granted_at_once_after_a_start_if_the_store_has_kept_the_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(MemoryStore, "has_kept_queue", True)
+    state, store = SchedulerState(lambda: 0.0), MemoryStore(boot_ms=1)
+    grants = GrantLoop(store, state, claim_timeout_s=5.0, resume_grace_s=3.0)
+    store.subscribe(state.apply)
+    slots = slot_reports(FREE)
+    slots[0].fencing_number = 7
+    await store.register(register_message(slots=slots))
+    request = lease_pb2.AcquireLeaseRequest(request_id="r", kind=AUDIO)
+    assert isinstance(await grants.enqueue(request, "owner"), Grant)
+
+
+async def test_grants_do_not_wait_for_each_other() -> None:
+    """Several are on their way to the store at once, each with a slot and a ticket of its own."""
+    state, store = SchedulerState(lambda: 0.0), MemoryStore(boot_ms=1)
+    grants = GrantLoop(store, state, claim_timeout_s=5.0, resume_grace_s=3.0)
+    store.subscribe(state.apply)
+    tickets = [await queued(store, f"r{number}") for number in range(12)]
+    offers: list[tuple[int, int]] = []
+    all_begun, answers, all_done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    try_grant = store.try_grant
+
+    async def grant_late(ticket: Ticket, offer: Offer) -> Grant | None:
+        offers.append((ticket.order, offer.claims.slot))
+        if len(offers) == 10:
+            all_begun.set()
+        await answers.wait()
+        return await try_grant(ticket, offer)
+
+    store.try_grant = grant_late
+    state.listeners.append(lambda _: all_done.set() if len(state.tickets) == 2 else None)
+    running = asyncio.create_task(grants.run())
+    await store.register(register_message(slot_count=10))
+    async with asyncio.timeout(5):
+        await all_begun.wait()
+        answers.set()
+        await all_done.wait()
+    assert list(state.tickets) == [ticket.order for ticket in tickets[10:]]
+    assert [order for order, _ in offers] == [ticket.order for ticket in tickets[:10]]
+    assert sorted(slot for _, slot in offers) == list(range(10))
+    running.cancel()
+
+
+async def test_ticket_that_returns_to_its_place_is_granted_before_those_behind_it() -> None:
+    state, store = SchedulerState(lambda: 0.0), MemoryStore(boot_ms=1)
+    grants = GrantLoop(store, state, claim_timeout_s=5.0, resume_grace_s=3.0)
+    store.subscribe(state.apply)
+    former = await queued(store, "former")
+    behind = await queued(store, "behind")
+    await store.cancel(former.order)
+    reserve, has_begun = state.reserve, asyncio.Event()
+
+    def noted(worker_id: str, slot: int, order: int | None = None) -> None:
+        reserve(worker_id, slot, order)
+        has_begun.set()
+
+    state.reserve = noted
+    running = asyncio.create_task(grants.run())
+    await store.register(register_message())
+    async with asyncio.timeout(5):
+        await has_begun.wait()  # the grant of `behind` is about to begin
+        back = await queued(store, "former", former.order)
+        await grants.settled(back.order)
+        await grants.settled(back.order)
+    granted = [grant.ticket.order for grant in state.grants.values() if grant.ticket]
+    assert granted == [back.order]
+    assert list(state.tickets) == [behind.order]
+    running.cancel()
+
+
+async def queued(store: MemoryStore, name: str, order: int | None = None) -> Ticket:
+    request = lease_pb2.AcquireLeaseRequest(request_id=name, kind=AUDIO)
+    ticket = await store.enqueue(request, "owner", order)
+    assert isinstance(ticket, Ticket)
+    return ticket

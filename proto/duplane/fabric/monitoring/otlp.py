@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
     Gauge,
@@ -81,6 +80,9 @@ async def exporting(role: str, registry: CollectorRegistry) -> AsyncGenerator[No
         yield
         return
     check_exporter("METRICS")
+    # Loaded only here, because most processes export nothing and should start quickly.
+    from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+
     export = _MetricsExport(resource(role), registry, OTLPMetricExporter())
     task = asyncio.create_task(export.run(_interval_s(os.environ)))
     try:

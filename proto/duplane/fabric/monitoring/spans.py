@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from opentelemetry import trace
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import Event, ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import Sampler
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -154,6 +153,9 @@ class Telemetry:
         self._queue: SpanQueue | None = None
         if processor is None and is_export_configured("TRACES"):
             check_exporter("TRACES")
+            # Loaded only here, because most processes export nothing and should start quickly.
+            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
             processor = self._queue = SpanQueue(OTLPSpanExporter())
         self.is_exported = processor is not None
         self._processor = processor

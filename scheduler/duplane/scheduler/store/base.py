@@ -152,6 +152,14 @@ class LeaseStore(ABC):
     time limit, and every other operation waits.
     """
 
+    @property
+    @abstractmethod
+    def has_kept_queue(self) -> bool:
+        """True if the tickets from before the start of this scheduler are still there.
+
+        It is known when the first registration is published.
+        """
+
     @abstractmethod
     def subscribe(self, listener: Callable[[Change], None]) -> None:
         """Call `listener` with the present facts, as changes, then with every change, in order.
@@ -175,6 +183,10 @@ class LeaseStore(ABC):
     @abstractmethod
     async def run(self) -> None:
         """Do the store's own work, such as expiry, until cancelled."""
+
+    @abstractmethod
+    async def leave(self) -> None:
+        """End the registrations and tickets of this scheduler at once, because it stops."""
 
     @abstractmethod
     async def register(self, register: registry_pb2.Register) -> Worker | None:

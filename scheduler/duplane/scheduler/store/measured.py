@@ -16,10 +16,10 @@ OPERATIONS = tuple(
     sorted(
         name
         for name in LeaseStore.__abstractmethods__
-        if name != "run" and inspect.iscoroutinefunction(getattr(LeaseStore, name))
+        if name not in ("run", "leave") and inspect.iscoroutinefunction(getattr(LeaseStore, name))
     )
 )
-"""The operations of a store, which `subscribe`, `share_key` and `run` are not."""
+"""The operations of a store, which do not include `subscribe`, `share_key`, `run` and `leave`."""
 
 _OUTCOMES = ("done", "void", "failed")  # void: the operation's object had ended or changed
 _BUCKETS_S = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
@@ -51,9 +51,15 @@ class _MeasuredStore:
         )
         self.subscribe = store.subscribe
         self.run = store.run
+        self.leave = store.leave
+        self._store = store
         self.share_key = store.share_key
         for name in OPERATIONS:
             setattr(self, name, self._measured(name, getattr(store, name)))
+
+    @property
+    def has_kept_queue(self) -> bool:
+        return self._store.has_kept_queue
 
     def _measured(self, name: str, operation: _Operation) -> _Operation:
         duration = self._durations.of(name)

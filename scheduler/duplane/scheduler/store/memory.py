@@ -51,6 +51,10 @@ class MemoryStore(LeaseStore):
         self._deadlines = ClaimDeadlines(self._grant_of)
         self._has_new_deadline = asyncio.Event()
 
+    @property
+    def has_kept_queue(self) -> bool:
+        return False
+
     def subscribe(self, listener: Callable[[Change], None]) -> None:
         for worker in self._workers.values():
             listener(WorkerPut(self._revision, worker))
@@ -82,6 +86,9 @@ class MemoryStore(LeaseStore):
         for grant in self._deadlines.pop_expired(now):
             self._drop_grant(grant, GrantEnd.EXPIRED)
         return self._deadlines.next_in_s(now)
+
+    async def leave(self) -> None:
+        """Do nothing: they end with this process."""
 
     async def register(self, register: registry_pb2.Register) -> Worker | None:
         known = self._workers.get(register.worker_id)

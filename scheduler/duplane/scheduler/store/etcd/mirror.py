@@ -33,6 +33,8 @@ class Mirror:
         self.facts = facts
         self.listeners: list[Callable[[Change], None]] = []
         self.key_listeners: list[Callable[[Sequence[registry_pb2.VerificationKey]], None]] = []
+        self.has_found_sessions = False  # of other schedulers, when it began
+        self._has_read = False
         self._client = client
         self._absence = RepeatedLog(_log)
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # a heap, by revision
@@ -79,7 +81,10 @@ class Mirror:
                 if revision < self.facts.revision:
                     _log.error("etcd went back from revision %d", self.facts.revision)
                     self._release(_MAX_REVISION)  # these revisions will not come
-                self._publish(self.facts.replace(held, revision))
+                changes = self.facts.replace(held, revision)
+                if not self._has_read:
+                    self._has_read, self.has_found_sessions = True, bool(self.facts.sessions)
+                self._publish(changes)
                 return revision + 1
 
     def _apply(self, batch: Sequence[etcd_pb2.Event]) -> None:

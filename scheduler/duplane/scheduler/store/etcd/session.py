@@ -26,6 +26,7 @@ ABSENCE_LIMIT_S = 3.0
 SESSION_TTL_S = 60
 # The signing key of a scheduler that dies must last as long as the leases that it has signed.
 KEY_TTL_S = int(LEASE_LIFE_S)
+_END_TIMEOUT_S = 1.0
 _LEASE_BITS = 62
 
 _log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class Session:
     def __init__(self, client: EtcdClient, mirror: Mirror, base: int) -> None:
         self.lease = 0  # the lease of the present session; 0 before the first
         self.signing_key: registry_pb2.VerificationKey | None = None
+        self._has_left = False
         self._client = client
         self._absence = RepeatedLog(_log)
         self._mirror = mirror
@@ -66,15 +68,22 @@ class Session:
             tasks.create_task(self._hold_session())
             tasks.create_task(self._end_absent())
 
+    async def end(self) -> None:
+        """End the present session before its time, if etcd answers. No other one begins."""
+        self._has_left = True
+        with contextlib.suppress(EtcdError, NoAnswerError, TimeoutError):
+            async with asyncio.timeout(_END_TIMEOUT_S):
+                await self._client.revoke_lease(self.lease)
+
     async def _hold_key(self, has_key: asyncio.Event) -> NoReturn:
         while True:
             lease = await self._grant(KEY_TTL_S, self._publish_key)
             has_key.set()
             await self._keep(lease, KEY_TTL_S)
 
-    async def _hold_session(self) -> NoReturn:
+    async def _hold_session(self) -> None:
         facts = self._mirror.facts
-        while True:
+        while not self._has_left:
             lease = await self._grant(SESSION_TTL_S, self._begin)
             present = asyncio.create_task(self._hold_presence(self.name))
             try:
@@ -82,7 +91,8 @@ class Session:
             finally:
                 present.cancel()
                 await asyncio.gather(present, return_exceptions=True)
-            _log.error("session %x has ended in etcd; beginning another one", lease)
+            if not self._has_left:
+                _log.error("session %x has ended in etcd; beginning another one", lease)
 
     async def _hold_presence(self, name: str) -> NoReturn:
         facts = self._mirror.facts

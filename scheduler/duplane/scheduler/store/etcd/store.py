@@ -83,6 +83,10 @@ class EtcdStore(LeaseStore):
         self._is_closed = False
         self._mirror.listeners.append(self._on_change)
 
+    @property
+    def has_kept_queue(self) -> bool:
+        return self._mirror.has_found_sessions
+
     def subscribe(self, listener: Callable[[Change], None]) -> None:
         for change in self._facts.snapshot():
             listener(change)
@@ -108,6 +112,10 @@ class EtcdStore(LeaseStore):
             for arrival in list(self._arriving):
                 arrival.cancel()
             await self._client.close()
+
+    async def leave(self) -> None:
+        if not self._is_closed:
+            await self._session.end()
 
     async def register(self, register: registry_pb2.Register) -> Worker | None:
         async def operate() -> Worker | None:
