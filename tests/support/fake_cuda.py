@@ -8,12 +8,14 @@ function that caused it. The simulation does not cover kernels, streams, memory 
 from __future__ import annotations
 
 import sys
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -194,6 +196,10 @@ class Border(TorchDispatchMode):
         self._refuses_waits = mode in (2, "error")
         warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=2)
 
+    def synchronize(self, device: object = None) -> None:
+        """Replace `torch.cuda.synchronize`: the host waits for all work of the device."""
+        self._cross(Way.DOWN, "synchronize")
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -307,6 +313,23 @@ def _worker_frames() -> Iterator[str]:
         frame = frame.f_back
 
 
+class _PlayedEvent:
+    """Replaces `torch.cuda.Event`. The device reaches every event at once."""
+
+    def __init__(self, border: Border, *, enable_timing: bool = False) -> None:
+        self._reached_s = 0.0
+        self.synchronize = border.synchronize
+
+    def record(self) -> None:
+        self._reached_s = time.monotonic()
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, later: _PlayedEvent) -> float:
+        return (later._reached_s - self._reached_s) * 1e3
+
+
 class _PlayedGraph:
     """Replaces `graphs.Graph`. A copy or wait during capture is an error. A replay calls again."""
 
@@ -331,7 +354,8 @@ def _played_names(border: Border) -> Iterable[tuple[Any, str, Any]]:
         (torch.cuda, "device_count", lambda: 1),
         (torch.cuda, "is_available", lambda: True),
         (torch.cuda, "set_device", lambda device: None),
-        (torch.cuda, "synchronize", lambda device=None: None),
+        (torch.cuda, "synchronize", border.synchronize),
+        (torch.cuda, "Event", partial(_PlayedEvent, border)),
         (torch.cuda, "set_sync_debug_mode", border.set_sync_debug_mode),
         (torch.cuda, "memory_allocated", lambda device=None: 0),
         (torch.cuda, "mem_get_info", lambda device=None: (1 << 30, 1 << 30)),

@@ -217,6 +217,31 @@ def test_all_that_is_said_on_a_device_is_what_is_said_here(
     assert got == play(here)
 
 
+@pytest.mark.parametrize("slots", [(0,), (0, 1, 3)], ids=str)
+def test_the_host_waits_for_the_device_only_to_read_results(
+    pair: tuple[DuplexModel, DuplexModel], slots: tuple[int, ...]
+) -> None:
+    _, there = pair
+    with elsewhere() as border:
+        leave(there)
+        for slot in slots:
+            there.open(slot, GREEDY)
+        for number in range(6):
+            units = [Unit(slot, TALK[number * UNIT :][:UNIT], number == 1) for slot in slots]
+            border.crossings.clear()
+            outputs = list(there.step(units))
+            assert there.settle(slots) == []
+            waits = [crossing for crossing in border.crossings if crossing.way is Way.DOWN]
+            assert {wait.where for wait in waits} <= {"transfer.py download"}
+            if number == 1:  # a unit that must listen needs no result of the device
+                assert waits == []
+            elif all(isinstance(one, UnitOutput) and one.is_listen for one in outputs):
+                assert len(waits) == 1
+            else:
+                assert len(waits) > 1
+        leave(there)
+
+
 def test_half_precision_mixes_nothing_and_stays_finite(speaking_checkpoint: Path) -> None:
     here = load(speaking_checkpoint, "cpu", "bfloat16")
     with elsewhere():

@@ -3,28 +3,49 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 
 import torch
 
 
-@dataclass
 class Stopwatch:
-    """Measures consecutive stages. On a CUDA device, `lap` waits until the stage has finished."""
+    """Measures consecutive stages. The host never waits for the device.
 
-    device: torch.device
-    laps: dict[str, float] = field(default_factory=dict[str, float])
-    lap_start_s: float = field(default_factory=time.monotonic)
+    On a CUDA device an event in the stream marks the end of a stage. The stage ends when both the
+    host and the device have reached it.
+    """
 
-    def read(self) -> float:
-        """Return the seconds since the last lap, without waiting for the device."""
-        return time.monotonic() - self.lap_start_s
+    def __init__(self, device: torch.device) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._ends: list[tuple[str, float, torch.cuda.Event | None]] = []
+        self._begin = self._event()
+        self._begin_s = time.monotonic()
 
-    def lap(self, stage: str) -> float:
-        """End a stage, or a part of it. Return the seconds of the stage so far."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        now = time.monotonic()
-        self.laps[stage] = self.laps.get(stage, 0.0) + now - self.lap_start_s
-        self.lap_start_s = now
-        return self.laps[stage]
+    def lap(self, stage: str) -> None:
+        """End a stage, or a further part of it."""
+        self._ends.append((stage, time.monotonic(), self._event()))
+
+    def seconds(self, running: str | None = None) -> dict[str, float]:
+        """Return the seconds of each stage; `running` is the stage since the last lap, if any.
+
+        A stage that the device has not finished lasts until now, and those behind it take no time.
+        """
+        now_s, end_s = time.monotonic(), self._begin_s
+        seconds: dict[str, float] = {}
+        for stage, host_s, event in self._ends:
+            begin_s, end_s = end_s, host_s
+            if event is not None and self._begin is not None:
+                is_reached = event.query()
+                device_s = self._begin.elapsed_time(event) / 1e3 if is_reached else float("inf")
+                end_s = min(max(host_s, self._begin_s + device_s), now_s)
+            seconds[stage] = seconds.get(stage, 0.0) + end_s - begin_s
+        if running is not None:
+            seconds[running] = seconds.get(running, 0.0) + now_s - end_s
+        return seconds
+
+    def _event(self) -> torch.cuda.Event | None:
+        """Mark the present end of the stream; None on a CPU."""
+        if not self._is_cuda:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event

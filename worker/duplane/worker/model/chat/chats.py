@@ -226,7 +226,7 @@ class Chats:
         if sounds := waiting[0].prompt.unencoded_sounds(PREFILL_ROWS):
             run_stage("audio", waiting[:1], lambda _: sounds.encode_next())
             watch.lap("audio")
-            yield self._result(waiting[0], watch.laps)
+            yield self._result(waiting[0], watch.seconds())
             return
         embeds = self._prompt_rows(waiting)
         feeding = [chat for chat in chats if chat.slot in embeds]
@@ -246,7 +246,7 @@ class Chats:
             if chat.slot in embeds and chat.prompt.is_fed:
                 chat.stage = Stage.TEXT if chat.finish is None else Stage.DONE
             if chat.slot in embeds or chat.failure is not None:
-                yield self._result(chat, watch.laps)
+                yield self._result(chat, watch.seconds())
 
     def _prompt_rows(self, waiting: Sequence[Chat]) -> dict[int, Tensor]:
         """Return the rows of prompts [rows, hidden] for one step, by slot."""
@@ -295,7 +295,7 @@ class Chats:
         watch.lap("decode")
         for chat in chats:
             run_stage("talker", [chat], self._begin_passages)
-            yield self._result(chat, watch.laps)
+            yield self._result(chat, watch.seconds())
 
     def _feed_ids(self, chats: Sequence[Chat]) -> None:
         """Feed the last id of each answer and choose its next id."""
@@ -346,7 +346,7 @@ class Chats:
         watch.lap("vocoder")
         for chat, tokens in zip(chats, drawn, strict=True):
             audio = np.concatenate([np.zeros(0, np.float32), *samples[chat.slot]])
-            yield self._result(chat, watch.laps, audio=audio, audio_token_count=len(tokens))
+            yield self._result(chat, watch.seconds(), audio=audio, audio_token_count=len(tokens))
 
     def _result(
         self,

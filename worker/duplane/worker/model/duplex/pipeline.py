@@ -78,14 +78,14 @@ class Pipeline:
         speaking: list[RunningUnit] = []
         for unit in self._generate(batches):
             if unit.failure or unit.state.is_listen or unit.conversation.speech is None:
-                yield self._result(unit, {**watch.laps, "decode": watch.read()})
+                yield self._result(unit, watch.seconds("decode"))
             else:
                 speaking.append(unit)
         watch.lap("decode")
         if self._speech is not None and speaking:
             speaking.sort(key=lambda unit: unit.slot)
             for unit in self._speech.run(speaking, watch):
-                yield self._result(unit, watch.laps)
+                yield self._result(unit, watch.seconds())
 
     def _accept(self, units: Sequence[RunningUnit]) -> None:
         """Prepare the input of each unit, or refuse the unit by setting its failure.
@@ -219,7 +219,7 @@ class Pipeline:
         for unit, slide in slides:
             if slide is not None:
                 run_stage("window", [unit], partial(self._splice, slide))
-        return watch.lap("settle")
+        return watch.seconds("settle")["settle"]
 
     def _splice(self, slide: Slide, units: Sequence[RunningUnit]) -> None:
         for unit in units:

@@ -22,6 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers.audio_utils import hertz_to_mel
 
 from duplane.worker.model.checkpoint import CheckpointError, field, read_json
+from duplane.worker.model.transfer import download, upload
 from duplane.worker.model.types import OUTPUT_SAMPLE_RATE, FloatArray
 from duplane.worker.model.vocoder.token_buffer import WINDOW_TOKENS
 from duplane.worker.model.vocoder.types import Limits, VocoderChunk, VocoderError, VocoderVoice
@@ -271,7 +272,7 @@ class HarmonicVocoder:
             turn = self._turn(chunk.slot)
             self.limits.check_chunk(chunk, is_first=turn.position == 0)
             ahead = [self.silence_token_id] * self.lookahead if chunk.is_last else []
-            tokens = torch.tensor([*turn.tokens, *chunk.tokens, *ahead], device=self.device)
+            tokens = upload([*turn.tokens, *chunk.tokens, *ahead], self.device)
             found.append(self.network.table[tokens].flatten(0, 1))
         return found
 
@@ -288,12 +289,12 @@ class HarmonicVocoder:
         frames = pad_sequence(list(mels), batch_first=True)
         starts = [self._turn(slot).position for slot in slots]
         offsets = torch.arange(frames.shape[1] * FRAME, device=self.device)
-        at = torch.tensor(starts, device=self.device)[:, None] + offsets
+        at = upload(starts, self.device)[:, None] + offsets
         noise = self._noise[at % len(self._noise)]
-        samples, phases = self.network(frames, self._phases[slots], noise)
+        samples, phases = self.network(frames, self._phases[upload(slots, self.device)], noise)
         done = [frame * FRAME for frame in self._counts(chunks)]
         context = CONTEXT_TOKENS * TOKEN_FRAMES * FRAME
-        rows = samples.cpu().numpy()
+        rows = download(samples)
         results = [row[context : context + count] for row, count in zip(rows, done, strict=True)]
         for row, (chunk, count) in enumerate(zip(chunks, done, strict=True)):
             turn = self._turn(chunk.slot)
