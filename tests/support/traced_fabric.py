@@ -8,14 +8,17 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pybase64
 import pytest
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.sdk.trace.sampling import Sampler
+from support.live_edge import UPDATE, receive, send
 from support.otlp import SpanReceiver
 from support.scheduler_harness import SchedulerHarness
 from support.scripted_model import ScriptedModel
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection, connect
 
 from duplane.edge.server import Edge
 from duplane.edge.settings import EdgeSettings, Limits
@@ -28,6 +31,28 @@ from duplane.worker.service import serve
 from duplane.worker.settings import WorkerSettings
 
 WITHIN_S = 10.0
+
+
+def append(value: float) -> dict[str, Any]:
+    """Return a client's event with a second of audio; 0 makes the model listen."""
+    audio = np.full(16_000, value, "<f4").tobytes()
+    return {"type": "input_audio_buffer.append", "audio": pybase64.b64encode(audio).decode()}
+
+
+def attributes(span: Span) -> dict[str, Any]:
+    """Return the attributes of a received span by name."""
+    found: dict[str, Any] = {}
+    for one in span.attributes:
+        found[one.key] = getattr(one.value, one.value.WhichOneof("value") or "")
+    return found
+
+
+async def begin_session(client: ClientConnection) -> None:
+    """Wait for a slot, which the worker may not offer yet, and open the conversation."""
+    while (event := await receive(client))["type"] != "session.queue_done":
+        assert event["type"] in ("session.queued", "session.queue_update"), event
+    await send(client, UPDATE)
+    assert (await receive(client))["type"] == "session.created"
 
 
 class TracedFabric:
@@ -70,7 +95,10 @@ class TracedFabric:
 
 @contextlib.asynccontextmanager
 async def traced_fabric(
-    slot_count: int = 2, sampler: Sampler | None = None, limits: Limits | None = None
+    slot_count: int = 2,
+    sampler: Sampler | None = None,
+    limits: Limits | None = None,
+    **worker_settings: Any,
 ) -> AsyncGenerator[TracedFabric]:
     """Run a fabric; at the end every slot is free."""
     async with contextlib.AsyncExitStack() as stack:
@@ -85,6 +113,7 @@ async def traced_fabric(
             checkpoint=Path("/nowhere"),
             schedulers=(scheduler.address,),
             slot_count=slot_count,
+            **worker_settings,
         )
         shutdown, telemetry = Shutdown(), fabric.telemetry("worker", sampler)
         worker = asyncio.create_task(serve(settings, shutdown, fabric.model, telemetry))

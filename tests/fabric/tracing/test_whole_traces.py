@@ -5,24 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import numpy as np
-import pybase64
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from support.live_edge import end, receive, send
-from support.traced_fabric import TracedFabric, traced_fabric
+from support.traced_fabric import TracedFabric, append, attributes, traced_fabric
 
 from duplane.fabric.monitoring import spans
 
 SESSIONS, UNITS, SLOTS = 10, 20, 4
 MS = 1_000_000
 STAGE_S = {"audio": 0.002, "prefill": 0.002, "decode": 0.004, "vocoder": 0.002}
-
-
-def append(value: float) -> dict[str, str]:
-    audio = np.full(16_000, value, "<f4").tobytes()
-    return {"type": "input_audio_buffer.append", "audio": pybase64.b64encode(audio).decode()}
 
 
 async def run_session(fabric: TracedFabric, values: Sequence[float]) -> None:
@@ -35,13 +27,6 @@ async def run_session(fabric: TracedFabric, values: Sequence[float]) -> None:
             await send(client, append(value))
             await receive(client)
         await end(client)
-
-
-def attributes(span: Span) -> Mapping[str, Any]:
-    found: dict[str, Any] = {}
-    for one in span.attributes:
-        found[one.key] = getattr(one.value, one.value.WhichOneof("value") or "")
-    return found
 
 
 def check_stages(span: Span, order: Sequence[str]) -> list[str]:
