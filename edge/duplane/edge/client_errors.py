@@ -35,7 +35,7 @@ _CLIENT_ERRORS = frozenset(
 
 
 class ClientError(Exception):
-    """An event that cannot be used. The client gets an error; the session does not change.
+    """An event of the client is invalid. The client gets an error; the session does not change.
 
     `input_id` is the client's own id of the event, if its dialect has such ids.
     """

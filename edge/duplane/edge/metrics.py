@@ -149,8 +149,7 @@ class EdgeMetrics:
 class SessionMetrics:
     """Adds the units of one duplex session to the metrics of its edge.
 
-    For each unit that is sent, its sequence and the wall time of its receipt are appended to
-    `sent`.
+    The caller appends the sequence and the wall time of receipt of each sent unit to `sent`.
     """
 
     def __init__(self, metrics: EdgeMetrics) -> None:

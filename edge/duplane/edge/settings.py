@@ -125,7 +125,7 @@ class Limits:
     end_s: NonNegativeFloat = 2.0
     """Seconds to wait for a worker's last message when a session is over."""
 
-    # Clients that read more slowly than the model speaks. Other sessions are not affected.
+    # Bounds for clients that read more slowly than the model speaks.
     answer_bytes: NonNegativeInt = 32 * 1024 * 1024
     """Most bytes of a chat answer that is not streamed. A larger one ends the turn with
     `inference_error`."""

@@ -1,4 +1,4 @@
-"""Network addresses as settings and messages write them: `host:port`, IPv6 hosts in brackets."""
+"""Network addresses in the form of settings and messages: `host:port`, IPv6 hosts in brackets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PCM as the contract carries it (mono float32, little endian), and its decoding from files."""
+"""PCM in the contract's format (mono float32, little endian), and its decoding from files."""
 
 # pyright: reportMissingTypeStubs=false
 
@@ -56,7 +56,7 @@ def is_wav(audio: bytes) -> bool:
     return len(audio) >= 12 and audio[:4] == b"RIFF" and audio[8:12] == b"WAVE"
 
 
-# Formats accepted from files that are not trusted: plain PCM at the rates of microphones.
+# Accepted formats of files that are not trusted: plain PCM at the rates of microphones.
 _PLAIN_SUBTYPES = {"PCM_U8", "PCM_S8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE"}
 _PLAIN_RATES_HERTZ = range(8_000, 48_001)
 _PLAIN_CHANNELS = 2

@@ -108,7 +108,7 @@ def from_rpc(error: grpc.aio.AioRpcError) -> FabricError:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: FabricError) -> NoReturn:
-    """End a call with `error`, in the server."""
+    """End a call with `error`. For the server's side."""
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
     if error.field:
         info.metadata["field"] = error.field

@@ -15,7 +15,7 @@ PART_SUFFIX = ".part"  # ends the names of files that are being written; readers
 
 
 def part_path(path: Path) -> Path:
-    """Return a new hidden path in the same folder, to write the next content of `path` to."""
+    """Return a new hidden path in the same folder, for the next content of `path`."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART_SUFFIX}")
 
 

@@ -1,4 +1,4 @@
-"""Names of the session kinds, as clients, operators and settings write them."""
+"""Names of the session kinds for clients, operators and settings."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ KINDS_BY_NAME: Mapping[str, lease_pb2.SessionKind] = {
 
 
 def kind_name(kind: lease_pb2.SessionKind) -> str:
-    """Return the name of a kind; `unknown` for one that a newer peer sent."""
+    """Return the name of a kind; `unknown` for a kind that only a newer peer knows."""
     return KIND_NAMES.get(kind, "unknown")

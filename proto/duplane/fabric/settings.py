@@ -37,7 +37,7 @@ Names = Annotated[tuple[str, ...], Parameter(converter=_split, n_tokens=1, negat
 
 
 def check_bounds(settings: object) -> None:
-    """Check every number of a settings dataclass, to be called from its `__post_init__`.
+    """Check every number of a settings dataclass. Call this from its `__post_init__`.
 
     Raises ValueError that begins with the name of the field. NaN is outside every bound.
     """

@@ -1,4 +1,4 @@
-"""The scheduler's metrics: slots, queue, leases and refusals, from the changes of the store."""
+"""The scheduler's metrics of slots, queue, leases and refusals, from the store's changes."""
 
 from __future__ import annotations
 

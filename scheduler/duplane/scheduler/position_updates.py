@@ -1,4 +1,4 @@
-"""The loop that publishes queue positions after tickets have left, a bounded number at a time."""
+"""The loop that publishes changed queue positions, a bounded number at a time."""
 
 from __future__ import annotations
 

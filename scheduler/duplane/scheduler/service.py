@@ -112,7 +112,7 @@ class Scheduler:
 
 
 async def serve(settings: SchedulerSettings, shutdown: process.Shutdown) -> None:
-    """Run one scheduler until `shutdown`. There is nothing to drain: sessions run without it."""
+    """Run one scheduler until `shutdown`. It does not drain, since sessions run without it."""
     telemetry = Telemetry("scheduler")
     scheduler = Scheduler(settings, telemetry)
     registry = scheduler.metrics.registry

@@ -1,4 +1,4 @@
-"""Checks of requests. Each raises INVALID_FIELD with the path of the invalid field."""
+"""Checks of requests. A failed check raises INVALID_FIELD with the path of the invalid field."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_SLOT_COUNT = 1024
 MAX_REQUEST_BYTES = 128 * 1024  # enough for the longest fields; etcd accepts 1.5 MB
 MAX_AVOIDED_COUNT = 64
 MAX_HOLD_S = 86_400.0
-MAX_FENCING_NUMBER = 2**62  # far above the numbers of a store, which begin at the wall clock
+MAX_FENCING_NUMBER = 2**62  # twice the present numbers, which begin at the wall clock
 
 _TICKET_ID = re.compile(r"q_([0-9a-f]{16})")
 _STATES = frozenset(registry_pb2.SlotState.values()) - {registry_pb2.SLOT_STATE_UNSPECIFIED}
@@ -77,7 +77,7 @@ def check_estimates(request: admin_pb2.UpdateEstimatesRequest) -> None:
 
 
 def parse_ticket_id(ticket_id: str) -> int:
-    """Return the order that a ticket id carries."""
+    """Return the order that a ticket id contains."""
     match = _TICKET_ID.fullmatch(ticket_id)
     if match is None:
         raise FabricError(

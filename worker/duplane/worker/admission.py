@@ -18,7 +18,7 @@ from duplane.worker.lease_ages import LeaseAges
 
 
 class SlotState(Enum):
-    """State of a slot; the values are the names in the contract."""
+    """State of a slot. The values are the names in the contract."""
 
     FREE = "SLOT_STATE_FREE"
     OCCUPIED = "SLOT_STATE_OCCUPIED"

@@ -21,7 +21,7 @@ NO_TAG = Tag()
 
 
 class Dropped(NamedTuple):
-    """Input that was dropped before the model received it, since the last reply."""
+    """Counts of the input that was dropped since the last reply, before the model received it."""
 
     unit_count: int = 0
     frame_count: int = 0  # pictures above a unit's bound; not the pictures of dropped units

@@ -43,7 +43,7 @@ from duplane.edge.settings import Limits
 from duplane.fabric.v1 import session_pb2
 
 DEFAULTS = ChatDefaults(max_new_token_count=256, length_penalty=1.1, generates_audio=False)
-# `reason` has only one value in the protocol; `finish_reason` beside it is more precise.
+# The protocol's field `reason` has only one value. The additional `finish_reason` is more precise.
 FINISH_REASONS: Mapping[int, str] = {
     session_pb2.FINISH_REASON_LENGTH: "length",
     session_pb2.FINISH_REASON_CONTEXT_FULL: "context_full",
@@ -54,7 +54,7 @@ _MODES = frozenset({"chat", "turn_based"})  # values that agree with the URL
 
 
 class DialectBChat(ChatDialect):
-    """One client that chats in B. Every turn brings the whole history."""
+    """One client that chats in B. Every turn contains the whole history."""
 
     name: ClassVar[str] = "B"
     request_path: ClassVar[str] = "input."

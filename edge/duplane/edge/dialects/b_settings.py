@@ -37,7 +37,7 @@ def read_settings(
 def _read_group(
     group: Fields, settings: session_pb2.Open, limits: Limits, paths: dict[str, str]
 ) -> list[Fields]:
-    """Copy one group of fields into `settings`; return the objects found in it."""
+    """Copy one group of fields into `settings`. Returns the objects nested in the group."""
     if (key := group.first(*_PROMPT_ALIASES)) is not None:
         settings.system_prompt = group.required_text(key, limits.instructions_bytes)
         paths["system_prompt"] = group.path(key)

@@ -131,7 +131,7 @@ class DialectC(DuplexDialect):
         }
 
     def accept(self, action: Action) -> None:
-        """Apply an event that `decode` returned, before another event is decoded."""
+        """Apply an event from `decode`. Call this before the next event is decoded."""
         super().accept(action)
         if action.kind == INTERRUPT:
             self._is_interrupted = True
@@ -148,7 +148,7 @@ class DialectC(DuplexDialect):
         return Reply((_event("paused", timeout=pause_s),), request, PAUSE)
 
     def _decode_resume(self, event: Fields) -> Reply:
-        """Resume a paused session. Clients expect the same reply when it is not paused."""
+        """Resume a paused session. If it is not paused, clients expect the same reply."""
         del event
         request = session_pb2.ConverseRequest(resume=session_pb2.Resume())
         return Reply((_event("resumed"),), request if self.phase is Phase.PAUSED else None, RESUME)

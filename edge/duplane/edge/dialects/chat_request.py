@@ -180,9 +180,10 @@ def _read_part(part: Fields, limits: Limits, budget: MediaBudget) -> session_pb2
 
 
 def _read_sound(part: Fields, limits: Limits, budget: MediaBudget) -> bytes:
-    """Return PCM at the rate of the contract. A WAV file has its own rate. Raises ClientError.
+    """Return a sound as PCM at the contract's rate. A WAV file states its rate itself.
 
-    A sound above its bound or above the budget is refused before it is decoded.
+    A sound that exceeds its bound or the budget is refused before it is decoded. Raises
+    ClientError.
     """
     rate = part.integer("sample_rate", _LOWEST_RATE_HERTZ, _HIGHEST_RATE_HERTZ)
     encoded, path = part.get("data", str, required=True), part.path("data")
@@ -201,7 +202,7 @@ def _read_sound(part: Fields, limits: Limits, budget: MediaBudget) -> bytes:
 
 
 def _read_video(part: Fields, limits: Limits) -> bytes:
-    """Return a video file undecoded: the worker decodes it."""
+    """Return a video file without decoding it. The worker decodes it."""
     encoded, path = part.get("data", str, required=True), part.path("data")
     video = decode_file(encoded, path, limits.chat_video_bytes)
     if not video:

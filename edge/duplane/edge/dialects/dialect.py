@@ -88,7 +88,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def _event_decoders(self) -> Decoders:
-        """Return the function that decodes each type of client event."""
+        """Return, for each type of client event, the function that decodes it."""
 
     def decode(self, event: Fields, phase: Phase | None = None) -> Action:
         """Decode an event that is legal in `phase`, by default the current one. Raises ClientError.
@@ -105,7 +105,7 @@ class Dialect(ABC):
             raise
 
     def accept(self, action: Action) -> None:
-        """Apply an event that `decode` returned, before another event is decoded."""
+        """Apply an event from `decode`. Call this before the next event is decoded."""
         self.phase = self.transitions[self.phase, action.kind]
         if isinstance(action, Configure):
             self._configure(action)
@@ -185,7 +185,7 @@ class Dialect(ABC):
     def error(
         self, code: ErrorCode, message: str, now: Moment, input_id: str | None = None
     ) -> bytes:
-        """Render an `error` event, with the client's id of the input that caused it, if any."""
+        """Render an `error` event. `input_id` is the client's id of the input that caused it."""
 
 
 def queue_events(prefix: str, phases: frozenset[Phase]) -> ServerEvents:

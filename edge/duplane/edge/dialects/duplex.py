@@ -26,7 +26,7 @@ class DuplexDialect(Dialect):
 
     # True if every append has exactly one reply; false if every unit has.
     replies_to_appends: ClassVar[bool] = False
-    # The close reason when the worker is lost before the conversation is ready.
+    # The close reason if the worker is lost before the conversation is ready.
     lost_while_opening: ClassVar[CloseReason] = CloseReason.FAILED
 
     # Field of the contract's Unit -> the client's name for it, where the names differ.

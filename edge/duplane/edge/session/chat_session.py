@@ -1,4 +1,4 @@
-"""A chat session: turns, one after another, each on a slot of its own. Pure.
+"""A chat session: answers turns one after another. Each turn gets a slot of its own. Pure.
 
 The runner acquires a slot when one is needed, runs the next turn on it and releases the slot.
 """

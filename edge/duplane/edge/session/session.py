@@ -66,14 +66,14 @@ class Session(ABC, Generic[D]):
     @property
     @abstractmethod
     def is_running(self) -> bool:
-        """Whether ending the session now would interrupt work."""
+        """Whether the end of the session would now interrupt work."""
 
     # --- the client ---
 
     def decode(self, message: bytes) -> Decoded[D]:
         """Decode one text frame. Changes nothing and never raises, so that it can run in a thread.
 
-        The next message must be decoded after `receive` has taken this one.
+        Decode the next message only after `receive` was called for this one.
         """
         try:
             event = parse(message, self._limits)

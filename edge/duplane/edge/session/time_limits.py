@@ -60,5 +60,5 @@ class TimeLimits:
         self.next_deadline = math.inf
 
     def expired(self, now: Moment) -> list[TimeLimit]:
-        """Return the limits whose deadline has passed; they keep running."""
+        """Return the limits whose deadline has passed. This does not stop them."""
         return [limit for limit, at in self._deadlines.items() if at <= now.monotonic_s]

@@ -10,7 +10,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_net
 from duplane.fabric.addresses import is_loopback, parse_ip
 
 Network = IPv4Network | IPv6Network
-# Headers that proxies add, by name and by prefix.
+# Headers that proxies add: full names, and beginnings of names.
 _FORWARDING = frozenset(
     {
         *("via", "forwarded", "client-ip", "true-client-ip", "fastly-client-ip", "fly-client-ip"),

@@ -11,7 +11,7 @@ class OutboxFullError(Exception):
 
 
 class Outbox:
-    """Rendered events that wait. If it overflows, the connection must be closed.
+    """A queue of rendered events. If it overflows, the connection must be closed.
 
     Events are never dropped: a reply with missing parts would be useless.
     """

@@ -136,7 +136,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UpdateEstimates(self, request, context):
-        """Changes the values from which waits are estimated. Each scheduler has its own, until it stops.
+        """Changes the values from which this scheduler estimates waits, until it stops. Other schedulers
+        have values of their own.
 
         Errors: INVALID_ARGUMENT / INVALID_FIELD; then nothing has changed.
         """

@@ -169,7 +169,7 @@ class EtcdClient:
     async def lease_ttl_s(self, lease: int, avoided: str = "") -> int:
         """Return the seconds that a lease has left, -1 if it has ended.
 
-        Asks another member than the one at the address `avoided`, if there is one.
+        The member at the address `avoided` is asked only if there is no other one.
         """
         request = etcd_pb2.LeaseTimeToLiveRequest(ID=lease)
         answer = await self._repeat(_TIME_TO_LIVE, request, self.endpoints.find(avoided))

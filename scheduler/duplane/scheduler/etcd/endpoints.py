@@ -1,4 +1,4 @@
-"""The members of an etcd cluster as a client sees them: their channels and their health."""
+"""The members of an etcd cluster: a client's channels to them, and their health."""
 
 from __future__ import annotations
 

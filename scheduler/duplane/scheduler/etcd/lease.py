@@ -62,7 +62,7 @@ class LeaseKeeper:
                 failed = endpoint
 
     async def close(self) -> None:
-        """Close the connections. The lease lasts for the rest of its time."""
+        """Close the connections. The lease then lasts until its time runs out."""
         await self._client.close_endpoints(self._endpoints)
 
     async def _renew(self, endpoint: Endpoint) -> int | None:

@@ -57,7 +57,7 @@ class Waits:
 
     @property
     def is_exact(self) -> bool:
-        """True if each ticket was simulated by itself."""
+        """True if each ticket was simulated individually."""
         return self._size == 1
 
     def add(self, first_s: float, last_s: float) -> None:
@@ -102,7 +102,7 @@ def _arrivals(which: int, demand: Demand) -> Iterator[tuple[int, int, int]]:
 def _start(
     heaps: Sequence[_Heap], count: int, after_s: float, hold_s: float
 ) -> tuple[float, float]:
-    """Start `count` tickets in a row; return when the first and the last one starts."""
+    """Start `count` tickets one after another; return when the first and the last one start."""
     first_s = max(after_s, min(heap[0][0] for heap in heaps))
     left = count
     if count > 1:

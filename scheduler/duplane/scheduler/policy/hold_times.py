@@ -40,7 +40,7 @@ class HoldTimes:
         return self._sample_count.get(kind, 0)
 
     def expected_s(self, kind: lease_pb2.SessionKind) -> float:
-        """Return how long a session of the kind holds its slot; the longest for unknown kinds."""
+        """Return how long a session of a kind holds its slot; for unknown kinds the longest."""
         if kind not in self.base_s:
             return max(self.expected_s(known) for known in self.base_s)
         if self.sample_count(kind) < MIN_SAMPLE_COUNT:

@@ -114,7 +114,7 @@ class _Group:
         return Supply(self._idle_count, self._held_since)
 
     def replace(self, former: Candidate | None, candidate: Candidate | None) -> None:
-        """Replace the entry of a worker; None for no entry."""
+        """Replace the entry of a worker. None means no entry."""
         if former:
             self._count(former, -1)
             if former.free_slots:
@@ -155,7 +155,7 @@ class SlotIndex:
         return any(group.ranks for group in self._groups.values())
 
     def attached_kinds(self, needs: Needs) -> Collection[lease_pb2.SessionKind]:
-        """Return the kinds that an attached worker serves, draining or not."""
+        """Return the kinds that some attached worker serves, even if it drains."""
         return frozenset[lease_pb2.SessionKind]().union(*(one.kinds for one in self._able(needs)))
 
     def able_kinds(self, needs: Needs) -> Collection[lease_pb2.SessionKind]:

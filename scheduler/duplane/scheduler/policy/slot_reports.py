@@ -20,8 +20,8 @@ class Verdict(Enum):
 def judge(grant: Grant | None, report: registry_pb2.SlotReport) -> Verdict:
     """Compare a slot's report with its grant. Where they differ, the worker is right.
 
-    A reported fencing number at or above the grant's means that the worker has seen this lease
-    or a later one. With a lower number the report was sent before the worker saw the lease.
+    If the reported fencing number is at least the grant's, the worker has seen this lease or a
+    later one. If it is lower, the report was sent before the worker saw the lease.
     """
     is_occupied = report.state == registry_pb2.SLOT_STATE_OCCUPIED
     if grant is None:

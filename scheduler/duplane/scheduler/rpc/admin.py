@@ -1,4 +1,4 @@
-"""AdminService: the gRPC calls with which operators inspect and steer a fabric."""
+"""AdminService: the gRPC calls with which operators inspect and control a fabric."""
 
 from __future__ import annotations
 

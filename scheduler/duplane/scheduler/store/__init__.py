@@ -1,4 +1,4 @@
-"""Lease stores: one interface, one module per engine."""
+"""Lease stores: an interface in `base`, and its implementations in memory and with etcd."""
 
 from __future__ import annotations
 

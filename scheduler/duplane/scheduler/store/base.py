@@ -98,7 +98,7 @@ class WorkerGone:
 
 @dataclass(frozen=True, slots=True)
 class TicketPut:
-    """A ticket was added, or another call took it over."""
+    """A ticket was added, or another call became its owner."""
 
     revision: int
     ticket: Ticket
@@ -106,7 +106,7 @@ class TicketPut:
 
 @dataclass(frozen=True, slots=True)
 class TicketGone:
-    """A ticket was granted or cancelled, or its scheduler lost the store for too long."""
+    """A ticket was granted or cancelled, or its scheduler was without the store for too long."""
 
     revision: int
     ticket: Ticket

@@ -13,9 +13,9 @@ _MOST_THREADS = 16  # more threads would only share the same memory bandwidth
 
 
 def usable_cores(cpus: Path = _CPUS, quota: Path = _QUOTA) -> int:
-    """Return the physical cores that this process may use, by its affinity and its CPU quota.
+    """Return the number of physical cores that this process may use, by affinity and CPU quota.
 
-    Hardware threads of one core count once: they share its arithmetic units.
+    The hardware threads of one core count once, because they share its arithmetic units.
     """
     siblings = {
         _read(cpus / f"cpu{number}/topology/thread_siblings_list") or str(number)

@@ -121,13 +121,13 @@ class DeviceThread:
 
     @property
     def model(self) -> Model:
-        """The loaded model. Only its constants and `prepare` methods are for other threads."""
+        """The loaded model. Other threads may use only its constants and `prepare` methods."""
         assert self._runner, "the device thread is started"
         return self._runner.model
 
     @property
     def memory_used_bytes(self) -> int:
-        """Memory in use on the device at the latest cleanup."""
+        """The device memory in use at the latest cleanup."""
         assert self._runner, "the device thread is started"
         return self._runner.memory_used_bytes
 

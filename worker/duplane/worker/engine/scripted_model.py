@@ -88,7 +88,7 @@ def answer_loud(
 def echo(
     slot: int, request: ChatRequest, speech: FloatArray = SPEECH
 ) -> Iterator[ChatOutput | UnitFailure]:
-    """Answer with the words of the last message, one in each step, after two prefill steps."""
+    """Answer with the words of the last message: after two prefill steps, one word per step."""
     last = request.messages[-1].parts[-1]
     words = last.split() if isinstance(last, str) else []
     words = words[: request.options.max_new_tokens]

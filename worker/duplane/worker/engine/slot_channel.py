@@ -1,4 +1,4 @@
-"""The channel between the call that holds a slot and the device thread: units in, events out."""
+"""The channel between the call that holds a slot and the device thread, for units and events."""
 
 from __future__ import annotations
 

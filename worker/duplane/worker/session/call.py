@@ -64,7 +64,7 @@ class Call(abc.ABC, Generic[Response]):
 
     @abc.abstractmethod
     async def _receive(self) -> None:
-        """Process the client's requests until the call ends, within `_ending_on_errors`."""
+        """Process the client's requests until the call ends. Overrides use `_ending_on_errors`."""
 
     @abc.abstractmethod
     def _on_event(self, event: Event) -> None:

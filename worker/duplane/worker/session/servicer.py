@@ -197,7 +197,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         )
 
     def _release(self, call: DuplexCall | ChatCall) -> None:
-        """Begin the cleanup of a call's slot, once."""
+        """Begin the cleanup of a call's slot. Only the first call has an effect."""
         slot = call.channel.slot
         if self._calls.get(slot) is call:
             del self._calls[slot]

@@ -1,4 +1,4 @@
-"""Converts a client's unit to a checked `Unit`, or to the answer that refuses it."""
+"""Converts a client's unit to a checked `Unit`, or refuses it with an answer."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def _timeline(container: av.container.InputContainer, stream: VideoStream) -> _T
 
 
 class _Pictures:
-    """The pictures of a file at ascending times."""
+    """Decodes the pictures of a file at ascending times."""
 
     def __init__(
         self, container: av.container.InputContainer, timeline: _Timeline, bounds: VideoBounds

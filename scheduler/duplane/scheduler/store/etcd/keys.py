@@ -51,7 +51,7 @@ class Keys:
         return self._key("slot", worker_id, str(slot))
 
     def slots(self, worker_id: str) -> bytes:
-        """The beginning of the keys of a worker's slots."""
+        """The common beginning of the keys of a worker's slots."""
         return self._key("slot", worker_id, "")
 
     def request(self, request_id: str) -> bytes:

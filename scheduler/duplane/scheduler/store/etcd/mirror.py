@@ -105,7 +105,7 @@ class Mirror:
         self._news = asyncio.Event()
 
     def _release(self, revision: int) -> None:
-        """End the waits for revisions up to this one."""
+        """End all waits for this revision or an earlier one."""
         while self._waiting and self._waiting[0][0] <= revision:
             _, _, future = heapq.heappop(self._waiting)
             if not future.done():

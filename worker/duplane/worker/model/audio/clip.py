@@ -25,9 +25,9 @@ BATCH_FRAMES = HISTORY_SAMPLES // HOP
 
 @dataclass(frozen=True, eq=False)
 class ClipSegment:
-    """A part of a clip that is encoded on its own, to `rows` embeddings.
+    """A part of a clip that is encoded separately, to `rows` embeddings.
 
-    It has `frames` mel frames. Its result depends on padding up to `padded_frames`.
+    It has `frames` mel frames and is padded to `padded_frames`, on which its result depends.
     """
 
     samples: np.ndarray

@@ -49,7 +49,7 @@ _HALF = FFT_SIZE // 2
 
 
 class LogMel(nn.Module):
-    """Mel power of frames, and Whisper's scaling of its logarithm."""
+    """Computes the mel power of frames, and scales its logarithm as Whisper does."""
 
     window: Tensor
     filters: Tensor

@@ -142,7 +142,7 @@ class Chats:
         voice: VocoderVoice | None = None,
         uniforms: Uniforms | None = None,
     ) -> None:
-        """Begin a chat in a clean slot; without `voice` the voice of the options is read."""
+        """Begin a chat in a clean slot. Without `voice`, the voice in the options is prepared."""
         if slot in self._chats:
             raise ValueError(f"slot {slot} has a chat")
         uniforms = uniforms or SeededUniforms(options.seed)
@@ -313,7 +313,7 @@ class Chats:
             self._choose(fed, logits)
 
     def _begin_passages(self, chats: Sequence[Chat]) -> None:
-        """Begin to speak the new ids; without speech, the end of the text ends the answer."""
+        """Begin to speak the new ids. In a chat without speech, finish the answer with its text."""
         for chat in chats:
             if chat.speech is not None and self._parts.talker is not None:
                 is_end = chat.finish is Finish.STOP
@@ -356,7 +356,7 @@ class Chats:
         audio: FloatArray | None = None,
         audio_token_count: int = 0,
     ) -> ChatOutput | UnitFailure:
-        """Return a step's output, with the text since the last output; or the chat's failure."""
+        """Return a step's output with the new text, or the chat's failure."""
         if chat.failure is not None:
             chat.stage = Stage.DONE
             return chat.failure

@@ -100,7 +100,7 @@ class ChatPrompt:
         return None
 
     def take(self, parts: ModelParts, count: int) -> Tensor:
-        """Return the next embeddings [rows, hidden], at most `count`; encodes media among them."""
+        """Return at most `count` next embeddings [rows, hidden]. Media among them are encoded."""
         start, stop = self.fed, min(self.fed + count, len(self.ids))
         rows = parts.llm.embed(self.ids[start:stop])
         for medium in self.media:

@@ -12,7 +12,7 @@ MAX_CHAT_TOKENS = 32_768
 
 
 class ChatRole(Enum):
-    """The role of a message, in the names of the chat template."""
+    """The role of a message. The values are the chat template's names."""
 
     SYSTEM = "system"
     USER = "user"

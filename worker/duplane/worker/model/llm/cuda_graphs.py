@@ -1,8 +1,8 @@
 """CUDA graphs of decoder steps with one row per slot, over tensors with fixed addresses.
 
-A step is captured for a number of slots and for a bound on the length of their contexts; any slots
-of that number can use it. Because of its fixed sizes a step also reads unused cache rows. It is
-replayed if reading these takes less time than launching the kernels of an ordinary pass one by one.
+A step is captured for a number of slots, whichever these are, and for a bound on the length of
+their contexts. Because of its fixed sizes a step also reads unused cache rows. It is replayed if
+reading these takes less time than launching the kernels of an ordinary pass one by one.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class StepGraphs(Generic[S]):
 
 
 def _doubles(first: int, last: int) -> set[int]:
-    """Return `first` and its doubles below `last`, then `last`."""
+    """Return `first`, twice `first`, four times and so on, as long as below `last`; and `last`."""
     found = {last}
     while first < last:
         found.add(first)

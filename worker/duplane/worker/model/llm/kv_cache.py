@@ -264,7 +264,7 @@ class KVCache:
         if target + count > self.capacity:
             raise CacheFullError(f"slot {slot}: {count} rows do not fit behind {target}")
         starts = range(0, count, MOVED_ROWS)
-        # In this order, every row is moved before it is overwritten.
+        # The order of the parts makes sure that every row is moved before it is overwritten.
         for start in starts if target < source else reversed(starts):
             rows = min(MOVED_ROWS, count - start)
             old = slice(source + start, source + start + rows)

@@ -26,7 +26,7 @@ PREFILL_ROWS = 512
 
 
 class _Body(Decoder):
-    """The decoder with its embedding table, as the checkpoint nests them."""
+    """The decoder with its embedding table. The checkpoint nests their names like this."""
 
     def __init__(
         self,
@@ -156,8 +156,8 @@ class LanguageModel(nn.Module):
     def feed_units(self, slots: Sequence[int], embeds: Sequence[Tensor]) -> Tensor:
         """Feed the rows `[n, hidden]` of each slot, ascending; return the logits of each last row.
 
-        The last `PREFILL_ROWS` rows of all slots are fed in one pass; earlier rows are fed before
-        it, slot by slot.
+        The last `PREFILL_ROWS` rows of every slot are fed in one pass for all slots. Earlier rows
+        are fed before, slot by slot.
         """
         for slot, rows in zip(slots, embeds, strict=True):
             self.append_long(slot, rows[:-PREFILL_ROWS])

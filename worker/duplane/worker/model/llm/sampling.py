@@ -179,7 +179,7 @@ class PenalisedIds:
         return self._table[upload(slots, self._table.device)]
 
     def update(self, changes: Sequence[tuple[int, int, bool]]) -> None:
-        """Apply changes `(slot, id, whether it is penalised from now on)`."""
+        """Apply changes: `(slot, id, whether the id is now penalised)`."""
         if changes:
             slots, ids, values = upload(changes, self._table.device, torch.long).unbind(1)
             self._table[slots, ids] = values.bool()

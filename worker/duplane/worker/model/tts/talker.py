@@ -340,7 +340,7 @@ class Talker(nn.Module):
 
 
 class WeightNormHead(nn.Module):
-    """A linear layer stored with weight norm: weight = g * v / |v|, row by row."""
+    """A linear layer stored with weight norm: each row of the weight is g * v / |v|."""
 
     weight: Tensor
 

@@ -237,7 +237,7 @@ def move_columns(cache: Tensor, moves: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Moves:
-    """Columns of one slot's cache to copy, all at once: `source[i]` to `target[i]`."""
+    """Columns of one slot's cache to copy together, from `source[i]` to `target[i]`."""
 
     source: IntArray
     target: IntArray

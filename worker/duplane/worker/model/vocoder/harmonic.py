@@ -256,7 +256,7 @@ class HarmonicVocoder:
     def decode(self, chunks: Sequence[VocoderChunk]) -> list[FloatArray]:
         """Decode chunks to float32 samples at 24 kHz, in the same order.
 
-        A chunk gives 960 samples per token, lookahead excluded.
+        A chunk gives 960 samples per token, not counting lookahead.
         """
         return [self.decode_mel([chunk], self.encode([chunk]))[0] for chunk in chunks]
 
@@ -280,9 +280,9 @@ class HarmonicVocoder:
     def decode_mel(
         self, chunks: Sequence[VocoderChunk], mels: Sequence[Tensor]
     ) -> list[FloatArray]:
-        """Compute the samples for the frames of `encode`; all slots run together.
+        """Compute the samples for the frames of `encode`, for all slots together.
 
-        If it raises, it can be called again for the same chunks with the same result.
+        After an exception the call can be repeated for the same chunks, with the same result.
         """
         slots = [chunk.slot for chunk in chunks]
         # Frames after a chunk do not affect its samples, so padding does not change them.

@@ -14,7 +14,7 @@ from duplane.worker.model.types import FloatArray
 
 
 class VocoderError(ValueError):
-    """A voice or a chunk that the vocoder cannot decode; nothing has changed."""
+    """The vocoder cannot decode a voice or a chunk. Nothing has changed."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class VocoderChunk:
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of one vocoder's models and caches; the checks raise `VocoderError`."""
+    """The limits of one vocoder's models and caches. The checks raise `VocoderError`."""
 
     vocabulary: int
     stride: int
