@@ -1,4 +1,4 @@
-"""A proxy between schedulers and etcd that knows their transactions, and loses a chosen one."""
+"""A proxy between schedulers and etcd that can lose a chosen transaction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TXN = "/etcdserverpb.KV/Txn"
 
 
 class EtcdProxy(grpc.GenericRpcHandler):
-    """Forwards every call to the member of etcd at `target` until a transaction is lost."""
+    """Forwards all calls to the etcd member at `target`, until it loses a transaction."""
 
     def __init__(self, target: str) -> None:
         self.address = ""
@@ -42,7 +42,7 @@ class EtcdProxy(grpc.GenericRpcHandler):
         await self._channel.close()
 
     def lose(self, is_chosen: Callable[[etcd_pb2.TxnRequest], bool], *, is_executed: bool) -> None:
-        """Lose the first chosen transaction, or only its answer, and all traffic after it."""
+        """Lose the first chosen transaction or only its answer, and then all traffic."""
         self._is_chosen, self._is_executed = is_chosen, is_executed
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:

@@ -46,12 +46,12 @@ class MetricReceiver(metrics_service_pb2_grpc.MetricsServiceServicer):
 
 
 class SpanReceiver(trace_service_pb2_grpc.TraceServiceServicer):
-    """Stores every span that it receives, and the service that has sent it."""
+    """Stores all received spans, and the service that sent each."""
 
     def __init__(self) -> None:
         self.address = ""
         self.spans: list[Span] = []
-        self.services: dict[bytes, str] = {}  # by span id
+        self.services: dict[bytes, str] = {}  # key: the span id
         self._more = asyncio.Condition()
 
     @classmethod
@@ -89,7 +89,7 @@ class SpanReceiver(trace_service_pb2_grpc.TraceServiceServicer):
 
 @contextlib.asynccontextmanager
 async def _served(add: Callable[[grpc.aio.Server], object]) -> AsyncGenerator[str]:
-    """Serve what `add` adds on a free port; yield its address."""
+    """Serve the servicer that `add` registers, on a free port; yield the address."""
     server = grpc.aio.server()
     add(server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

@@ -1,4 +1,4 @@
-"""Two schedulers on one etcd, with something that happens before the next transaction of one."""
+"""Two schedulers on one etcd. A test can act before the next transaction of one of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONG_S = 60.0
 
 
 class Scheduler:
-    """A running store. A test does something before its next transaction, or loses its answer."""
+    """A running store. A test can act before its next transaction, or lose the answer to it."""
 
     def __init__(self, url: str) -> None:
         self.store = EtcdStore(EtcdUrl.parse(url), Credentials(), BOOT_MS)
@@ -62,7 +62,7 @@ class Scheduler:
         return await self.store.try_grant(ticket, offer)
 
     async def at_once(self, name: str, worker: Worker) -> Ticket | Grant:
-        """Enqueue a request, with the offer of a slot."""
+        """Enqueue a request, and offer a slot for it."""
         request = lease_pb2.AcquireLeaseRequest(request_id=name, kind=AUDIO)
         offer = self.offer(name, worker)
         return await self.store.enqueue(request, f"{name} at {id(self)}", None, offer)

@@ -1,4 +1,4 @@
-"""Edge, scheduler and worker in this process, whose spans go to a real OTLP receiver."""
+"""Edge, scheduler and worker in the test's process; they export their spans to an OTLP receiver."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def begin_session(client: ClientConnection) -> None:
 
 
 class TracedFabric:
-    """A running fabric with one worker of a scripted model."""
+    """A running fabric with one worker, which runs a scripted model."""
 
     def __init__(self, scheduler: str, model: ScriptedModel, receiver: SpanReceiver) -> None:
         self.scheduler = scheduler
@@ -76,13 +76,13 @@ class TracedFabric:
         return connect(url, compression=None, max_size=None, proxy=None, **options)
 
     async def flushed(self) -> Sequence[Span]:
-        """Return the spans of all that has ended."""
+        """Export and return all spans that have ended."""
         for queue in self.queues.values():
             await asyncio.to_thread(queue.force_flush)
         return list(self.receiver.spans)
 
     async def ended(self, session_count: int) -> Sequence[Span]:
-        """Return the spans of so many sessions, when each has ended and its slot is free."""
+        """Wait until so many sessions have ended and their slots are free; return all spans."""
 
         def is_over(found: Sequence[Span]) -> bool:
             return sum(span.name == spans.WORKER_CLEANUP for span in found) >= session_count
@@ -100,7 +100,7 @@ async def traced_fabric(
     limits: Limits | None = None,
     **worker_settings: Any,
 ) -> AsyncGenerator[TracedFabric]:
-    """Run a fabric; at the end every slot is free."""
+    """Run a fabric; at the end wait until every slot is free."""
     async with contextlib.AsyncExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
@@ -132,7 +132,7 @@ async def traced_fabric(
 
 
 async def _stop(worker: asyncio.Task[None], shutdown: Shutdown, fabric: TracedFabric) -> None:
-    await fabric.flushed()  # the worker exports the rest while it stops, and the receiver waits
+    await fabric.flushed()  # the stopping worker exports its last spans to the receiver
     fabric.model.let_go()
     shutdown.drain()
     async with asyncio.timeout(WITHIN_S):

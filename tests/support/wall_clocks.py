@@ -1,6 +1,6 @@
-"""Wall clocks of processes that tests set while the processes run; monotonic clocks go on.
+"""Wall clocks that tests can set while processes run. Monotonic clocks do not change.
 
-The library libfaketime, loaded into a process, reads the difference to the real clock from a file.
+The library libfaketime is loaded into a process and reads the offset to the real clock from a file.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class WallClock:
         self.set(0)
 
     def set(self, hours: float) -> None:
-        """Set it this much ahead of the real clock, or behind it."""
+        """Set the clock ahead of the real clock by this time, or behind it if negative."""
         new = self._file.with_suffix(".new")
         new.write_text(f"{3600 * hours:+.0f}\n")
         new.replace(self._file)
 
     @property
     def command(self) -> Sequence[str]:
-        """The beginning of a command whose process has this clock."""
+        """The prefix of a command whose process uses this clock."""
         library = debian_library("faketime/libfaketime.so.1", "libfaketime")
         return (
             *("env", f"LD_PRELOAD={library}", f"FAKETIME_TIMESTAMP_FILE={self._file}"),
@@ -38,7 +38,7 @@ class WallClock:
 
 @contextlib.contextmanager
 def wall_clock(servers: Sequence[Server], folder: Path) -> Iterator[WallClock]:
-    """Restart servers with a clock that can be set, and again with the real one."""
+    """Restart servers with a clock that can be set; at the end restart them with the real clock."""
     clock = WallClock(folder / "clock")
     commands = [server.command for server in servers]
     try:

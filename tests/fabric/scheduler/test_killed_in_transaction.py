@@ -1,6 +1,6 @@
-"""A scheduler that dies in a transaction with etcd, at each kind of change that it makes.
+"""A scheduler that dies during a transaction with etcd, for each kind of transaction.
 
-Its last request to etcd is lost, or is executed and only the answer is lost.
+Either etcd does not receive the last request, or etcd executes it and the answer is lost.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ IS_CHANGE: dict[str, Callable[[Slot], bool]] = {
 
 
 class Transactions:
-    """Recognises the transactions of one kind, and chooses the one with a certain number."""
+    """Recognises the transactions of one kind, and chooses one of them by its number."""
 
     def __init__(self, prefix: str, kind: str, number: int) -> None:
         self._keys = Keys(prefix)
@@ -59,7 +59,7 @@ class Transactions:
 
 
 class OneSlot:
-    """A worker with one slot, attached by the loop of the real worker."""
+    """A worker with one slot and the attach loop of the real worker."""
 
     def __init__(self, schedulers: list[str]) -> None:
         self.numbers: list[int] = []
@@ -91,9 +91,9 @@ class OneSlot:
 
 
 class Sessions:
-    """Sessions that arrive one after the other, and need the only slot of the worker.
+    """Sessions that arrive one after the other and need the worker's only slot.
 
-    Each one lasts until the operator sees that it has claimed its lease.
+    Each session lasts until the operator sees that it has claimed its lease.
     """
 
     def __init__(self, client: FabricClient, worker: OneSlot, operator: Operator) -> None:

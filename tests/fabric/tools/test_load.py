@@ -35,7 +35,7 @@ def measure(*flags: str, folder: Path) -> dict[str, Any]:
 
 
 def assert_answered_once(row: Mapping[str, Any]) -> None:
-    """Assert that each unit has one answer; that it is in time, if the generator can tell."""
+    """Assert that each unit has one answer, in time unless the generator was late."""
     counts = dict(row["counts"])
     sent, late = counts.pop("sent"), counts.pop("late") - counts.pop("late_by_generator")
     assert counts.pop("answered") == sent == row["sessions"] * row["seconds"]
@@ -45,7 +45,7 @@ def assert_answered_once(row: Mapping[str, Any]) -> None:
 
 
 def break_session(unit: session_pb2.Unit) -> list[Any]:
-    """Answer the units of a session: drop the second, fail the fourth, end with the fifth."""
+    """As the worker: drop the second unit, fail the fourth, end the session at the fifth."""
     match unit.sequence:
         case 1:
             return []
@@ -78,7 +78,7 @@ async def test_units_that_are_lost_are_counted_once(dialect: str) -> None:
         (row,) = await bench_fabric(options)
     counts = row.counts
     assert counts.broken_sessions == counts.dropped == 1, row
-    assert counts.failed + counts.unanswered == 2  # the last unit; C tells that it failed
+    assert counts.failed + counts.unanswered == 2  # the last unit; C reports the failure
     assert counts.sent + counts.unsent == 6
     assert counts.sent == counts.answered + 3
     assert not row.holds

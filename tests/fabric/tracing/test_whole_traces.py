@@ -1,4 +1,4 @@
-"""Every unit of every session is one whole trace, from the socket to the device and back."""
+"""Each unit of each session is one complete trace, from the socket to the device and back."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_ten_sessions_of_twenty_units_are_whole_traces() -> None:
 
 
 def check_sessions(by_name: Mapping[str, Sequence[Span]]) -> None:
-    """One trace for each session joins the spans of edge, scheduler and worker."""
+    """Check that one trace per session contains the spans of edge, scheduler and worker."""
     roots = by_name[spans.EDGE_SESSION]
     assert len(roots) == SESSIONS
     assert len({root.trace_id for root in roots}) == SESSIONS
@@ -76,7 +76,7 @@ def check_sessions(by_name: Mapping[str, Sequence[Span]]) -> None:
 
 
 def check_units(by_name: Mapping[str, Sequence[Span]]) -> None:
-    """Each unit is one trace of two spans, whose stages cover it."""
+    """Check that each unit is one trace of two spans, whose stages have no gaps."""
     sessions = {root.span_id for root in by_name[spans.EDGE_SESSION]}
     batches = {batch.span_id: batch for batch in by_name[spans.WORKER_BATCH]}
     edges = {span.trace_id: span for span in by_name[spans.EDGE_UNIT]}
@@ -100,7 +100,7 @@ def check_units(by_name: Mapping[str, Sequence[Span]]) -> None:
 
 
 def durations(span: Span) -> dict[str, int]:
-    """Return the nanoseconds of each stage: until the next one, or the end of the span."""
+    """Return the nanoseconds of each stage. It lasts until the next stage, or the span's end."""
     begins = [event.time_unix_nano for event in span.events]
     ends = [*begins[1:], span.end_time_unix_nano]
     names = [event.name for event in span.events]
@@ -108,9 +108,9 @@ def durations(span: Span) -> dict[str, int]:
 
 
 def check_the_whole(edge: Span, worker: Span) -> None:
-    """The stages and the network add up to the whole time of the unit."""
+    """Check that the times of the stages and of the network add up to the time of the unit."""
     begins = {event.name: event.time_unix_nano for event in edge.events}
-    # The worker may take a unit before the edge knows that the stream has it.
+    # The worker may receive a unit before the edge knows that the stream has accepted it.
     sent_ns = min(begins[spans.WORKER], worker.start_time_unix_nano)
     assert sent_ns > begins[spans.SEND]
     there_ns = worker.start_time_unix_nano - sent_ns

@@ -1,4 +1,4 @@
-"""`duplane trace` without processes: the file of spans, the bound on units, tables, verdicts."""
+"""`duplane trace` without processes: the file of spans, the bound of units, tables and verdicts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def span(
 def unit(
     number: int, decode_ms: int = 5, *, session: str = "s1", is_late: bool = False
 ) -> list[Span]:
-    """Return the spans of one unit of 6 ms and `decode_ms`."""
+    """Return the spans of one unit, which takes 6 ms and `decode_ms`."""
     more = {"duplane__unit__is_late": True} if is_late else {}
     common: dict[str, Any] = {
         "session__id": session,

@@ -146,7 +146,7 @@ class StoreLaws(RuleBasedStateMachine):
     ) -> Coroutine[Any, Any, object] | None:
         view, store, name = replica.view, replica.store, WORKERS[pick]
         ticket, grant = picked(view.tickets, pick), picked(view.grants, pick)
-        worker = view.workers.get(WORKERS[0])  # all races for a slot are for the same one
+        worker = view.workers.get(WORKERS[0])  # all grants of a race are for this worker
         if verb in ("enqueue", "grant at once"):
             request = lease_pb2.AcquireLeaseRequest(request_id=REQUESTS[pick], kind=AUDIO)
             offer = self.offer(worker) if worker and verb == "grant at once" else None

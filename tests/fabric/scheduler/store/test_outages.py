@@ -125,7 +125,7 @@ async def test_arrivals_are_refused_at_once_while_many_operations_wait(
     assert store._commits.count == limit
     etcd_client.recover()
     async with asyncio.timeout(BOUND_S):
-        while store._arriving:  # the end of one may begin another, which undoes it
+        while store._arriving:  # at its end, an operation may start its undo
             await asyncio.wait(store._arriving)
     monkeypatch.setattr(etcd_store, "ARRIVAL_TIMEOUT_S", BOUND_S)
     ticket = await arrive(store)

@@ -1,4 +1,4 @@
-"""The search for a capacity finds it, and tries few numbers."""
+"""The search finds the largest number of sessions that holds, with few tries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from duplane.tools.bench.load.capacity import search
 
 
 def found(first: int, largest: int, capacity: int) -> tuple[int, list[int]]:
-    """Search where `capacity` sessions hold; return the result and the numbers that were tried."""
+    """Search with a fabric that holds `capacity` sessions; return the result and the tries."""
     searching = search(first, largest)
     tried: list[int] = []
     try:

@@ -1,4 +1,4 @@
-"""The chart of a load: its lines hold the figures of the rows, and its file is a picture."""
+"""The chart of `duplane bench fabric`: its lines have the figures of the rows; it is a PNG file."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_axis_ends_at_the_next_round_number(largest: float, end: float) -> None:
 
 
 def colours(file: Path) -> set[object]:
-    """Return the colours of a chart, without its margin on the right with the names."""
+    """Return the colours of a chart, without the right margin, which has the names."""
     with Image.open(file) as image:
         assert image.format == "PNG"
         drawn = image.convert("RGB").crop((0, 0, 740, image.height))

@@ -1,4 +1,4 @@
-"""The ledger of a load generator: a unit has one fate; its time is that of its last message."""
+"""The ledger of a load generator: a unit has one outcome, and the time of its last message."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from duplane.tools.bench.load.ledger import Answer, Counts, Ledger
 
 
 class Book:
-    """A ledger and its counts; the generator stood still for `stalled_s` before each answer."""
+    """A ledger and its counts; the generator is blocked for `stalled_s` before each answer."""
 
     def __init__(self, stalled_s: float = 0.0) -> None:
         self.counts = Counts()
@@ -67,7 +67,7 @@ def test_answer_without_a_name_when_nothing_waits_is_one_too_many() -> None:
 def test_dropped_units_are_the_oldest_before_the_answered_one() -> None:
     book = Book().send(0, 1, 2, 3)
     book.ledger.answered(named(2, "text", dropped_count=2), 2.01)
-    book.ledger.answered(named(2, "audio", dropped_count=2), 2.02)  # the same drops, told again
+    book.ledger.answered(named(2, "audio", dropped_count=2), 2.02)  # the same drops, reported again
     book.ledger.answered(named(3), 3.01)
     assert book.found() == {"sent": 4, "answered": 2, "dropped": 2}
 

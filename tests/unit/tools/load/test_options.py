@@ -1,4 +1,4 @@
-"""Flags of `duplane bench fabric`: what cannot work is refused before anything starts."""
+"""Flags of `duplane bench fabric`: invalid values are refused before any process starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from duplane.tools.bench.options import FabricBench
         (["--url", "http://h:1"], "url is 'http://h:1', must begin with ws://"),
         (["--url", "ws://h:1", "--dialect", "A,grpc"], "'grpc', which url 'ws://h:1' does not"),
         (["--url", "grpc://h:1", "--dialect", "B"], "'B', which url 'grpc://h:1' does not"),
-        (["--url", "ws://h:1", "--edge-cpu", "0"], "edge_cpu and telemetry are for a fabric of"),
+        (["--url", "ws://h:1", "--edge-cpu", "0"], "edge_cpu and telemetry cannot be used"),
         (["--process", "edge=1"], "process: needs url"),
         (["--url", "ws://h:1", "--process", "edge=x"], "process: must be NAME=ID"),
         (["--sessions", "0"], "must be numbers like 1,2,4"),

@@ -1,4 +1,4 @@
-"""The plan of a load generator: when sessions send, and when each of them is renewed."""
+"""The plan of a load generator: the times at which sessions send and are renewed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of a row: percentiles, costs of processes, and whether the row holds."""
+"""The figures of a row: percentiles, costs of processes, and the judgement whether it holds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_percentiles_are_values_that_occurred() -> None:
 
 
 def samples() -> list[Sample]:
-    """Return one a second: half a core of CPU time; 100 MB at first, then a MB more each second."""
+    """Return one sample per second: half a core of CPU time, and 100 MB plus 1 MB per second."""
     return [Sample(float(at), (100 + at) * 1_000_000, at / 2) for at in range(21)]
 
 
@@ -95,7 +95,7 @@ def test_limits_and_a_late_generator_are_named() -> None:
 
 def test_reports_of_several_generators_are_one() -> None:
     seen = Seen()
-    for generator, sent in ((0, 1), (1, 2), (0, 5)):  # counts are those since the start
+    for generator, sent in ((0, 1), (1, 2), (0, 5)):  # counts begin at the start
         seen.add(generator, Report(lateness_ms=[1.0], counts=Counts(sent=sent), failures={"x": 1}))
     assert seen.counts.sent == 7
     assert seen.lateness_ms == [1.0] * 3

@@ -52,7 +52,7 @@ class _Counts:
     lost_ticket_count: int = 0
     lost_position_count: int = 0
     kill_count: int = 0
-    cpu_ms: Sequence[float] = (math.nan, math.nan)  # per grant: of the schedulers, of this process
+    cpu_ms: Sequence[float] = (math.nan, math.nan)  # per grant: schedulers, this process
     has_grant: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add_grant(self, granted: lease_pb2.Granted) -> None:
@@ -155,7 +155,7 @@ class _Bench:
                 background.append(tasks.create_task(self._kill(schedulers)))
             before_s = self._cpu_s(schedulers)
             await self._load(clients)
-            if not self._options.kills:  # the time of a killed process is gone
+            if not self._options.kills:  # the CPU time of a killed process is lost
                 used_s = zip(self._cpu_s(schedulers), before_s, strict=True)
                 per_grant = 1e3 / self._options.grants
                 self._counts.cpu_ms = [(end - begin) * per_grant for end, begin in used_s]
@@ -265,7 +265,7 @@ async def bench_leases(options: LeaseBench) -> None:
     show(
         f"through the queue, {counts.kill_count} schedulers killed",
         (
-            *("grants per second", "longest gap s", "CPU ms a grant: schedulers", "this process"),
+            *("grants per second", "longest gap s", "CPU ms per grant: schedulers", "this process"),
             *("double grants", "lost tickets", "lost positions"),
         ),
         [
@@ -282,7 +282,7 @@ async def bench_leases(options: LeaseBench) -> None:
 
 
 def _cpu_s(process_id: int) -> float:
-    """Return the CPU seconds that a process has used; nan where the system does not tell."""
+    """Return the CPU seconds that a process has used; nan if the system does not report them."""
     try:
         fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -291,7 +291,7 @@ def _cpu_s(process_id: int) -> float:
 
 
 async def _floor_ms(store: str) -> Sequence[float]:
-    """Write one key of etcd again and again; return the milliseconds of each time."""
+    """Write one key of etcd repeatedly; return the milliseconds of each write."""
     if store == "memory:":
         return ()
     url = EtcdUrl.parse(store)

@@ -40,58 +40,59 @@ Counts = Annotated[tuple[int, ...], Parameter(converter=_counts, n_tokens=1, neg
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class FabricBench:
-    """What load to put on a fabric, and what to measure. Raises ValueError naming the setting."""
+    """Flags of `duplane bench fabric`. Raises ValueError naming the setting."""
 
     sessions: Counts = (1, 10)
-    """Sessions at once, separated by commas: a row for each number. Each sends one second of sound
-    in each second."""
+    """Numbers of concurrent sessions, separated by commas; each gives one row. A session sends one
+    second of sound per second."""
     dialects: Annotated[Names, Parameter("--dialect")] = ()
-    """Protocols, separated by commas, each with rows of its own: A, B or C over WebSocket, or
-    `grpc`, which goes past the edge. (D is a chat and has no units.) Default: B, or what the URL
-    serves."""
+    """Protocols, separated by commas, each with its own rows: A, B or C over WebSocket, or `grpc`,
+    which needs no edge. (D is a chat and has no units.) Default: B, or what the URL serves."""
     phases: Phases = "spread"
-    """When in the second each session sends: `spread` evenly over it, or all at once, in `step`."""
+    """When sessions send: `spread` evenly over each second, or all at the same time (`step`)."""
     seconds: Annotated[float, Ge(1)] = 10.0
-    """Seconds that are measured, for each row."""
+    """Measured seconds of each row."""
     warm_up_s: NonNegativeFloat = 3.0
-    """Seconds before them in which the sessions send too."""
+    """Seconds before the measured ones, in which the sessions already send."""
     session_s: Annotated[float, Ge(1)] = 240.0
-    """Seconds after which a session ends and another takes its place."""
+    """Seconds after which a session ends and a new one replaces it."""
     open_timeout_s: PositiveFloat = 30.0
-    """Seconds for a session to open, with its wait for a slot; then it counts as broken."""
+    """Time limit to open a session, with its wait for a slot; after it the session counts as
+    broken."""
     generators: PositiveInt = 1
-    """Processes that generate the load; they share the sessions."""
+    """Number of processes that generate the load; they share the sessions."""
     url: str = ""
     """Server to measure: ws://HOST:PORT or wss:// of an edge, or grpc://HOST:PORT of a scheduler.
-    Default: a fabric of its own, started anew for each row."""
+    Default: the command starts its own fabric for each row."""
     ca: ExistingFile | None = None
-    """Certificates (PEM) that wss:// trusts in place of those of the system."""
+    """Certificates (PEM) to trust with wss://, in place of the system's."""
     processes: Annotated[Names, Parameter("--process")] = ()
-    """Processes of the server on this machine whose CPU and memory are measured, as NAME=ID,
-    separated by commas: edge=4711. Those of its own fabric are always measured."""
+    """Processes of the server on this machine whose CPU time and memory are measured, as NAME=ID,
+    separated by commas: edge=4711. Processes of the command's own fabric are always measured."""
     checkpoint: Literal["random"] | Checkpoint = "scripted"
-    """Model of its own fabric, as for `duplane up`."""
+    """Model of the command's own fabric, as for `duplane up`."""
     workers: PositiveInt = 1
-    """Workers of its own fabric. Together they have slots for all sessions."""
+    """Number of workers of the command's own fabric. They have slots for all sessions."""
     edge_cpu: NonNegativeInt | None = None
-    """Core that the edge of its own fabric gets; all other processes use the other cores. Linux
+    """Core for the edge of the command's own fabric; all other processes use other cores. Linux
     only."""
     telemetry: Annotated[bool, Parameter(negative=())] = False
-    """Let its own fabric export spans and metrics, to a receiver that forgets them."""
+    """The command's own fabric exports spans and metrics to a receiver that discards them."""
     find_capacity: Annotated[bool, Parameter(negative=())] = False
-    """Search the largest number of sessions that holds, from the first of --sessions: doubled until
-    one does not hold, then halved between. A number that does not hold is tried twice."""
+    """Search the largest number of sessions that holds. Beginning with the first of --sessions, the
+    number doubles until it does not hold; then the interval is halved. A number that does not hold
+    is tried twice."""
     max_sessions: PositiveInt = 1000
     """Largest number that the search tries."""
     limit_ms: PositiveFloat = 100.0
-    """Milliseconds of added time (p99) above which a row does not hold."""
+    """A row does not hold if the p99 of the added time is above these milliseconds."""
     max_lateness_ms: PositiveFloat = 20.0
-    """Milliseconds (p99) by which the generators may be late; above it they are the bottleneck, and
-    the row is invalid."""
+    """A row is invalid if the generators are later than these milliseconds (p99): then they are the
+    bottleneck."""
     json: Path | None = None
-    """File for all figures; docs/load.md describes it."""
+    """JSON file for all figures; docs/load.md describes it."""
     png: Path | None = None
-    """File for a chart of latency and CPU time."""
+    """PNG file for a chart of latency and CPU time."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -105,9 +106,9 @@ class FabricBench:
             if self.url and (dialect == "grpc") != (scheme == "grpc"):
                 raise ValueError(f"dialect is {dialect!r}, which url {self.url!r} does not serve")
         if self.processes and not self.url:
-            raise ValueError("process: needs url; processes of its own fabric are always measured")
+            raise ValueError("process: needs url; without it all processes are measured")
         if self.url and (self.edge_cpu is not None or self.telemetry):
-            raise ValueError("edge_cpu and telemetry are for a fabric of its own, without url")
+            raise ValueError("edge_cpu and telemetry cannot be used with url")
         if not all(pid.isdecimal() for pid in parse_labels(self.processes, "process").values()):
             raise ValueError("process: must be NAME=ID")
 

@@ -21,8 +21,8 @@ from duplane.tools.trace.spans_json import to_line
 from duplane.tools.trace.units import Collected
 
 _log = logging.getLogger(__name__)
-_MAX_CALLS = 32  # at once; the exporters send again what is refused
-_MAX_FILE_BYTES = 1_000_000_000  # then nothing more is written
+_MAX_CALLS = 32  # concurrent calls; exporters repeat refused exports
+_MAX_FILE_BYTES = 1_000_000_000  # a file of this size gets no more spans
 
 
 class _Receiver(trace_service_pb2_grpc.TraceServiceServicer):
@@ -34,7 +34,7 @@ class _Receiver(trace_service_pb2_grpc.TraceServiceServicer):
         self._written_bytes = 0
 
     async def Export(self, request: ExportTraceServiceRequest, context: Any) -> Any:  # noqa: N802 - named by gRPC
-        """Take the spans of one export."""
+        """Store the spans of one export."""
         del context
         self._collected.add(request)
         if self._out is not None:
@@ -65,7 +65,7 @@ async def receiving(
         server = grpc.aio.server(
             maximum_concurrent_rpcs=_MAX_CALLS, options=[("grpc.so_reuseport", 0)]
         )
-        generated: Any = trace_service_pb2_grpc  # has no types
+        generated: Any = trace_service_pb2_grpc  # declares no types
         generated.add_TraceServiceServicer_to_server(_Receiver(collected, file), server)
         try:
             port = server.add_insecure_port(str(address))

@@ -1,4 +1,4 @@
-"""Received spans as lines of JSON: the OTLP file format, one export request a line."""
+"""Converts received spans to lines of JSON and back: the OTLP file format, one request per line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from duplane.tools.command import UsageError
 
-_MAX_LINE_BYTES = 16 * 1024 * 1024  # of a file that is read; the largest request is 4 MB
+_MAX_LINE_BYTES = 16 * 1024 * 1024  # longest line of a file; the largest request has 4 MB
 _IDS = ("traceId", "spanId", "parentSpanId")
 
 
@@ -25,7 +25,7 @@ def to_line(request: ExportTraceServiceRequest) -> bytes:
 
 
 def read_lines(file: Path) -> Iterator[ExportTraceServiceRequest]:
-    """Yield the requests of a file. Raises UsageError naming the line at fault."""
+    """Yield the requests of a file. Raises UsageError naming the invalid line."""
     with file.open("rb") as lines:
         for number in range(1, 1 << 62):
             line = lines.readline(_MAX_LINE_BYTES)
@@ -44,7 +44,7 @@ def _from_line(line: bytes) -> ExportTraceServiceRequest:
 
 
 def _convert_ids(request: dict[str, Any], convert: Callable[[str], str]) -> None:
-    """Convert the ids in place: OTLP has them in hexadecimal, JSON of protobuf in base64."""
+    """Convert the ids in place: they are hexadecimal in OTLP, and base64 in protobuf's JSON."""
     for resource in request.get("resourceSpans", ()):
         for scope in resource.get("scopeSpans", ()):
             for span in scope.get("spans", ()):

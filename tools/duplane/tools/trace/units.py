@@ -1,4 +1,4 @@
-"""Units put together from the spans of several processes, and the stages of each."""
+"""Joins the spans of several processes to units, and computes the stages of each unit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from duplane.fabric.monitoring import spans
 
-NETWORK = "network"  # between the edge and the worker, there and back
+NETWORK = "network"  # between the edge and the worker, in both directions
 
 _STEPS = frozenset(
     (
@@ -34,24 +34,24 @@ class Stage(NamedTuple):
 
     @property
     def lasted_ms(self) -> float:
-        """How long it took."""
+        """The duration of the stage."""
         return (self.end_ns - self.begin_ns) / 1e6
 
 
 class Half(NamedTuple):
-    """The span of a unit in one process, as far as it is needed."""
+    """The needed parts of a unit's span in one process."""
 
     begin_ns: int
     end_ns: int
     stages: tuple[tuple[str, int], ...]
     attributes: Mapping[str, Any]
-    counts: Mapping[str, Mapping[str, Any]]  # of tokens, by stage
+    counts: Mapping[str, Mapping[str, Any]]  # numbers of tokens, by stage
     batch_id: bytes
 
 
 @dataclass(slots=True)
 class Unit:
-    """One unit: its halves in the edge and in the worker, of which one may be missing."""
+    """One unit: its spans in the edge and in the worker. One of them may be missing."""
 
     trace_id: str
     edge: Half | None = None
@@ -71,12 +71,12 @@ class Unit:
 
     @property
     def session_id(self) -> str:
-        """The session, empty if it has no name."""
+        """The id of the session; empty if it is unknown."""
         return str(self._attribute(spans.SESSION_ID, ""))
 
     @property
     def sequence(self) -> int:
-        """The number in its session, -1 if it was dropped before it got one."""
+        """The unit's number in its session; -1 if it was dropped before it had one."""
         return int(self._attribute(spans.UNIT_SEQUENCE, -1))
 
     @property
@@ -86,27 +86,27 @@ class Unit:
 
     @property
     def error(self) -> str:
-        """Why it failed."""
+        """The reason of a failure."""
         return str(self._attribute(spans.ERROR_TYPE, ""))
 
     @property
     def is_late(self) -> bool:
-        """Whether it took longer than the second of sound that it holds."""
+        """Whether the unit took longer than its second of sound."""
         return bool(self._attribute(spans.UNIT_IS_LATE, False))
 
     @property
     def batch_size(self) -> int:
-        """How many units ran together, 0 if unknown."""
+        """The number of units in the batch; 0 if unknown."""
         return int(self._attribute(spans.BATCH_SIZE, 0))
 
     @property
     def begin_ns(self) -> int:
-        """When it was received."""
+        """The time at which the unit was received."""
         return self._whole.begin_ns
 
     @property
     def lasted_ms(self) -> float:
-        """How long it took as a whole."""
+        """The duration of the whole unit."""
         return (self._whole.end_ns - self._whole.begin_ns) / 1e6
 
     def stages(self) -> list[Stage]:
@@ -118,7 +118,7 @@ class Unit:
             if stage.name == spans.WORKER:
                 found += self._worker_stages(stage)
             elif stage.name == spans.SEND and self.worker is not None:
-                # The worker may have the unit before the edge runs again.
+                # The worker may receive the unit before the edge continues.
                 end_ns = max(stage.begin_ns, min(stage.end_ns, self.worker.begin_ns))
                 found.append(stage._replace(end_ns=end_ns))
             else:
@@ -126,7 +126,7 @@ class Unit:
         return found
 
     def _worker_stages(self, whole: Stage) -> Iterator[Stage]:
-        """Yield what the edge sees as one stage: the network, and the stages of the worker."""
+        """Divide the edge's stage `worker` into the network and the stages of the worker."""
         assert self.edge is not None
         if self.worker is not None:
             begin_ns = min(whole.begin_ns, self.worker.begin_ns)
@@ -150,7 +150,7 @@ def _stages(place: str, half: Half) -> Iterator[Stage]:
 
 
 def _stage_times(attributes: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Return the nanoseconds of the worker's stages, as a delta has them."""
+    """Return the nanoseconds of the worker's stages, from the attributes of the edge's span."""
     times = ((name, attributes.get(f"{spans.STAGE_PREFIX}{name}_ms")) for name in _TIMED)
     return [(name, int(lasted_ms * 1e6)) for name, lasted_ms in times if lasted_ms]
 
@@ -168,7 +168,7 @@ class Step(NamedTuple):
 
 @dataclass(slots=True)
 class Collected:
-    """The newest `limit` units, and what is needed beside them. The oldest are dropped."""
+    """The newest `limit` units, their batches and their sessions. The oldest are dropped."""
 
     limit: int
     units: OrderedDict[bytes, Unit] = field(default_factory=OrderedDict[bytes, Unit])
@@ -210,7 +210,7 @@ class Collected:
                 _shorten(self.session_traces, self.limit)
 
     def chosen(self, session_id: str = "", sequence: int | None = None) -> list[Unit]:
-        """Return the units of a session, or with a number; oldest first."""
+        """Return the units of a session or with a number, oldest first."""
         return [
             unit
             for unit in self.units.values()
@@ -219,12 +219,12 @@ class Collected:
         ]
 
     def steps_of(self, session_id: str) -> Sequence[Step]:
-        """Return the spans of a session, in the order of their beginnings."""
+        """Return the spans of a session, in the order of their begin times."""
         steps = self.steps.get(self.session_traces.get(session_id, b""), [])
         return sorted(steps, key=lambda step: step.begin_ns)
 
     def settle_after_ms(self, unit: Unit) -> float:
-        """Return how long the settle of a unit's batch took, 0 if unknown."""
+        """Return the duration of settle for a unit's batch; 0 if unknown."""
         return self.settle_ms.get(unit.worker.batch_id, 0.0) if unit.worker else 0.0
 
 

@@ -15,7 +15,7 @@ from duplane.fabric.process import StartError
 from duplane.fabric.settings import PositiveFloat, PositiveInt
 from duplane.tools.command import CommandError, UsageError, app
 
-_CLEAR = "\x1b[H\x1b[2J"  # of a terminal, before each new report
+_CLEAR = "\x1b[H\x1b[2J"  # clears the terminal before each new report
 DEFAULT_LISTEN = "127.0.0.1:4317"
 
 
@@ -35,26 +35,26 @@ def trace(
     """Show where the time of each unit goes, from the socket to the device and back.
 
     Receives the spans of all processes whose OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is this address,
-    until Ctrl-C; or reads the spans that `--out` has written. Shows how long each stage takes, the
-    slowest units with the stage that made them late, and the stages of the slowest. In a terminal
-    the report is shown again at an interval; otherwise once, at the end.
+    until Ctrl-C; or reads a file of `--out`. Shows the time of each stage, the slowest units with
+    the stage that made them late, and the stages of the slowest unit. A terminal shows the report
+    again at an interval; otherwise it is shown once, at the end.
 
     Parameters
     ----------
     file
-        Spans that were written before, in the file format of OTLP: one export as JSON per line.
+        File of spans to read, in the file format of OTLP: one export as JSON per line.
     listen
-        Address to receive spans at, over gRPC.
+        Address at which to receive spans over gRPC.
     out
         Append the received spans to this file, up to a gigabyte.
     session
-        Show only this session, and the steps from its queue to its end.
+        Show only this session, and its steps from the queue to its end.
     unit
         Show the stages of the units with this number.
     slowest
-        Units to list.
+        Number of units to list.
     keep
-        Units to keep. Of more than these, the oldest are dropped.
+        Number of units to keep in memory. Older units are dropped.
     interval_s
         Seconds between two reports in a terminal.
     """

@@ -13,24 +13,24 @@ _MEANINGS = {
     ("edge", spans.READ): "the message waited in the edge",
     ("edge", spans.PARSE): "the edge parsed the message",
     ("edge", spans.QUEUE): "the unit waited for the stream to the worker",
-    ("edge", spans.SEND): "the stream took the unit",
+    ("edge", spans.SEND): "the stream accepted the unit",
     ("edge", spans.RENDER): "the edge rendered the events",
-    ("edge", spans.WRITE): "the client's connection took the events",
-    (NETWORK, "there"): "the unit was on its way to the worker",
-    (NETWORK, "back"): "the delta was on its way to the edge",
+    ("edge", spans.WRITE): "the client's connection accepted the events",
+    (NETWORK, "there"): "the network carried the unit to the worker",
+    (NETWORK, "back"): "the network carried the delta to the edge",
     ("worker", spans.PREPARE): "the worker decoded the pictures",
-    ("worker", spans.INBOX): "earlier units of the conversation were not done",
+    ("worker", spans.INBOX): "the unit waited for earlier units of the conversation",
     ("worker", spans.SETTLE): "the previous unit of the conversation was settled",
     ("worker", spans.DEVICE): "the device was busy with other conversations",
-    ("worker", spans.RUN): "the model ran, without a stage of its own",
-    ("worker", spans.DELIVER): "the worker's event loop took the delta",
+    ("worker", spans.RUN): "the model ran parts that have no stage of their own",
+    ("worker", spans.DELIVER): "the worker's event loop passed on the delta",
 }
 Usual = Mapping[tuple[str, str, str], float]
-"""Milliseconds that each stage usually takes, by the outcome of the unit, place and name."""
+"""Usual milliseconds of each stage, by outcome of the unit, place and name of the stage."""
 
 
 def usual_times(units: Iterable[Unit]) -> Usual:
-    """Return the median of each stage among the units on time."""
+    """Return the median time of each stage, over the units on time."""
     found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for unit in units:
         if not unit.is_late:
@@ -49,7 +49,7 @@ def slowest_stage(unit: Unit, usual: Usual) -> Stage | None:
 
 
 def verdict(unit: Unit, usual: Usual) -> str:
-    """Return why a unit was late, failed or was dropped; where it spent its time otherwise."""
+    """Return the state of a unit (on time, late, failed or dropped) and its slowest stage."""
     stage = slowest_stage(unit, usual)
     if stage is None:
         where = "no stage is known"

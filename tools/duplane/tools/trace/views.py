@@ -23,7 +23,7 @@ _ORDER = (
 
 @dataclass(frozen=True)
 class Choice:
-    """Which units are shown: of one session, with one number, and how many of the slowest."""
+    """The choice of units to show: by session, by number, and how many of the slowest."""
 
     session: str = ""
     unit: int | None = None
@@ -31,7 +31,7 @@ class Choice:
 
 
 def report(collected: Collected, choice: Choice) -> str:
-    """Return the tables, and the waterfalls of the units that were asked for."""
+    """Return the tables, and the waterfalls of the chosen units."""
     units = collected.chosen(choice.session, choice.unit)
     if not units:
         return "no unit was received\n" if not collected.units else "no such unit was received\n"
@@ -69,7 +69,7 @@ def _times_row(name: str, times: Sequence[float]) -> tuple[str, ...]:
 
 
 def slowest_table(units: Sequence[Unit], usual: Usual) -> str:
-    """Return a line for each unit: what it is, how long it took, and why."""
+    """Return a line for each unit: its name, its duration, and its verdict."""
     lines = ["the slowest units\n\n"]
     for unit in units:
         name = f"{unit.session_id or 'unnamed'} unit {_number(unit)}"
@@ -78,7 +78,7 @@ def slowest_table(units: Sequence[Unit], usual: Usual) -> str:
 
 
 def waterfall(unit: Unit, usual: Usual, settle_ms: float = 0.0) -> str:
-    """Return the stages of a unit as bars below each other."""
+    """Return the stages of a unit as a chart of bars, one per line."""
     facts = [
         f"unit {_number(unit)} of {unit.session_id or 'an unnamed session'}",
         f"{unit.outcome}, {unit.lasted_ms:.1f} ms",
@@ -102,12 +102,12 @@ def waterfall(unit: Unit, usual: Usual, settle_ms: float = 0.0) -> str:
 
 
 def _number(unit: Unit) -> str:
-    """Return the number of a unit in its session; one that the edge dropped has none."""
+    """Return the number of a unit in its session; "-" if the edge dropped it."""
     return str(unit.sequence) if unit.sequence >= 0 else "-"
 
 
 def _bar(begin: float, length: float) -> str:
-    """Return a bar for a stage that begins and lasts these shares of the whole."""
+    """Return a bar; `begin` and `length` are shares of the whole width."""
     first = min(_BAR_WIDTH - 1, max(0, round(begin * _BAR_WIDTH)))
     width = min(_BAR_WIDTH - first, max(1, round(length * _BAR_WIDTH)))
     return (" " * first + "#" * width).ljust(_BAR_WIDTH)
@@ -121,7 +121,7 @@ def _counts(unit: Unit, stage: Stage) -> str:
 
 
 def session_steps(collected: Collected, session_id: str) -> str:
-    """Return the spans of a session as bars below each other."""
+    """Return the spans of a session as a chart of bars, one per line."""
     steps = collected.steps_of(session_id)
     if not steps:
         return ""

@@ -33,7 +33,7 @@ from duplane.worker.checkpoints import DEFAULT_CHECKPOINT
 from duplane.worker.settings import Checkpoint, Dtype
 
 _log = logging.getLogger(__name__)
-_TRACED_UNITS = 10_000  # that are kept; the newest
+_TRACED_UNITS = 10_000  # number of units that are kept, the newest
 
 
 @Parameter(name="*")
@@ -69,8 +69,8 @@ class UpSettings:
     """Port of the edge's metrics for Prometheus, on 127.0.0.1. The scheduler has the next port, and
     the workers those after it. Default: no metrics."""
     trace: Annotated[bool, Parameter(negative=())] = False
-    """Receive the spans of all processes, and show at the end where the time of each unit went, as
-    `duplane trace` does. Takes the place of another collector of spans."""
+    """Receive the spans of all processes, and show the time of each stage at the end, like `duplane
+    trace`. Spans go to no other collector then."""
     trace_out: Path | None = None
     """Append the received spans to this file, for `duplane trace FILE`. Implies --trace."""
     log_level: LogLevel = "INFO"
@@ -114,7 +114,7 @@ def serve_up(settings: UpSettings) -> int:
 
 @contextlib.contextmanager
 def role_errors() -> Generator[None]:
-    """Raise one RoleError in place of a group of them, as `running` raises them."""
+    """Raise one RoleError instead of the group of them that `running` raises."""
     try:
         yield
     except ExceptionGroup as group:
@@ -161,13 +161,13 @@ async def _up(settings: UpSettings, shutdown: process.Shutdown) -> None:
 
 @contextlib.asynccontextmanager
 async def _traced(settings: UpSettings) -> AsyncGenerator[None]:
-    """Receive the spans of the processes, if asked to; show them at the end. Raises StartError."""
+    """Receive the spans of the processes if requested; show them at the end. Raises StartError."""
     if not (settings.trace or settings.trace_out):
         yield
         return
     collected = Collected(_TRACED_UNITS)
     async with receiving("127.0.0.1:0", collected, settings.trace_out) as address:
-        os.environ.update(exporter_settings(address))  # of the processes that start after this
+        os.environ.update(exporter_settings(address))  # for processes that start after this
         yield
     sys.stdout.write(report(collected, Choice()))
     sys.stdout.flush()
@@ -274,7 +274,7 @@ async def running(settings: UpSettings) -> AsyncGenerator[Fabric]:
 
 
 def _note(checkpoint: Path | str, *, is_random: bool) -> str:
-    """Return what a user should know about the model, if it is not their own."""
+    """Return a note about the model for the user, empty for a checkpoint of the user."""
     if is_random:
         return "small random model, its answers mean nothing"
     if checkpoint == DEFAULT_CHECKPOINT:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-_RESOLUTION = 20  # the search ends when the next number to try is less than 1/20 higher
+_RESOLUTION = 20  # the search ends when the interval is less than 1/20 of the number
 
 
 def search(first: int, largest: int) -> Generator[int, bool, int]:
-    """Yield numbers to try, and take for each whether it holds; return the largest that does.
+    """Yield numbers to try; the caller sends back whether each holds. Return the largest that does.
 
-    Numbers double until one does not hold; then the interval is halved. Returns 0 if none holds.
+    The number doubles until one does not hold; then the interval is halved. Returns 0 if none does.
     """
-    good, bad = 0, largest + 1  # `bad` is not tried yet while it is above `largest`
+    good, bad = 0, largest + 1  # a `bad` above `largest` has not been tried
     number = min(first, largest)
     while bad - good > max(1, good // _RESOLUTION):
         if (yield number):

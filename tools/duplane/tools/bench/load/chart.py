@@ -1,4 +1,4 @@
-"""A chart of the rows: latency percentiles and CPU time over the number of sessions.
+"""Draws a chart of the rows: latency percentiles and CPU time against the number of sessions.
 
 Drawn with Pillow, which the worker needs anyway. Matplotlib would bring nine more packages for two
 panels of lines.
@@ -24,14 +24,14 @@ _STEPS = 5  # of the vertical axis
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a panel: a value for each number of sessions, None where there is none."""
+    """One line of a panel: a value, or None, for each number of sessions."""
 
     name: str
     values: Sequence[float | None]
 
 
 def write_chart(file: Path, rows: Sequence[Row]) -> None:
-    """Write a PNG with two panels. Of several rows with the same numbers the last one counts."""
+    """Write a PNG with two panels. If several rows have the same numbers, the last one counts."""
     sessions = sorted({row.sessions for row in rows})
     panels = (
         ("added ms", latency_lines(rows, sessions)),
@@ -73,7 +73,7 @@ def cpu_lines(rows: Sequence[Row], sessions: Sequence[int]) -> Sequence[Line]:
 
 
 def axis_end(largest: float) -> float:
-    """Return the next higher number of 1, 2, 5, 10, 20 ..., for an axis of five steps."""
+    """Return the end of an axis of five steps: the next number of 1, 2, 5, 10, 20 and so on."""
     size = 10.0 ** math.floor(math.log10(largest))
     return size * next(factor for factor in (1, 2, 5, 10) if factor * size >= largest)
 

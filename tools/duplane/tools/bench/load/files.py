@@ -14,7 +14,7 @@ from duplane.tools.bench.load.row import Row
 from duplane.tools.bench.options import FabricBench
 from duplane.tools.command import UsageError
 
-_VERSION = 1  # of the JSON file's schema, which docs/load.md describes
+_VERSION = 1  # version of the JSON schema, which docs/load.md describes
 
 
 class Files:
@@ -30,7 +30,7 @@ class Files:
             self._write_chart = write_chart
 
     def write(self, rows: Sequence[Row], capacities: Mapping[str, int]) -> None:
-        """Write them."""
+        """Write the files."""
         if self._options.json:
             told = document(self._options, rows, capacities)
             self._options.json.write_bytes(orjson.dumps(told, option=orjson.OPT_INDENT_2))
@@ -39,7 +39,7 @@ class Files:
 
 
 def _check(name: str, file: Path | None) -> None:
-    """Find out before the measurement whether a file can be written."""
+    """Check before the measurement that a file can be written."""
     try:
         if file:
             file.open("ab").close()

@@ -1,8 +1,8 @@
-"""One process that generates load: it holds its sessions at real-time pace.
+"""One process that generates load: it runs its sessions at real-time pace.
 
-It reads a plan as one line of JSON, opens the sessions and writes an `Opening`; then it reads
-`{"start_s": T}`, a monotonic time, and writes one `Report` a second; the last one is `done`. It
-ends when its standard input does.
+It reads a plan as one line of JSON, opens the sessions and writes an `Opening`. Then it reads
+`{"start_s": T}`, a monotonic time, and writes one `Report` per second; the last one is `done`. It
+ends when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from duplane.tools.bench.load.sessions import (
     WebSocketSession,
 )
 
-_TICK_S = 0.01  # between two looks at the delay of the event loop
-_STALL_S = 0.05  # a delay that can make a unit late
-_STALLS = 1000  # of them that are kept, the newest
+_TICK_S = 0.01  # interval at which the delay of the event loop is measured
+_STALL_S = 0.05  # a longer delay can make a unit late, and is stored
+_STALLS = 1000  # the newest delays that are stored
 _OPENING_COUNT = 16  # sessions that open at once
-_ANSWER_TIMEOUT_S = 5.0  # for the answers that are missing when a session ends
-_FAILURE_COUNT = 5  # different failures that are reported
+_ANSWER_TIMEOUT_S = 5.0  # for the last answers at the end of a session
+_FAILURE_COUNT = 5  # largest number of different failures in a report
 
 
 class Ticks:
@@ -48,7 +48,7 @@ class Ticks:
         self._stalls: deque[tuple[float, float]] = deque(maxlen=_STALLS)  # end, seconds
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Measure until cancelled."""
         while True:
             due_s = time.monotonic() + _TICK_S
             await asyncio.sleep(_TICK_S)
@@ -59,7 +59,7 @@ class Ticks:
                 self._stalls.append((now_s, delay_s))
 
     def stalled_s(self, begin_s: float, end_s: float) -> float:
-        """Return how long the loop stood still between two times."""
+        """Return how long the event loop was blocked between two times."""
         return sum(
             max(0.0, min(end_s, at_s) - max(begin_s, at_s - delay_s))
             for at_s, delay_s in self._stalls
@@ -67,7 +67,7 @@ class Ticks:
 
 
 class Line:
-    """One of the sessions of the plan, and those that take its place."""
+    """One session of the plan, and the sessions that replace it."""
 
     def __init__(
         self, index: int, plan: Plan, open_session: Callable[[], Opened], load: Load
@@ -80,11 +80,11 @@ class Line:
         self._session: LoadSession | None = None
         self._reading: asyncio.Task[None] | None = None
         self._ledger = Ledger(load.report.counts, load.ticks.stalled_s)
-        self._number = 0  # of the session's next unit
+        self._number = 0  # number of the session's next unit
         self._news = asyncio.Event()  # an answer, or the end of the session
 
     async def open(self) -> None:
-        """Open a session, unless it fails; the failure is counted."""
+        """Open a session, or count the failure."""
         try:
             self._session = await self._stack.enter_async_context(self._open_session())
         except SessionError as error:
@@ -108,7 +108,7 @@ class Line:
             self._news.set()
 
     async def close(self) -> None:
-        """End the session in order, when the answers that it waits for have come."""
+        """End the session in order, after its last answers have arrived."""
         if self._reading and self._session:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_ANSWER_TIMEOUT_S):
@@ -129,7 +129,7 @@ class Line:
         await self._stack.aclose()
 
     async def run(self, start_s: float) -> None:
-        """Send a unit each second, from `start_s` on."""
+        """Send a unit every second, beginning at `start_s`."""
         begin_s = start_s + self._plan.phase_s(self._index)
         free_s = 0.0  # when the last send had ended
         for number in range(self._plan.warm_up_units + self._plan.units):
@@ -143,7 +143,7 @@ class Line:
             if self._session is None or due_s >= begin_s + (number + 1) * UNIT_S:
                 self._load.report.counts.unsent += is_measured
                 continue
-            # The time in which the server did not take the last unit is not the generator's.
+            # If the server did not read the last unit in time, the generator is not late.
             late_s = time.monotonic() - max(due_s, free_s)
             self._ledger.sent(self._number, due_s + late_s, is_measured=is_measured)
             if is_measured:
@@ -156,18 +156,18 @@ class Line:
 
 
 class Load:
-    """The sessions of this process, and what they see."""
+    """The sessions of this process, and their figures."""
 
     def __init__(self, plan: Plan, open_session: Callable[[], Opened]) -> None:
         self.report = Report()
         self.ticks = Ticks()
-        self.ledgers: dict[int, Ledger] = {}  # of the open sessions
+        self.ledgers: dict[int, Ledger] = {}  # ledgers of the open sessions
         self._plan = plan
         self._failures = Counter[str]()
         self._lines = [Line(index, plan, open_session, self) for index in plan.sessions]
 
     async def open(self) -> None:
-        """Open all sessions, a few at once."""
+        """Open all sessions, `_OPENING_COUNT` at a time."""
         free = asyncio.Semaphore(_OPENING_COUNT)
 
         async def open_one(line: Line) -> None:
@@ -198,12 +198,12 @@ class Load:
         self.failed(reason)
 
     def failed(self, reason: str) -> None:
-        """Note the reason of a failure."""
+        """Count the reason of a failure."""
         if reason in self._failures or len(self._failures) < _FAILURE_COUNT:
             self._failures[reason] += 1
 
     def keep(self, timed: list[Timed]) -> None:
-        """Take over the times of answered units."""
+        """Move the times of answered units to the report."""
         self.report.timed += timed
         timed.clear()
 
@@ -211,7 +211,7 @@ class Load:
         ticking = asyncio.create_task(self.ticks.run())
         try:
             await asyncio.sleep(max(0.0, begin_s - time.monotonic()))
-            self.ticks.delays_ms.clear()  # those of the warm-up
+            self.ticks.delays_ms.clear()  # delete the delays of the warm-up
             await ticking
         finally:
             ticking.cancel()
@@ -261,7 +261,7 @@ async def _serve() -> None:
             await asyncio.wait({running, parent}, return_when=asyncio.FIRST_COMPLETED)
             parent.cancel()
             if not running.done():
-                os._exit(1)  # nobody waits for what the sessions still see
+                os._exit(1)  # the parent has ended, so nobody needs the results
             await running
 
 

@@ -1,4 +1,4 @@
-"""The processes that generate load, as the process that started them sees them."""
+"""Starts the processes that generate load, and collects their reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from duplane.tools.bench.load.reports import Opening, Report, Seen
 from duplane.tools.command import CommandError
 
 _LINE_BYTES = 1 << 26
-_START_AFTER_S = 0.3  # from the command to the first unit
+_START_AFTER_S = 0.3  # from the start command to the first unit
 _END_TIMEOUT_S = 5.0
 
 
@@ -39,7 +39,7 @@ class Generators:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=_LINE_BYTES,
-                start_new_session=True,  # Ctrl-C reaches the command alone, which ends the others
+                start_new_session=True,  # Ctrl-C reaches only the command, which ends them
             )
             self._processes.append(process)
             _write(process, plan)
@@ -57,7 +57,7 @@ class Generators:
                 await process.wait()
 
     async def opened(self) -> None:
-        """Wait until every session is open, or could not be opened.
+        """Wait until every session is open or has failed to open.
 
         Raises CommandError if none is open.
         """
@@ -67,14 +67,14 @@ class Generators:
             raise CommandError(f"no session could be opened: {'; '.join(reasons)}")
 
     def start(self) -> float:
-        """Start all at once; return the monotonic time of the first unit."""
+        """Start all generators at once; return the monotonic time of the first unit."""
         start_s = time.monotonic() + _START_AFTER_S
         for process in self._processes:
             _write(process, {"start_s": start_s})
         return start_s
 
     async def run(self, on_report: Callable[[Seen], None]) -> Seen:
-        """Collect what they see until all are done."""
+        """Collect the reports until all generators are done."""
         seen = Seen()
 
         async def collect(at: int, process: asyncio.subprocess.Process) -> None:

@@ -1,4 +1,4 @@
-"""The units of one session and the answers to them. Pure: times are arguments."""
+"""Matches the units of one session with their answers. Pure: times are arguments."""
 
 from __future__ import annotations
 
@@ -6,52 +6,52 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 
 DEADLINE_S = 1.0
-"""Seconds from a unit to its answer, after which the next unit is due."""
+"""A later answer is late, because the next unit is due."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """A message of the server about a unit."""
 
-    unit: int | None = None  # None: the oldest that has no answer
-    part: str = ""  # which of the unit's messages; each may come once
-    worker_ms: float | None = None  # the worker's own time, if the server says it
+    unit: int | None = None  # number of the unit; None: the oldest without an answer
+    part: str = ""  # kind of message; each kind may arrive once per unit
+    worker_ms: float | None = None  # the worker's own time, if the server reports it
     dropped_count: int = 0  # units dropped since the last answer
-    is_dropped: bool = False  # answers a unit that was dropped
-    failure: str = ""  # why the unit was not used
+    is_dropped: bool = False  # whether the server dropped this unit
+    failure: str = ""  # why the unit failed
 
 
 @dataclass(slots=True)
 class Counts:
-    """What became of the measured units, and of the sessions."""
+    """Numbers of measured units, and of broken sessions."""
 
     sent: int = 0
     answered: int = 0
     late: int = 0  # answered, but after the deadline
-    late_by_generator: int = 0  # of `late`: by no more than the generator itself stood still
-    dropped: int = 0  # the server said so
+    late_by_generator: int = 0  # part of `late`: the generator was blocked for this long
+    dropped: int = 0  # the server has reported them as dropped
     failed: int = 0  # answered with an error
     unanswered: int = 0
-    doubled: int = 0  # answers to a unit that had one, or that was never sent; warm-up too
+    doubled: int = 0  # surplus answers, also during the warm-up
     unsent: int = 0  # due while no session was open
-    broken_sessions: int = 0  # ended by themselves, or could not be opened; warm-up too
+    broken_sessions: int = 0  # ended too early or not opened, also during the warm-up
 
     def add(self, other: Counts) -> None:
-        """Add the counts of another."""
+        """Add other counts to these."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """An answered unit: milliseconds to its answer, and those of the worker if they are known."""
+    """An answered unit: milliseconds to its answer, and the worker's own milliseconds if known."""
 
     latency_ms: float
     worker_ms: float | None
 
     @property
     def added_ms(self) -> float:
-        """The time that the fabric added to the worker's."""
+        """The time that the fabric added to the worker's own time."""
         return self.latency_ms - (self.worker_ms or 0.0)
 
 
@@ -66,16 +66,16 @@ class _Unit:
 
 
 class Ledger:
-    """The units of one session. `stalled_s` returns how long the generator stood still between two
+    """The units of one session. `stalled_s` returns how long the generator was blocked between two
     times.
     """
 
     def __init__(self, counts: Counts, stalled_s: Callable[[float, float], float]) -> None:
-        self.timed: list[Timed] = []  # whoever reads it may clear it
+        self.timed: list[Timed] = []  # a reader may clear this list
         self._counts = counts
         self._stalled_s = stalled_s
         self._waiting: dict[int, _Unit] = {}  # oldest first
-        self._current: _Unit | None = None  # answered; more messages about it may come
+        self._current: _Unit | None = None  # answered, but more messages about it may arrive
 
     @property
     def has_waiting(self) -> bool:
@@ -83,12 +83,12 @@ class Ledger:
         return bool(self._waiting)
 
     def sent(self, number: int, at_s: float, *, is_measured: bool) -> None:
-        """Note a unit that is sent."""
+        """Record that a unit is sent."""
         self._waiting[number] = _Unit(number, at_s, is_measured)
         self._counts.sent += is_measured
 
     def answered(self, answer: Answer, at_s: float) -> None:
-        """Note a message of the server."""
+        """Record a message of the server."""
         if answer.unit is not None and answer.unit not in self._waiting:
             self._continue(answer, at_s)
             return
@@ -108,13 +108,13 @@ class Ledger:
             self._add(answer, at_s, unit)
 
     def end(self) -> None:
-        """End the session: what has no answer gets none."""
+        """End the session: units without an answer count as unanswered."""
         self._finish()
         self._counts.unanswered += sum(unit.is_measured for unit in self._waiting.values())
         self._waiting.clear()
 
     def _drop(self, answer: Answer) -> None:
-        """Remove the oldest units, which were dropped before the one that is answered."""
+        """Remove the oldest units: the server dropped them before the answered unit."""
         for unit in list(self._older(answer.unit))[: answer.dropped_count]:
             del self._waiting[unit.number]
             self._counts.dropped += unit.is_measured
@@ -123,7 +123,7 @@ class Ledger:
         return (unit for unit in self._waiting.values() if number is None or unit.number < number)
 
     def _continue(self, answer: Answer, at_s: float) -> None:
-        """Note a further message about the unit that was answered last, or one too many."""
+        """Record another message about the unit answered last, or count a surplus message."""
         unit = self._current
         if unit is None or unit.number != answer.unit or answer.part in unit.parts:
             self._counts.doubled += 1
@@ -137,7 +137,7 @@ class Ledger:
             unit.worker_ms = answer.worker_ms
 
     def _finish(self) -> None:
-        """Count the unit that was answered last: no more messages about it come."""
+        """Count the unit that was answered last: no more messages about it will arrive."""
         unit, self._current = self._current, None
         if unit is None or not unit.is_measured:
             return

@@ -1,4 +1,4 @@
-"""What generators see, as they report it once a second, and the sum of it. Pure."""
+"""The reports that generators send once a second, and their sum. Pure."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from duplane.tools.bench.load.ledger import Counts, Timed
 
 @dataclass(frozen=True)
 class Opening:
-    """The sessions that a generator has opened before it sends."""
+    """The number of sessions that a generator has opened before it sends."""
 
     count: int
-    failures: Mapping[str, int]  # reasons of the others, each with how often it came
+    failures: Mapping[str, int]  # reasons of the other sessions, and their numbers
 
 
 @dataclass
 class Report:
-    """What one generator saw since its last report; counts and failures since its start."""
+    """The figures of one generator since its last report; counts and failures since its start."""
 
     timed: list[Timed] = field(default_factory=list[Timed])
-    lateness_ms: list[float] = field(default_factory=list[float])  # of each unit's sending
+    lateness_ms: list[float] = field(default_factory=list[float])  # delay of each unit's sending
     loop_ms: list[float] = field(default_factory=list[float])  # delays of the event loop
     counts: Counts = field(default_factory=Counts)
-    failures: Mapping[str, int] = field(default_factory=dict[str, int])  # by reason
-    done: bool = False  # nothing follows
+    failures: Mapping[str, int] = field(default_factory=dict[str, int])  # numbers by reason
+    done: bool = False  # this is the last report
 
 
 class Seen:
-    """What all generators saw so far."""
+    """The figures of all generators so far."""
 
     def __init__(self) -> None:
         self.timed: list[Timed] = []
         self.lateness_ms: list[float] = []
         self.loop_ms: list[float] = []
-        self._latest: dict[int, Report] = {}  # by generator
+        self._latest: dict[int, Report] = {}  # key: number of the generator
 
     @property
     def counts(self) -> Counts:
-        """The counts of all."""
+        """The counts of all generators."""
         total = Counts()
         for report in self._latest.values():
             total.add(report.counts)
@@ -48,7 +48,7 @@ class Seen:
 
     @property
     def failures(self) -> Mapping[str, int]:
-        """The reasons of failures, each with how often it came."""
+        """The reasons of failures and their numbers."""
         total = Counter[str]()
         for report in self._latest.values():
             total.update(report.failures)

@@ -1,4 +1,4 @@
-"""The figures of one run, and what they say: one row of the tables, and of the JSON file. Pure."""
+"""The figures of one run and their judgement: one row of the tables and of the JSON file. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MB = 1e6
 
 @dataclass(frozen=True)
 class Sample:
-    """Memory of one process at one time, and the CPU time that it has used."""
+    """The memory of one process at one time, and the CPU time that it has used so far."""
 
     at_s: float
     rss_bytes: int
@@ -32,7 +32,7 @@ class Percentiles:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Percentiles:
-        """Compute them, rounded to microseconds."""
+        """Compute the percentiles, rounded to microseconds."""
         ordered = sorted(values)
         shares = (0.5, 0.95, 0.99, 1.0)
         found = [round(percentile(ordered, share), 3) if ordered else None for share in shares]
@@ -41,22 +41,22 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class ProcessCost:
-    """What one process of the fabric cost; several workers count as one."""
+    """The cost of one process of the fabric; several workers count as one."""
 
-    cpu_us_per_unit: float | None  # CPU time of the measured seconds, by units answered in them
-    cpu_cores: float  # the same, by the measured seconds: 1.0 is one core
+    cpu_us_per_unit: float | None  # CPU time of the measured seconds per answered unit
+    cpu_cores: float  # CPU time per measured second: 1.0 is one core
     rss_before_mb: float  # before the first session
     rss_middle_mb: float  # median of the third quarter of the measured seconds
-    rss_end_mb: float  # median of their last quarter
+    rss_end_mb: float  # median of the last quarter
     rss_peak_mb: float
 
 
 @dataclass(frozen=True)
 class GeneratorCost:
-    """How punctual the generators were, and what they cost."""
+    """The punctuality and the cost of the generators."""
 
-    lateness_ms: Percentiles  # of each unit's sending, against its schedule
-    loop_delay_ms: Percentiles  # of their event loops, looked at every 10 ms
+    lateness_ms: Percentiles  # delay of each unit against its schedule
+    loop_delay_ms: Percentiles  # delay of the event loops, measured every 10 ms
     cost: ProcessCost
     is_punctual: bool
 
@@ -71,14 +71,14 @@ class Row:
     seconds: float
     latency_ms: Percentiles  # from the sending of a unit to the arrival of its answer
     added_ms: Percentiles  # the same without the worker's own time
-    is_worker_time_known: bool  # otherwise `added_ms` includes it
+    is_worker_time_known: bool  # if not, `added_ms` includes it
     counts: Counts
-    failures: Mapping[str, int]  # reasons, each with how often it came
-    slots_left: int | None  # not free at the end; null if the fabric is not the command's own
+    failures: Mapping[str, int]  # reasons and their numbers
+    slots_left: int | None  # slots not free at the end; null with `--url`
     processes: Mapping[str, ProcessCost]
     generator: GeneratorCost
-    problems: Sequence[str]  # why it does not hold; empty if it does
-    exported_bytes: int | None = None  # of spans and metrics; null without `--telemetry`
+    problems: Sequence[str]  # why the row does not hold; empty if it does
+    exported_bytes: int | None = None  # bytes of spans and metrics; null without `--telemetry`
 
     @property
     def holds(self) -> bool:
@@ -88,20 +88,20 @@ class Row:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a row must keep to hold."""
+    """Upper limits of p99 for a row that holds."""
 
-    added_ms: float  # p99
-    lateness_ms: float  # p99, of the generators
+    added_ms: float
+    lateness_ms: float  # of the generators
 
 
 def process_cost(
     samples: Sequence[Sample], begin_s: float, end_s: float, units: int
 ) -> ProcessCost:
-    """Compute the cost of a process from samples; the first is from before the first session."""
+    """Compute the cost of a process from samples. The first was taken before the first session."""
     window = [sample for sample in samples if begin_s <= sample.at_s <= end_s] or samples[-1:]
     used_s = window[-1].cpu_s - window[0].cpu_s
     lasted_s = window[-1].at_s - window[0].at_s
-    of_all = (end_s - begin_s) / lasted_s if lasted_s else 1.0  # samples do not span it exactly
+    of_all = (end_s - begin_s) / lasted_s if lasted_s else 1.0  # samples do not cover it exactly
     quarter = max(1, len(window) // 4)
     return ProcessCost(
         cpu_us_per_unit=round(used_s * of_all / units * 1e6, 1) if units else None,
@@ -118,7 +118,7 @@ def _median_mb(samples: Sequence[Sample]) -> float:
 
 
 def generator_cost(seen: Seen, cost: ProcessCost, limits: Limits) -> GeneratorCost:
-    """Judge the generators."""
+    """Compute the cost of the generators, and judge their punctuality."""
     lateness, loop = Percentiles.of(seen.lateness_ms), Percentiles.of(seen.loop_ms)
     worst = max(lateness.p99 or 0.0, loop.p99 or 0.0)
     return GeneratorCost(lateness, loop, cost, is_punctual=worst <= limits.lateness_ms)

@@ -31,11 +31,11 @@ from duplane.tools.bench.load.watch import Watch
 from duplane.tools.bench.options import FabricBench
 
 _PROGRESS_S = 5.0
-_GENERATORS = "generators"  # their name among the watched processes
+_GENERATORS = "generators"  # name of the generators among the watched processes
 
 
 class _Run:
-    """One number of sessions in one dialect."""
+    """One run: a number of sessions in one dialect."""
 
     def __init__(self, options: FabricBench, dialect: str, sessions: int) -> None:
         self._options = options
@@ -43,15 +43,15 @@ class _Run:
         self._sessions = sessions
         self._warm_up_units = round(options.warm_up_s / UNIT_S)
         self._units = max(1, round(options.seconds / UNIT_S))
-        self._shown_s = 0.0  # when progress was shown
+        self._shown_s = 0.0  # when progress was last shown
 
     async def row(self) -> Row:
-        """Start what is needed, measure, and stop it."""
+        """Start the fabric if needed, measure, and stop it."""
         async with target(self._options, self._sessions) as measured:
             row = await self._measure(measured)
         if measured.receiver is None:
             return row
-        return replace(row, exported_bytes=measured.receiver.byte_count)  # with those of the end
+        return replace(row, exported_bytes=measured.receiver.byte_count)  # with final exports
 
     async def _measure(self, measured: Target) -> Row:
         plans = [
@@ -125,7 +125,7 @@ def _tell(text: str) -> None:
 
 
 async def _capacity(options: FabricBench, dialect: str, rows: list[Row]) -> int:
-    """Search the largest number that holds; one that does not is tried a second time."""
+    """Search the largest number that holds. A number that does not hold is tried twice."""
     searching = search(options.sessions[0], options.max_sessions)
     try:
         sessions = next(searching)
@@ -141,9 +141,9 @@ async def _capacity(options: FabricBench, dialect: str, rows: list[Row]) -> int:
 
 
 async def bench_fabric(options: FabricBench) -> Sequence[Row]:
-    """Measure, print, and write the files that are asked for; return the rows.
+    """Measure, print, and write the requested files; return the rows.
 
-    If it is cancelled, it prints and writes the rows that are complete.
+    After a cancellation, it prints and writes the complete rows.
     """
     files = Files(options)
     rows: list[Row] = []

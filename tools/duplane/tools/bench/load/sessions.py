@@ -1,4 +1,4 @@
-"""Sessions of clients: over WebSocket in dialect A, B or C, or over gRPC past the edge."""
+"""Sessions of clients: over WebSocket in dialect A, B or C, or over gRPC without an edge."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _PROMPT = "You are a helpful assistant."
 
 
 def _second_of_sound() -> bytes:
-    """Return noise, which compresses as little as speech does; the scripted model speaks to it."""
+    """Return noise. It compresses as little as speech, and the scripted model answers it."""
     noise = np.random.default_rng(0).normal(0, 0.1, int(INPUT_RATE_HERTZ * UNIT_S))
-    noise[0] = 0.0  # other values mean something to the scripted model
+    noise[0] = 0.0  # other values are marks for the scripted model
     return pcm_from_samples(noise.astype(np.float32))
 
 
@@ -55,14 +55,14 @@ class LoadSession(Protocol):
         ...
 
     def answers(self) -> AsyncIterator[tuple[float, Answer]]:
-        """Yield the answers with the monotonic time of their arrival, to the end of the session.
+        """Yield the answers with their monotonic times of arrival, until the end of the session.
 
         Raises SessionError if the session ends before `close`.
         """
         ...
 
     async def close(self) -> None:
-        """Ask for the end; `answers` then ends."""
+        """Request the end of the session; then `answers` ends."""
         ...
 
 
@@ -129,13 +129,13 @@ class WebSocketSession:
             unit = int(named) if named.isdecimal() else None
             return [Answer(unit=unit, failure=orjson.dumps(event.get("error")).decode())]
         replies = list(self._dialect.replies(event))
-        if self._name == "C":  # it answers units that were dropped too, and they took no time
+        if self._name == "C":  # C also answers dropped units; these have no worker time
             worker_ms = event.get("wall_clock_ms")
             return [Answer(worker_ms=worker_ms, is_dropped=not worker_ms) for _ in replies]
         measured = event.get("metrics", {})
         return [
             Answer(
-                unit=reply.unit if self._name == "B" else None,  # A does not name it
+                unit=reply.unit if self._name == "B" else None,  # A does not name the unit
                 part=str(event.get("kind", "")),
                 worker_ms=measured.get("wall_clock_ms"),
                 dropped_count=measured.get("dropped_units", 0),

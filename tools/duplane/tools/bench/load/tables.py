@@ -1,4 +1,4 @@
-"""What `duplane bench fabric` prints."""
+"""The output of `duplane bench fabric`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from duplane.tools.bench.report import percentile, show
 
 
 def progress_text(dialect: str, sessions: int, seen: Seen) -> str:
-    """Return one line about a run that goes on."""
+    """Return one line about a run in progress."""
     counts = seen.counts
     added = [one.added_ms for one in seen.timed]
     p50, p99 = percentile(added, 0.5), percentile(added, 0.99)
@@ -28,7 +28,7 @@ def show_rows(rows: Sequence[Row]) -> None:
     if not rows:
         return
     show(
-        "ms that the fabric adds to a unit (in A the worker's own time is part of it)",
+        "ms that the fabric adds to a unit (in A including the worker's own time)",
         ("", "units", "p50", "p95", "p99", "max", "late", "wrong", "generator p99", "loop p99", ""),
         [_latency_cells(row) for row in rows],
     )

@@ -1,4 +1,4 @@
-"""What is measured: a fabric of the command's own, or a server at a URL."""
+"""The server that is measured: a fabric that the command starts, or a server at a URL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from duplane.tools.bench.load.watch import assign, free_cores
 from duplane.tools.bench.options import FabricBench
 from duplane.tools.up.fabric import Fabric, UpSettings, running
 
-_SPARE_SLOTS = 4  # for sessions that begin while the slot of another is being cleaned
+_SPARE_SLOTS = 4  # for sessions that begin while other slots are being cleaned
 _FREE_TIMEOUT_S = 15.0
 _LOOK_S = 0.1
 
@@ -28,18 +28,18 @@ class Target:
 
     edge_url: str  # empty if only a scheduler is known
     scheduler: str  # empty if only an edge is known
-    process_ids: Mapping[str, Sequence[int]]  # those that are watched, by name
+    process_ids: Mapping[str, Sequence[int]]  # watched processes by name
     is_own: bool
     receiver: Receiver | None = None
 
     def url(self, dialect: str) -> str:
-        """Return where a generator connects in a dialect."""
+        """Return the address to which a generator connects in a dialect."""
         return self.scheduler if dialect == "grpc" else self.edge_url
 
     async def slots_left(self) -> int | None:
-        """Return how many slots are not free when all sessions have ended, after a short wait.
+        """Wait a short time for all slots to be free; return the number of other slots.
 
-        None if that cannot be known.
+        None if the fabric is not the command's own.
         """
         if not self.is_own:
             return None
@@ -53,7 +53,7 @@ class Target:
 
 
 async def _taken(client: FabricClient) -> int:
-    """Count the slots that are not free, at their workers or by a lease."""
+    """Count the slots that their workers do not report as free, or that have a lease."""
     workers = await client.administer(
         lambda admin: admin.ListWorkers(admin_pb2.ListWorkersRequest())
     )
@@ -69,7 +69,7 @@ async def _taken(client: FabricClient) -> int:
 
 @contextlib.asynccontextmanager
 async def target(options: FabricBench, sessions: int) -> AsyncGenerator[Target]:
-    """Start a fabric with room for `sessions`, or name the server of `--url`.
+    """Start a fabric with slots for `sessions`, or use the server of `--url`.
 
     Raises UsageError, StartError, and RoleError in a group.
     """
@@ -105,7 +105,7 @@ async def target(options: FabricBench, sessions: int) -> AsyncGenerator[Target]:
 
 @contextlib.contextmanager
 def _keeping_off(core: int):
-    """Keep this process, and those that it starts, off a core."""
+    """During the `with`, this process and those that it starts do not use a core."""
     before = os.sched_getaffinity(0)
     assign(os.getpid(), free_cores(core))
     try:

@@ -12,7 +12,7 @@ _SERVICES = ("trace.v1.TraceService", "metrics.v1.MetricsService")
 
 
 class Receiver:
-    """Takes OTLP exports, counts their bytes, and forgets them."""
+    """Receives OTLP exports, counts their bytes, and discards them."""
 
     def __init__(self) -> None:
         self.byte_count = 0
@@ -24,7 +24,7 @@ class Receiver:
     @classmethod
     @contextlib.asynccontextmanager
     async def exporting(cls) -> AsyncGenerator[Receiver]:
-        """Serve, with the standard settings that make new processes export to it."""
+        """Serve, and set the environment so that new processes export to this receiver."""
         receiver, server = cls(), grpc.aio.server()
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(
             receiver._export

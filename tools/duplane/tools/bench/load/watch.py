@@ -1,4 +1,4 @@
-"""CPU time and memory of the processes that are measured."""
+"""Measures the CPU time and the memory of processes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SAMPLE_S = 1.0
 
 @dataclass
 class Watched:
-    """One or more processes of one name, and what was seen of them."""
+    """One or more processes with one name, and their samples."""
 
     name: str
     processes: Sequence[psutil.Process]
     samples: list[Sample] = field(default_factory=list[Sample])
-    has_ended: bool = False  # whether one of them has
+    has_ended: bool = False  # whether one of the processes has ended
 
     def look(self) -> None:
         """Add a sample, unless a process has ended."""
@@ -43,8 +43,8 @@ class Watched:
 def _cpu_s(process: psutil.Process) -> float:
     """Return the CPU time that a process has used.
 
-    Linux has a clock for each process, whose id clock_getcpuclockid(3) computes in this way. What
-    psutil reads has steps of 10 ms, which are too large for few units.
+    Linux has a CPU clock for each process; clock_getcpuclockid(3) computes its id in this way. The
+    times of psutil have steps of 10 ms, which are too coarse for a few units.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
@@ -54,7 +54,7 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 class Watch:
-    """Looks at processes once a second."""
+    """Takes samples of processes once a second."""
 
     def __init__(self, process_ids: Mapping[str, Sequence[int]]) -> None:
         try:
@@ -66,19 +66,19 @@ class Watch:
             raise UsageError(f"process: there is no process {error.pid}") from None
 
     def look(self) -> None:
-        """Look at all now."""
+        """Take a sample of all processes now."""
         for watched in self.watched:
             watched.look()
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Take samples until cancelled."""
         while True:
             await asyncio.sleep(SAMPLE_S)
             self.look()
 
 
 def free_cores(reserved: int) -> Iterable[int]:
-    """Return the cores of this process without one. Raises UsageError if that cannot be."""
+    """Return the cores of this process except `reserved`. Raises UsageError if there are none."""
     if not hasattr(os, "sched_setaffinity"):
         raise UsageError("edge_cpu: this system cannot assign a process to a core")
     cores = os.sched_getaffinity(0)
@@ -90,7 +90,7 @@ def free_cores(reserved: int) -> Iterable[int]:
 
 
 def assign(process_id: int, cores: Iterable[int]) -> None:
-    """Let a process, with all its threads, run on some cores only."""
+    """Restrict a process and all its threads to some cores."""
     wanted = set(cores)
     for thread in psutil.Process(process_id).threads():
         os.sched_setaffinity(thread.id, wanted)
