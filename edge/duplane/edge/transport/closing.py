@@ -36,7 +36,7 @@ class ClosingResponse(web.WebSocketResponse):
     async def close(
         self, *, code: int = WSCloseCode.OK, message: bytes = b"", drain: bool = True
     ) -> bool:
-        """Only send the close frame. aiohttp calls this after an error of the client."""
+        """After an error of the client, only send the close frame. aiohttp calls this method."""
         if code == WSCloseCode.OK:
             return await super().close(code=code, message=message, drain=drain)
         self.has_sent_close = True

@@ -29,7 +29,8 @@ class FifoQueue:
     """The tickets of one pool that have the same needs, sorted by order.
 
     Every operation costs O(log n) or less. Positions are computed when they are read, so no time is
-    spent on the tickets behind one that leaves; `next_moved` finds them later, in portions.
+    spent on the tickets behind one that leaves. `next_moved` finds these tickets later, in
+    portions.
     """
 
     def __init__(self, needs: Needs = NO_NEEDS) -> None:

@@ -60,7 +60,7 @@ class Call(abc.ABC, Generic[Response]):
 
     @abc.abstractmethod
     def close(self, reason: session_pb2.CloseReason) -> None:
-        """End the call for a reason of the worker or its scheduler."""
+        """End the call for `reason`."""
 
     @abc.abstractmethod
     async def _receive(self) -> None:

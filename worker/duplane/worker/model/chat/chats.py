@@ -249,7 +249,7 @@ class Chats:
                 yield self._result(chat, watch.seconds())
 
     def _prompt_rows(self, waiting: Sequence[Chat]) -> dict[int, Tensor]:
-        """Return the rows of prompts [rows, hidden] for one step, by slot."""
+        """Return, for each slot, the prompt rows [rows, hidden] to feed in one step."""
         room, embeds = PREFILL_ROWS, dict[int, Tensor]()
 
         def take(some: Sequence[Chat]) -> Tensor:

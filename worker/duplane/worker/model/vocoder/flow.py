@@ -105,7 +105,7 @@ class TurnFrames:
 
 @dataclass(frozen=True)
 class FlowChunk:
-    """One chunk of a slot's tokens. All chunks but the last of a turn end with lookahead tokens."""
+    """One chunk of a slot's tokens. The last chunk of a turn has no lookahead, all others have."""
 
     slot: int
     frames: TurnFrames

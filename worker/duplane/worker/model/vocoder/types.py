@@ -58,7 +58,7 @@ class VocoderVoice:
 
 @dataclass(frozen=True)
 class VocoderChunk:
-    """One chunk of a slot's tokens. All but a turn's last chunk end with `lookahead` tokens."""
+    """One chunk of a slot's tokens. It ends with `lookahead` more tokens, unless it is the last."""
 
     slot: int
     tokens: Sequence[int]
