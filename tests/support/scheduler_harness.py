@@ -379,6 +379,7 @@ class Operator:
     def _take(self, step: admin_pb2.WatchResponse) -> None:
         match step.WhichOneof("event"):
             case "snapshot":
+                assert not step.snapshot.has_more, "the fabrics of tests fit into one part"
                 self.has_snapshot = True
                 self.workers = {one.worker.worker_id: one for one in step.snapshot.workers}
                 self.leases = {one.claims.lease_id: one for one in step.snapshot.leases}
@@ -386,15 +387,15 @@ class Operator:
             case "worker":
                 self.workers[step.worker.worker.worker_id] = step.worker
             case "removed_worker_id":
-                del self.workers[step.removed_worker_id]
+                self.workers.pop(step.removed_worker_id, None)
             case "lease":
                 self.leases[step.lease.claims.lease_id] = step.lease
             case "removed_lease_id":
-                del self.leases[step.removed_lease_id]
+                self.leases.pop(step.removed_lease_id, None)
             case "ticket":
                 self.tickets[step.ticket.ticket_id] = step.ticket
             case "removed_ticket_id":
-                del self.tickets[step.removed_ticket_id]
+                self.tickets.pop(step.removed_ticket_id, None)
             case _:
                 raise AssertionError(step)
 

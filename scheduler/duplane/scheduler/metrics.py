@@ -17,7 +17,7 @@ from duplane.fabric.monitoring.metrics import (
     histograms,
     new_registry,
 )
-from duplane.fabric.v1 import registry_pb2
+from duplane.scheduler.slot_counts import WORKER_STATES, SlotCounts
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import (
     Change,
@@ -28,11 +28,8 @@ from duplane.scheduler.store.base import (
     Ticket,
     TicketGone,
     TicketPut,
-    Worker,
 )
 
-SLOT_STATES = ("free", "granted", "occupied", "cleaning", "broken", "unavailable")
-WORKER_STATES = ("ready", "draining", "silent", "unreachable")
 LEASE_EVENTS = (
     *("granted", "claimed", "adopted", "revoked"),
     *(end.name.lower() for end in GrantEnd),
@@ -50,11 +47,6 @@ _WAIT_BUCKETS_S = (
     *(0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0),
     *(120.0, 300.0, 600.0, 1800.0),
 )
-_SLOT_STATES = {
-    registry_pb2.SLOT_STATE_OCCUPIED: "occupied",
-    registry_pb2.SLOT_STATE_CLEANING: "cleaning",
-    registry_pb2.SLOT_STATE_BROKEN: "broken",
-}
 
 
 class SchedulerMetrics:
@@ -63,6 +55,7 @@ class SchedulerMetrics:
     def __init__(self, state: SchedulerState) -> None:
         self.registry = registry = new_registry("scheduler")
         self._state = state
+        self._slots = SlotCounts(state)
         self._since: dict[str, dict[int, float]] = {}  # by pool and order, oldest first
         self._tickets: Counter[tuple[str, str]] = Counter()  # by pool and kind
         self._leases: dict[str, Grant] = {}
@@ -137,19 +130,18 @@ class SchedulerMetrics:
     # The methods below compute gauges when the metrics are collected.
 
     def _observe(self) -> Iterable[Metric]:
-        workers = self._state.workers.values()
-        pools = {worker.register.pool for worker in workers}
+        pools = set(self._slots.pools)
         yield gauges(
             "duplane_slots",
             "Slots of all attached workers, as this scheduler knows them.",
             ("role", "pool", "state"),
-            self._slot_counts(pools),
+            {("scheduler", *key): float(count) for key, count in self._slots.by_state(pools)},
         )
         yield gauges(
             "duplane_workers",
             "Attached workers; only those that are ready get sessions.",
             ("state",),
-            _counted(((worker_state(worker),) for worker in workers), WORKER_STATES),
+            {(state,): float(self._slots.workers[state]) for state in WORKER_STATES},
         )
         yield gauges(
             "duplane_queue_tickets",
@@ -163,17 +155,6 @@ class SchedulerMetrics:
             ("pool",),
             self._oldest_waits_s(pools),
         )
-
-    def _slot_counts(self, pools: set[str]) -> dict[tuple[str, ...], float]:
-        counts = {
-            ("scheduler", pool, state): 0.0 for pool in pools or {""} for state in SLOT_STATES
-        }
-        for worker in self._state.workers.values():
-            for slot in worker.register.slots:
-                grant = self._state.grant_of(worker.worker_id, slot.slot)
-                state = slot_state(worker, slot, grant)
-                counts["scheduler", worker.register.pool, state] += 1
-        return counts
 
     def _ticket_counts(self, pools: set[str]) -> dict[tuple[str, ...], float]:
         counts = {(pool, kind): 0.0 for pool in pools or {""} for kind in KINDS_BY_NAME}
@@ -189,30 +170,6 @@ class SchedulerMetrics:
             label = _pool_label(pool, pools)
             waits_s[label] = max(waits_s.get(label, 0.0), now - next(iter(since.values())))
         return {(pool,): wait_s for pool, wait_s in waits_s.items()}
-
-
-def slot_state(worker: Worker, slot: registry_pb2.SlotReport, grant: Grant | None) -> str:
-    """Return the state of a slot, from its worker's report and from its grant."""
-    if slot.state in _SLOT_STATES:
-        return _SLOT_STATES[slot.state]
-    if grant:
-        return "occupied" if grant.is_claimed else "granted"
-    return "free" if worker.takes_sessions else "unavailable"
-
-
-def worker_state(worker: Worker) -> str:
-    """Return the state of a worker: the worst one, if several are true."""
-    if worker.is_unreachable:
-        return "unreachable"
-    if worker.is_silent:
-        return "silent"
-    return "ready" if worker.takes_sessions else "draining"
-
-
-def _counted(
-    keys: Iterable[tuple[str, ...]], states: Iterable[str]
-) -> dict[tuple[str, ...], float]:
-    return {(state,): 0.0 for state in states} | Counter(keys)
 
 
 def _pool_label(pool: str, pools: set[str]) -> str:

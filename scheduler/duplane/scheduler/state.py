@@ -30,6 +30,7 @@ from duplane.scheduler.store.base import (
     WorkerPut,
 )
 
+_PUBLISHED_QUEUE_COUNT = 4  # queues that one call of `publish_positions` looks at
 _FORECAST_AGE_S = 1.0  # a forecast is replaced after this time
 
 
@@ -79,6 +80,7 @@ class SchedulerState:
         self.listeners: list[Callable[[Change], None]] = []
         self.position_listeners: list[Callable[[Sequence[QueueEntry]], None]] = []
         self._pools: dict[str, _Pool] = {}
+        self._moved: dict[FifoQueue, None] = {}  # with entries to publish, next one first
         self._slots: dict[str, dict[int, Grant]] = {}  # by worker id
         self._grants_of_order: dict[int, dict[str, Grant]] = {}  # by ticket and lease id
         self._reserved_slots: dict[str, set[int]] = {}  # by worker id
@@ -109,14 +111,19 @@ class SchedulerState:
             listener(change)
 
     def publish_positions(self, limit: int) -> bool:
-        """Publish at most `limit` entries of each queue that moved up. False if none are left."""
-        every = (queue for pool in self._pools.values() for queue in pool.queues.values())
-        queues = [queue for queue in every if queue.has_moved]
-        for queue in queues:
-            if moved := queue.next_moved(limit):
+        """Publish at most `limit` entries that moved up, of each of a few queues in turn.
+
+        Returns False if none are left.
+        """
+        for queue in list(itertools.islice(self._moved, _PUBLISHED_QUEUE_COUNT)):
+            del self._moved[queue]
+            moved = queue.next_moved(limit)
+            if queue.has_moved:
+                self._moved[queue] = None
+            if moved:
                 for listener in self.position_listeners:
                     listener(moved)
-        return any(queue.has_moved for queue in queues)
+        return bool(self._moved)
 
     @property
     def waiting_pools(self) -> Sequence[str]:
@@ -155,12 +162,6 @@ class SchedulerState:
             self._reserved_orders.discard(order)
         if self.grant_of(worker_id, slot) is None:
             self._update_candidate(worker_id)
-
-    def entries(self) -> Sequence[QueueEntry]:
-        """Return the queue entries of all pools, sorted by order."""
-        every = (queue for pool in self._pools.values() for queue in pool.queues.values())
-        entries = itertools.chain.from_iterable(every)
-        return sorted(entries, key=lambda entry: entry.ticket.order)
 
     def entry(self, ticket: Ticket) -> QueueEntry | None:
         """Return the queue entry of a ticket, None if it does not wait."""
@@ -252,9 +253,11 @@ class SchedulerState:
 
     def _leave_queue(self, ticket: Ticket) -> None:
         queues, needs = self._pools[ticket.request.pool].queues, needs_of(ticket.request)
-        queues[needs].remove(ticket.order)
-        if not len(queues[needs]):
-            del queues[needs]
+        queue = queues[needs]
+        queue.remove(ticket.order)
+        self._moved[queue] = None
+        if not len(queue):
+            del queues[needs], self._moved[queue]
         self._drop_empty(ticket.request.pool)
 
     def _put_grant(self, grant: Grant) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import admin_pb2, registry_pb2
@@ -27,6 +27,9 @@ from duplane.scheduler.store.base import (
     WorkerPut,
 )
 
+_Key = TypeVar("_Key", int, str)
+SNAPSHOT_LENGTH = 1024  # workers, leases and tickets in one part of a snapshot
+PORTION = 64  # of them that are described without a pause, in which other tasks run
 BACKLOG_LENGTH = 4096  # most unread changes; one grant can move every ticket that waits
 
 
@@ -70,26 +73,43 @@ class Watch:
         if self._watchers:
             self._publish(admin_pb2.WatchResponse(worker=self._worker_status(worker)))
 
-    def workers(self) -> Sequence[admin_pb2.WorkerStatus]:
-        """Return the workers, sorted by id."""
-        return [self._worker_status(worker) for _, worker in sorted(self._state.workers.items())]
+    async def workers(self) -> AsyncGenerator[admin_pb2.WorkerStatus]:
+        """Yield the workers, sorted by id."""
+        async for worker_id in _with_pauses(sorted(self._state.workers)):
+            if worker := self._state.workers.get(worker_id):
+                yield self._worker_status(worker)
 
-    def leases(self) -> Sequence[admin_pb2.LeaseStatus]:
-        """Return the leases, oldest first."""
-        return [lease_status(grant, self._state) for grant in self._state.grants.values()]
+    async def leases(self) -> AsyncGenerator[admin_pb2.LeaseStatus]:
+        """Yield the leases, oldest first."""
+        async for lease_id in _with_pauses(list(self._state.grants)):
+            if grant := self._state.grants.get(lease_id):
+                yield lease_status(grant, self._state)
 
-    def tickets(self) -> Sequence[admin_pb2.TicketStatus]:
-        """Return the tickets, sorted by order."""
-        return [ticket_status(entry, self._state) for entry in self._state.entries()]
+    async def tickets(self) -> AsyncGenerator[admin_pb2.TicketStatus]:
+        """Yield the tickets, sorted by order."""
+        async for order in _with_pauses(sorted(self._state.tickets)):
+            ticket = self._state.tickets.get(order)
+            if ticket and (entry := self._state.entry(ticket)):
+                yield ticket_status(entry, self._state)
 
-    def snapshot(self) -> admin_pb2.Snapshot:
-        """Return the whole state."""
-        return admin_pb2.Snapshot(
-            workers=self.workers(),
-            leases=self.leases(),
-            tickets=self.tickets(),
-            ticket_limit=self.ticket_limit,
-        )
+    async def snapshot(self) -> AsyncGenerator[admin_pb2.Snapshot]:
+        """Yield the whole state in parts."""
+        part = admin_pb2.Snapshot(ticket_limit=self.ticket_limit, has_more=True)
+        count = 0
+        for statuses, name in (
+            (self.workers(), "workers"),
+            (self.leases(), "leases"),
+            (self.tickets(), "tickets"),
+        ):
+            async for status in statuses:
+                if count == SNAPSHOT_LENGTH:
+                    yield part
+                    part = admin_pb2.Snapshot(ticket_limit=self.ticket_limit, has_more=True)
+                    count = 0
+                getattr(part, name).append(status)
+                count += 1
+        part.has_more = False
+        yield part
 
     async def steps(self) -> AsyncGenerator[admin_pb2.WatchResponse]:
         """Yield a snapshot, then each change. Raises UNAVAILABLE at shutdown."""
@@ -101,7 +121,8 @@ class Watch:
                 watcher.has_more.clear()
                 if watcher.is_behind:
                     watcher.is_behind = False
-                    yield admin_pb2.WatchResponse(snapshot=self.snapshot())
+                    async for part in self.snapshot():
+                        yield admin_pb2.WatchResponse(snapshot=part)
                 while watcher.backlog:
                     yield watcher.backlog.popleft()
         finally:
@@ -155,3 +176,11 @@ class Watch:
                 return admin_pb2.WatchResponse(removed_ticket_id=ticket.ticket_id)
             case _:
                 assert_never(change)
+
+
+async def _with_pauses(keys: Sequence[_Key]) -> AsyncGenerator[_Key]:
+    """Yield the keys of facts, which may end meanwhile; let other tasks run after each portion."""
+    for index, key in enumerate(keys):
+        if index % PORTION == 0:
+            await asyncio.sleep(0)
+        yield key

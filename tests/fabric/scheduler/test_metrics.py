@@ -9,7 +9,8 @@ from support.metrics import Scrape, read
 from support.scheduler_harness import BROKEN, CLEANING, FREE, SchedulerHarness, slot_reports
 
 from duplane.fabric.errors import FabricError, Reason
-from duplane.scheduler.metrics import LEASE_EVENTS, SLOT_STATES
+from duplane.scheduler.metrics import LEASE_EVENTS
+from duplane.scheduler.slot_counts import SLOT_STATES
 from duplane.scheduler.store.base import LeaseStore
 from duplane.scheduler.store.measured import OPERATIONS
 

@@ -382,8 +382,9 @@ class SchedulerHistory(RuleBasedStateMachine):
 
     @invariant()
     def positions_never_grow(self) -> None:
-        for entry in self.state.entries() if hasattr(self, "state") else ():
-            order = entry.ticket.order
+        for order, ticket in self.state.tickets.items() if hasattr(self, "state") else ():
+            entry = self.state.entry(ticket)
+            assert entry
             assert 1 <= entry.position <= self.shown.get(order, entry.position)
             self.shown[order] = entry.position
 

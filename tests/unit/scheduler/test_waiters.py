@@ -116,7 +116,9 @@ async def test_ticket_taken_over_by_another_demand_waits_in_one_queue_only() -> 
         request_id="other", kind=OMNI, needs={"zone": "a"}, ticket_id=ticket.ticket_id
     )
     await fabric.store.enqueue(other, "another", ticket.order)
-    assert [entry.ticket.request for entry in fabric.state.entries()] == [other]
+    (pool,) = fabric.state._pools.values()
+    (queue,) = pool.queues.values()
+    assert [entry.ticket.request for entry in queue] == [other]
     await fabric.store.cancel(ticket.order)
     assert not fabric.state.waiting_pools
 

@@ -16,6 +16,7 @@ from sortedcontainers import SortedList
 from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.policy.hold_times import HoldTimes
 
+_MAX_PORTIONS = 256  # of the tickets of all demands; with many demands, each has fewer
 RESOLUTION = 64  # most portions of the tickets of one demand, or of the slots of one kind
 _Heap = list[tuple[float, int]]  # seconds until slots become free, and the number of these slots
 
@@ -51,8 +52,8 @@ class Demand:
 class Waits:
     """The waits of one demand's tickets. A ticket of higher rank (from 0) never waits less."""
 
-    def __init__(self, ticket_count: int) -> None:
-        self._size = _portion_size(ticket_count)
+    def __init__(self, ticket_count: int, resolution: int = RESOLUTION) -> None:
+        self._size = _portion_size(ticket_count, resolution)
         self._bounds: list[tuple[float, float]] = []  # first and last wait of each portion
 
     @property
@@ -80,9 +81,11 @@ def forecast(
 ) -> Sequence[Waits]:
     """Return the waits for each demand, in the same order."""
     heaps = [supply.outlook(times, now) for supply in supplies]
-    waits = [Waits(len(demand.orders)) for demand in demands]
+    resolution = max(1, min(RESOLUTION, _MAX_PORTIONS // max(1, len(demands))))
+    waits = [Waits(len(demand.orders), resolution) for demand in demands]
     started_s: dict[Hashable, float] = {}  # start of the last ticket of each line
-    for _, which, count in heapq.merge(*map(_arrivals, range(len(demands)), demands)):
+    arrivals = (_arrivals(which, demand, resolution) for which, demand in enumerate(demands))
+    for _, which, count in heapq.merge(*arrivals):
         demand = demands[which]
         able = [heaps[index] for index in demand.supplies if heaps[index]]
         if able:
@@ -93,9 +96,9 @@ def forecast(
     return waits
 
 
-def _arrivals(which: int, demand: Demand) -> Iterator[tuple[int, int, int]]:
+def _arrivals(which: int, demand: Demand, resolution: int) -> Iterator[tuple[int, int, int]]:
     """Yield each portion of a demand: the order of its first ticket, `which`, and its size."""
-    for start, count in _portions(len(demand.orders)):
+    for start, count in _portions(len(demand.orders), resolution):
         yield demand.orders[start], which, count
 
 
@@ -126,12 +129,12 @@ def _start(
     return first_s, after_s
 
 
-def _portions(count: int) -> Iterator[tuple[int, int]]:
-    """Divide `count` items into at most RESOLUTION portions; yield start and length of each."""
-    size = _portion_size(count)
+def _portions(count: int, resolution: int = RESOLUTION) -> Iterator[tuple[int, int]]:
+    """Divide `count` items into at most `resolution` portions; yield start and length of each."""
+    size = _portion_size(count, resolution)
     for start in range(0, count, size):
         yield start, min(size, count - start)
 
 
-def _portion_size(count: int) -> int:
-    return max(1, -(-count // RESOLUTION))
+def _portion_size(count: int, resolution: int) -> int:
+    return max(1, -(-count // resolution))

@@ -28,21 +28,28 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.ListWorkersRequest, context: object
     ) -> admin_pb2.ListWorkersResponse:
         del request, context
-        return admin_pb2.ListWorkersResponse(workers=self._watch.workers())
+        response = admin_pb2.ListWorkersResponse()
+        async for worker in self._watch.workers():
+            response.workers.append(worker)
+        return response
 
     async def ListLeases(
         self, request: admin_pb2.ListLeasesRequest, context: object
     ) -> admin_pb2.ListLeasesResponse:
         del request, context
-        return admin_pb2.ListLeasesResponse(leases=self._watch.leases())
+        response = admin_pb2.ListLeasesResponse()
+        async for lease in self._watch.leases():
+            response.leases.append(lease)
+        return response
 
     async def ListTickets(
         self, request: admin_pb2.ListTicketsRequest, context: object
     ) -> admin_pb2.ListTicketsResponse:
         del request, context
-        return admin_pb2.ListTicketsResponse(
-            tickets=self._watch.tickets(), ticket_limit=self._watch.ticket_limit
-        )
+        response = admin_pb2.ListTicketsResponse(ticket_limit=self._watch.ticket_limit)
+        async for ticket in self._watch.tickets():
+            response.tickets.append(ticket)
+        return response
 
     # It writes the responses instead of yielding them, so that a cancelled call stops at once.
     async def Watch(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: yields

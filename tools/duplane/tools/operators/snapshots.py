@@ -36,14 +36,17 @@ async def read_fabric(schedulers: Sequence[str]) -> Sequence[SchedulerView]:
 
 
 async def _read(address: str) -> SchedulerView:
-    """Read the first message of a watch, which is the whole state."""
+    """Read the first messages of a watch, which are the whole state."""
+    whole = admin_pb2.Snapshot()
     async with open_channel(address) as channel:
         call = admin_pb2_grpc.AdminServiceStub(channel).Watch(
             admin_pb2.WatchRequest(), timeout=_TIMEOUT_S
         )
         try:
-            async for first in call:
-                return SchedulerView(address, first.snapshot)
+            async for response in call:
+                whole.MergeFrom(response.snapshot)
+                if not response.snapshot.has_more:
+                    return SchedulerView(address, whole)
             failure = "the scheduler ended the call"
         except grpc.aio.AioRpcError as error:
             failure = from_rpc(error).message

@@ -1,0 +1,94 @@
+"""Counts of slots and workers by their state, kept up to date with every change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from duplane.fabric.v1 import registry_pb2
+from duplane.scheduler.state import SchedulerState
+from duplane.scheduler.store.base import (
+    Change,
+    Grant,
+    GrantGone,
+    GrantPut,
+    Worker,
+    WorkerGone,
+    WorkerPut,
+)
+
+SLOT_STATES = ("free", "granted", "occupied", "cleaning", "broken", "unavailable")
+WORKER_STATES = ("ready", "draining", "silent", "unreachable")
+_SLOT_STATES = {
+    registry_pb2.SLOT_STATE_OCCUPIED: "occupied",
+    registry_pb2.SLOT_STATE_CLEANING: "cleaning",
+    registry_pb2.SLOT_STATE_BROKEN: "broken",
+}
+
+
+class SlotCounts:
+    """Reading the counts costs the same for any number of workers."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self.pools: Counter[str] = Counter()  # attached workers, by pool
+        self.workers: Counter[str] = Counter()  # attached workers, by state
+        self._state = state
+        self._slots: Counter[tuple[str, str]] = Counter()  # by pool and state
+        # What was counted of each worker: its pool, its state and the states of its slots.
+        self._counted: dict[str, tuple[str, str, list[str]]] = {}
+        state.listeners.append(self._on_change)
+
+    def by_state(self, pools: Iterable[str]) -> Iterable[tuple[tuple[str, str], int]]:
+        """Return the number of slots of each pool and state."""
+        keys = [(pool, state) for pool in pools or ("",) for state in SLOT_STATES]
+        return [(key, self._slots[key]) for key in keys]
+
+    def _on_change(self, change: Change) -> None:
+        match change:
+            case WorkerPut(worker=worker) | WorkerGone(worker=worker):
+                self._count(worker.worker_id)
+            case GrantPut(grant=grant) | GrantGone(grant=grant):
+                self._count(grant.claims.worker_id)
+            case _:
+                pass
+
+    def _count(self, worker_id: str) -> None:
+        """Replace what was counted of a worker."""
+        if former := self._counted.pop(worker_id, None):
+            self._add(*former, -1)
+        if worker := self._state.workers.get(worker_id):
+            slots = [
+                slot_state(worker, slot, self._state.grant_of(worker_id, slot.slot))
+                for slot in worker.register.slots
+            ]
+            counted = worker.register.pool, worker_state(worker), slots
+            self._counted[worker_id] = counted
+            self._add(*counted, 1)
+
+    def _add(self, pool: str, state: str, slots: list[str], sign: int) -> None:
+        self.workers[state] += sign
+        for slot in slots:
+            self._slots[pool, slot] += sign
+        self.pools[pool] += sign
+        if not self.pools[pool]:
+            del self.pools[pool]
+            for slot in SLOT_STATES:
+                del self._slots[pool, slot]
+
+
+def slot_state(worker: Worker, slot: registry_pb2.SlotReport, grant: Grant | None) -> str:
+    """Return the state of a slot, from its worker's report and from its grant."""
+    if slot.state in _SLOT_STATES:
+        return _SLOT_STATES[slot.state]
+    if grant:
+        return "occupied" if grant.is_claimed else "granted"
+    return "free" if worker.takes_sessions else "unavailable"
+
+
+def worker_state(worker: Worker) -> str:
+    """Return the state of a worker: the worst one, if several are true."""
+    if worker.is_unreachable:
+        return "unreachable"
+    if worker.is_silent:
+        return "silent"
+    return "ready" if worker.takes_sessions else "draining"
