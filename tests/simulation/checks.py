@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.policy.needs import needs_of
 from duplane.scheduler.state import SchedulerState
-from duplane.scheduler.store.base import Change, Grant, GrantGone, GrantPut, Ticket
+from duplane.scheduler.store.base import (
+    Change,
+    Grant,
+    GrantGone,
+    GrantPut,
+    Ticket,
+    TicketGone,
+    TicketPut,
+)
 from duplane.scheduler.waiters import Waiters
+
+SlotKey = tuple[str, int]
+MAX_OVERTAKEN = 6  # the number of slots: grants of all of them may be on their way at once
 
 
 class BrokenLawError(Exception):
@@ -19,30 +32,47 @@ def require(is_met: object, law: str) -> None:
         raise BrokenLawError(law)
 
 
-class Laws:
-    """Checks the changes of the scheduler's store, and the observations of workers and callers.
+class View:
+    """What one scheduler has published so far."""
 
-    `_highest` has the highest granted fencing number of each slot; they also rise after a restart
-    of the scheduler. `broken` is the first broken law: tasks of the scheduler may hide exceptions.
+    def __init__(self, highest: dict[SlotKey, int], max_overtaken: int) -> None:
+        self.live: dict[SlotKey, Grant] = {}
+        self.highest = highest  # fencing numbers
+        self.max_overtaken = max_overtaken
+        self.overtaken: Counter[int] = Counter()  # later grants, by order of a ticket that waits
+
+
+class Laws:
+    """Checks the changes of the schedulers' stores, and the observations of workers and callers.
+
+    `broken` is the first broken law: tasks of a scheduler may hide exceptions.
     """
 
     def __init__(self) -> None:
         self.broken: BrokenLawError | None = None
         self.grant_count = 0
         self.history: list[str] = []  # the kind of every change, in order
-        self._highest: dict[tuple[str, int], int] = {}
-        self._sessions: dict[tuple[str, int], str] = {}
+        self._highest: dict[SlotKey, int] = {}  # granted by a scheduler alone, over restarts
+        self._leases: dict[tuple[SlotKey, int], str] = {}  # lease ids, by slot and number
+        self._sessions: dict[SlotKey, int] = {}
+        self._claimed: dict[SlotKey, int] = {}  # the highest number
 
-    def scheduler_began(self, state: SchedulerState) -> None:
-        """Check every change of a scheduler, from its start."""
-        live: dict[tuple[str, int], Grant] = {}
-        state.listeners.append(lambda change: self._noted(self._check, change, state, live))
+    def scheduler_began(self, state: SchedulerState, *, is_alone: bool) -> None:
+        """Check every change of a scheduler, from its start.
 
-    def session_began(self, worker_id: str, slot: int, lease_id: str) -> None:
-        """Check that no other session holds the slot."""
+        A scheduler that shares a store may learn that a ticket has returned to its place after it
+        has begun to grant slots to the tickets behind it.
+        """
+        view = View(self._highest if is_alone else {}, 0 if is_alone else MAX_OVERTAKEN)
+        state.listeners.append(lambda change: self._noted(self._check, change, state, view))
+
+    def session_began(self, worker_id: str, slot: int, number: int) -> None:
+        """Check that no other session holds the slot, and that none came with a later lease."""
         key = (worker_id, slot)
         self._noted(require, key not in self._sessions, f"two sessions on slot {slot}")
-        self._sessions[key] = lease_id
+        is_later = number > self._claimed.get(key, 0)
+        self._noted(require, is_later, "a session began with an earlier lease")
+        self._sessions[key] = self._claimed[key] = number
 
     def slot_cleaned(self, worker_id: str, slot: int) -> None:
         """Record that a slot is clean, or that its process has died."""
@@ -71,36 +101,39 @@ class Laws:
             self.broken = self.broken or broken
             raise
 
-    def _check(
-        self, change: Change, state: SchedulerState, live: dict[tuple[str, int], Grant]
-    ) -> None:
+    def _check(self, change: Change, state: SchedulerState, view: View) -> None:
         self.history.append(type(change).__name__)
         match change:
             case GrantPut(grant=grant):
-                self._check_grant(grant, state, live)
+                self._check_grant(grant, state, view)
             case GrantGone(grant=grant):
-                del live[_slot(grant)]
+                del view.live[_slot(grant)]
+            case TicketPut(ticket=ticket) | TicketGone(ticket=ticket):
+                view.overtaken.pop(ticket.order, None)
             case _:
                 pass
 
-    def _check_grant(
-        self, grant: Grant, state: SchedulerState, live: dict[tuple[str, int], Grant]
-    ) -> None:
+    def _check_grant(self, grant: Grant, state: SchedulerState, view: View) -> None:
         key, number = _slot(grant), grant.claims.fencing_number
-        present = live.get(key)
+        present = view.live.get(key)
         is_same = present is not None and present.claims.fencing_number == number
         require(present is None or is_same, "two live grants on one slot")
-        live[key] = grant
+        view.live[key] = grant
         if is_same or grant.ticket is None:
             return
         self.grant_count += 1
-        require(number > self._highest.get(key, 0), "a fencing number did not rise")
-        self._highest[key] = number
-        ahead = [one for one in state.tickets.values() if _is_ahead(one, grant.ticket)]
-        require(not ahead, "a ticket was overtaken")
+        require(number > view.highest.get(key, 0), "a fencing number did not rise")
+        view.highest[key] = number
+        lease_id = self._leases.setdefault((key, number), grant.claims.lease_id)
+        require(lease_id == grant.claims.lease_id, "two leases have one number")
+        for ahead in state.tickets.values():
+            if _is_ahead(ahead, grant.ticket):
+                view.overtaken[ahead.order] += 1
+                is_rare = view.overtaken[ahead.order] <= view.max_overtaken
+                require(is_rare, "a ticket was overtaken")
 
 
-def _slot(grant: Grant) -> tuple[str, int]:
+def _slot(grant: Grant) -> SlotKey:
     return grant.claims.worker_id, grant.claims.slot
 
 

@@ -1,6 +1,7 @@
-"""A simulated fabric: the real scheduler and the real admission of workers, on virtual time.
+"""A simulated fabric: real schedulers and the real admission of workers, on virtual time.
 
-Callers, workers and connections are simulated. A seed decides every delay and every fault.
+Callers, workers, connections and etcd are simulated. A seed decides the number of schedulers, every
+delay and every fault. One scheduler keeps its leases in memory; several keep them in etcd.
 """
 
 from __future__ import annotations
@@ -8,72 +9,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 from simulation.checks import BrokenLawError, Laws, require
+from simulation.etcd import SimulatedClient, SimulatedEtcd
 from simulation.network import Call, CallError, delay
+from simulation.scheduler import SETTINGS, Scheduler
 
 from duplane.fabric.errors import FabricError, Reason
-from duplane.fabric.lease_signing import LeaseSigner
-from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.v1 import lease_pb2, registry_pb2
-from duplane.scheduler.granting import GrantLoop
-from duplane.scheduler.metrics import SchedulerMetrics
-from duplane.scheduler.position_updates import PositionUpdates
-from duplane.scheduler.rpc.leases import LeaseServicer
-from duplane.scheduler.rpc.registry import RegistryServicer
-from duplane.scheduler.settings import SchedulerSettings
-from duplane.scheduler.state import SchedulerState
-from duplane.scheduler.store.memory import MemoryStore
-from duplane.scheduler.waiters import Waiters
-from duplane.scheduler.watch import Watch
 from duplane.worker.admission import Admission, slot_reports
 
 AUDIO = lease_pb2.SESSION_KIND_AUDIO_DUPLEX
-SETTINGS = SchedulerSettings()
 FAULTS_S = 20.0  # faults happen during this time; then the fabric must settle
 REST_S = 300.0  # within this time every caller must have had a session
 LAST_S = 20.0 + SETTINGS.claim_timeout_s  # then unclaimed grants have returned, slots are clean
+ABSENT_S = 40.0  # then the records of dead schedulers have left etcd too
+CUT_S = 15.0  # without etcd, at most; longer than a scheduler counts as present
+DOWN_S = 6.0  # from the death of a scheduler to its next start, at most
+RELEASE_S = 2.0
 SLOTS = 2
-_signer = LeaseSigner()
-_telemetry = Telemetry("scheduler")
-
-
-class Scheduler:
-    """One run of the scheduler process: its real parts without sockets."""
-
-    def __init__(self, boot_ms: int, laws: Laws) -> None:
-        clock = asyncio.get_running_loop().time
-        self.calls: dict[Call, None] = {}  # a dict, because it keeps the order of their start
-        self.store = MemoryStore(boot_ms, clock)
-        self.state = SchedulerState(clock)
-        grants = GrantLoop(
-            self.store, self.state, SETTINGS.claim_timeout_s, SETTINGS.resume_grace_s
-        )
-        self.waiters = Waiters(self.store, self.state, SETTINGS.ticket_limit, grants.enqueue)
-        positions = PositionUpdates(self.state)
-        self.leases = LeaseServicer(
-            SETTINGS,
-            self.store,
-            self.state,
-            self.waiters,
-            grants,
-            _signer,
-            _telemetry,
-            SchedulerMetrics(self.state),
-        )
-        watch = Watch(self.state, SETTINGS.ticket_limit)
-        self.registry = RegistryServicer(SETTINGS, self.store, self.state, watch, _signer)
-        laws.scheduler_began(self.state)
-        self.store.subscribe(self.state.apply)
-        self._loops = [asyncio.create_task(loop.run()) for loop in (self.store, grants, positions)]
-
-    def stop(self) -> None:
-        """End the process at once."""
-        for call in list(self.calls):
-            call.cut()
-        for loop in self._loops:
-            loop.cancel()
 
 
 class SimulatedFabric:
@@ -83,7 +38,9 @@ class SimulatedFabric:
         self.chance = random.Random(seed)
         self.laws = Laws()
         self._boot_ms = 1_700_000_000_000
-        self.scheduler = self._boot()
+        count = self.chance.randint(1, 3)
+        self._etcd = SimulatedEtcd() if count > 1 else None
+        self.schedulers: list[Scheduler | None] = [self._boot() for _ in range(count)]
         self.workers = {name: Worker(name, self) for name in ("w0", "w1", "w2")}
 
     async def run(self) -> None:
@@ -97,25 +54,42 @@ class SimulatedFabric:
         try:
             async with asyncio.timeout(FAULTS_S + REST_S):
                 await asyncio.gather(faults, *callers)
-            await asyncio.sleep(LAST_S)
+            await asyncio.sleep(LAST_S + (ABSENT_S if self._etcd else 0))
+            self.check()
         except TimeoutError:
-            raise self.laws.broken or BrokenLawError("a ticket was lost") from None
+            self.check()
+            raise BrokenLawError("a ticket was lost") from None
         finally:
             for task in (faults, *callers, *workers):
                 task.cancel()
-            self.scheduler.stop()
-        if self.laws.broken:
-            raise self.laws.broken
-        self.laws.check_left(self.scheduler.state, self.scheduler.waiters)
+        for scheduler in self.running:
+            self.laws.check_left(scheduler.state, scheduler.waiters)
+            await scheduler.kill()
+        if self._etcd:
+            left = [key for key in self._etcd.held if b"/request/" in key or b"/order/" in key]
+            require(not left, f"keys are left: {left}")
         for worker in self.workers.values():
             require(worker.admission.is_idle, "a slot was not freed")
         require(self.laws.grant_count, "nothing was granted")
 
+    @property
+    def running(self) -> Sequence[Scheduler]:
+        """The schedulers that run."""
+        return [scheduler for scheduler in self.schedulers if scheduler]
+
+    def check(self) -> None:
+        """Raise the first broken law, or the error that a scheduler has ended with."""
+        failures = [one.failure for one in self.running if one.failure]
+        if failure := next(iter(failures), self.laws.broken):
+            raise failure
+
     @contextlib.asynccontextmanager
-    async def call(self, method: str, request: object = None) -> AsyncGenerator[Call]:
-        """Call the scheduler that runs at this moment."""
+    async def call(self, at: int, method: str, request: object = None) -> AsyncGenerator[Call]:
+        """Call the scheduler at an index, if it runs. Raises CallError."""
         await delay(self.chance)
-        scheduler, call = self.scheduler, Call(self.chance)
+        scheduler, call = self.schedulers[at % len(self.schedulers)], Call(self.chance)
+        if scheduler is None:
+            raise CallError("UNAVAILABLE", "it does not run")
         if method == "Attach":
             call.begin(lambda context: scheduler.registry.Attach(call.requests(), context))
         else:
@@ -130,23 +104,42 @@ class SimulatedFabric:
 
     def _boot(self) -> Scheduler:
         self._boot_ms += 10_000
-        return Scheduler(self._boot_ms, self.laws)
+        client = SimulatedClient(self._etcd, self.chance) if self._etcd else None
+        return Scheduler(client, self._boot_ms, self.laws)
+
+    async def _replace(self, at: int) -> None:
+        """Kill a scheduler. Its next process starts at once, or after some time."""
+        if scheduler := self.schedulers[at]:
+            self.schedulers[at] = None
+            await scheduler.kill()
+            await asyncio.sleep(self.chance.uniform(0, DOWN_S) if self._etcd else 0)
+            self.schedulers[at] = self._boot()
 
     async def _fail(self) -> None:
         """Inject faults for FAULTS_S seconds."""
-        loop = asyncio.get_running_loop()
-        while loop.time() < FAULTS_S:
-            await asyncio.sleep(self.chance.expovariate(0.5))
-            match self.chance.choice(("scheduler", "worker", "cut", "cut", "cut")):
-                case "scheduler":
-                    self.scheduler.stop()
-                    await asyncio.sleep(0)
-                    self.scheduler = self._boot()
-                case "worker":
-                    self.chance.choice(list(self.workers.values())).restart()
-                case _:
-                    if calls := list(self.scheduler.calls):
-                        self.chance.choice(calls).cut()
+        loop, chance = asyncio.get_running_loop(), self.chance
+        kinds = ("scheduler", "worker", "cut", "cut", "cut")
+        if self._etcd:
+            kinds = (*kinds, "etcd", "session", "compaction")
+        async with asyncio.TaskGroup() as tasks:
+            while loop.time() < FAULTS_S:
+                await asyncio.sleep(chance.expovariate(0.5))
+                scheduler = chance.choice(self.running) if self.running else None
+                match chance.choice(kinds):
+                    case "scheduler":
+                        tasks.create_task(self._replace(chance.randrange(len(self.schedulers))))
+                    case "worker":
+                        chance.choice(list(self.workers.values())).restart()
+                    case "cut" if scheduler and scheduler.calls:
+                        chance.choice(list(scheduler.calls)).cut()
+                    case "etcd" if scheduler and scheduler.client:
+                        scheduler.client.cut(chance.uniform(0, CUT_S))
+                    case "session" if self._etcd:
+                        self._etcd.end_one(chance)
+                    case "compaction" if self._etcd:
+                        self._etcd.compact()
+                    case _:
+                        pass
 
 
 class Worker:
@@ -156,6 +149,8 @@ class Worker:
         self.name = name
         self._fabric = fabric
         self._incarnation = 0
+        self._stream_number = 0
+        self._at = 0  # index of the scheduler
         self._call: Call | None = None
         self._sessions: dict[asyncio.Task[None], None] = {}
         self._new_admission()
@@ -177,18 +172,21 @@ class Worker:
     async def run(self) -> None:
         """Attach, again and again."""
         while True:
+            self._stream_number += 1
             with contextlib.suppress(CallError):
                 await self._attach()
+            self._at += 1
             await asyncio.sleep(self._fabric.chance.uniform(0.1, 0.5))
 
     async def _attach(self) -> None:
-        async with self._fabric.call("Attach") as call:
+        async with self._fabric.call(self._at, "Attach") as call:
             register = registry_pb2.Register(
                 worker_id=self.name,
                 incarnation=str(self._incarnation),
                 address="127.0.0.1:1",
                 kinds=[AUDIO],
                 slots=slot_reports(self.admission),
+                stream_number=self._stream_number,
             )
             call.send(registry_pb2.AttachRequest(register=register))
             self._call, reports = call, asyncio.create_task(self._report_at_intervals())
@@ -198,6 +196,7 @@ class Worker:
             finally:
                 self._call = None
                 reports.cancel()
+                self.admission.detach(asyncio.get_running_loop().time())
 
     async def _report_at_intervals(self) -> None:
         while True:
@@ -210,19 +209,21 @@ class Worker:
             self._call.send(registry_pb2.AttachRequest(report=report))
 
     def _execute(self, message: registry_pb2.AttachResponse) -> None:
+        now = asyncio.get_running_loop().time()
         if message.HasField("registered"):
             registered = message.registered
-            now = asyncio.get_running_loop().time()
             self.admission.register(registered.worker_epoch, registered.verification_keys, now)
         elif message.HasField("revoke"):
             revoke = message.revoke
             self.admission.revoke(revoke.slot, revoke.fencing_number, revoke.lease_id)
+        elif message.HasField("progress"):
+            self.admission.note_progress(message.progress.fencing_number, now)
 
     async def serve(self, lease: lease_pb2.Lease, held_s: float, cleanup_s: float) -> None:
         """Run one session to its end. Raises FabricError if the lease is refused."""
         admission = self.admission
         claims = admission.claim(lease, asyncio.get_running_loop().time())
-        self._fabric.laws.session_began(self.name, claims.slot, claims.lease_id)
+        self._fabric.laws.session_began(self.name, claims.slot, claims.fencing_number)
         session = asyncio.create_task(self._converse(admission, claims.slot, held_s, cleanup_s))
         self._sessions[session] = None
         session.add_done_callback(lambda ended: self._sessions.pop(ended, None))
@@ -245,6 +246,7 @@ class Caller:
         self._name = f"r{number}"
         self._fabric = fabric
         self._ticket_id = ""
+        self._at = 0  # index of the scheduler
 
     async def run(self) -> None:
         """Wait for a grant and use it; sometimes leave the queue, or do not use the grant."""
@@ -268,6 +270,7 @@ class Caller:
                 return await self._read_grant(request)
             except CallError as error:
                 require(error.code == "UNAVAILABLE", f"a call ended with {error}")
+                self._at += 1
             except TimeoutError:
                 await self._release(lease_pb2.ReleaseLeaseRequest(request_id=request_id))
                 raise
@@ -275,7 +278,7 @@ class Caller:
 
     async def _read_grant(self, request: lease_pb2.AcquireLeaseRequest) -> lease_pb2.Granted:
         position: int | None = None
-        async with self._fabric.call("AcquireLease", request) as call:
+        async with self._fabric.call(self._at, "AcquireLease", request) as call:
             while True:
                 response = await call.read()
                 if response.HasField("granted"):
@@ -301,6 +304,9 @@ class Caller:
         return True
 
     async def _release(self, request: lease_pb2.ReleaseLeaseRequest) -> None:
-        await delay(self._fabric.chance)
-        with contextlib.suppress(FabricError):
-            await self._fabric.scheduler.leases.ReleaseLease(request, None)
+        with contextlib.suppress(CallError, TimeoutError):
+            async with (
+                asyncio.timeout(RELEASE_S),
+                self._fabric.call(self._at, "ReleaseLease", request) as call,
+            ):
+                await call.read()  # its end

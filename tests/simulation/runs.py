@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simulation.etcd import simulated_etcd
 from simulation.fabric import SimulatedFabric
 from simulation.virtual_time import run
 
@@ -16,7 +17,8 @@ def simulate(seed: int) -> Sequence[str]:
         await fabric.run()
         return fabric.laws.history
 
-    return run(simulated())
+    with simulated_etcd():
+        return run(simulated())
 
 
 def failure_of(seed: int) -> str:

@@ -30,6 +30,7 @@ from duplane.scheduler.store.base import (
 from duplane.scheduler.validation import parse_ticket_id
 
 Enqueue = Callable[[lease_pb2.AcquireLeaseRequest, str, int | None], Awaitable[Ticket | Grant]]
+MAX_POSITION = 2**31 - 1  # of the contract's int32
 _STOPPING = "the scheduler is stopping"
 
 
@@ -40,6 +41,7 @@ class Waiter:
         self.request = request
         self.owner = secrets.token_hex(8)
         self.order: int | None = None
+        self.position = MAX_POSITION  # the last one that was sent
         self.grant: Grant | None = None
         self.is_delivered = False
         self.has_lost_place = False  # has lost its ticket or grant, and must enqueue again
@@ -185,6 +187,9 @@ class Waiters:
         match found:
             case Ticket(order=taken):
                 waiter.order = taken
+                is_known = taken in self._state.tickets or waiter.grant or waiter.failure
+                if not is_known:  # events were missed, among them what became of the ticket
+                    waiter.has_lost_place = True
             case Grant(ticket=Ticket(order=taken, owner=owner)) if owner == waiter.owner:
                 waiter.order = taken  # granted at once; the store has published it
             case Grant(ticket=ticket) as grant:

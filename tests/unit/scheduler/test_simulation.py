@@ -16,7 +16,7 @@ from duplane.scheduler.granting import GrantLoop
 from duplane.scheduler.policy.fifo import FifoQueue, QueueEntry
 from duplane.scheduler.policy.placement import Candidate
 from duplane.scheduler.policy.slot_reports import Verdict, judge
-from duplane.scheduler.rpc import registry
+from duplane.scheduler.rpc import leases, registry
 from duplane.scheduler.store.base import Grant, Offer, Ticket
 from duplane.scheduler.store.memory import MemoryStore
 from duplane.scheduler.store.unclaimed_grants import ClaimDeadlines
@@ -79,6 +79,7 @@ def growing_positions(patch: pytest.MonkeyPatch) -> None:
         return entry
 
     patch.setattr(FifoQueue, "_ranked", ranked)
+    patch.setattr(leases, "min", lambda _, position: position, raising=False)
 
 
 def lost_wakeups(patch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,19 @@ async def test_grant_that_ends_before_the_repeated_call_learns_of_it_is_not_used
             assert fabric.waiters.entry(second)
 
 
+async def test_call_whose_ticket_ended_in_missed_events_returns_to_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fabric = Fabric()
+
+    async def enqueue(wanted: lease_pb2.AcquireLeaseRequest, owner: str, *_: object) -> Ticket:
+        return Ticket(5, owner, wanted)
+
+    monkeypatch.setattr(fabric.waiters, "_enqueue_request", enqueue)
+    async with fabric.waiters.waiting(request()) as waiter:
+        assert waiter.has_lost_place
+
+
 async def test_ticket_taken_over_by_another_demand_waits_in_one_queue_only() -> None:
     fabric = Fabric()
     ticket = await fabric.store.enqueue(request(), "owner")

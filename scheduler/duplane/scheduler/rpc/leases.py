@@ -148,6 +148,8 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
     async def _send_position(self, waiter: Waiter, context: _AcquireContext) -> None:
         if entry := self._waiters.entry(waiter):
             message = queued(entry, self._state)
+            # A ticket that has lost its place and returns to it may meet fewer others than before.
+            message.position = waiter.position = min(waiter.position, message.position)
             await context.write(lease_pb2.AcquireLeaseResponse(queued=message))
 
     def _granted(self, grant: Grant) -> lease_pb2.AcquireLeaseResponse:

@@ -164,3 +164,18 @@ async def test_operation_that_is_asked_for_again_waits_once(etcd_client: Etcd) -
     assert store._facts.workers["w"].is_drain_requested
     assert store._facts.workers["w"].is_unreachable
     await store.unregister("w", worker.epoch)
+
+
+async def test_registration_ends_though_its_stream_is_cancelled_again(etcd_client: Etcd) -> None:
+    store = etcd_client.store
+    worker = await store.register(register_message())
+    assert worker
+    etcd_client.hang()
+    ending = asyncio.create_task(store.unregister(worker.worker_id, worker.epoch))
+    await asyncio.sleep(0)
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    etcd_client.recover()
+    async with asyncio.timeout(BOUND_S):
+        await store._mirror.until(lambda: not store._facts.workers)

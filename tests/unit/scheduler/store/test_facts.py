@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.etcd.v3 import etcd_pb2
-from duplane.scheduler.store.base import Ticket
+from duplane.scheduler.store.base import Grant, GrantGone, GrantPut, Ticket, TicketGone
 from duplane.scheduler.store.etcd.facts import Facts
 from duplane.scheduler.store.etcd.keys import Keys
-from duplane.scheduler.store.etcd.records import request_value
+from duplane.scheduler.store.etcd.records import Slot, request_value, slot_value
 
 KEYS = Keys("/test/")
 ORDER = 5
@@ -32,3 +34,32 @@ def test_two_requests_at_one_order_can_both_end() -> None:
     facts.apply([deleted("first")], 13)
     assert not facts.tickets
     assert not facts.requests
+
+
+def held(number: int, epoch: int, ticket: Ticket | None) -> etcd_pb2.KeyValue:
+    claims = lease_pb2.LeaseClaims(
+        lease_id="lease", worker_id="w", worker_epoch=epoch, fencing_number=number
+    )
+    value = slot_value(Slot(Grant(claims, ticket, is_claimed=True), 5.0, None), 0)
+    return etcd_pb2.KeyValue(key=KEYS.slot(("w", 0)), value=value, mod_revision=epoch + number)
+
+
+@pytest.mark.parametrize("epoch", [1, 2], ids=["same registration", "later registration"])
+def test_lease_that_was_adopted_after_missed_events_is_another_grant(epoch: int) -> None:
+    facts = Facts(KEYS)
+    granted = held(10, 1, Ticket(ORDER, "owner", lease_pb2.AcquireLeaseRequest(request_id="r")))
+    facts.apply([etcd_pb2.Event(kv=granted)], 11)
+    adopted = held(10, epoch, None)
+    adopted.mod_revision = 20
+    changes = facts.replace([adopted], 20)
+    assert [type(change) for change in changes] == [GrantGone, GrantPut]
+
+
+def test_ticket_that_ended_in_missed_events_may_still_be_waited_for() -> None:
+    facts = Facts(KEYS)
+    session = etcd_pb2.KeyValue(key=KEYS.session("0"), mod_revision=9)  # that the ticket waits at
+    facts.apply([etcd_pb2.Event(kv=session)], 9)
+    facts.apply([put("request", 10)], 10)
+    (change,) = facts.replace([session], 20)
+    assert isinstance(change, TicketGone)
+    assert change.is_expired

@@ -112,11 +112,16 @@ class Facts:
             for one in present.values()
             if one.mod_revision != self.written_at(one.key)
         ]
-        return self.apply(events, revision)
+        return self.apply(events, revision, were_missed=True)
 
-    def apply(self, events: Iterable[etcd_pb2.Event], revision: int) -> Sequence[Change]:
-        """Apply all events of one revision; return the changes in the order of publication."""
-        transition = _Transition(self)
+    def apply(
+        self, events: Iterable[etcd_pb2.Event], revision: int, *, were_missed: bool = False
+    ) -> Sequence[Change]:
+        """Apply all events of one revision; return the changes in the order of publication.
+
+        `were_missed` means that the events stand for those of several revisions.
+        """
+        transition = _Transition(self, were_missed=were_missed)
         for event in events:
             key, is_put = event.kv.key, event.type == etcd_pb2.Event.PUT
             if is_put:
@@ -203,11 +208,12 @@ class Facts:
 class _Transition:
     """The facts that one revision changes, with their values before that revision."""
 
-    def __init__(self, before: Facts) -> None:
+    def __init__(self, before: Facts, *, were_missed: bool = False) -> None:
         self.slots: dict[SlotKey, Slot | None] = {}
         self.workers: dict[str, Worker | None] = {}
         self.tickets: dict[int, Request | None] = {}
         self._before = before
+        self._were_missed = were_missed
 
     def note_ticket(self, order: int, request: Request | None) -> None:
         """Note the request that waited at an order, the first time. None: look it up, if any."""
@@ -235,6 +241,8 @@ class _Transition:
                 yield GrantGone(number, former.grant, GrantEnd.WORKER_GONE)
             elif slot.fencing_number != former.fencing_number:
                 yield GrantGone(number, former.grant, GrantEnd.RELEASED)  # the end was missed
+            elif _was_adopted(former, slot):  # after an end that was missed
+                yield GrantGone(number, former.grant, GrantEnd.WORKER_GONE)
             elif slot.end:
                 yield GrantGone(number, former.grant, slot.end)
 
@@ -266,11 +274,21 @@ class _Transition:
             if former and order not in after.tickets:
                 request = after.requests.get(former.ticket.request.request_id)
                 is_granted = request is not None and request.ticket.order == order
-                is_expired = not is_granted and f"{former.lease:x}" not in after.sessions
+                # After missed events nobody knows whether it was cancelled. It may also have been
+                # granted, and the grant may have ended.
+                may_wait = self._were_missed or f"{former.lease:x}" not in after.sessions
+                is_expired = not is_granted and may_wait
                 yield TicketGone(number, former.ticket, is_granted, is_expired)
         for order in sorted(self.tickets):
             if ticket := after.tickets.get(order):
                 yield TicketPut(number, ticket)
+
+
+def _was_adopted(former: Slot, slot: Slot) -> bool:
+    """True if the lease of a grant that ended was recorded again, from its worker's report."""
+    one, other = former.grant, slot.grant
+    is_later = one.claims.worker_epoch != other.claims.worker_epoch
+    return is_later or (one.ticket is not None and other.ticket is None)
 
 
 def _put(facts: dict[Key, Value], key: Key, value: Value | None) -> None:

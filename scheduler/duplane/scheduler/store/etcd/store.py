@@ -149,10 +149,13 @@ class EtcdStore(LeaseStore):
         )
 
     async def unregister(self, worker_id: str, epoch: int) -> bool:
-        await self._end_grants_of(worker_id, lambda known: known.epoch == epoch)
-        return await self._commits.commit(
-            lambda facts: operations.unregister(facts, worker_id, epoch)
-        )
+        async def operate() -> bool:
+            await self._end_grants_of(worker_id, lambda known: known.epoch == epoch)
+            return await self._commits.commit(
+                lambda facts: operations.unregister(facts, worker_id, epoch)
+            )
+
+        return await asyncio.shield(self._begin(operate()))  # completed, whoever is cancelled
 
     async def enqueue(
         self,

@@ -1,0 +1,84 @@
+"""One run of a scheduler process in a simulated fabric: its real parts without sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from unittest import mock
+
+from simulation.checks import Laws
+from simulation.etcd import SimulatedClient
+from simulation.network import Call
+
+from duplane.fabric.lease_signing import LeaseSigner
+from duplane.fabric.monitoring.spans import Telemetry
+from duplane.scheduler.etcd.access import Credentials, EtcdUrl
+from duplane.scheduler.granting import GrantLoop
+from duplane.scheduler.metrics import SchedulerMetrics
+from duplane.scheduler.position_updates import PositionUpdates
+from duplane.scheduler.rpc.leases import LeaseServicer
+from duplane.scheduler.rpc.registry import RegistryServicer
+from duplane.scheduler.settings import SchedulerSettings
+from duplane.scheduler.state import SchedulerState
+from duplane.scheduler.store.base import LeaseStore
+from duplane.scheduler.store.etcd import store as etcd_store
+from duplane.scheduler.store.memory import MemoryStore
+from duplane.scheduler.waiters import Waiters
+from duplane.scheduler.watch import Watch
+
+SETTINGS = SchedulerSettings()
+_telemetry = Telemetry("scheduler")
+_signer = LeaseSigner()
+
+
+def open_store(client: SimulatedClient | None, boot_ms: int) -> LeaseStore:
+    """Open a store on a simulated etcd, or in memory."""
+    clock = asyncio.get_running_loop().time
+    if client is None:
+        return MemoryStore(boot_ms, clock)
+    with mock.patch.object(etcd_store, "EtcdClient", return_value=client):
+        return etcd_store.EtcdStore(EtcdUrl(addresses=["etcd:1"]), Credentials(), boot_ms, clock)
+
+
+class Scheduler:
+    """The parts of the process. `client` is None for one with its leases in memory."""
+
+    def __init__(self, client: SimulatedClient | None, boot_ms: int, laws: Laws) -> None:
+        clock = asyncio.get_running_loop().time
+        self.client = client
+        self.calls: dict[Call, None] = {}  # a dict, because it keeps the order of their start
+        self.store = open_store(client, boot_ms)
+        self.state = SchedulerState(clock)
+        grants = GrantLoop(
+            self.store, self.state, SETTINGS.claim_timeout_s, SETTINGS.resume_grace_s
+        )
+        self.waiters = Waiters(self.store, self.state, SETTINGS.ticket_limit, grants.enqueue)
+        positions = PositionUpdates(self.state)
+        self.leases = LeaseServicer(
+            SETTINGS,
+            self.store,
+            self.state,
+            self.waiters,
+            grants,
+            _signer,
+            _telemetry,
+            SchedulerMetrics(self.state),
+        )
+        watch = Watch(self.state, SETTINGS.ticket_limit)
+        self.registry = RegistryServicer(SETTINGS, self.store, self.state, watch, _signer)
+        laws.scheduler_began(self.state, is_alone=client is None)
+        self.store.subscribe(self.state.apply)
+        self._loops = [asyncio.create_task(loop.run()) for loop in (self.store, grants, positions)]
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What one of the loops has ended with."""
+        ended = (loop for loop in self._loops if loop.done() and not loop.cancelled())
+        return next((loop.exception() for loop in ended), None)
+
+    async def kill(self) -> None:
+        """End the process at once: the store first, so that nothing is cleaned up in it."""
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.wait(self._loops)
+        for call in list(self.calls):
+            call.cut()
