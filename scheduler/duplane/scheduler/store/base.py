@@ -155,9 +155,9 @@ class LeaseStore(ABC):
     @property
     @abstractmethod
     def has_kept_queue(self) -> bool:
-        """True if the tickets from before the start of this scheduler are still there.
+        """True if the store still has the tickets from before the start of this scheduler.
 
-        It is known when the first registration is published.
+        The value is right from the first published registration on.
         """
 
     @abstractmethod

@@ -88,7 +88,7 @@ class MemoryStore(LeaseStore):
         return self._deadlines.next_in_s(now)
 
     async def leave(self) -> None:
-        """Do nothing: they end with this process."""
+        """Do nothing, because registrations and tickets end with this process."""
 
     async def register(self, register: registry_pb2.Register) -> Worker | None:
         known = self._workers.get(register.worker_id)

@@ -21,13 +21,13 @@ class Stopwatch:
         self._begin_s = time.monotonic()
 
     def lap(self, stage: str) -> None:
-        """End a stage, or a further part of it."""
+        """End a stage, or one more part of it."""
         self._ends.append((stage, time.monotonic(), self._event()))
 
     def seconds(self, running: str | None = None) -> dict[str, float]:
-        """Return the seconds of each stage; `running` is the stage since the last lap, if any.
+        """Return the seconds of each stage. `running` names the stage since the last lap, if any.
 
-        A stage that the device has not finished lasts until now, and those behind it take no time.
+        A stage that the device has not finished counts until now; stages after it count as 0.
         """
         now_s, end_s = time.monotonic(), self._begin_s
         seconds: dict[str, float] = {}
@@ -43,7 +43,7 @@ class Stopwatch:
         return seconds
 
     def _event(self) -> torch.cuda.Event | None:
-        """Mark the present end of the stream; None on a CPU."""
+        """Mark the present end of the device's stream with an event. Returns None on a CPU."""
         if not self._is_cuda:
             return None
         event = torch.cuda.Event(enable_timing=True)

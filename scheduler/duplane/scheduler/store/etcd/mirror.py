@@ -33,7 +33,7 @@ class Mirror:
         self.facts = facts
         self.listeners: list[Callable[[Change], None]] = []
         self.key_listeners: list[Callable[[Sequence[registry_pb2.VerificationKey]], None]] = []
-        self.has_found_sessions = False  # of other schedulers, when it began
+        self.has_found_sessions = False  # sessions of other schedulers at the start
         self._has_read = False
         self._client = client
         self._absence = RepeatedLog(_log)

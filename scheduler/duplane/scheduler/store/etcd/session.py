@@ -69,7 +69,7 @@ class Session:
             tasks.create_task(self._end_absent())
 
     async def end(self) -> None:
-        """End the present session before its time, if etcd answers. No other one begins."""
+        """End the present session now, if etcd answers. Begin no other session."""
         self._has_left = True
         with contextlib.suppress(EtcdError, NoAnswerError, TimeoutError):
             async with asyncio.timeout(_END_TIMEOUT_S):
