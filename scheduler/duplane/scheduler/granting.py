@@ -28,7 +28,7 @@ PORTION = 8  # grants begun without a pause in which other tasks can run
 
 
 class GrantLoop:
-    """Grants from one store. Several schedulers may run such a loop on the same store.
+    """Grants the free slots of one store. Several schedulers may run this loop on the same store.
 
     Several grants are made at the same time. The slot and the ticket of each are reserved until the
     store has answered.

@@ -274,8 +274,8 @@ class _Transition:
             if former and order not in after.tickets:
                 request = after.requests.get(former.ticket.request.request_id)
                 is_granted = request is not None and request.ticket.order == order
-                # After missed events nobody knows whether it was cancelled. It may also have been
-                # granted, and the grant may have ended.
+                # If events were missed, it is unknown whether the ticket was cancelled. It may also
+                # have got a grant that has ended.
                 may_wait = self._were_missed or f"{former.lease:x}" not in after.sessions
                 is_expired = not is_granted and may_wait
                 yield TicketGone(number, former.ticket, is_granted, is_expired)
