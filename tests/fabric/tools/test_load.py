@@ -20,9 +20,10 @@ from duplane.fabric.v1 import session_pb2
 from duplane.tools.bench.load.run import bench_fabric
 from duplane.tools.bench.options import FabricBench
 
-SESSIONS, SECONDS, WARM_UP = 20, 10, 2
-# Memory of a process between the middle and the end of the soak: room for what the allocator keeps
-# of renewed sessions, and far below a leak of each unit's sound (20 sessions, 5 s, 64 KB).
+SESSIONS, SECONDS, WARM_UP = 20, 16, 2
+# Bound of the growth of a process from the middle to the end of the soak. The allocator may keep
+# some memory of ended sessions. A process that kept the sound of each unit would grow by 5 MB
+# (20 sessions, 4 s, 64 KB).
 GROWTH_MB = 4.0
 
 
@@ -35,10 +36,14 @@ def measure(*flags: str, folder: Path) -> dict[str, Any]:
 
 
 def assert_answered_once(row: Mapping[str, Any]) -> None:
-    """Assert that each unit has one answer, in time unless the generator was late."""
+    """Assert that each unit has one answer, in time unless the generator was late.
+
+    A session that is not renewed within its second, on a loaded machine, does not send that unit.
+    """
     counts = dict(row["counts"])
     sent, late = counts.pop("sent"), counts.pop("late") - counts.pop("late_by_generator")
-    assert counts.pop("answered") == sent == row["sessions"] * row["seconds"]
+    due = row["sessions"] * row["seconds"]
+    assert counts.pop("answered") == sent == due - counts.pop("unsent") > due / 2
     assert not any(counts.values()), row
     if row["generator"]["is_punctual"]:
         assert not late, row
