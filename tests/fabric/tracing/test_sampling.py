@@ -92,7 +92,7 @@ async def test_failed_unit_is_exported_by_edge_and_worker() -> None:
                 return UnitFailure(unit.slot, "AUDIO_INVALID", "no sound", False)
             return answer(unit, length)
 
-        fabric.model.answer = fail  # type: ignore[assignment]
+        fabric.model.answer = fail  # type: ignore[assignment] - the test replaces a method
         async with fabric.connect() as client:
             await begin_session(client)
             for _ in range(3):
