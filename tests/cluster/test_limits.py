@@ -35,7 +35,7 @@ async def test_lasting_overload_refuses_new_clients_and_serves_the_queue_in_orde
         contextlib.AsyncExitStack() as later,
     ):
         running, waiting = deque(talkers), deque([*left, *right])
-        for number in range(TICKET_LIMIT):  # until those that waited first have all had a turn
+        for number in range(TICKET_LIMIT):  # until every client of the first queue has had a slot
             await check_full(cluster)
             await running.popleft().end()
             running.append(waiting.popleft())

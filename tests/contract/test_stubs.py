@@ -1,4 +1,4 @@
-"""The committed stubs are those that the protos generate."""
+"""The committed stubs equal the stubs that are generated from the protos."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of the laws that a simulated fabric must keep at every step, whatever fails."""
+"""Checks the laws of a simulated fabric after every step. They must hold with any fault."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from duplane.scheduler.store.base import (
 from duplane.scheduler.waiters import Waiters
 
 SlotKey = tuple[str, int]
-MAX_OVERTAKEN = 6  # the number of slots: grants of all of them may be on their way at once
+MAX_OVERTAKEN = 6  # the number of slots, because grants of all slots may be in progress at once
 
 
 class BrokenLawError(Exception):
@@ -33,13 +33,13 @@ def require(is_met: object, law: str) -> None:
 
 
 class View:
-    """What one scheduler has published so far."""
+    """The state that one scheduler has published so far."""
 
     def __init__(self, highest: dict[SlotKey, int], max_overtaken: int) -> None:
         self.live: dict[SlotKey, Grant] = {}
-        self.highest = highest  # fencing numbers
+        self.highest = highest  # highest fencing numbers
         self.max_overtaken = max_overtaken
-        self.overtaken: Counter[int] = Counter()  # later grants, by order of a ticket that waits
+        self.overtaken: Counter[int] = Counter()  # later grants, by a waiting ticket's order
 
 
 class Laws:
@@ -52,22 +52,22 @@ class Laws:
         self.broken: BrokenLawError | None = None
         self.grant_count = 0
         self.history: list[str] = []  # the kind of every change, in order
-        self._highest: dict[SlotKey, int] = {}  # granted by a scheduler alone, over restarts
-        self._leases: dict[tuple[SlotKey, int], str] = {}  # lease ids, by slot and number
+        self._highest: dict[SlotKey, int] = {}  # of a single scheduler, over restarts
+        self._leases: dict[tuple[SlotKey, int], str] = {}  # lease ids, by slot and fencing number
         self._sessions: dict[SlotKey, int] = {}
-        self._claimed: dict[SlotKey, int] = {}  # the highest number
+        self._claimed: dict[SlotKey, int] = {}  # highest claimed number
 
     def scheduler_began(self, state: SchedulerState, *, is_alone: bool) -> None:
         """Check every change of a scheduler, from its start.
 
-        A scheduler that shares a store may learn that a ticket has returned to its place after it
-        has begun to grant slots to the tickets behind it.
+        A scheduler that shares a store may learn late that a ticket has returned to its place: it
+        may already grant slots to later tickets.
         """
         view = View(self._highest if is_alone else {}, 0 if is_alone else MAX_OVERTAKEN)
         state.listeners.append(lambda change: self._noted(self._check, change, state, view))
 
     def session_began(self, worker_id: str, slot: int, number: int) -> None:
-        """Check that no other session holds the slot, and that none came with a later lease."""
+        """Check that no other session holds the slot, and that none had a later lease."""
         key = (worker_id, slot)
         self._noted(require, key not in self._sessions, f"two sessions on slot {slot}")
         is_later = number > self._claimed.get(key, 0)

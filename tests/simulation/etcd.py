@@ -1,6 +1,6 @@
 """A simulated etcd: transactions, leases and watches, with lost, late and delayed messages.
 
-`simulated_etcd` puts it in the place of the client that the scheduler's store uses.
+`simulated_etcd` replaces the etcd client of the scheduler's store by a client of this simulation.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from duplane.scheduler.etcd.v3 import etcd_pb2
 from duplane.scheduler.etcd.watch import CompactedError
 from duplane.scheduler.store.etcd import mirror, session
 
-_LOST_SHARE = 0.02  # of the requests
-_LATE_S = 3.0  # a request whose answer was given up may be executed until then
-_HANG_SHARE = 0.02  # of the batches of a watch
+_LOST_SHARE = 0.02  # share of lost requests
+_LATE_S = 3.0  # a request may be executed for this time after its client has given up
+_HANG_SHARE = 0.02  # share of watch batches that are delayed
 _HANG_S = 4.0
 _History = Sequence[tuple[int, Sequence[etcd_pb2.Event]]]
 
@@ -32,11 +32,11 @@ class _Lease:
     def __init__(self, ttl_s: float, end: asyncio.TimerHandle) -> None:
         self.ttl_s = ttl_s
         self.end = end
-        self.keys: dict[bytes, None] = {}  # a set has no order
+        self.keys: dict[bytes, None] = {}  # a dict, because it keeps the order
 
 
 class SimulatedEtcd:
-    """The cluster, which never fails as a whole; each client reaches it or not."""
+    """The etcd cluster. It never fails as a whole, but clients may not reach it."""
 
     def __init__(self) -> None:
         self.revision = 1
@@ -47,7 +47,7 @@ class SimulatedEtcd:
         self._leases: dict[int, _Lease] = {}
 
     def compact(self) -> None:
-        """Forget all events of the past."""
+        """Delete all past events."""
         self._compacted = self.revision
         self._history.clear()
 
@@ -77,7 +77,7 @@ class SimulatedEtcd:
         self._leases[lease] = _Lease(ttl_s, loop.call_later(ttl_s, self.revoke, lease))
 
     def renew(self, lease: int) -> bool:
-        """Begin the time of a lease anew. False if it has ended."""
+        """Restart the time of a lease. False if it has ended."""
         known = self._leases.get(lease)
         if known:
             known.end.cancel()
@@ -92,14 +92,14 @@ class SimulatedEtcd:
             self._apply([etcd_pb2.RequestOp(request_delete_range=one) for one in deletions])
 
     def end_one(self, chance: random.Random) -> None:
-        """End any lease, as a leader may do that was frozen."""
+        """End a random lease, like a leader that was frozen."""
         if self._leases:
             self.revoke(chance.choice(list(self._leases)))
 
     def _decide(
         self, request: etcd_pb2.TxnRequest, changes: list[etcd_pb2.RequestOp]
     ) -> etcd_pb2.TxnResponse:
-        """Compare, also in inner transactions, before anything changes."""
+        """Evaluate all comparisons, also of inner transactions, before any change."""
         succeeded = all(map(self._holds, request.compare))
         response = etcd_pb2.TxnResponse(succeeded=succeeded)
         for operation in request.success if succeeded else request.failure:
@@ -174,12 +174,12 @@ class SimulatedClient:
         self._cut_until = 0.0
 
     def cut(self, duration_s: float) -> None:
-        """Reach etcd no longer for a time."""
+        """Cut the connection to etcd for some time."""
         self._cut_until = asyncio.get_running_loop().time() + duration_s
 
     @property
     def is_cut(self) -> bool:
-        """True while etcd is not reached."""
+        """Whether the connection to etcd is cut."""
         return asyncio.get_running_loop().time() < self._cut_until
 
     async def until_reached(self) -> None:
@@ -263,7 +263,7 @@ class SimulatedWatch:
 
 
 class SimulatedKeeper:
-    """Renews a lease of a simulated client, while it reaches etcd."""
+    """Renews a lease of a simulated client while the client reaches etcd."""
 
     def __init__(self, client: SimulatedClient, lease: int, ttl_s: int) -> None:
         self._client = client
@@ -282,7 +282,7 @@ class SimulatedKeeper:
 
 @contextlib.contextmanager
 def simulated_etcd() -> Generator[None]:
-    """Let stores that are given a simulated client use its watches and keepers too."""
+    """Make stores with a simulated client also use simulated watches and keepers."""
     with (
         mock.patch.object(mirror, "PrefixWatch", SimulatedWatch),
         mock.patch.object(session, "LeaseKeeper", SimulatedKeeper),

@@ -24,7 +24,7 @@ AUDIO = lease_pb2.SESSION_KIND_AUDIO_DUPLEX
 FAULTS_S = 20.0  # faults happen during this time; then the fabric must settle
 REST_S = 300.0  # within this time every caller must have had a session
 LAST_S = 20.0 + SETTINGS.claim_timeout_s  # then unclaimed grants have returned, slots are clean
-ABSENT_S = 40.0  # then the records of dead schedulers have left etcd too
+ABSENT_S = 40.0  # then etcd has deleted the records of dead schedulers
 CUT_S = 15.0  # without etcd, at most; longer than a scheduler counts as present
 DOWN_S = 6.0  # from the death of a scheduler to its next start, at most
 RELEASE_S = 2.0
@@ -74,11 +74,11 @@ class SimulatedFabric:
 
     @property
     def running(self) -> Sequence[Scheduler]:
-        """The schedulers that run."""
+        """The running schedulers."""
         return [scheduler for scheduler in self.schedulers if scheduler]
 
     def check(self) -> None:
-        """Raise the first broken law, or the error that a scheduler has ended with."""
+        """Raise the first broken law, or the error that ended a scheduler."""
         failures = [one.failure for one in self.running if one.failure]
         if failure := next(iter(failures), self.laws.broken):
             raise failure

@@ -40,7 +40,7 @@ def open_store(client: SimulatedClient | None, boot_ms: int) -> LeaseStore:
 
 
 class Scheduler:
-    """The parts of the process. `client` is None for one with its leases in memory."""
+    """The parts of the process. `client` is None if the leases are in memory."""
 
     def __init__(self, client: SimulatedClient | None, boot_ms: int, laws: Laws) -> None:
         clock = asyncio.get_running_loop().time
@@ -71,12 +71,12 @@ class Scheduler:
 
     @property
     def failure(self) -> BaseException | None:
-        """What one of the loops has ended with."""
+        """The error that ended one of the loops, or None."""
         ended = (loop for loop in self._loops if loop.done() and not loop.cancelled())
         return next((loop.exception() for loop in ended), None)
 
     async def kill(self) -> None:
-        """End the process at once: the store first, so that nothing is cleaned up in it."""
+        """End the process at once. The store ends first, so nothing is cleaned up in it."""
         for loop in self._loops:
             loop.cancel()
         await asyncio.wait(self._loops)

@@ -26,7 +26,7 @@ def reachable(dialect: type[Dialect], before: Phase, kind: str | None) -> set[Ph
 
 
 def may_say(dialect: type[Dialect], before: Phase, kind: str | None, told: str) -> bool:
-    """Return whether the server may send `told` in `before` or a phase reachable from it."""
+    """Return whether the server may send `told` in phase `before`, or in a phase after `kind`."""
     return bool(reachable(dialect, before, kind) & dialect.server_events[told])
 
 

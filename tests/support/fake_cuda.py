@@ -171,7 +171,7 @@ def _address(generator: torch.Generator) -> int:
 
 
 class _Generator(torch.Generator):
-    """A CPU generator that may be created for `cuda`; `_generators` lists those."""
+    """A CPU generator that may be created for `cuda`; `_generators` lists such generators."""
 
     def __new__(cls, device: str | torch.device = "cpu") -> _Generator:
         return super().__new__(cls)

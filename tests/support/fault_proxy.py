@@ -28,7 +28,7 @@ class Direction:
         self._open.clear()
 
     def let_go(self) -> None:
-        """Deliver the held bytes in order, and go on delivering."""
+        """Deliver the held bytes in order, then deliver normally."""
         self._open.set()
 
     async def copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

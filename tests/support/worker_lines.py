@@ -52,7 +52,7 @@ def small_model(directory: Path) -> DuplexModel:
 async def responses(
     transcript: Transcript, model: DuplexModel
 ) -> list[session_pb2.ConverseResponse]:
-    """Send the edge's requests of a transcript to a real worker; return what it answers."""
+    """Send the edge's requests of a transcript to a real worker; return its answers."""
     requests = [step for step in transcript.steps if step.who == "edge"]
     answers: list[session_pb2.ConverseResponse] = []
     async with (

@@ -1,4 +1,4 @@
-"""A session is part of the trace that its client brings."""
+"""The spans of a session belong to the trace of its client, if the client sends one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TRACEPARENT = f"00-{TRACE_ID}-{SPAN_ID}-01"
 async def test_websocket_session_continues_the_clients_trace(place: str) -> None:
     headers = {"traceparent": TRACEPARENT} if place == "header" else {}
     query = f"&traceparent={TRACEPARENT}" if place == "query" else ""
-    # A parent that is sampled is followed, although no other session is sampled.
+    # A session with a sampled parent is sampled, although no other session is.
     async with traced_fabric(sampler=DEFAULT_OFF) as fabric:
         async with fabric.connect(f"mode=audio{query}", additional_headers=headers) as client:
             await begin_session(client)

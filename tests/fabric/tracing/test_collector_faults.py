@@ -1,4 +1,4 @@
-"""A collector that stalls or is gone costs no unit, and the spans that it loses are counted."""
+"""If a collector stalls or is gone, no unit is lost, and lost spans are counted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PRIVATE = "what nobody may read"
 
 
 class StalledExporter(SpanExporter):
-    """Takes nothing until a test lets it go."""
+    """Accepts no spans until a test lets it continue."""
 
     def __init__(self) -> None:
         self.is_let_go = threading.Event()

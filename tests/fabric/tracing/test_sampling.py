@@ -1,4 +1,4 @@
-"""Units that are late, fail or are dropped are exported whatever the sampling, and no others."""
+"""With any sampler, late, failed and dropped units are exported; without sampling, no others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def short_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def until_exported(fabric: TracedFabric, *names: str) -> list[Span]:
-    """Wait until spans with these names have come, and return all that have come."""
+    """Wait until spans with these names have arrived; return all received spans."""
     await fabric.receiver.until(lambda found: set(names) <= {span.name for span in found})
     return list(await fabric.flushed())
 
@@ -119,7 +119,7 @@ async def test_units_dropped_by_the_worker_are_exported_by_edge_and_worker() -> 
             fabric.model.hold()
             await send(client, append(0.5))
             await fabric.model.held()
-            for _ in range(6):  # four of them have room in the inbox
+            for _ in range(6):  # the inbox has room for four
                 await send(client, append(0.5))
             await asyncio.wait_for(dropped_by(fabric, 2), 5.0)
             fabric.model.let_go()
@@ -143,7 +143,7 @@ def is_dropped(span: Span) -> bool:
 
 
 async def dropped_by(fabric: TracedFabric, count: int) -> None:
-    """Wait until the worker has exported so many dropped units."""
+    """Wait until the worker has exported this number of dropped units."""
 
     def is_enough(found: object) -> bool:
         names = [span.name for span in fabric.receiver.spans if is_dropped(span)]

@@ -53,7 +53,7 @@ def report_of(fabric: TracedFabric) -> str:
     return report(collected, Choice())
 
 
-# --- what makes the last unit of a session slow ---
+# --- functions that make the last unit of a session slow ---
 
 
 def in_the_model(stage: str) -> Step:
@@ -90,7 +90,7 @@ async def behind_its_own_units(fabric: TracedFabric, client: ClientConnection, _
     await send(client, append(0.5))
     await fabric.model.held()
     await send(client, append(0.5))
-    await asyncio.sleep(DELAY_S)  # the second unit waits so long
+    await asyncio.sleep(DELAY_S)  # the second unit waits for this time
     fabric.model.let_go()
     await receive(client)
     await receive(client)
@@ -105,7 +105,7 @@ async def behind_another_conversation(
         await send(other, append(0.5))
         await fabric.model.held()
         await send(client, append(0.5))
-        await asyncio.sleep(DELAY_S)  # both units take so long, the second without running
+        await asyncio.sleep(DELAY_S)  # both units are late, but only the first one runs
         fabric.model.let_go()
         await receive(client)
         await receive(other)
@@ -141,7 +141,7 @@ async def after_the_device(
 
 
 def late_call(owner: type, name: str, *, is_async: bool = True) -> Step:
-    """Make one method take longer, for one unit."""
+    """Return a function that delays one call of a method."""
 
     async def make_slow(_: object, client: ClientConnection, patch: pytest.MonkeyPatch) -> None:
         called = getattr(owner, name)
@@ -161,13 +161,13 @@ def late_call(owner: type, name: str, *, is_async: bool = True) -> Step:
 
         patch.setattr(owner, name, call_later if is_async else call_late)
         await exchange(client)
-        await exchange(client)  # of a method that waits already, only the next call is late
+        await exchange(client)  # a call that waits already is not delayed, but the next one is
 
     return make_slow
 
 
 async def in_the_socket(_: object, client: ClientConnection, patch: pytest.MonkeyPatch) -> None:
-    """The connection takes nothing, as if the client did not read."""
+    """Make the connection accept no data for a while, as if the client did not read."""
     stalled: list[ClientProtocol] = []
     receive_data = ClientProtocol.data_received
 
@@ -183,7 +183,7 @@ async def in_the_socket(_: object, client: ClientConnection, patch: pytest.Monke
 
 
 async def in_the_stream(_: object, client: ClientConnection, patch: pytest.MonkeyPatch) -> None:
-    """The stream takes one unit late, and the unit behind it waits."""
+    """Make the stream accept one unit late, so that the next unit waits."""
     write, calls = ConverseStream.write, list[None]()
 
     async def write_late(stream: ConverseStream, request: Any) -> None:
@@ -202,7 +202,7 @@ async def in_the_stream(_: object, client: ClientConnection, patch: pytest.Monke
 async def behind_a_slow_message(
     _: object, client: ClientConnection, patch: pytest.MonkeyPatch
 ) -> None:
-    """The edge takes one message late, and the message behind it waits."""
+    """Make the edge process one message slowly, so that the next message waits."""
     receive_message, calls = SessionRunner.receive, list[None]()
 
     async def receive_late(runner: Any, *arguments: Any) -> None:
@@ -239,8 +239,8 @@ CASES: dict[str, Step] = {
     "edge render": late_call(DuplexSession, "responded", is_async=False),
     "edge write": in_the_socket,
 }
-"""By the stage that must be named."""
-TWICE = ("edge queue", "worker device")  # the unit before is late too, in another stage
+"""The stage that the report must name -> the function that makes it slow."""
+TWICE = ("edge queue", "worker device")  # the earlier unit is also late, in another stage
 SUMS = "duplane_stage_duration_seconds_sum"
 
 

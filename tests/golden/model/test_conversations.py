@@ -219,7 +219,7 @@ def test_a_listening_unit_is_one_pass_of_the_llm(
     monkeypatch.setattr(model.llm.model, "forward", counted)
     for number in range(3):
         outputs(model, [Unit(0, unit_at(number))])
-    # `<unit>` and the audio; from the second unit on, also two ids that close the unit before.
+    # A pass has `<unit>` and the audio; from the second unit on also two closing ids of the last.
     assert passes == [11, 13, 13]
 
 

@@ -233,7 +233,7 @@ def test_the_host_waits_for_the_device_only_to_read_results(
             assert there.settle(slots) == []
             waits = [crossing for crossing in border.crossings if crossing.way is Way.DOWN]
             assert {wait.where for wait in waits} <= {"transfer.py download"}
-            if number == 1:  # a unit that must listen needs no result of the device
+            if number == 1:  # a unit that must listen needs no result from the device
                 assert waits == []
             elif all(isinstance(one, UnitOutput) and one.is_listen for one in outputs):
                 assert len(waits) == 1

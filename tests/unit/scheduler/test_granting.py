@@ -51,7 +51,7 @@ async def test_slots_are_granted_at_once_after_a_start_if_the_store_has_kept_the
 
 
 async def test_grants_do_not_wait_for_each_other() -> None:
-    """Several are on their way to the store at once, each with a slot and a ticket of its own."""
+    """Several grants are in progress at once, each with its own slot and ticket."""
     state, store = SchedulerState(lambda: 0.0), MemoryStore(boot_ms=1)
     grants = GrantLoop(store, state, claim_timeout_s=5.0, resume_grace_s=3.0)
     store.subscribe(state.apply)

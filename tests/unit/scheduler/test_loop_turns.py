@@ -1,4 +1,4 @@
-"""How much work the scheduler does before other tasks of the event loop can run."""
+"""The scheduler does only a bounded amount of work before other tasks can run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Fabric:
 
 
 class Turns:
-    """Counts calls of a function between two turns of the event loop."""
+    """Counts the calls of a function in one iteration of the event loop."""
 
     def __init__(self, patch: pytest.MonkeyPatch, module: object, name: str) -> None:
         self.longest = self.total = self._in_turn = 0

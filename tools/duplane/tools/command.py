@@ -20,7 +20,7 @@ from cyclopts.types import ExistingFile
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-_EXTRA_OF = {  # package, as it is imported -> extra that installs it
+_EXTRA_OF = {  # imported package -> the extra of duplane that installs it
     **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors"), "worker"),
     **dict.fromkeys(("yaml", "PIL", "onnxruntime", "av"), "worker"),
     "psutil": "bench",
@@ -31,7 +31,7 @@ CONFIG_TABLES = ("up", "edge", "scheduler", "worker")
 
 
 def shown_default(default: object) -> str | None:
-    """Return a default as the help and the settings page show it; None if there is none."""
+    """Return a default in the form of the help and the settings page; None if there is none."""
     match default:
         case None | "" | ():
             return None
@@ -99,7 +99,7 @@ def read_config(file: Path) -> dict[str, dict[str, Any]]:
 def parse_settings(
     verb: Callable[[Settings], int], arguments: Sequence[str], defaults: Mapping[str, str]
 ) -> Settings:
-    """Return the settings with which `verb` would run; `defaults` override those of its fields.
+    """Return the settings with which `verb` would run; `defaults` override the fields' defaults.
 
     Raises UsageError.
     """

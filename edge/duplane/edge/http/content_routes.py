@@ -80,7 +80,7 @@ class AppRoutes:
         return json_answer(self._apps.full_list())
 
     async def _switch(self, request: web.Request) -> web.Response:
-        """Switch one app on or off; running sessions go on."""
+        """Switch one app on or off; running sessions continue."""
         self._require_operator(request)
         app_id = request.match_info["app"]
         fields = read_object(await read_body(request, _MAX_BODY_BYTES, self._body_s))

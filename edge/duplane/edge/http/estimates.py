@@ -35,7 +35,7 @@ def eta_status(estimates: admin_pb2.Estimates) -> dict[str, object]:
 
 
 def read_eta(body: bytes) -> admin_pb2.UpdateEstimatesRequest:
-    """Parse any subset of the settings; null leaves a setting as it is.
+    """Parse any subset of the settings; null leaves a setting unchanged.
 
     The settings may be in `config`, with other fields beside it: a client may send the answer to
     GET back. Raises ValueError that names the invalid field.

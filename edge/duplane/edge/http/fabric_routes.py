@@ -75,7 +75,7 @@ class FabricRoutes:
         return json_answer({"status": "ready"})
 
     async def _status(self, _: web.Request) -> web.Response:
-        """Answer the counts of the scheduler, or that no scheduler answers."""
+        """Answer with the counts of the scheduler, or say that no scheduler answers."""
         try:
             workers, leases, tickets = await asyncio.gather(
                 list_workers(self._fabric), list_leases(self._fabric), list_tickets(self._fabric)

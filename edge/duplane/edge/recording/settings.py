@@ -44,8 +44,8 @@ class RecordingSettings:
     """Directory for recordings of sessions. By default nothing is recorded, and no other flag of
     recording can be set."""
     consent: Annotated[Consent, Parameter("--record-consent")] = Consent.ALWAYS
-    """Sessions to record: all, those whose URL does not say `?recording=off`, or only those whose
-    URL says `?recording=on`."""
+    """Sessions to record: all sessions, sessions without `?recording=off` in their URL, or only
+    sessions with `?recording=on`."""
     queue_bytes: Annotated[NonNegativeInt, Parameter("--record-queue-bytes")] = 64 * 1024 * 1024
     """Largest size of all events that wait to be written. Further events are missing from their
     recordings, which are marked as incomplete; sessions are not affected."""

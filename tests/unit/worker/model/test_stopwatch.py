@@ -1,4 +1,4 @@
-"""The times of stages, on a host and on a device that is behind the host."""
+"""The times of stages on the host, and on a device that works asynchronously."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from duplane.worker.model.stopwatch import Stopwatch
 
 @dataclass
 class Clock:
-    """The host's time, and the work of the device, which runs in order behind the host."""
+    """The host's time, and the device's queue of work, which runs in order."""
 
     now_s: float = 100.0
     device_free_s: float = 0.0

@@ -1,4 +1,4 @@
-"""`duplane bench leases --policy-only`: what one decision of the scheduler costs, by fabric size.
+"""`duplane bench leases --policy-only`: the cost of one scheduler decision, by fabric size.
 
 Runs the scheduler's parts over the memory store, without sockets. Times are CPU times of this
 process, so that other processes change them little.

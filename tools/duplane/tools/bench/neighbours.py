@@ -183,7 +183,7 @@ class _Bench:
 async def bench_neighbours(
     settings: UpSettings, kinds: list[str], wait_s: float, seconds: float, connections: int
 ) -> None:
-    """Start a fabric of its own, measure and print."""
+    """Start a fabric, measure and print."""
     with tempfile.TemporaryDirectory(prefix="duplane-bench-") as directory:
         voice = Path(directory) / "voice.wav"
         soundfile.write(voice, np.zeros(16_000 * _VOICE_S, "f4"), 16_000)

@@ -36,7 +36,7 @@ def telemetry() -> None:
 
 @bench.command
 def fabric(options: FabricBench = FabricBench()) -> int:
-    """Put sessions at real-time pace on a fabric, and measure what it adds to each unit.
+    """Run sessions at real-time pace, and measure the time that the fabric adds to each unit.
 
     The time of a unit runs from the sending of its last sample to the arrival of its answer. The
     worker's own time is subtracted, except in dialect A, which does not report it. docs/load.md has

@@ -61,7 +61,7 @@ SHORTEST_CONTEXT = 512
 
 
 def inspect(directory: Path, options: MemoryOptions) -> bool:
-    """Print what a directory holds and what is missing; False if the model cannot be loaded.
+    """Print the content of a directory and its faults; False if the model cannot be loaded.
 
     Raises `CheckpointError` if the directory cannot be inspected.
     """

@@ -92,7 +92,7 @@ def random(
 
 @checkpoint.command
 def inspect(directory: ExistingDirectory, /, *, options: MemoryOptions = MemoryOptions()) -> int:
-    """Print what a checkpoint directory holds, what it lacks and the memory it takes.
+    """Print the content of a checkpoint directory, what is missing, and the memory of the model.
 
     Reads no weights. Exit code 1 means that tensors are missing or have the wrong shape.
 

@@ -1,4 +1,4 @@
-"""Replays units/audio_stream and units/audio_offline: the audio front end alone."""
+"""Replays units/audio_stream and units/audio_offline through the audio encoder alone."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def checks(golden: Path, target: ReplayTarget = CPU_TARGET) -> Iterator[Check]:
 
 
 class SessionReplay:
-    """One recorded session, played through a model of its own."""
+    """One recorded session, replayed through its own model."""
 
     def __init__(
         self, golden: Path, loaded: ModelParts, trace: dict[str, Any], arrays: Any

@@ -33,7 +33,7 @@ def replay(
 
     The directory holds `checkpoint/ audio/ units/ sessions/ token2wav/`, or some of them. The exit
     code is 1 if a check fails, if a part cannot run, or if there is nothing to check. Tolerances
-    are those of float32: in another dtype a check prints its error and does not fail.
+    are for float32: in another dtype a check prints its error and does not fail.
     """
     precision.configure(target.device)  # most parts are loaded without the whole model
     counts = dict.fromkeys(Verdict, 0)

@@ -1,4 +1,4 @@
-"""Replays units/tts: the talker alone, on given hidden states."""
+"""Replays units/tts: the talker alone, with recorded hidden states as input."""
 
 from __future__ import annotations
 

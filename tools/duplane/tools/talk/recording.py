@@ -235,7 +235,7 @@ async def _send_all(
 def compare(
     recorded: list[ServerEvent], replayed: list[ServerEvent]
 ) -> Iterator[tuple[str, str, bool]]:
-    """Yield the events of both side by side, and whether they agree."""
+    """Yield pairs of a recorded and a replayed event, and whether they agree."""
     for was, came in itertools.zip_longest(recorded, replayed):
         yield str(was or _MISSING), str(came or _MISSING), was == came
 

@@ -4,7 +4,7 @@ A clock decides when the model speaks. The clock is the gate's head: its output 
 distance to the first token, so that about four units of listening and three of speech alternate,
 whatever the input is. Each word is a random successor of the last word in the spoken sentences.
 The answer in a chat is one sentence: after its last word the model ends the unit, and then the
-answer. Full-duplex turns go on, because they never decode after the end of a unit.
+answer. Full-duplex turns continue, because they never decode after the end of a unit.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ LIKELY = 18.0
 PAUSE = 12.5
 """Logit of a unit's end after any word."""
 SWING = 8.0
-"""The clock adds up to this to the logit of listening and subtracts it from that of speaking."""
+"""The clock moves the logits of listening and speaking in opposite directions, by up to this."""
 END = 40.0
 END_SWING = 25.0
 """The logit of a turn's end after any word is END while the clock says listen, else far lower."""

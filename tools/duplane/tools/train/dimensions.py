@@ -21,7 +21,7 @@ GENERATION: dict[str, Any] = {
     "basic_window_high_tokens": 260,
     "basic_window_low_tokens": 180,
 }
-"""Additional generation settings: those of the context window."""
+"""Additional generation settings, for the context window."""
 
 
 def default_config(tokenizer: Tokenizer) -> dict[str, Any]:

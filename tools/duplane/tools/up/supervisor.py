@@ -78,7 +78,7 @@ class Role:
             stdin=asyncio.subprocess.PIPE,  # the process ends when this pipe closes
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, process.SUPERVISED: "1"},
-            start_new_session=True,  # Ctrl-C reaches `up` alone, which stops the others in order
+            start_new_session=True,  # Ctrl-C reaches only `up`, which stops the others in order
         )
         try:
             assert running.stdout

@@ -9,7 +9,8 @@ import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
-# Reads until the pipe from the owner closes. The kernel closes it even if the owner is killed.
+# A program that waits until the pipe from its owner closes, even if the owner is killed, and then
+# deletes the directory.
 _DELETE = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
 
 

@@ -1,4 +1,4 @@
-"""The voices of the synthesisers: those for training, and others that only tests use."""
+"""The voices of the synthesisers: voices for training, and other voices for tests."""
 
 from __future__ import annotations
 
