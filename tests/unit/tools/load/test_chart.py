@@ -7,31 +7,10 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from support.load_rows import row
 
 from duplane.tools.bench.load.chart import axis_end, cpu_lines, latency_lines, write_chart
-from duplane.tools.bench.load.ledger import Counts
-from duplane.tools.bench.load.row import GeneratorCost, Percentiles, ProcessCost, Row
-
-
-def row(dialect: str, sessions: int, added_ms: float, cpu_us: float | None) -> Row:
-    figures = Percentiles(added_ms, added_ms, added_ms * 2, added_ms * 3)
-    cost = ProcessCost(cpu_us, 0.1, 1.0, 1.0, 1.0, 1.0)
-    return Row(
-        dialect=dialect,
-        sessions=sessions,
-        phases="spread",
-        seconds=1.0,
-        latency_ms=figures,
-        added_ms=figures,
-        is_worker_time_known=True,
-        counts=Counts(),
-        failures={},
-        slots_left=0,
-        processes={"edge": cost},
-        generator=GeneratorCost(figures, figures, cost, is_punctual=True),
-        problems=[],
-    )
-
+from duplane.tools.bench.load.row import Percentiles
 
 ROWS = [row("B", 1, 2.0, 900.0), row("B", 50, 4.0, 700.0), row("grpc", 50, 1.0, None)]
 

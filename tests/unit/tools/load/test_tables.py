@@ -1,0 +1,47 @@
+"""The tables of a load show each row and each process, and why a number does not hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.load_rows import row
+
+from duplane.tools.bench.load.ledger import Counts, Timed
+from duplane.tools.bench.load.reports import Report, Seen
+from duplane.tools.bench.load.tables import capacity_text, progress_text, show_rows
+from duplane.tools.bench.options import FabricBench
+
+
+def test_tables_have_a_line_for_each_row_and_process(capsys: pytest.CaptureFixture[str]) -> None:
+    bad = replace(row("B", 50, problems=["3 units late"]), counts=Counts(answered=9, late=3))
+    show_rows([replace(row("B", 1), phases="step"), bad])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("B, 1 in step ") and line.endswith("holds")]
+    (line,) = [line for line in lines if line.endswith("3 units late")]
+    assert line.split()[:9] == ["B,", "50", "9", "2.0", "2.0", "4.0", "6.0", "3", "0"]
+    (cost,) = [line for line in lines if line.startswith("B, 50: edge")]
+    assert cost.split()[3:5] == ["900", "0.10"]
+    assert sum(": generators" in line for line in lines) == 2
+
+
+def test_capacity_names_why_the_next_number_does_not_hold() -> None:
+    rows = [row("B", 8), row("B", 16, problems=["p99 over 100 ms"]), row("C", 9, problems=["x"])]
+    rows.append(row("B", 12, problems=["2 units late", "1 sessions broke"]))
+    options = FabricBench(max_sessions=16)
+    assert capacity_text("B", 8, rows, options) == (
+        "B: 8 sessions hold; 12 do not: 2 units late; 1 sessions broke\n"
+    )
+    assert capacity_text("B", 16, rows, options) == (
+        "B: 16 sessions hold; more than 16 were not tried\n"
+    )
+
+
+def test_progress_is_one_line() -> None:
+    seen = Seen()
+    timed = [Timed(latency_ms=7.0, worker_ms=5.0)]
+    seen.add(0, Report(timed=timed, lateness_ms=[0.5], counts=Counts(answered=1, dropped=2)))
+    assert progress_text("B", 5, seen) == (
+        "B, 5 sessions: 1 units answered, added p50 2.0 ms, p99 2.0 ms; 0 late, 2 wrong;"
+        " generator p99 0.5 ms late"
+    )
