@@ -217,7 +217,7 @@ def work(_loaded: DuplexModel) -> dict[str, list[int]]:
 def test_a_stage_that_fails_for_one_leaves_the_others_what_they_have_alone(
     model: DuplexModel, alone: Results, work: dict[str, list[int]], stage: str
 ) -> None:
-    # The first call for the guilty slot succeeds, the second fails late, later ones at once.
+    # For the guilty slot, the first call succeeds, the second fails late, others fail at once.
     undisturbed, disturbed = work[stage][:2]
     numbers = [undisturbed + 1, 0.9 * disturbed, 0]
     with broken(model, STAGES[stage], numbers, RuntimeError("the device says no")) as raised:

@@ -1,4 +1,4 @@
-"""The simulated fabric: its laws hold, a seed reproduces, and planted faults are found."""
+"""The simulated fabric: its laws hold, a seed repeats its run, and planted faults are found."""
 
 from __future__ import annotations
 

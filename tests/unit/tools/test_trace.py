@@ -37,7 +37,7 @@ def pairs(**attributes: Any) -> list[KeyValue]:
 def span(
     name: str, trace: int, stages: dict[str, int], start_ms: int = 0, **attributes: Any
 ) -> Span:
-    """Return a span whose stages take so many milliseconds."""
+    """Return a span whose stages take these milliseconds."""
     made = Span(
         name=name,
         trace_id=trace.to_bytes(16, "big"),

@@ -1,4 +1,4 @@
-"""How long sessions are expected to hold their slots."""
+"""The expected times for which sessions hold their slots."""
 
 from __future__ import annotations
 

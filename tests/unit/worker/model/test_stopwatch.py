@@ -22,7 +22,7 @@ class Clock:
         return self.now_s
 
     def launch(self, seconds: float) -> None:
-        """Queue work that takes the device some seconds."""
+        """Queue work that keeps the device busy for `seconds`."""
         self.device_free_s = max(self.device_free_s, self.now_s) + seconds
 
     def wait(self) -> None:
