@@ -153,6 +153,7 @@ class SessionSpans:
             return None
         unit.answer, unit.answered_ns = answer, answered_ns
         unit.rendered_ns = self._clock.now().wall_ns
+        unit.sent_ns = unit.sent_ns or unit.taken_ns  # answered before the write has returned
         if isinstance(answer, session_pb2.Failed):
             unit.outcome, unit.is_kept = spans.FAILED, True
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -10,6 +12,7 @@ from opentelemetry.sdk.trace.sampling import Sampler
 from opentelemetry.trace import StatusCode
 from support.live_edge import APPEND, begin, closed, end, exchange, live_edge, receive, send
 
+from duplane.fabric.client import ConverseStream
 from duplane.fabric.monitoring import spans
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.v1 import lease_pb2, session_pb2
@@ -102,3 +105,24 @@ async def test_wait_in_the_queue_is_a_span_below_the_session() -> None:
     assert wait.parent
     sessions = [session.context for session in exported.named(spans.EDGE_SESSION)]
     assert wait.parent.span_id in {context.span_id for context in sessions if context}
+
+
+async def test_unit_that_is_answered_before_its_write_returns_has_all_stages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exported, write, answered = Spans(), ConverseStream.write, asyncio.Event()
+
+    async def write_late(stream: ConverseStream, request: session_pb2.ConverseRequest) -> None:
+        await write(stream, request)
+        if request.WhichOneof("message") == "unit":
+            await answered.wait()
+
+    monkeypatch.setattr(ConverseStream, "write", write_late)
+    async with live_edge(telemetry=exported.telemetry) as edge, edge.connect() as client:
+        await begin(client)
+        await exchange(client)
+        answered.set()
+        await end(client)
+        await edge.settled()
+    (unit,) = exported.named(spans.EDGE_UNIT)
+    assert [event.name for event in unit.events] == list(spans.EDGE_STAGES)

@@ -76,13 +76,3 @@ async def receiving(
             yield Address(address.host, port)
         finally:
             await server.stop(1.0)
-
-
-def exporter_settings(address: Address) -> dict[str, str]:
-    """Return the standard settings with which a process exports its spans to `address`."""
-    return {
-        "OTEL_TRACES_EXPORTER": "otlp",
-        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"http://{address}",
-        "OTEL_EXPORTER_OTLP_TRACES_INSECURE": "true",
-        "OTEL_BSP_SCHEDULE_DELAY": "500",  # milliseconds
-    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,9 +12,11 @@ from annotated_types import Ge
 from cyclopts import Parameter
 from cyclopts.types import ExistingFile
 
-from duplane.fabric.process import StartError
+from duplane.fabric import process
+from duplane.fabric.addresses import parse_address
+from duplane.fabric.monitoring.logs import configure_logging
 from duplane.fabric.settings import PositiveFloat, PositiveInt
-from duplane.tools.command import CommandError, UsageError, app
+from duplane.tools.command import UsageError, app
 
 _CLEAR = "\x1b[H\x1b[2J"  # clears the terminal before each new report
 DEFAULT_LISTEN = "127.0.0.1:4317"
@@ -31,7 +34,7 @@ def trace(
     slowest: PositiveInt = 10,
     keep: PositiveInt = 10_000,
     interval_s: PositiveFloat = 1.0,
-) -> None:
+) -> int:
     """Show where the time of each unit goes, from the socket to the device and back.
 
     Receives the spans of all processes whose OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is this address,
@@ -58,6 +61,7 @@ def trace(
     interval_s
         Seconds between two reports in a terminal.
     """
+    from duplane.tools.trace.receiver import receiving
     from duplane.tools.trace.spans_json import read_lines
     from duplane.tools.trace.units import Collected
     from duplane.tools.trace.views import Choice, report
@@ -67,32 +71,32 @@ def trace(
         for request in read_lines(file):
             collected.add(request)
         sys.stdout.write(report(collected, choice))
-        return
+        return 0
 
-    def show() -> None:
-        sys.stdout.write(_CLEAR + report(collected, choice))
+    try:
+        parse_address(listen, "listen", min_port=0)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+    def show(before: str) -> None:
+        sys.stdout.write(before + report(collected, choice))
         sys.stdout.flush()
 
-    from duplane.tools.trace.receiver import receiving
-
-    async def receive() -> None:
+    async def receive(shutdown: process.Shutdown) -> None:
         async with receiving(listen, collected, out) as address:
             sys.stdout.write(
                 f"receiving spans: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://{address}\n"
             )
             sys.stdout.flush()
             shown_count = 0
-            while True:
-                await asyncio.sleep(interval_s)
+            while not shutdown.is_draining:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(interval_s):
+                        await shutdown.wait()
                 if sys.stdout.isatty() and collected.span_count != shown_count:
                     shown_count = collected.span_count
-                    show()
+                    show(_CLEAR)
+        show("\n")
 
-    try:
-        asyncio.run(receive())
-    except KeyboardInterrupt:
-        sys.stdout.write("\n" + report(collected, choice))
-    except StartError as error:
-        raise CommandError(str(error)) from None
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    configure_logging("trace", "WARNING")
+    return process.run(receive)

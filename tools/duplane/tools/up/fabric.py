@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
 import sys
@@ -24,16 +23,13 @@ from duplane.fabric.monitoring.logs import LEVEL_SIGNALS
 from duplane.fabric.settings import LogFormat, LogLevel, Names, PositiveInt, check_bounds
 from duplane.tools import servers
 from duplane.tools.command import parse_settings
-from duplane.tools.trace.receiver import exporter_settings, receiving
-from duplane.tools.trace.units import Collected
-from duplane.tools.trace.views import Choice, report
 from duplane.tools.up.supervisor import Role, RoleError
 from duplane.tools.up.temporary import temporary_directory
+from duplane.tools.up.tracing import traced
 from duplane.worker.checkpoints import DEFAULT_CHECKPOINT
 from duplane.worker.settings import Checkpoint, Dtype
 
 _log = logging.getLogger(__name__)
-_TRACED_UNITS = 10_000  # number of units that are kept, the newest
 
 
 @Parameter(name="*")
@@ -137,7 +133,8 @@ async def _up(settings: UpSettings, shutdown: process.Shutdown) -> None:
     start = asyncio.current_task()
     assert start is not None
     interrupt = asyncio.create_task(_cancel_at_signal(start, shutdown))
-    async with _traced(settings), running(settings) as fabric:
+    is_traced = settings.trace or settings.trace_out is not None
+    async with traced(is_traced, settings.trace_out), running(settings) as fabric:
         interrupt.cancel()
         note = f"; {fabric.note}" if fabric.note else ""
         s = "s" if settings.tls_cert else ""
@@ -157,20 +154,6 @@ async def _up(settings: UpSettings, shutdown: process.Shutdown) -> None:
         _log.info("draining: running sessions may end; Ctrl-C again stops at once")
         for role in fabric.roles:
             await role.drain()
-
-
-@contextlib.asynccontextmanager
-async def _traced(settings: UpSettings) -> AsyncGenerator[None]:
-    """Receive the spans of the processes if requested; show them at the end. Raises StartError."""
-    if not (settings.trace or settings.trace_out):
-        yield
-        return
-    collected = Collected(_TRACED_UNITS)
-    async with receiving("127.0.0.1:0", collected, settings.trace_out) as address:
-        os.environ.update(exporter_settings(address))  # for processes that start after this
-        yield
-    sys.stdout.write(report(collected, Choice()))
-    sys.stdout.flush()
 
 
 def _pass_on_level_signals(roles: Sequence[Role]) -> None:

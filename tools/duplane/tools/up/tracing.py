@@ -1,0 +1,68 @@
+"""Runs `duplane trace` beside a fabric, for `duplane up --trace`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+from duplane.fabric import process
+
+_START_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 30.0
+_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+
+
+@contextlib.asynccontextmanager
+async def traced(is_traced: bool, out: Path | None) -> AsyncGenerator[None]:
+    """Receive the spans of the processes that start in the body of the `with`.
+
+    Prints at the end where the time of each unit went. The receiver is a process of its own,
+    because this one starts others, which a process that uses gRPC should not. Raises StartError.
+    """
+    if not is_traced:
+        yield
+        return
+    into = ("--out", str(out)) if out else ()
+    receiver = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "duplane.tools", "trace", "--listen", "127.0.0.1:0", *into),
+        stdin=asyncio.subprocess.PIPE,  # the process ends when this pipe closes
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, process.SUPERVISED: "1"},
+        start_new_session=True,  # Ctrl-C reaches `up` alone
+    )
+    try:
+        os.environ.update(await _exporter_settings(receiver))
+        yield
+        receiver.send_signal(signal.SIGINT)
+        async with asyncio.timeout(_STOP_TIMEOUT_S):
+            report, _ = await receiver.communicate()
+        sys.stdout.write(report.decode())
+        sys.stdout.flush()
+    finally:
+        if receiver.returncode is None:
+            receiver.kill()
+            await receiver.wait()
+
+
+async def _exporter_settings(receiver: asyncio.subprocess.Process) -> dict[str, str]:
+    """Return the standard settings with which a process exports its spans to the receiver."""
+    assert receiver.stdout
+    try:
+        async with asyncio.timeout(_START_TIMEOUT_S):
+            line = (await receiver.stdout.readline()).decode()
+    except TimeoutError:
+        line = ""
+    _, _, address = line.strip().partition(f"{_ENDPOINT}=")
+    if not address:
+        raise process.StartError("the receiver of spans does not start")
+    return {
+        "OTEL_TRACES_EXPORTER": "otlp",
+        _ENDPOINT: address,
+        "OTEL_EXPORTER_OTLP_TRACES_INSECURE": "true",
+        "OTEL_BSP_SCHEDULE_DELAY": "500",  # milliseconds
+    }
