@@ -71,7 +71,8 @@ def test_trained_encoder_is_the_served_encoder(
     )
     rows: list[Tensor] = []
     for unit in range(UNITS):
-        served.push(0, sound[1, unit * 16_000 : (unit + 1) * 16_000])
+        served.mel.push(0, sound[1, unit * 16_000 : (unit + 1) * 16_000])
+        served.mel.take(0)
         rows.append(served.encode([0])[0])
     features, is_first = networks.features([sound[0], sound[1]])
     # Two more units complete the last window.
