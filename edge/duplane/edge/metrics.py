@@ -140,7 +140,7 @@ class EdgeMetrics:
         none = {(ROLE, dialect, state): 0.0 for dialect in DIALECTS for state in SESSION_STATES}
         yield gauges(
             "duplane_sessions",
-            "Sessions: those that run have a slot, or in a chat a turn that is answered.",
+            "Sessions by state. A running session has a slot; a running chat runs a turn.",
             ("role", "dialect", "state"),
             none | counts,
         )

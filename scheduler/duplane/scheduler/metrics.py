@@ -151,7 +151,7 @@ class SchedulerMetrics:
         )
         yield gauges(
             "duplane_queue_oldest_wait_seconds",
-            "Time since the request of the session that waits for longest.",
+            "Time that the first session in the queue has waited since its request.",
             ("pool",),
             self._oldest_waits_s(pools),
         )

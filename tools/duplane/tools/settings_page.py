@@ -31,17 +31,16 @@ checkpoint = "/models/MiniCPM-o-4_5"
 slots = 8
 ```
 
-A key of the config file is the name of the flag without its dashes in front; the environment
-variable is that name in capitals after `DUPLANE_`, with `_` for `-`: `ticket-limit` is
-`--ticket-limit` and `DUPLANE_TICKET_LIMIT`.
+The same setting is `--ticket-limit` as a flag, `ticket-limit` as a key of the config file, and
+`DUPLANE_TICKET_LIMIT` as an environment variable.
 """
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of a verb, as its flag, help and documentation show it."""
+    """One setting of a verb: its flag, its default and its help."""
 
-    name: str  # of the field
+    name: str  # name of the field
     flag: str
     default: str
     help: str

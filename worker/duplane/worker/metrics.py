@@ -77,7 +77,7 @@ class WorkerMetrics:
         self._units = counters(
             registry,
             "duplane_units_total",
-            "Units by outcome; those dropped waited too long in the inbox.",
+            "Units by outcome. A dropped unit has waited too long in the inbox.",
             role=(ROLE,),
             outcome=OUTCOMES,
         )
@@ -98,7 +98,7 @@ class WorkerMetrics:
         self._stages = histograms(
             registry,
             "duplane_stage_duration_seconds",
-            "Time of each stage of a unit's batch, and of what it waited for before.",
+            "Time of each stage of a unit's batch, and of its waits before the batch.",
             _STAGE_BUCKETS_S,
             stage=STAGES,
         )
@@ -115,7 +115,7 @@ class WorkerMetrics:
         self._audio = counters(
             registry,
             "duplane_audio_seconds_total",
-            "Time of the sound that units brought, and of the sound that the model spoke.",
+            "Duration of the sound of all units, and of the speech of the model.",
             direction=("input", "output"),
         )
         self._ends = counters(
@@ -219,6 +219,6 @@ class WorkerMetrics:
         )
         yield gauge(
             "duplane_worker_draining",
-            "1 while this worker takes no new sessions, because it drains or its device is stuck.",
+            "1 if this worker accepts no new sessions, because it drains or its device is stuck.",
             float(self._admission.is_draining),
         )

@@ -64,7 +64,7 @@ def late_units(registry: CollectorRegistry, role: str) -> Counter:
     return counters(
         registry,
         "duplane_unit_deadlines_missed_total",
-        "Units that took longer than the second of sound that they hold.",
+        "Units that took longer than their second of sound.",
         role=(role,),
     ).of(role)
 

@@ -93,8 +93,8 @@ def observe_spans(registry: CollectorRegistry, role: str, queue: SpanQueue | Non
     def observe() -> Iterable[Metric]:
         family = CounterMetricFamily(
             "duplane_spans",
-            "Spans that the collector has taken, has not taken, or that were dropped because too"
-            " many waited for it.",
+            "Spans by outcome: accepted by the collector, refused or lost, or dropped because too"
+            " many spans waited.",
             labels=("role", "outcome"),
         )
         counts = (
