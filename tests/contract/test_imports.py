@@ -117,6 +117,7 @@ def test_base_install_needs_no_torch() -> None:
         "duplane.tools.replay",
         "duplane.tools.checkpoint",
         "duplane.tools.train",
+        "duplane.tools.bench.launches",
         "duplane.tools.bench.model",
         "duplane.tools.bench.peaks",
         "duplane.tools.bench.stages",

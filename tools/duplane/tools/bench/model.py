@@ -62,7 +62,7 @@ def bench_model(bench: ModelBench) -> None:
     torch.set_num_threads(bench.threads)
     device, dtype = open_device(bench.device), torch_dtype(bench.dtype)
     peaks = measure_peaks(device, {dtype, torch.float32})
-    with _directory(bench) as directory:
+    with model_directory(bench) as directory:
         empty, rows = held_bytes(device), UNIT_ROWS + bench.frames * FRAME_ROWS
         model = DuplexModel.load(
             directory,
@@ -104,7 +104,8 @@ def held_bytes(device: torch.device) -> int:
 
 
 @contextmanager
-def _directory(bench: ModelBench) -> Generator[Path, None, None]:
+def model_directory(bench: ModelBench) -> Generator[Path, None, None]:
+    """Yield the checkpoint to measure; random weights are removed at the end."""
     if bench.checkpoint is not None:
         yield bench.checkpoint
         return
@@ -135,7 +136,7 @@ def _measure(
             max_new_speak_tokens_per_chunk=TEXT_TOKENS + 1,
         )
         model.open(slot, options)
-    inputs = Inputs(model, slots, bench.frames)
+    inputs = Inputs(model, range(slots), bench.frames)
     # The costs of one call are measured with the last kind of unit that makes such a call.
     for kind in KINDS if bench.frames else KINDS[1:]:
         for number in range(WARM_UNITS + bench.units):
@@ -149,9 +150,9 @@ def _measure(
 
 
 class Inputs:
-    """Units of noise, and pictures of noise, for the first slots."""
+    """Units of noise, and pictures of noise, for some slots."""
 
-    def __init__(self, model: DuplexModel, slots: int, frames: int) -> None:
+    def __init__(self, model: DuplexModel, slots: Sequence[int], frames: int) -> None:
         self._model, self._slots, self._frames = model, slots, frames
         self._random = np.random.default_rng(0)
         pixels = self._random.integers(0, 256, (FRAME_SIDE, FRAME_SIDE, 3), np.uint8)
@@ -161,17 +162,17 @@ class Inputs:
 
     def next(self, kind: str) -> list[Unit]:
         """Return a unit for each slot, prepared on the host: its frames are decoded."""
-        sounds = self._random.normal(0, 0.1, (self._slots, 16_000)).astype(np.float32)
+        sounds = self._random.normal(0, 0.1, (len(self._slots), 16_000)).astype(np.float32)
         frames = (self._frame,) * self._frames if kind == SEEING else ()
         units = [
             self._model.prepare(Unit(slot, sound, kind != SPEAKING, frames))
-            for slot, sound in enumerate(sounds)
+            for slot, sound in zip(self._slots, sounds, strict=True)
         ]
         return [unit for unit in units if isinstance(unit, Unit)]
 
 
-def _run(model: DuplexModel, units: Sequence[Unit]) -> list[UnitOutput]:
-    """Run and settle one unit in each of the first slots."""
+def run_units(model: DuplexModel, units: Sequence[Unit]) -> list[UnitOutput]:
+    """Run and settle these units together."""
     outputs = list(model.step(units))
     failures = model.settle([unit.slot for unit in units])
     found = [output for output in outputs if isinstance(output, UnitOutput)]
@@ -187,7 +188,7 @@ def _unit(
     watch.clear()
     synchronize(device)
     begin = time.perf_counter()
-    outputs = _run(model, units)
+    outputs = run_units(model, units)
     synchronize(device)
     return time.perf_counter() - begin, outputs
 
@@ -219,7 +220,7 @@ def _count(
     watch.clear()
     watch.is_counting = True
     with SyncCount() as syncs:
-        _run(model, units)
+        run_units(model, units)
     watch.is_counting = False
     figures.unit_syncs[kind] = syncs.count
     for found, counted in ((figures.flops, watch.flops), (figures.syncs, watch.syncs)):

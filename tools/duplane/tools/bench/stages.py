@@ -51,6 +51,8 @@ class StageWatch:
         self.syncs: defaultdict[Stage, int] = defaultdict(int)
         self.calls: defaultdict[Stage, int] = defaultdict(int)
         self.is_counting = False
+        self.running: Stage | None = None
+        """The innermost stage that runs now."""
         parts = model.parts
         self._stand_around(parts.audio.mel, "features", lambda *_: Stage.MEL)
         self._stand_around(parts.audio, "encode", lambda *_: Stage.AUDIO)
@@ -79,9 +81,12 @@ class StageWatch:
         def watched(*arguments: Any, **named: Any) -> Any:
             stage = stage_of(*arguments)
             self.calls[stage] += is_call
-            if self.is_counting:
-                return self._counted(stage, lambda: call(*arguments, **named))
-            return self._timed(stage, lambda: call(*arguments, **named))
+            outer, self.running = self.running, stage
+            try:
+                measure = self._counted if self.is_counting else self._timed
+                return measure(stage, lambda: call(*arguments, **named))
+            finally:
+                self.running = outer
 
         setattr(owner, name, watched)
 

@@ -7,11 +7,12 @@ from typing import Annotated
 
 from annotated_types import Ge
 from cyclopts import App
+from cyclopts.types import ExistingDirectory
 
 from duplane.fabric import process
 from duplane.fabric.monitoring.logs import configure_logging
 from duplane.fabric.settings import Names, PositiveInt
-from duplane.tools.bench.options import FabricBench, LeaseBench, ModelBench
+from duplane.tools.bench.options import Counts, FabricBench, LeaseBench, ModelBench
 from duplane.tools.command import UsageError, app
 
 bench = App(name="bench", help="Measure the hot paths and print tables.")
@@ -121,4 +122,36 @@ def model(options: ModelBench = ModelBench()) -> None:
     try:
         bench_model(options)
     except (CheckpointError, ValueError, process.StartError) as error:
+        raise UsageError(str(error)) from None
+
+
+@bench.command
+def launches(
+    *,
+    slots: Counts = (1, 8, 64),
+    checkpoint: ExistingDirectory | None = None,
+    like: str = "minicpm-o-4.5",
+    scale: float = 0.1,
+) -> None:
+    """Count the kernels that each stage of the model launches, by conversations and their slots.
+
+    Runs on the CPU, and counts the operations that a GPU would run one by one.
+
+    Parameters
+    ----------
+    slots
+        Conversations at once, separated by commas, each in neighbouring and in scattered slots.
+    checkpoint
+        Checkpoint directory. Default: random weights.
+    like
+        Released model whose dimensions the random weights have.
+    scale
+        Factor of all widths and numbers of layers of random weights; 1 is full size.
+    """
+    from duplane.tools.bench.launches import bench_launches
+    from duplane.worker.model.checkpoint import CheckpointError
+
+    try:
+        bench_launches(ModelBench(slots=slots, checkpoint=checkpoint, like=like, scale=scale))
+    except (CheckpointError, ValueError) as error:
         raise UsageError(str(error)) from None

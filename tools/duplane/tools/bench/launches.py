@@ -1,0 +1,136 @@
+"""`duplane bench launches`: how many kernels each stage of the model launches.
+
+Operations are counted on a CPU, in the form that a GPU runs: composed operations in their parts,
+views and allocations not at all. Attention gathers its slots, as on a GPU.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from duplane.tools.bench.model import (
+    KINDS,
+    SEEING,
+    TEXT_TOKENS,
+    Inputs,
+    model_directory,
+    run_units,
+)
+from duplane.tools.bench.options import ModelBench
+from duplane.tools.bench.report import show
+from duplane.tools.bench.stages import Stage, StageWatch
+from duplane.worker.model.model import DuplexModel
+from duplane.worker.model.types import ConversationOptions
+
+CONTEXT = 512
+UNITS = 2
+"""Counted units of each kind in every conversation."""
+_aten = torch.ops.aten
+# They launch nothing: they only allocate, or return their input in another form.
+FREE = {
+    _aten.empty.memory_format,
+    _aten.empty_strided.default,
+    _aten.empty_like.default,
+    _aten.new_empty.default,
+    _aten.lift_fresh.default,
+    _aten._unsafe_view.default,  # pyright: ignore[reportPrivateUsage]
+    _aten._local_scalar_dense.default,  # pyright: ignore[reportPrivateUsage]
+}
+WHOLE = {_aten.scaled_dot_product_attention.default}
+"""One kernel on a GPU, although the operation has parts."""
+
+
+class LaunchCount(TorchDispatchMode):
+    """Counts launches by the stage that runs; those outside of all stages under None."""
+
+    def __init__(self, watch: StageWatch) -> None:
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
+        self._watch = watch
+        self.launches: defaultdict[Stage | None, int] = defaultdict(int)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if func not in WHOLE:
+            with self:
+                result = func.decompose(*args, **named)
+            if result is not NotImplemented:
+                return result
+        self.launches[self._watch.running] += not (func.is_view or func in FREE)
+        return func(*args, **named)
+
+
+def count_launches(
+    model: DuplexModel, watch: StageWatch, slots: Sequence[int]
+) -> dict[Stage | None, float]:
+    """Return the launches in one call of each stage with conversations in these slots.
+
+    Under None is what a round launches outside of the stages. The slots are clean afterwards.
+    """
+    for index, slot in enumerate(slots):
+        options = ConversationOptions(
+            seed=index, force_listen_count=0, max_new_speak_tokens_per_chunk=TEXT_TOKENS + 1
+        )
+        model.open(slot, options)
+    inputs = Inputs(model, slots, frames=1)
+    kinds = [kind for kind in KINDS if kind != SEEING or model.sees_frames]
+    watch.clear()
+    with LaunchCount(watch) as count:
+        for kind in kinds:
+            for _ in range(UNITS):
+                run_units(model, inputs.next(kind))
+    for slot in slots:
+        model.close(slot)
+    calls: dict[Stage | None, int] = {**watch.calls, None: UNITS * len(kinds)}
+    return {stage: number / max(1, calls[stage]) for stage, number in count.launches.items()}
+
+
+def load_gathering(directory: Path, slot_count: int) -> DuplexModel:
+    """Load a model whose attention gathers slots, as on a GPU."""
+    model = DuplexModel.load(directory, slot_count=slot_count, context_capacity=CONTEXT)
+    model.llm.cache.is_gathering = True
+    if model.parts.talker is not None:
+        model.parts.talker.cache.is_gathering = True
+    return model
+
+
+def scattered(count: int, slot_count: int) -> list[int]:
+    """Return slots without any order among `slot_count`, always the same."""
+    return sorted(random.Random(0).sample(range(slot_count), count))
+
+
+def bench_launches(bench: ModelBench) -> None:
+    """Load, count and print. Raises `CheckpointError` and ValueError."""
+    torch.set_num_threads(bench.threads)
+    with model_directory(bench) as directory:
+        model = load_gathering(directory, 2 * max(bench.slots))
+    watch = StageWatch(model, torch.device("cpu"))
+    found = {
+        (count, name): count_launches(model, watch, slots)
+        for count in bench.slots
+        for name, slots in (
+            ("neighbours", range(count)),
+            ("scattered", scattered(count, model.slot_count)),
+        )
+    }
+    rows = [
+        (
+            "outside of the stages" if stage is None else stage.value,
+            *(
+                f"{launches[stage]:,.0f}" if stage in launches else ""
+                for launches in found.values()
+            ),
+        )
+        for stage in (*Stage, None)
+        if any(stage in launches for launches in found.values())
+    ]
+    heads = [f"{count} {name}" for count, name in found]
+    show("launches in one call of a stage, by conversations", ("stage", *heads), rows)
