@@ -37,7 +37,7 @@ BEGIN = Moment(1000.0, 1_714_200_000_000_000_000)
 _AFTER_THE_END = 4  # number of lines to run after the end of the session
 _ANSWER_BYTES = 64 * 1024  # limit of the answers to one client message
 _NAMED = re.compile(r"[\w.\[\]]+(: .| base64 decode failed$)")
-# No event precedes these closes, except that D sends one before UNREADABLE.
+# The edge sends no event before these closes. Only D sends one before UNREADABLE.
 _WITHOUT_EVENT = NOT_READ | {CloseReason.UNREADABLE}
 CLIENT_CODES = frozenset(code for code in ErrorCode if code.fault == "client_error")
 

@@ -26,7 +26,7 @@ def write_voice_networks(folder: Path, seed: int = 0, code_step: int = CODE_STEP
 
 
 def _tokenizer(weight: np.ndarray, code_step: int) -> onnx.GraphProto:
-    """Convolve; the strongest channel is the token of four frames. Cut to the true length."""
+    """A convolution over four frames: its strongest channel is the token. Padding is cut off."""
     values = {
         "weight": weight,
         "three": np.array([3], np.int32),

@@ -184,7 +184,8 @@ _PICTURES = ("list of strings", "base64 of JPEG, PNG, WEBP, GIF or BMP files, ol
 _MS = "milliseconds"
 _NO_EFFECT = "has no effect; its path is reported among the ignored fields"
 
-# Last part of a field's path -> type and meaning. `DIALECT.event.path` is an exception to it.
+# Key -> type and meaning. The key is the last part of a field's path, or `DIALECT.event.path` for a
+# field with another meaning.
 MEANINGS: Mapping[str, tuple[str, str]] = {
     "audio": ("string", _PCM_IN),
     "audio_base64": ("string", _PCM_IN),

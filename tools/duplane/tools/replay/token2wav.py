@@ -93,7 +93,8 @@ def _setup_checks(vocoder: Vocoder, arrays: Arrays, frames: int) -> Iterator[Che
     tokens = attention(base.token_attention, frames // stride).repeat(1, 1, stride, 1)
     conformer = torch.cat((tokens, attention(base.frame_attention, frames)))[:, None]
     yield _near("setup_conformer_att_cache", conformer, arrays)
-    # [layers, convolutions, columns, pair, width] to [layers, pair, convolutions * width, columns]
+    # The dimensions change from [layers, convolutions, columns, pair, width] to
+    # [layers, pair, convolutions * width, columns].
     tails = base.estimator_tails[0, 0].permute(0, 3, 1, 4, 2).flatten(2, 3)
     yield _near("setup_estimator_cnn_cache_step0", tails, arrays)
     estimator = attention(base.estimator_attention, frames)[:, -1]

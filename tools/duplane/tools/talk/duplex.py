@@ -222,7 +222,7 @@ async def _send(
     begin = time.monotonic()
     with contextlib.suppress(ConnectionClosed):  # the receiver reports the reason
         for number, (unit, frames) in enumerate(units):
-            # Like a microphone: a second of sound is complete when the second is over.
+            # Wait like a microphone, which delivers one second of sound after one second.
             await asyncio.sleep(max(0.0, begin + number + 1 - time.monotonic()))
             conversation.sent(number)
             message = dialect.unit(number, base64_of(unit), frames)
