@@ -45,7 +45,7 @@ class View:
 class Laws:
     """Checks the changes of the schedulers' stores, and the observations of workers and callers.
 
-    `broken` is the first broken law: tasks of a scheduler may hide exceptions.
+    `broken` is the first broken law. It is stored, because a scheduler's tasks may hide exceptions.
     """
 
     def __init__(self) -> None:

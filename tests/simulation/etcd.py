@@ -240,7 +240,7 @@ class SimulatedWatch:
     """A watch of a simulated client; it may hang for some time, but loses no event."""
 
     def __init__(self, client: SimulatedClient, prefix: bytes, start_revision: int) -> None:
-        del prefix  # nothing else is in etcd
+        del prefix  # the simulated etcd has no other keys
         self._client = client
         self._next_revision = start_revision
 

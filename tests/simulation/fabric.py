@@ -23,10 +23,10 @@ from duplane.worker.admission import Admission, slot_reports
 AUDIO = lease_pb2.SESSION_KIND_AUDIO_DUPLEX
 FAULTS_S = 20.0  # faults happen during this time; then the fabric must settle
 REST_S = 300.0  # within this time every caller must have had a session
-LAST_S = 20.0 + SETTINGS.claim_timeout_s  # then unclaimed grants have returned, slots are clean
-ABSENT_S = 40.0  # then etcd has deleted the records of dead schedulers
-CUT_S = 15.0  # without etcd, at most; longer than a scheduler counts as present
-DOWN_S = 6.0  # from the death of a scheduler to its next start, at most
+LAST_S = 20.0 + SETTINGS.claim_timeout_s  # after it unclaimed grants have returned, slots are clean
+ABSENT_S = 40.0  # after it etcd has deleted the records of dead schedulers
+CUT_S = 15.0  # longest time without etcd; longer than a scheduler counts as present
+DOWN_S = 6.0  # longest time from the death of a scheduler to its next start
 RELEASE_S = 2.0
 SLOTS = 2
 
@@ -309,4 +309,4 @@ class Caller:
                 asyncio.timeout(RELEASE_S),
                 self._fabric.call(self._at, "ReleaseLease", request) as call,
             ):
-                await call.read()  # its end
+                await call.read()  # wait for the end of the call

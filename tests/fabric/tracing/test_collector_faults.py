@@ -67,7 +67,7 @@ async def test_stalled_collector_delays_no_unit_and_the_dropped_spans_are_counte
                 await exchange(client)
             await end(client)
         await edge.settled()
-        spans = UNITS + 4  # of the session, and its claim, opening and close
+        spans = UNITS + 4  # four spans: session, claim, opening and close
         assert queue.dropped_count >= spans - CAPACITY - 4, "four are with the exporter"
         exporter.is_let_go.set()
         await asyncio.to_thread(queue.force_flush)

@@ -172,7 +172,7 @@ class Recorder:
         return room_bytes
 
     def _request_sweep(self) -> None:
-        if self._submitted_bytes > self._sweep_at_bytes:  # otherwise nothing has changed
+        if self._submitted_bytes > self._sweep_at_bytes:  # new bytes since then
             self._sweep_at_bytes = self._submitted_bytes
             now_s = self._clock.now().wall_s
             self._upkeep.submit(functools.partial(self._delete_old, now_s))

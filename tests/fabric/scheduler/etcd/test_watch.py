@@ -106,7 +106,7 @@ async def test_compaction_is_reported(client: EtcdClient, prefix: str) -> None:
     first = await client.put(key, b"0")
     last = await client.put(key, b"1")
     compact: Any = client.endpoints.pick().channel.unary_unary("/etcdserverpb.KV/Compact")
-    # The revision is field 1, as in this message.
+    # The client has no CompactionRequest. This message has an equal field 1: the revision.
     await compact(etcd_pb2.LeaseRevokeRequest(ID=last).SerializeToString(), timeout=5)
     await Seen(PrefixWatch(client, key, first)).failure()
     seen = Seen(PrefixWatch(client, key, last))

@@ -57,7 +57,7 @@ def test_lease_that_was_adopted_after_missed_events_is_another_grant(epoch: int)
 
 def test_ticket_that_ended_in_missed_events_may_still_be_waited_for() -> None:
     facts = Facts(KEYS)
-    session = etcd_pb2.KeyValue(key=KEYS.session("0"), mod_revision=9)  # that the ticket waits at
+    session = etcd_pb2.KeyValue(key=KEYS.session("0"), mod_revision=9)  # the ticket's
     facts.apply([etcd_pb2.Event(kv=session)], 9)
     facts.apply([put("request", 10)], 10)
     (change,) = facts.replace([session], 20)

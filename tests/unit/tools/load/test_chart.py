@@ -40,7 +40,7 @@ def colours(file: Path) -> set[object]:
 
 
 def test_file_is_a_picture_with_lines(tmp_path: Path) -> None:
-    blue = (31, 119, 180)  # of the first line
+    blue = (31, 119, 180)  # the colour of the first line
     write_chart(tmp_path / "lines.png", ROWS)
     assert blue in colours(tmp_path / "lines.png")
     without_values = [replace(ROWS[0], added_ms=Percentiles(*[None] * 4), processes={})]

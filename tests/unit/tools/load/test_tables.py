@@ -1,4 +1,4 @@
-"""The tables of a load show each row and each process, and why a number does not hold."""
+"""The tables of `duplane bench fabric` show each row and process, and why a row does not hold."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class _Bench:
         self._options = options
         self._counts = _Counts()
         self._random = random.Random(1)
-        self._workers: dict[str, _Worker] = {}  # by id
+        self._workers: dict[str, _Worker] = {}  # key: worker id
 
     async def run(self) -> _Counts:
         async with contextlib.AsyncExitStack() as stack:

@@ -120,7 +120,7 @@ def _write_vocoder(made: Dimensions, folder: Path, draw: Draw, seed: int) -> Non
 
 
 def vocoder_modules(folder: Path) -> tuple[Flow, HiFT]:
-    """Return the two models that the folder's configuration describes, without storage."""
+    """Build the two models of the folder's configuration on the meta device, without weights."""
     with torch.device("meta"):
         return Flow(read_flow_config(folder), steps=1), HiFT(read_hift_config(folder))
 

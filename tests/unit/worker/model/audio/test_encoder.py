@@ -123,7 +123,7 @@ def test_the_cache_restarts_before_it_overflows() -> None:
 
 
 def test_after_a_restart_earlier_cache_contents_have_no_effect() -> None:
-    config = replace(CONFIG, position_count=102)  # two units fit, but not their context
+    config = replace(CONFIG, position_count=102)  # room for two units without context
     first, second = build(config), build(config)
     units = [noise(unit, 16000) for unit in range(2)]
     run(first, 0, units)

@@ -15,11 +15,11 @@ from PIL import Image, ImageDraw, ImageFont
 
 from duplane.tools.bench.load.row import Row
 
-_WIDTH, _HEIGHT = 900, 360  # of one panel
+_WIDTH, _HEIGHT = 900, 360  # size of one panel
 _LEFT, _RIGHT, _TOP, _BOTTOM = 80, 150, 40, 50  # margins
 _COLOURS = ("#1f77b4", "#ff7f0e", "#d62728", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f")
 _INK, _GRID = "#222222", "#dddddd"
-_STEPS = 5  # of the vertical axis
+_STEPS = 5  # steps of the vertical axis
 
 
 @dataclass(frozen=True)
