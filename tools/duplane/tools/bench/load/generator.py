@@ -37,6 +37,7 @@ _STALL_S = 0.05  # a longer delay can make a unit late, and is stored
 _STALLS = 1000  # the newest delays that are stored
 _OPENING_COUNT = 16  # sessions that open at once
 _ANSWER_TIMEOUT_S = 5.0  # for the last answers at the end of a session
+_SEND_TIMEOUT_S = 10.0  # for the server to read a unit
 _FAILURE_COUNT = 5  # largest number of different failures in a report
 
 
@@ -148,11 +149,20 @@ class Line:
             self._ledger.sent(self._number, due_s + late_s, is_measured=is_measured)
             if is_measured:
                 self._load.report.lateness_ms.append(max(0.0, late_s * 1e3))
-            with contextlib.suppress(SessionError):  # the reader has the reason
-                await self._session.send(self._number)
-            self._number += 1
+            await self._send(self._session)
             free_s = time.monotonic()
         await self.close()
+
+    async def _send(self, session: LoadSession) -> None:
+        """Send the next unit. A server that does not read it for long breaks the session."""
+        number, self._number = self._number, self._number + 1
+        try:
+            async with asyncio.timeout(_SEND_TIMEOUT_S):
+                with contextlib.suppress(SessionError):  # the reader has the reason
+                    await session.send(number)
+        except TimeoutError:
+            self._load.broke(f"the server did not read for {_SEND_TIMEOUT_S:g} s")
+            self._session = None
 
 
 class Load:

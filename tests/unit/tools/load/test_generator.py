@@ -1,0 +1,151 @@
+"""A load generator keeps its pace, and counts what a server does to its sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+
+import pytest
+
+from duplane.tools.bench.load import generator, plan
+from duplane.tools.bench.load.generator import Load, Ticks
+from duplane.tools.bench.load.ledger import Answer, Counts, Timed
+from duplane.tools.bench.load.plan import Plan
+from duplane.tools.bench.load.sessions import LoadSession, SessionError
+
+UNIT_S = 0.1  # ten times as fast as speech
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "UNIT_S", UNIT_S)
+    monkeypatch.setattr(generator, "UNIT_S", UNIT_S)
+
+
+class Server:
+    """Sessions that answer each unit at once."""
+
+    def __init__(self) -> None:
+        self.sent: list[list[tuple[int, float]]] = []  # of each session: units and their times
+        self.blocked_s: dict[int, float] = {}  # how long the server does not read a unit
+        self.refuses = False
+
+    @contextlib.asynccontextmanager
+    async def session(self) -> AsyncGenerator[LoadSession]:
+        if self.refuses:
+            raise SessionError("refused")
+        yield Session(self)
+
+
+class Session:
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._answers: asyncio.Queue[Answer | None] = asyncio.Queue()
+        self._sent: list[tuple[int, float]] = []
+        server.sent.append(self._sent)
+
+    async def send(self, number: int) -> None:
+        self._sent.append((number, time.monotonic()))
+        await asyncio.sleep(self._server.blocked_s.get(number, 0.0))
+        self._answers.put_nowait(Answer(unit=number, worker_ms=0.0))
+
+    async def answers(self) -> AsyncIterator[tuple[float, Answer]]:
+        while answer := await self._answers.get():
+            yield time.monotonic(), answer
+
+    async def close(self) -> None:
+        self._answers.put_nowait(None)
+
+
+async def run(server: Server, session_units: int = 100) -> tuple[Load, float]:
+    """Run one session of one unit of warm-up and five more; return the time of the first."""
+    load = Load(
+        Plan(
+            url="",
+            dialect="B",
+            open_timeout_s=1.0,
+            ca=None,
+            sessions=[0],
+            session_count=1,
+            phases="spread",
+            warm_up_units=1,
+            units=5,
+            session_units=session_units,
+        ),
+        server.session,
+    )
+    await load.open()
+    start_s = time.monotonic() + 0.05
+    await load.run(start_s)
+    return load, start_s
+
+
+async def test_units_are_sent_at_their_times_and_answered(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server = Server()
+    load, start_s = await run(server)
+    assert load.report.counts == Counts(sent=5, answered=5)
+    ((numbers, times),) = [zip(*sent, strict=True) for sent in server.sent]
+    assert numbers == tuple(range(6))
+    for number, at_s in enumerate(times):
+        assert at_s >= start_s + number * UNIT_S - 0.002  # the loop's timers have steps of 1 ms
+    assert '"done":true' in capsys.readouterr().out.splitlines()[-1]
+
+
+async def test_renewed_session_counts_its_units_from_0() -> None:
+    server = Server()
+    load, _ = await run(server, session_units=4)
+    first, second = ([number for number, _ in sent] for sent in server.sent)
+    assert first == [0, 1, 2, 3]
+    assert second[0] == 0
+    assert load.report.counts.broken_sessions == 0
+
+
+async def test_time_in_which_the_server_does_not_read_is_latency(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[float] = []
+
+    def keep(load: Load, timed: list[Timed]) -> None:
+        seen.extend(one.latency_ms for one in timed)
+        timed.clear()
+
+    monkeypatch.setattr(Load, "keep", keep)
+    server = Server()
+    server.blocked_s = {2: 3.5 * UNIT_S}  # the next three units wait behind it
+    load, _ = await run(server)
+    assert load.report.counts == Counts(sent=5, answered=5)
+    _, blocked_ms, second_ms, third_ms, _ = seen
+    assert blocked_ms > second_ms > third_ms > 0.5 * UNIT_S * 1e3
+
+
+async def test_server_that_never_reads_breaks_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generator, "_SEND_TIMEOUT_S", 0.02)
+    server = Server()
+    server.blocked_s = {3: 3600.0}
+    load, _ = await run(server)
+    assert load.report.counts.broken_sessions == 1
+    assert load.report.counts.unanswered == 1
+    assert load.report.failures == {"the server did not read for 0.02 s": 1}
+    assert len(server.sent) == 2
+
+
+async def test_unit_is_not_sent_while_no_session_opens() -> None:
+    server = Server()
+    server.refuses = True
+    load, _ = await run(server)
+    assert load.opening().count == 0
+    assert load.report.counts.unsent == 5
+    assert load.report.counts.broken_sessions >= 6
+    assert load.report.failures["refused"] == load.report.counts.broken_sessions
+
+
+def test_only_the_part_of_a_pause_within_the_time_of_a_unit_counts() -> None:
+    ticks = Ticks()
+    ticks._stalls.extend([(2.0, 0.5), (4.0, 1.0)])  # from 1.5 to 2, from 3 to 4
+    assert ticks.stalled_s(0.0, 1.0) == 0.0
+    assert ticks.stalled_s(1.75, 3.25) == pytest.approx(0.5)
+    assert ticks.stalled_s(0.0, 9.0) == pytest.approx(1.5)
