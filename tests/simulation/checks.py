@@ -82,17 +82,21 @@ class Laws:
         """Check two positions that one scheduler showed for one ticket."""
         self._noted(require, before is None or after <= before, "a position has grown")
 
-    def check_left(self, state: SchedulerState, waiters: Waiters) -> None:
-        """Check that the scheduler holds nothing after all callers have gone."""
-        for name, left in {
+    def place_shown(self, before: str, after: str) -> None:
+        """Check the tickets of a caller: one that returns keeps its ticket."""
+        self._noted(require, before in ("", after), "a caller has lost its place")
+
+    def left(self, state: SchedulerState, waiters: Waiters) -> str:
+        """Return what a scheduler holds of callers that have gone, or an empty text."""
+        held = {
             "tickets": state.tickets,
             "grants": state.grants,
             "requests": state.requests,
             "waiting pools": state.waiting_pools,
             "waiting calls": waiters.count,
             "sessions": self._sessions,
-        }.items():
-            require(not left, f"{name} are left: {left}")
+        }
+        return next((name for name, left in held.items() if left), "")
 
     def _noted(self, check: object, *arguments: object) -> None:
         try:

@@ -19,10 +19,11 @@ from duplane.scheduler.etcd.v3 import etcd_pb2
 from duplane.scheduler.etcd.watch import CompactedError
 from duplane.scheduler.store.etcd import mirror, session
 
-_LOST_SHARE = 0.02  # share of lost requests
+_LOST_SHARES = (0.0, 0.02, 0.2)  # share of lost requests
 _LATE_S = 3.0  # a request may be executed for this time after its client has given up
-_HANG_SHARE = 0.02  # share of watch batches that are delayed
+_HANG_SHARES = (0.0, 0.02, 0.3)  # share of watch batches that are delayed
 _HANG_S = 4.0
+_SLOW_S = 0.5  # until a transaction is executed, below the time limit of a call
 _History = Sequence[tuple[int, Sequence[etcd_pb2.Event]]]
 
 
@@ -72,9 +73,10 @@ class SimulatedEtcd:
         return response
 
     def grant(self, lease: int, ttl_s: float) -> None:
-        """Make a lease."""
+        """Make a lease, unless it exists."""
         loop = asyncio.get_running_loop()
-        self._leases[lease] = _Lease(ttl_s, loop.call_later(ttl_s, self.revoke, lease))
+        if lease not in self._leases:
+            self._leases[lease] = _Lease(ttl_s, loop.call_later(ttl_s, self.revoke, lease))
 
     def renew(self, lease: int) -> bool:
         """Restart the time of a lease. False if it has ended."""
@@ -171,6 +173,8 @@ class SimulatedClient:
     def __init__(self, etcd: SimulatedEtcd, chance: random.Random) -> None:
         self.etcd = etcd
         self.chance = chance
+        self.hang_share = chance.choice(_HANG_SHARES)  # slow transactions are as frequent
+        self._lost_share = chance.choice(_LOST_SHARES)
         self._cut_until = 0.0
 
     def cut(self, duration_s: float) -> None:
@@ -190,8 +194,9 @@ class SimulatedClient:
     async def txn(self, request: etcd_pb2.TxnRequest) -> etcd_pb2.TxnResponse:
         chance, loop = self.chance, asyncio.get_running_loop()
         fault = chance.choice(("request", "answer", "late"))
-        is_faulty = self.is_cut or chance.random() < _LOST_SHARE
-        await asyncio.sleep(chance.uniform(0, 0.01))
+        is_faulty = self.is_cut or chance.random() < self._lost_share
+        is_slow = chance.random() < self.hang_share
+        await asyncio.sleep(chance.uniform(0, _SLOW_S if is_slow else 0.01))
         if is_faulty and (fault == "request" or self.is_cut):
             await self._give_up()
         if is_faulty and fault == "late":
@@ -251,7 +256,7 @@ class SimulatedWatch:
             news, found = etcd.news, etcd.since(self._next_revision)
             if not found:
                 await news.wait()
-                hangs = chance.random() < _HANG_SHARE
+                hangs = chance.random() < self._client.hang_share
                 await asyncio.sleep(chance.uniform(0, _HANG_S if hangs else 0.01))
                 await self._client.until_reached()
                 continue

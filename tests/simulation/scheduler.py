@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 from unittest import mock
 
 from simulation.checks import Laws
 from simulation.etcd import SimulatedClient
 from simulation.network import Call
 
+from duplane.fabric.errors import Reason
 from duplane.fabric.lease_signing import LeaseSigner
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.scheduler.etcd.access import Credentials, EtcdUrl
@@ -39,6 +41,13 @@ def open_store(client: SimulatedClient | None, boot_ms: int) -> LeaseStore:
         return etcd_store.EtcdStore(EtcdUrl(addresses=["etcd:1"]), Credentials(), boot_ms, clock)
 
 
+class Unmeasured:
+    """Takes the place of the metrics, which cost time and decide nothing."""
+
+    def refused(self, reason: Reason) -> None:
+        """Count nothing."""
+
+
 class Scheduler:
     """The parts of the process. `client` is None if the leases are in memory."""
 
@@ -61,7 +70,7 @@ class Scheduler:
             grants,
             _signer,
             _telemetry,
-            SchedulerMetrics(self.state),
+            cast(SchedulerMetrics, Unmeasured()),
         )
         watch = Watch(self.state, SETTINGS.ticket_limit)
         self.registry = RegistryServicer(SETTINGS, self.store, self.state, watch, _signer)

@@ -18,6 +18,7 @@ from duplane.scheduler.policy.placement import Candidate
 from duplane.scheduler.policy.slot_reports import Verdict, judge
 from duplane.scheduler.rpc import leases, registry
 from duplane.scheduler.store.base import Grant, Offer, Ticket
+from duplane.scheduler.store.etcd import operations
 from duplane.scheduler.store.memory import MemoryStore
 from duplane.scheduler.store.unclaimed_grants import ClaimDeadlines
 from duplane.scheduler.waiters import Waiters
@@ -93,6 +94,15 @@ def lost_wakeups(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GrantLoop, "_wake", wake_at_first)
 
 
+def back_to_the_end(patch: pytest.MonkeyPatch) -> None:
+    enqueue = operations.enqueue
+
+    def enqueue_last(facts: Any, request: Any, owner: str, order: object, *others: Any) -> Any:
+        return enqueue(facts, request, owner, None, *others)
+
+    patch.setattr(operations, "enqueue", enqueue_last)
+
+
 def forgotten_calls(patch: pytest.MonkeyPatch) -> None:
     async def leave(waiters: Waiters, waiter: object) -> None:
         """Leave the queue and keep the waiter."""
@@ -111,6 +121,7 @@ def forgotten_calls(patch: pytest.MonkeyPatch) -> None:
         (growing_positions, "a position has grown"),
         (lost_wakeups, "a ticket was lost"),
         (forgotten_calls, "waiting calls are left"),
+        (back_to_the_end, "a caller has lost its place"),
     ],
 )
 def test_planted_fault_is_found(monkeypatch: pytest.MonkeyPatch, plant: Plant, law: str) -> None:
