@@ -33,7 +33,8 @@ class _Unit:
     rendered_ns: int = 0
     outcome: str = spans.UNANSWERED
     is_kept: bool = False  # exported even if it is not sampled
-    answer: session_pb2.Delta | session_pb2.Failed | None = None
+    dropped_count: int = 0  # of units before it
+    stage_times: session_pb2.StageTimes | None = None  # of the worker, if it has exported nothing
 
     def stages(self) -> list[tuple[str, int]]:
         """Return the stages that have begun, with the times of their beginnings."""
@@ -151,7 +152,7 @@ class SessionSpans:
                 self._finish(unit, answered_ns)
         if unit is None or unit.sequence != answer.sequence:
             return None
-        unit.answer, unit.answered_ns = answer, answered_ns
+        unit.answered_ns = answered_ns
         unit.rendered_ns = self._clock.now().wall_ns
         unit.sent_ns = unit.sent_ns or unit.taken_ns  # answered before the write has returned
         if isinstance(answer, session_pb2.Failed):
@@ -159,6 +160,11 @@ class SessionSpans:
         else:
             unit.outcome = "speech" if answer.HasField("speech") else "listen"
             unit.is_kept = spans.is_sampled(answer.trace)
+            unit.dropped_count = answer.dropped_unit_count
+            if not (self._is_sampled or unit.is_kept):
+                # A copy, because the message would be held with its audio until it is written.
+                unit.stage_times = session_pb2.StageTimes()
+                unit.stage_times.CopyFrom(answer.stage_times)
         self._unwritten[unit.sequence] = unit
         return lambda: self._written(unit)
 
@@ -176,11 +182,10 @@ class SessionSpans:
             attributes[spans.UNIT_SEQUENCE] = unit.sequence
         if is_late:
             attributes[spans.UNIT_IS_LATE] = True
-        if isinstance(unit.answer, session_pb2.Delta):
-            if unit.answer.dropped_unit_count:
-                attributes[spans.UNIT_DROPPED_COUNT] = unit.answer.dropped_unit_count
-            if not (self._is_sampled or unit.is_kept):  # the worker does not export it
-                attributes.update(_stage_times(unit.answer.stage_times))
+        if unit.dropped_count:
+            attributes[spans.UNIT_DROPPED_COUNT] = unit.dropped_count
+        if unit.stage_times is not None:
+            attributes.update(_stage_times(unit.stage_times))
         self._telemetry.record(
             FinishedSpan(
                 spans.EDGE_UNIT,

@@ -141,7 +141,7 @@ async def test_spans_hold_neither_audio_nor_text_nor_tokens() -> None:
             assert (await client.delta()).speech.text == PRIVATE
             await client.close(PRIVATE)
             await client.closed()
-        await chat_answer(rig, asks(PRIVATE))
+        await chat_answer(rig, asks(PRIVATE), slot=1)
         await rig.all_free()
         found = [*exporter.get_finished_spans(), *rig.spans.get_finished_spans()]
     names = {span.name for span in found}

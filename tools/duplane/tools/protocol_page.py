@@ -177,7 +177,9 @@ def _places() -> Iterator[str]:
     )
     yield (
         "The query parameter `mode` chooses the mode of `/v1/realtime`. On every URL `model=NAME`"
-        " asks for workers of that model, and `client_id=NAME` names the client for operators.\n"
+        " asks for workers of that model, `client_id=NAME` names the client for operators, and"
+        " `traceparent=TEXT` (W3C Trace Context), as the header of that name, makes the session a"
+        " part of the client's trace.\n"
     )
     yield (
         "The first event with one of these types selects dialect A or B. Before it, the session is"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from duplane.fabric.monitoring import spans
 
 NETWORK = "network"  # between the edge and the worker, in both directions
 
+_MAX_STEPS = 64  # of a session; a chat has several for each turn
 _STEPS = frozenset(
     (
         *(spans.EDGE_SESSION, spans.EDGE_QUEUE, spans.EDGE_CLAIM, spans.EDGE_OPEN),
@@ -173,8 +174,7 @@ class Collected:
     limit: int
     units: OrderedDict[bytes, Unit] = field(default_factory=OrderedDict[bytes, Unit])
     settle_ms: OrderedDict[bytes, float] = field(default_factory=OrderedDict[bytes, float])
-    steps: OrderedDict[bytes, list[Step]] = field(default_factory=OrderedDict[bytes, list[Step]])
-    session_traces: OrderedDict[str, bytes] = field(default_factory=OrderedDict[str, bytes])
+    steps: OrderedDict[str, deque[Step]] = field(default_factory=OrderedDict[str, deque[Step]])
     span_count: int = 0
     dropped_unit_count: int = 0
 
@@ -202,12 +202,9 @@ class Collected:
             _shorten(self.settle_ms, self.limit)
         elif span.name in _STEPS:
             step = Step(span.name, span.start_time_unix_nano, span.end_time_unix_nano)
-            self.steps.setdefault(span.trace_id, []).append(step)
-            _shorten(self.steps, self.limit)
             session_id = str(_attributes(span.attributes).get(spans.SESSION_ID, ""))
-            if session_id:
-                self.session_traces[session_id] = span.trace_id
-                _shorten(self.session_traces, self.limit)
+            self.steps.setdefault(session_id, deque(maxlen=_MAX_STEPS)).append(step)
+            _shorten(self.steps, self.limit)
 
     def chosen(self, session_id: str = "", sequence: int | None = None) -> list[Unit]:
         """Return the units of a session or with a number, oldest first."""
@@ -220,8 +217,7 @@ class Collected:
 
     def steps_of(self, session_id: str) -> Sequence[Step]:
         """Return the spans of a session, in the order of their begin times."""
-        steps = self.steps.get(self.session_traces.get(session_id, b""), [])
-        return sorted(steps, key=lambda step: step.begin_ns)
+        return sorted(self.steps.get(session_id, ()), key=lambda step: step.begin_ns)
 
     def settle_after_ms(self, unit: Unit) -> float:
         """Return the duration of settle for a unit's batch; 0 if unknown."""

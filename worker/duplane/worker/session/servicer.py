@@ -6,7 +6,7 @@ import asyncio
 import logging
 import statistics
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any
 
 import grpc.aio
@@ -64,7 +64,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self._tasks = tasks
         self._rechecks: set[asyncio.Task[None]] = set()
         self._calls: dict[int, DuplexCall | ChatCall] = {}
-        self._spans: dict[int, Span] = {}  # of the calls, by slot
+        # The span of each call with its attributes, by slot too.
+        self._spans: dict[int, tuple[Span, Mapping[str, AttributeValue]]] = {}
         self._metrics = metrics
         self._batches = BatchReporter(tracer)
         engine.on_batch = self._batches.ended
@@ -159,7 +160,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     async def _run(
         self, call: DuplexCall | ChatCall, claims: lease_pb2.LeaseClaims, span: Span
     ) -> None:
-        self._calls[claims.slot], self._spans[claims.slot] = call, span
+        self._calls[claims.slot] = call
+        self._spans[claims.slot] = (span, _attributes(claims))
         _log.info("slot %d: session %s begins", claims.slot, _session_name(claims))
 
         def on_end(end: CallEnd) -> None:
@@ -203,11 +205,15 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             del self._calls[slot]
             self._admission.begin_cleanup(slot)
             self._tasks.create_task(
-                self._clean(call.channel, self._spans.pop(slot)), name=f"clean slot {slot}"
+                self._clean(call.channel, *self._spans.pop(slot)), name=f"clean slot {slot}"
             )
 
-    async def _clean(self, channel: SlotChannel, span: Span) -> None:
-        cleanup = self._tracer.start(spans.WORKER_CLEANUP, parent=spans.inject(span))
+    async def _clean(
+        self, channel: SlotChannel, span: Span, attributes: Mapping[str, AttributeValue]
+    ) -> None:
+        cleanup = self._tracer.start(
+            spans.WORKER_CLEANUP, parent=spans.inject(span), attributes=attributes
+        )
         is_clean = await self._engine.close(channel)
         cleanup.end()
         self._admission.finish_cleanup(channel.slot, is_clean=is_clean)
