@@ -1,7 +1,7 @@
-"""`duplane bench launches`: how many kernels each stage of the model launches.
+"""`duplane bench launches`: the number of kernels that each stage of the model launches.
 
-Operations are counted on a CPU, in the form that a GPU runs: composed operations in their parts,
-views and allocations not at all. Attention gathers its slots, as on a GPU.
+Operations are counted on a CPU, in the form that a GPU would run: composed operations count as
+their parts; views and allocations do not count. Attention gathers its slots, as on a GPU.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ FREE = {
     _aten.empty_like.default,
     _aten.new_empty.default,
     _aten.lift_fresh.default,
-    _aten._unsafe_view.default,  # pyright: ignore[reportPrivateUsage]
-    _aten._local_scalar_dense.default,  # pyright: ignore[reportPrivateUsage]
+    _aten._unsafe_view.default,  # pyright: ignore[reportPrivateUsage]  has no public name
+    _aten._local_scalar_dense.default,  # pyright: ignore[reportPrivateUsage]  has no public name
 }
 WHOLE = {_aten.scaled_dot_product_attention.default}
-"""One kernel on a GPU, although the operation has parts."""
+"""Operations that are one kernel on a GPU, although they have parts."""
 
 
 class LaunchCount(TorchDispatchMode):
-    """Counts launches by the stage that runs; those outside of all stages under None."""
+    """Counts launches by the running stage; None is the key for launches outside of all stages."""
 
     def __init__(self, watch: StageWatch) -> None:
-        super().__init__()  # pyright: ignore[reportUnknownMemberType]
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]  untyped in torch
         self._watch = watch
         self.launches: defaultdict[Stage | None, int] = defaultdict(int)
 
@@ -71,9 +71,9 @@ class LaunchCount(TorchDispatchMode):
 def count_launches(
     model: DuplexModel, watch: StageWatch, slots: Sequence[int]
 ) -> dict[Stage | None, float]:
-    """Return the launches in one call of each stage with conversations in these slots.
+    """Return the launches in one call of each stage, with conversations in these slots.
 
-    Under None is what a round launches outside of the stages. The slots are clean afterwards.
+    The key None has the launches of a round outside of the stages. The slots are clean afterwards.
     """
     for index, slot in enumerate(slots):
         options = ConversationOptions(
@@ -103,7 +103,7 @@ def load_gathering(directory: Path, slot_count: int) -> DuplexModel:
 
 
 def scattered(count: int, slot_count: int) -> list[int]:
-    """Return slots without any order among `slot_count`, always the same."""
+    """Return scattered slots below `slot_count`, always the same ones."""
     return sorted(random.Random(0).sample(range(slot_count), count))
 
 
