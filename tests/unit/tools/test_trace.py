@@ -150,11 +150,13 @@ def test_late_unit_is_named_with_the_stage_that_took_more_than_usual() -> None:
 
 def test_late_unit_without_the_workers_half_has_the_stages_of_its_delta() -> None:
     edge, _ = unit(0, 40, is_late=True)
-    edge.attributes.extend(pairs(duplane__stage__decode_ms=30.0))
+    assert [stage.name for stage in collected([edge]).chosen()[0].stages()][4] == "unknown"
+    edge.attributes.extend(pairs(duplane__stage__decode_ms=30.0, duplane__stage__total_ms=34.0))
     (one,) = collected([edge]).chosen()
-    assert [(stage.place, stage.name, stage.lasted_ms) for stage in one.stages()][4:6] == [
+    assert [(stage.place, stage.name, stage.lasted_ms) for stage in one.stages()][4:7] == [
         ("worker", "decode", 30.0),
-        ("network", "there, back", 13.0),
+        ("worker", "deliver", 4.0),
+        ("network", "there, back", 9.0),
     ]
 
 

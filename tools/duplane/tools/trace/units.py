@@ -140,8 +140,10 @@ class Unit:
         for name, lasted_ns in known:
             yield Stage("worker", name, begin_ns, begin_ns + lasted_ns)
             begin_ns += lasted_ns
-        rest = NETWORK if known else spans.WORKER
-        yield Stage(rest, "there, back" if known else spans.WORKER, begin_ns, whole.end_ns)
+        if known:
+            yield Stage(NETWORK, "there, back", begin_ns, whole.end_ns)
+        else:
+            yield Stage("worker", "unknown", begin_ns, whole.end_ns)
 
 
 def _stages(place: str, half: Half) -> Iterator[Stage]:
@@ -151,9 +153,14 @@ def _stages(place: str, half: Half) -> Iterator[Stage]:
 
 
 def _stage_times(attributes: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Return the nanoseconds of the worker's stages, from the attributes of the edge's span."""
-    times = ((name, attributes.get(f"{spans.STAGE_PREFIX}{name}_ms")) for name in _TIMED)
-    return [(name, int(lasted_ms * 1e6)) for name, lasted_ms in times if lasted_ms]
+    """Return the nanoseconds of the worker's stages, from the attributes of the edge's span.
+
+    What is missing to the worker's whole time is its last stage.
+    """
+    times = {name: attributes.get(f"{spans.STAGE_PREFIX}{name}_ms", 0.0) for name in _TIMED}
+    rest_ms = attributes.get(f"{spans.STAGE_PREFIX}total_ms", 0.0) - sum(times.values())
+    times[spans.DELIVER] = max(0.0, rest_ms)
+    return [(name, int(lasted_ms * 1e6)) for name, lasted_ms in times.items() if lasted_ms]
 
 
 _TIMED = tuple(name for name in spans.WORKER_STAGES if name != spans.SETTLE)  # it is another unit's
