@@ -84,8 +84,10 @@ class RequestQueue:
         unit = request.unit  # filled in place, so that the audio is copied once
         unit.sequence = self._next_sequence
         unit.audio = appended.audio
-        unit.force_listen = appended.force_listen or self._force_listen
-        unit.video_frames.extend(appended.frames)
+        if appended.force_listen or self._force_listen:
+            unit.force_listen = True
+        if appended.frames:
+            unit.video_frames.extend(appended.frames)
         if appended.max_slice_count is not None:
             unit.max_slice_count = appended.max_slice_count
         received, received_ns = unit.receive_time, self.last_receipt.received_ns

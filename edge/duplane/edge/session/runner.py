@@ -84,13 +84,15 @@ class SessionRunner(ABC, Generic[S]):
         """Handle one message of the client. A long message is decoded in a thread."""
         if self.session.closed:
             return
-        read_ns = self._clock.now().wall_ns
-        if len(message) < _LONG_MESSAGE_BYTES:
-            decoded = self.session.decode(message)
-        else:
+        read = now = self._clock.now()
+        if is_long := len(message) >= _LONG_MESSAGE_BYTES:
             decoded = await asyncio.to_thread(self.session.decode, message)
-        now, is_recorded = self._clock.now(), self.recording and not self.session.closed
-        receipt = Receipt(read_ns - int(waited_s * 1e9), read_ns, now.wall_ns)
+        else:
+            decoded = self.session.decode(message)
+        if is_long or self._spans.are_exported:
+            now = self._clock.now()
+        is_recorded = self.recording and not self.session.closed
+        receipt = Receipt(read.wall_ns - int(waited_s * 1e9), read.wall_ns, now.wall_ns)
         events = self.session.receive(decoded, now, receipt)
         if self.recording and is_recorded:
             self.recording.up(message, self.session.take_recorded_audio(), now)
