@@ -32,7 +32,7 @@ class Direction:
         self._open.set()
 
     async def copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Copy bytes, and the end of the stream."""
+        """Copy bytes and the end-of-file to `writer`, with the faults of this direction."""
         pending: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_PENDING_READS)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._read(reader, pending))

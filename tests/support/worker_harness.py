@@ -134,7 +134,7 @@ class Rig:
         self._received_more = asyncio.Event()
 
     def count_units(self, patch: pytest.MonkeyPatch) -> None:
-        """Count all units that the worker puts into inboxes."""
+        """From now on, count the units that the worker puts into inboxes."""
         put = DeviceThread.put
 
         def counted(thread: DeviceThread, channel: SlotChannel, entry: Entry) -> None:

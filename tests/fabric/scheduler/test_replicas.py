@@ -142,7 +142,7 @@ async def test_lost_presence_costs_nothing(
     prefix: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """etcd ends the short lease of each live scheduler; they announce themselves again."""
+    """The presence key of every live scheduler is deleted; each scheduler writes its key again."""
     first, second, _ = replicas
     worker = await first.worker(slot_count=1)
     await worker.claim(await (await first.caller()).granted())

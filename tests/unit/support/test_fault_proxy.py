@@ -15,7 +15,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Peers:
-    """A proxy, a target behind it that echoes, and the target's ends of connections."""
+    """A proxy, an echoing target behind it, and how each connection ended at the target."""
 
     def __init__(self, proxy: FaultProxy) -> None:
         self.proxy = proxy

@@ -182,8 +182,8 @@ def _places() -> Iterator[str]:
         " part of the client's trace.\n"
     )
     yield (
-        "The first event with one of these types selects dialect A or B. Before it, the session is"
-        " in dialect A, also for a `session.close`:\n"
+        "On `/v1/realtime` the first event whose type is in the next table selects the dialect."
+        " Until it arrives, the edge answers every event as in dialect A.\n"
     )
     yield from _table(
         ["first event", "dialect", ""],

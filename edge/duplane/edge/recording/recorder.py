@@ -94,7 +94,7 @@ class Recorder:
         self._sweep()
 
     def close(self) -> None:
-        """Write all queued events, within `_CLOSE_S` per thread. Nothing may be recorded after."""
+        """Write all queued events, within `_CLOSE_S` per thread. Record nothing afterwards."""
         if self._timer:
             self._timer.cancel()
         self._writing.close(_CLOSE_S)

@@ -1,4 +1,4 @@
-"""The queue of events that wait for a client's connection: in order, bounded in bytes."""
+"""The queue of events not yet written to a client's connection: in order, bounded in bytes."""
 
 from __future__ import annotations
 

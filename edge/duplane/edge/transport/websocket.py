@@ -136,8 +136,9 @@ class WebSocket:
     async def close(self, close: Close, code: int) -> None:
         """Send the queued events, linger if the client may be sending, do the closing handshake.
 
-        The handshake takes at most `close_s`. Until the client closes, its messages are read and
-        discarded, so that it can still read every event. Raises nothing.
+        To linger is to wait a while for the client to close. The handshake takes at most `close_s`.
+        Meanwhile the client's messages are read and discarded: if they stayed unread, the
+        connection would be reset, and the client could lose the last events. Raises nothing.
         """
         if close.reason not in NOT_READ:
             with contextlib.suppress(TimeoutError):

@@ -151,7 +151,7 @@ class EtcdClient:
         return (await self._call(_DELETE, request)).deleted
 
     async def grant_lease(self, lease: int, ttl_s: int) -> None:
-        """Make a lease. `lease` is an id that was never used. A repeated call changes nothing."""
+        """Make a lease with the unused id `lease`. Repeating the call changes nothing."""
         try:
             await self._repeat(_GRANT, etcd_pb2.LeaseGrantRequest(ID=lease, TTL=ttl_s))
         except EtcdError as error:

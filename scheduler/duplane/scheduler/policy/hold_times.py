@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from duplane.fabric.v1 import lease_pb2
 
-# Used until enough sessions have ended: the defaults of the public service that defined these
-# protocols.
+# The expected hold times of a kind until `MIN_SAMPLE_COUNT` of its sessions have ended. The values
+# are the defaults of the public service whose protocols the edge serves.
 BASE_S: dict[lease_pb2.SessionKind, float] = {
     lease_pb2.SESSION_KIND_AUDIO_DUPLEX: 120.0,
     lease_pb2.SESSION_KIND_OMNI_DUPLEX: 90.0,

@@ -32,7 +32,7 @@ class Worker:
 
     @property
     def takes_sessions(self) -> bool:
-        """False while none of the worker's slots may be granted."""
+        """Whether free slots of the worker may be granted."""
         is_leaving = self.is_draining or self.is_drain_requested
         return not (is_leaving or self.is_silent or self.is_unreachable)
 

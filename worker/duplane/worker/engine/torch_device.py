@@ -73,7 +73,7 @@ class TorchDevice:
             torch.cuda.synchronize(self._device)
 
     def memory_used_bytes(self, model: Model) -> int:
-        """Return the bytes that torch has allocated on a GPU; on a CPU, those of all tensors."""
+        """Return the bytes that torch has allocated on a GPU; on a CPU, those of the model."""
         if self._device.type == "cuda":
             return torch.cuda.memory_allocated(self._device)
         return model.memory_bytes

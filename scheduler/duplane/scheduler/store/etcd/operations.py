@@ -113,7 +113,11 @@ def enqueue(
     lease: int,
     offer: Offer | None = None,
 ) -> Step[Ticket | Grant]:
-    """Add a ticket, or make `owner` the owner of one that waits, or grant the offer."""
+    """Grant the offered slot if nobody waits; else add a ticket, or renew the owner of one.
+
+    If the request has a ticket in the queue, `owner` becomes its owner. A request that has a grant
+    gets the same grant again.
+    """
     if grant := facts.granted.get(request.request_id):
         return Done(grant)
     known = facts.requests.get(request.request_id)

@@ -32,9 +32,10 @@ class Plan:
         return UNIT_S * session / self.session_count if self.phases == "spread" else 0.0
 
     def is_renewed(self, session: int, number: int) -> bool:
-        """Return whether a session is renewed before unit `number`, counted from 0.
+        """Return whether a session is closed and replaced by a new one before unit `number`.
 
-        The renewals of different sessions are spread over the length of a session.
+        Units are counted from 0. The sessions are replaced at different units, spread evenly over
+        `session_units`.
         """
         offset = self.session_units * session // self.session_count
         return number > 0 and (number + offset) % self.session_units == 0

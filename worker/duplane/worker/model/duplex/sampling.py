@@ -88,9 +88,9 @@ class DuplexSampling:
     ) -> list[tuple[int, Decision]]:
         """Choose one id for each conversation from raw logits, float32 `[slots, vocabulary]`.
 
-        The test of the chunk's end uses the raw logits at temperature 1, so penalties do not change
-        the moment at which the model pauses. If the test does not choose `<|chunk_eos|>`, the id is
-        chosen from the logits with penalties and masks. The host waits for the device once per
+        Whether the chunk ends is drawn first, from the raw logits at temperature 1, so penalties do
+        not change the moment at which the model pauses. If it goes on, the id is chosen from the
+        logits with penalties and masks. The host waits for the device once per
         batch. After an exception the call can be repeated.
         """
         draws = [each.draws for each in conversations]

@@ -281,7 +281,7 @@ class KVCache:
         self._lengths[slot] = length
 
     def truncate(self, slot: int, length: int) -> None:
-        """Drop the rows from `length` on. Later rows overwrite them, or `reset` zeroes them."""
+        """Drop the rows from `length` on. The next rows overwrite them, or `reset` zeroes them."""
         if not 0 <= length <= self._lengths[slot]:
             raise ValueError(f"slot {slot} holds {self._lengths[slot]} rows, not {length}")
         self._lengths[slot] = length

@@ -48,7 +48,7 @@ _LEAST = 1e-9
 
 @dataclass(frozen=True)
 class HarmonicConfig:
-    """The content of vocoder.json: `mel_bins` and `width` are dimensions of the network."""
+    """The content of vocoder.json. `mel_bins` and `width` are dimensions of the network."""
 
     vocabulary: int
     mel_bins: int

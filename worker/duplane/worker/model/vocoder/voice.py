@@ -1,8 +1,9 @@
 """Voices of the vocoder: made from a client's clip or built into a checkpoint.
 
-Sources of the features: the prompt mel of CosyVoice (https://arxiv.org/abs/2407.05407), the filter
-banks of CAM++ (https://arxiv.org/abs/2303.00332), and the class `Token2wav` of the package
-`stepaudio2` in minicpmo-utils 1.0.6, whose speech tokenizer and speaker network are ONNX files.
+The mel of the prompt is computed as in CosyVoice (https://arxiv.org/abs/2407.05407), the filter
+banks for the speaker network as in CAM++ (https://arxiv.org/abs/2303.00332). Both follow the class
+`Token2wav` of the package `stepaudio2` in minicpmo-utils 1.0.6. The speech tokenizer and the
+speaker network are ONNX files.
 """
 
 from __future__ import annotations
