@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 
 import pytest
 from support.etcd_proxy import EtcdProxy
@@ -44,7 +44,7 @@ class Transactions:
         self._left = number
 
     def choose(self, request: etcd_pb2.TxnRequest) -> bool:
-        if any(self._is_of_kind(one.request_put) for one in request.success):
+        if any(self._is_of_kind(put) for put in _puts(request)):
             self._left -= 1
             return self._left == 0
         return False
@@ -56,6 +56,13 @@ class Transactions:
         if self._kind == "enqueue":
             return kind == "request" and not read_request(put.value, 0, 0).is_granted
         return kind == "slot" and IS_CHANGE[self._kind](read_slot(put.value, 0))
+
+
+def _puts(request: etcd_pb2.TxnRequest) -> Iterator[etcd_pb2.PutRequest]:
+    """Yield the changes of a transaction and of those that share it."""
+    for one in request.success:
+        yield one.request_put
+        yield from _puts(one.request_txn)
 
 
 class OneSlot:
