@@ -217,8 +217,10 @@ class Commits:
 
         At the return the facts contain the changes of the transaction, or the cause of its failure.
         """
-        session_revision = self._facts.sessions[self._session.name]
         failed = [False] * len(steps)
+        session_revision = self._facts.sessions.get(self._session.name)
+        if session_revision is None:  # it has ended since the operations were taken
+            return 0, failed
         try:
             response = await self._client.txn(self._request(steps))
         except NoAnswerError:
