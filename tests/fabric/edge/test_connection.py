@@ -13,6 +13,7 @@ import pybase64
 import pytest
 from support.live_edge import (
     APPEND,
+    AUDIO_PATH,
     UPDATE,
     LiveEdge,
     begin,
@@ -28,9 +29,11 @@ from support.transcripts import pcm
 from websockets.asyncio.client import connect
 
 from duplane.edge import server
+from duplane.edge.session.runner import SessionRunner
 from duplane.edge.settings import EdgeSettings, Limits
 from duplane.fabric.process import Shutdown
 from duplane.fabric.v1 import session_pb2
+from duplane.tools.bench.raw_clients import RawClient, event, upgrade
 
 
 async def test_conversation_from_queue_done_to_closed() -> None:
@@ -267,3 +270,23 @@ async def test_answers_are_counted_when_the_client_sends_faster_than_real_time()
         answers = [await receive(client) for _ in range(10)]
         assert [answer["metrics"] for answer in answers] == [{"dropped_units": 2}] * 10
         await end(client)
+
+
+async def test_message_that_comes_with_the_upgrade_was_received_just_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[float] = []
+    receive_message = SessionRunner.receive
+
+    async def noted(runner: SessionRunner, message: bytes, waited_s: float = 0.0) -> None:
+        waits.append(waited_s)
+        await receive_message(runner, message, waited_s)
+
+    monkeypatch.setattr(SessionRunner, "receive", noted)
+    async with live_edge() as edge:
+        async with RawClient(edge.edge.address) as client:
+            await client.send(upgrade(AUDIO_PATH) + event(UPDATE))
+            await client.read_until(b"session.created")
+        await edge.settled()
+    assert waits
+    assert max(waits) < WITHIN_S

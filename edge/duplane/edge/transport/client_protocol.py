@@ -114,6 +114,7 @@ class ClientProtocol(web.RequestHandler):
         self._on_writable = on_writable
         self._max_unread_bytes = 2 * max_message_bytes + _QUEUE_BYTES
         self.last_data_s = self._time()
+        self.received_s = time.monotonic()  # of messages that came with the request, too
         self._quota = cpu_quota(self._limits.read_share)
         return self._quota
 
