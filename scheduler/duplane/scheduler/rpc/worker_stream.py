@@ -44,9 +44,13 @@ class WorkerStream:
         self._has_failed.set()
 
     async def write_messages(self, context: Context) -> NoReturn:
-        """Write queued messages until cancelled."""
+        """Write queued messages until cancelled. Raises FabricError if the stream has ended."""
         while True:
-            await context.write(await self._outbox.get())
+            message = await self._outbox.get()
+            try:
+                await context.write(message)
+            except grpc.aio.BaseError:
+                raise FabricError(Reason.UNAVAILABLE, "the worker's stream has ended") from None
 
     async def raise_failure(self) -> None:
         """Wait for a failure, then raise it."""
