@@ -160,6 +160,17 @@ def test_late_unit_without_the_workers_half_has_the_stages_of_its_delta() -> Non
     ]
 
 
+@pytest.mark.parametrize("has_edge", [True, False])
+def test_workers_half_without_stages_is_one_unknown_stage(*, has_edge: bool) -> None:
+    edge, worker = unit(0)
+    worker.ClearField("events")
+    kept = collected(unit(1), [edge, worker] if has_edge else [worker])
+    (one,) = kept.chosen(sequence=0)
+    stages = [stage for stage in one.stages() if stage.place == "worker"]
+    assert [(stage.name, stage.lasted_ms) for stage in stages] == [("unknown", 6.0)]
+    assert "unit 0 of s1" in report(kept, Choice(unit=0))
+
+
 def test_units_of_other_sessions_are_left_out() -> None:
     kept = collected(unit(0), unit(0, session="s2"), unit(1, session="s2"))
     assert "2 units" in report(kept, Choice(session="s2"))

@@ -147,8 +147,9 @@ class Unit:
 
 
 def _stages(place: str, half: Half) -> Iterator[Stage]:
-    ends = (*(begin_ns for _, begin_ns in half.stages[1:]), half.end_ns)
-    for (name, begin_ns), end_ns in zip(half.stages, ends, strict=True):
+    stages = half.stages or (("unknown", half.begin_ns),)
+    ends = (*(begin_ns for _, begin_ns in stages[1:]), half.end_ns)
+    for (name, begin_ns), end_ns in zip(stages, ends, strict=True):
         yield Stage(place, name, begin_ns, end_ns)
 
 

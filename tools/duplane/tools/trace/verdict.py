@@ -23,7 +23,7 @@ _MEANINGS = {
     ("worker", spans.SETTLE): "the previous unit of the conversation was settled",
     ("worker", spans.DEVICE): "the device was busy with other conversations",
     ("worker", spans.RUN): "the model ran parts that have no stage of their own",
-    ("worker", "unknown"): "the worker and the network; the worker has sent no span",
+    ("worker", "unknown"): "the worker has sent no stages of the unit",
     ("worker", spans.DELIVER): "the worker's event loop passed on the delta",
 }
 Usual = Mapping[tuple[str, str, str], float]

@@ -150,7 +150,7 @@ class UnitSpans:
         if not self._telemetry.is_exported:
             return
         now_s, end_ns = time.monotonic(), time.time_ns()
-        stages: list[tuple[str, int]] = []
+        stages = [(spans.PREPARE, entry.receive_time_ns)]
         if unit is not None:
             if not unit.finished_s:  # it did not run
                 unit.started_s = unit.finished_s = now_s
