@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -19,8 +20,10 @@ from support.live_edge import end, receive, send
 from support.traced_fabric import append, begin_session
 from websockets.asyncio.client import connect
 
+import duplane.tools.up.tracing
 from duplane.fabric.monitoring import spans
 from duplane.fabric.monitoring.spans import FinishedSpan, SpanIds, Telemetry
+from duplane.tools.up.tracing import traced
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -126,6 +129,59 @@ async def test_up_shows_the_units_of_its_processes_at_the_end(tmp_path: Path) ->
     of_session = shown(str(file), "--session", session)
     for step in (spans.SCHEDULER_QUEUE, spans.EDGE_OPEN, spans.WORKER_SESSION):
         assert re.search(rf"^{re.escape(step)} ", of_session, re.MULTILINE), step
+
+
+@pytest.fixture
+def receivers(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.subprocess.Process]:
+    """Return the list of the processes that `traced` starts."""
+    found: list[asyncio.subprocess.Process] = []
+    start = asyncio.create_subprocess_exec
+
+    async def record(*arguments: Any, **options: Any) -> asyncio.subprocess.Process:
+        found.append(await start(*arguments, **options))
+        return found[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", record)
+    for name in ("OTEL_TRACES_EXPORTER", "OTEL_BSP_SCHEDULE_DELAY"):
+        monkeypatch.setenv(name, "")  # so that the test ends with the former settings
+    for name in ("ENDPOINT", "INSECURE"):
+        monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_TRACES_{name}", "")
+    return found
+
+
+async def test_report_is_read_while_the_receivers_stdin_is_open(
+    receivers: list[asyncio.subprocess.Process],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def communicate(process: asyncio.subprocess.Process) -> tuple[bytes, None]:
+        """Close stdin, as Python does since 3.12."""
+        assert process.stdin
+        assert process.stdout
+        process.stdin.close()
+        return await process.stdout.read(), None
+
+    monkeypatch.setattr(asyncio.subprocess.Process, "communicate", communicate)
+    async with traced(is_traced=True, out=None):
+        pass
+    assert capsys.readouterr().out == "\nno unit was received\n"
+    assert receivers[0].returncode == 0
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+async def test_receiver_that_fails_costs_only_the_report(
+    fault: signal.Signals,
+    receivers: list[asyncio.subprocess.Process],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(duplane.tools.up.tracing, "_STOP_TIMEOUT_S", 0.2)
+    async with traced(is_traced=True, out=None):
+        receivers[0].send_signal(fault)
+        if fault is signal.SIGKILL:
+            await receivers[0].wait()
+    assert "there is no report of spans" in caplog.text
+    assert receivers[0].returncode == -signal.SIGKILL
 
 
 async def test_address_in_use_is_refused() -> None:

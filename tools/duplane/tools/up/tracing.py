@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from duplane.fabric import process
 
+_log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 30.0
 _ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
@@ -38,15 +40,27 @@ async def traced(is_traced: bool, out: Path | None) -> AsyncGenerator[None]:
     try:
         os.environ.update(await _exporter_settings(receiver))
         yield
-        receiver.send_signal(signal.SIGINT)
-        async with asyncio.timeout(_STOP_TIMEOUT_S):
-            report, _ = await receiver.communicate()
-        sys.stdout.write(report.decode())
+        sys.stdout.write(await _report(receiver))
         sys.stdout.flush()
     finally:
         if receiver.returncode is None:
             receiver.kill()
             await receiver.wait()
+
+
+async def _report(receiver: asyncio.subprocess.Process) -> str:
+    """Stop the receiver and return its report; it is empty if the receiver has failed."""
+    assert receiver.stdout
+    report = b""
+    with contextlib.suppress(ProcessLookupError, TimeoutError):
+        receiver.send_signal(signal.SIGINT)
+        async with asyncio.timeout(_STOP_TIMEOUT_S):
+            # `communicate` would close stdin, which tells the receiver that this process has died.
+            report = await receiver.stdout.read()
+            await receiver.wait()
+    if not report:
+        _log.error("there is no report of spans: their receiver has failed or is too slow")
+    return report.decode()
 
 
 async def _exporter_settings(receiver: asyncio.subprocess.Process) -> dict[str, str]:
