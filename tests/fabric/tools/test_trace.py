@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -129,6 +130,16 @@ async def test_up_shows_the_units_of_its_processes_at_the_end(tmp_path: Path) ->
     of_session = shown(str(file), "--session", session)
     for step in (spans.SCHEDULER_QUEUE, spans.EDGE_OPEN, spans.WORKER_SESSION):
         assert re.search(rf"^{re.escape(step)} ", of_session, re.MULTILINE), step
+
+
+@pytest.mark.parametrize(("limit_bytes", "kept"), [(0, "no unit"), (1500, "1 units")])
+async def test_full_disk_costs_only_the_file(tmp_path: Path, limit_bytes: int, kept: str) -> None:
+    file = tmp_path / "spans.jsonl"
+    async with started("trace", "--listen", "127.0.0.1:0", "--out", str(file)) as (process, first):
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+        await asyncio.to_thread(export_units, first.strip().partition("=")[2])
+        assert "3 units, 1 late" in await interrupted(process)
+    assert kept in shown(str(file)), "only whole lines are written"
 
 
 @pytest.fixture

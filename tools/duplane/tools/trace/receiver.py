@@ -46,9 +46,24 @@ class _Receiver(trace_service_pb2_grpc.TraceServiceServicer):
             _log.warning("the file has %d bytes; no more spans are written", self._written_bytes)
             self._out = None
             return
-        out.write(line)
-        out.flush()
+        try:
+            _append(out, line)
+        except OSError as error:
+            _log.warning("the file cannot be written: %s; no more spans are written", error)
+            self._out = None
+            return
         self._written_bytes += len(line)
+
+
+def _append(out: BinaryIO, line: bytes) -> None:
+    """Write a whole line or nothing, because a file with a part of a line cannot be read.
+
+    Raises OSError.
+    """
+    written_bytes = out.write(line)
+    if written_bytes < len(line):
+        out.truncate(out.tell() - written_bytes)
+        raise OSError("the disk is full")
 
 
 @contextlib.asynccontextmanager
@@ -59,7 +74,7 @@ async def receiving(
     address = parse_address(listen, "listen", min_port=0)
     with contextlib.ExitStack() as stack:
         try:
-            file = stack.enter_context(out.open("ab")) if out else None
+            file = stack.enter_context(out.open("ab", buffering=0)) if out else None
         except OSError as error:
             raise StartError(f"cannot write {out}: {error.strerror}") from None
         server = grpc.aio.server(
