@@ -148,7 +148,11 @@ class Commits:
             self._others and len(self._sending) < _MAX_SENT_COUNT
         ):
             if joint := self._next_joint():
-                task = asyncio.create_task(self._send(joint))
+                # The values contain the present base, so the request must require it. An event can
+                # raise the base before the task runs.
+                request = self._request([step for _, step in joint])
+                session_revision = self._facts.sessions[self._session.name]
+                task = asyncio.create_task(self._send(joint, request, session_revision))
                 self._sending.add(task)
                 task.add_done_callback(self._on_sent)
 
@@ -193,10 +197,12 @@ class Commits:
         else:
             later.append(operation)
 
-    async def _send(self, joint: Sequence[_Sent]) -> None:
+    async def _send(
+        self, joint: Sequence[_Sent], request: etcd_pb2.TxnRequest, session_revision: int
+    ) -> None:
         """Execute one transaction. Operations whose conditions fail are queued again."""
         try:
-            revision, succeeded = await self._execute([step for _, step in joint])
+            revision, succeeded = await self._execute(request, len(joint), session_revision)
         except asyncio.CancelledError:
             for operation, _ in joint:
                 operation.future.cancel()
@@ -212,17 +218,16 @@ class Commits:
             elif not operation.future.done():
                 operation.future.set_result(step.answer(revision))
 
-    async def _execute(self, steps: Sequence[Transaction[Any]]) -> tuple[int, Sequence[bool]]:
-        """Execute steps in one transaction; return its revision, and whether each step succeeded.
+    async def _execute(
+        self, request: etcd_pb2.TxnRequest, count: int, session_revision: int
+    ) -> tuple[int, Sequence[bool]]:
+        """Execute `count` steps; return their revision, and whether each step succeeded.
 
         At the return the facts contain the changes of the transaction, or the cause of its failure.
         """
-        failed = [False] * len(steps)
-        session_revision = self._facts.sessions.get(self._session.name)
-        if session_revision is None:  # it has ended since the operations were taken
-            return 0, failed
+        failed = [False] * count
         try:
-            response = await self._client.txn(self._request(steps))
+            response = await self._client.txn(request)
         except NoAnswerError:
             await self._fence(session_revision)
             return 0, failed
@@ -231,7 +236,7 @@ class Commits:
             return 0, failed
         self._refusals.resolve("etcd accepts requests again")
         succeeded = [response.succeeded]
-        if response.succeeded and len(steps) > 1:
+        if response.succeeded and count > 1:
             succeeded = [one.response_txn.succeeded for one in response.responses]
         if response.succeeded and not any(succeeded):
             await self.catch_up()

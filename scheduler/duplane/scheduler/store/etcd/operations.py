@@ -325,6 +325,7 @@ def _base_above(facts: Facts, slots: Iterable[registry_pb2.SlotReport]) -> int:
 def _put_base(step: Transaction[Answer], base: int) -> None:
     if base != step.facts.base:
         step.put(step.facts.keys.base, b"%d" % base)
+        step.is_alone = True  # values of other steps contain the former base
 
 
 def _worker(facts: Facts, worker_id: str, epoch: int) -> Worker | None:

@@ -31,7 +31,7 @@ class Transaction(Generic[Answer]):
     touched: set[bytes] = field(default_factory=set[bytes])  # keys that it requires or changes
     written: set[bytes] = field(default_factory=set[bytes])  # keys that it changes
     size: int = 0  # bytes of the values to write
-    is_alone: bool = False  # too large to share a transaction, or touches ranges of keys
+    is_alone: bool = False  # too large to share, touches ranges of keys, or changes the base
 
     def require_unchanged(self, *keys: bytes) -> None:
         """Let the transaction fail if one of the keys is newer than in the facts."""

@@ -1,0 +1,82 @@
+"""How operations are sent to etcd, with events that come between two turns of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from duplane.fabric.v1 import registry_pb2
+from duplane.scheduler.etcd.client import EtcdClient
+from duplane.scheduler.etcd.v3 import etcd_pb2
+from duplane.scheduler.store.base import Worker
+from duplane.scheduler.store.etcd import operations
+from duplane.scheduler.store.etcd.commits import Commits
+from duplane.scheduler.store.etcd.facts import Facts
+from duplane.scheduler.store.etcd.keys import Keys
+from duplane.scheduler.store.etcd.mirror import Mirror
+from duplane.scheduler.store.etcd.records import worker_value
+from duplane.scheduler.store.etcd.session import Session
+from duplane.scheduler.store.etcd.transactions import Transaction
+
+KEYS = Keys("/test/")
+BASE = 1000
+BOUND_S = 5.0
+
+
+class FakeSession:
+    name = "a"
+    lease = 10
+
+
+class Etcd:
+    """Collects the requests, and answers none. Delivers the events that a test makes."""
+
+    def __init__(self) -> None:
+        self.sent: asyncio.Queue[etcd_pb2.TxnRequest] = asyncio.Queue()
+        client = cast(EtcdClient, self)
+        self.facts = Facts(KEYS)
+        self.mirror = Mirror(client, self.facts)
+        self.commits = Commits(client, self.mirror, cast(Session, FakeSession()))
+        self.put(KEYS.base, b"%d" % BASE, 1)
+        self.put(KEYS.session("a"), b"", 2)
+
+    async def txn(self, request: etcd_pb2.TxnRequest) -> etcd_pb2.TxnResponse:
+        self.sent.put_nowait(request)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    def put(self, key: bytes, value: bytes, revision: int) -> None:
+        held = etcd_pb2.KeyValue(key=key, value=value, mod_revision=revision)
+        self.mirror._apply([etcd_pb2.Event(kv=held)])
+
+
+def put_base(facts: Facts) -> Transaction[bool]:
+    step = Transaction[bool](facts, lambda _: True)
+    step.put(KEYS.worker("w"), b"%d" % facts.base)
+    return step
+
+
+async def test_values_are_written_only_with_the_base_that_they_contain() -> None:
+    etcd = Etcd()
+    committing = asyncio.create_task(etcd.commits.commit(put_base))
+    await asyncio.sleep(0)  # `commit` has asked for `_flush`, which runs at the next turn
+    asyncio.get_running_loop().call_soon(etcd.put, KEYS.base, b"5000", 3)  # after `_flush`
+    request = await asyncio.wait_for(etcd.sent.get(), BOUND_S)
+    assert request.success[0].request_put.value == b"%d" % BASE
+    assert {one.key: one.mod_revision for one in request.compare}[KEYS.base] == 1
+    committing.cancel()
+    etcd.commits.close()
+
+
+def test_report_that_raises_the_base_shares_no_transaction() -> None:
+    facts = Etcd().facts
+    register = registry_pb2.Register(worker_id="w", slots=[registry_pb2.SlotReport()])
+    value = worker_value(Worker(0, register, is_draining=False), BASE)
+    held = etcd_pb2.KeyValue(key=KEYS.worker("w"), value=value, mod_revision=3)
+    facts.apply([etcd_pb2.Event(kv=held)], 3)
+    known = facts.workers["w"]
+    for number, is_alone in ((0, False), (facts.number + 100, True)):
+        known.register.slots[0].fencing_number = number
+        step = operations.report(facts, known)
+        assert isinstance(step, Transaction)
+        assert step.is_alone is is_alone
