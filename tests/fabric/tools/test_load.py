@@ -126,6 +126,16 @@ def test_soak_with_renewed_sessions_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_session_that_does_not_open_ends_the_command_with_one_line() -> None:
+    flags = ("--dialect", "A", "--sessions", "1", "--open-timeout-s", "0.001")
+    code, output = run_command("bench", "fabric", "--checkpoint", "scripted", *flags)
+    assert (code, output) == (
+        1,
+        "duplane: no session could be opened: the session did not open in 0.001 s\n",
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_protocol_in_step_with_telemetry(tmp_path: Path) -> None:
     chart = tmp_path / "chart.png"

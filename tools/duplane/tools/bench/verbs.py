@@ -44,11 +44,11 @@ def fabric(options: FabricBench = FabricBench()) -> int:
     more.
     """
     from duplane.tools.bench.load.run import bench_fabric
-    from duplane.tools.up.fabric import role_errors
+    from duplane.tools.up.fabric import command_errors
 
     configure_logging("bench", "WARNING")
     try:
-        with role_errors():
+        with command_errors():
             asyncio.run(bench_fabric(options))
     except KeyboardInterrupt:
         return process.EXIT_INTERRUPTED

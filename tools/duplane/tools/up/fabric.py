@@ -22,7 +22,7 @@ from duplane.fabric.addresses import Address, parse_address
 from duplane.fabric.monitoring.logs import LEVEL_SIGNALS
 from duplane.fabric.settings import LogFormat, LogLevel, Names, PositiveInt, check_bounds
 from duplane.tools import servers
-from duplane.tools.command import parse_settings
+from duplane.tools.command import CommandError, parse_settings
 from duplane.tools.up.supervisor import Role, RoleError
 from duplane.tools.up.temporary import temporary_directory
 from duplane.tools.up.tracing import traced
@@ -103,24 +103,24 @@ class Fabric:
 
 
 def serve_up(settings: UpSettings) -> int:
-    """Run until stopped; return the exit code. Raises RoleError and UsageError."""
-    with role_errors():
+    """Run until stopped; return the exit code. Raises CommandError."""
+    with command_errors():
         return process.run(lambda shutdown: _up(settings, shutdown))
 
 
 @contextlib.contextmanager
-def role_errors() -> Generator[None]:
-    """Raise one RoleError instead of the group of them that `running` raises."""
+def command_errors() -> Generator[None]:
+    """Raise one CommandError instead of a group of them, as `running` raises it."""
     try:
         yield
     except ExceptionGroup as group:
-        failures, others = group.split(RoleError)
+        failures, others = group.split(CommandError)
         if others or not failures:
             raise
-        raise RoleError("; ".join(str(failure) for failure in _leaves(failures))) from None
+        raise CommandError("; ".join(str(failure) for failure in _leaves(failures))) from None
 
 
-def _leaves(group: ExceptionGroup[RoleError]) -> Iterator[RoleError]:
+def _leaves(group: ExceptionGroup[CommandError]) -> Iterator[CommandError]:
     for failure in group.exceptions:
         if isinstance(failure, ExceptionGroup):
             yield from _leaves(failure)
