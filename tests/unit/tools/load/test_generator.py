@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 
+import orjson
 import pytest
 
 from duplane.tools.bench.load import generator, plan
@@ -31,11 +32,13 @@ class Server:
         self.sent: list[list[tuple[int, float]]] = []  # of each session: units and their times
         self.blocked_s: dict[int, float] = {}  # how long the server does not read a unit
         self.refuses = False
+        self.opening_s: dict[int, float] = {}  # how long a session takes to open, by its number
 
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncGenerator[LoadSession]:
         if self.refuses:
             raise SessionError("refused")
+        await asyncio.sleep(self.opening_s.get(len(self.sent), 0.0))
         yield Session(self)
 
 
@@ -102,6 +105,18 @@ async def test_renewed_session_counts_its_units_from_0() -> None:
     assert first == [0, 1, 2, 3]
     assert second[0] == 0
     assert load.report.counts.broken_sessions == 0
+
+
+async def test_units_whose_seconds_pass_while_a_session_opens_are_unsent(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server = Server()
+    server.opening_s = {1: 3.5 * UNIT_S}  # from unit 2 to the middle of unit 5
+    load, _ = await run(server, session_units=3)
+    assert load.report.counts == Counts(sent=3, answered=3, unsent=2)
+    assert [[number for number, _ in sent] for sent in server.sent] == [[0, 1, 2], [0]]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert max(orjson.loads(line)["lateness_ms"]) < 0.4 * UNIT_S * 1e3
 
 
 async def test_time_in_which_the_server_does_not_read_is_latency(

@@ -133,15 +133,19 @@ class Line:
         """Send a unit every second, beginning at `start_s`."""
         begin_s = start_s + self._plan.phase_s(self._index)
         free_s = 0.0  # when the last send had ended
+        opened_s = 0.0  # when the last session had opened, or had failed to open
         for number in range(self._plan.warm_up_units + self._plan.units):
             due_s = begin_s + number * UNIT_S
-            if self._session is None or self._plan.is_renewed(self._index, number):
+            end_s = due_s + UNIT_S
+            is_wanted = self._session is None or self._plan.is_renewed(self._index, number)
+            if is_wanted and opened_s < end_s:
                 await self.close()
                 await self.open()
-                due_s = max(due_s, time.monotonic())
+                opened_s = time.monotonic()
+            due_s = max(due_s, opened_s)
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             is_measured = self._plan.is_measured(number)
-            if self._session is None or due_s >= begin_s + (number + 1) * UNIT_S:
+            if self._session is None or opened_s >= end_s:
                 self._load.report.counts.unsent += is_measured
                 continue
             # If the server did not read the last unit in time, the generator is not late.
