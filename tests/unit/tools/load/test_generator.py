@@ -62,8 +62,10 @@ class Session:
         self._answers.put_nowait(None)
 
 
-async def run(server: Server, session_units: int = 100) -> tuple[Load, float]:
-    """Run one session of one unit of warm-up and five more; return the time of the first."""
+async def run(
+    server: Server, session_units: int = 100, warm_up_units: int = 1
+) -> tuple[Load, float]:
+    """Run one session of a warm-up and five more units; return the time of the first."""
     load = Load(
         Plan(
             url="",
@@ -73,7 +75,7 @@ async def run(server: Server, session_units: int = 100) -> tuple[Load, float]:
             sessions=[0],
             session_count=1,
             phases="spread",
-            warm_up_units=1,
+            warm_up_units=warm_up_units,
             units=5,
             session_units=session_units,
         ),
@@ -96,6 +98,13 @@ async def test_units_are_sent_at_their_times_and_answered(
     for number, at_s in enumerate(times):
         assert at_s >= start_s + number * UNIT_S - 0.002  # the loop's timers have steps of 1 ms
     assert '"done":true' in capsys.readouterr().out.splitlines()[-1]
+
+
+async def test_delays_of_the_warm_up_are_not_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    await run(Server(), warm_up_units=12)  # longer than the second between two reports
+    first, last = (orjson.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert first["loop_ms"] == []
+    assert 0 < len(last["loop_ms"]) < 60
 
 
 async def test_renewed_session_counts_its_units_from_0() -> None:

@@ -48,14 +48,15 @@ class Ticks:
         self.delays_ms: list[float] = []
         self._stalls: deque[tuple[float, float]] = deque(maxlen=_STALLS)  # end, seconds
 
-    async def run(self) -> None:
-        """Measure until cancelled."""
+    async def run(self, begin_s: float) -> None:
+        """Measure until cancelled. `delays_ms` has the delays after `begin_s`."""
         while True:
             due_s = time.monotonic() + _TICK_S
             await asyncio.sleep(_TICK_S)
             now_s = time.monotonic()
             delay_s = max(0.0, now_s - due_s)
-            self.delays_ms.append(delay_s * 1e3)
+            if due_s >= begin_s:
+                self.delays_ms.append(delay_s * 1e3)
             if delay_s > _STALL_S:
                 self._stalls.append((now_s, delay_s))
 
@@ -196,7 +197,8 @@ class Load:
 
     async def run(self, start_s: float) -> None:
         """Send until all units of the plan are sent and answered."""
-        ticking = asyncio.create_task(self._tick_from(start_s + self._plan.warm_up_units * UNIT_S))
+        begin_s = start_s + self._plan.warm_up_units * UNIT_S  # of the measurement
+        ticking = asyncio.create_task(self.ticks.run(begin_s))
         writing = asyncio.create_task(self._write_reports())
         async with asyncio.TaskGroup() as tasks:
             for line in self._lines:
@@ -220,15 +222,6 @@ class Load:
         """Move the times of answered units to the report."""
         self.report.timed += timed
         timed.clear()
-
-    async def _tick_from(self, begin_s: float) -> None:
-        ticking = asyncio.create_task(self.ticks.run())
-        try:
-            await asyncio.sleep(max(0.0, begin_s - time.monotonic()))
-            self.ticks.delays_ms.clear()  # delete the delays of the warm-up
-            await ticking
-        finally:
-            ticking.cancel()
 
     async def _write_reports(self) -> None:
         while True:
