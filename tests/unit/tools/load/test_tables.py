@@ -37,11 +37,18 @@ def test_capacity_names_why_the_next_number_does_not_hold() -> None:
     )
 
 
-def test_progress_is_one_line() -> None:
+def report(answered: int, added_ms: float, late_ms: float) -> Report:
+    timed = [Timed(latency_ms=5.0 + added_ms, worker_ms=5.0)]
+    return Report(timed, [late_ms], [late_ms], Counts(answered=answered, dropped=2))
+
+
+def test_progress_shows_all_counts_and_the_times_since_the_last_line() -> None:
     seen = Seen()
-    timed = [Timed(latency_ms=7.0, worker_ms=5.0)]
-    seen.add(0, Report(timed=timed, lateness_ms=[0.5], counts=Counts(answered=1, dropped=2)))
-    assert progress_text("B", 5, seen) == (
-        "B, 5 sessions: 1 units answered, added p50 2.0 ms, p99 2.0 ms; 0 late, 2 wrong;"
-        " generator p99 0.5 ms late"
+    seen.add(0, report(answered=1, added_ms=900.0, late_ms=80.0))
+    seen.take_recent()
+    seen.add(0, report(answered=2, added_ms=2.0, late_ms=0.5))
+    assert progress_text("B", 5, seen.counts, seen.take_recent()) == (
+        "B, 5 sessions: 2 units answered, 0 late, 2 wrong; since the last line added p50 2.0 ms,"
+        " p99 2.0 ms, generator p99 0.5 ms late"
     )
+    assert [one.added_ms for one in seen.timed] == [900.0, 2.0]

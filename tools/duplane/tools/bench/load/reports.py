@@ -37,6 +37,7 @@ class Seen:
         self.lateness_ms: list[float] = []
         self.loop_ms: list[float] = []
         self._latest: dict[int, Report] = {}  # key: number of the generator
+        self._recent = Report()
 
     @property
     def counts(self) -> Counts:
@@ -57,6 +58,12 @@ class Seen:
     def add(self, generator: int, report: Report) -> None:
         """Add a report of a generator."""
         self._latest[generator] = report
-        self.timed += report.timed
-        self.lateness_ms += report.lateness_ms
-        self.loop_ms += report.loop_ms
+        for sums in (self, self._recent):
+            sums.timed += report.timed
+            sums.lateness_ms += report.lateness_ms
+            sums.loop_ms += report.loop_ms
+
+    def take_recent(self) -> Report:
+        """Return the times and delays since the last call, without counts and failures."""
+        recent, self._recent = self._recent, Report()
+        return recent

@@ -116,7 +116,8 @@ class _Run:
         now_s = time.monotonic()
         if now_s - self._shown_s >= _PROGRESS_S:
             self._shown_s = now_s
-            _tell(progress_text(self._dialect, self._sessions, seen))
+            recent = seen.take_recent()
+            _tell(progress_text(self._dialect, self._sessions, seen.counts, recent))
 
 
 def _tell(text: str) -> None:

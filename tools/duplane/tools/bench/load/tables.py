@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from duplane.tools.bench.load.reports import Seen
+from duplane.tools.bench.load.ledger import Counts
+from duplane.tools.bench.load.reports import Report
 from duplane.tools.bench.load.row import Percentiles, Row
 from duplane.tools.bench.options import FabricBench
 from duplane.tools.bench.report import percentile, show
 
 
-def progress_text(dialect: str, sessions: int, seen: Seen) -> str:
-    """Return one line about a run in progress."""
-    counts = seen.counts
-    added = [one.added_ms for one in seen.timed]
+def progress_text(dialect: str, sessions: int, counts: Counts, recent: Report) -> str:
+    """Return one line about a run in progress. `recent` has the times since the last line."""
+    added = [one.added_ms for one in recent.timed]
     p50, p99 = percentile(added, 0.5), percentile(added, 0.99)
     bad = counts.dropped + counts.failed + counts.doubled + counts.unsent + counts.broken_sessions
     return (
-        f"{dialect}, {sessions} sessions: {len(added)} units answered, added p50 {p50:.1f} ms,"
-        f" p99 {p99:.1f} ms; {counts.late} late, {bad} wrong;"
-        f" generator p99 {percentile(seen.lateness_ms, 0.99):.1f} ms late"
+        f"{dialect}, {sessions} sessions: {counts.answered} units answered, {counts.late} late,"
+        f" {bad} wrong; since the last line added p50 {p50:.1f} ms, p99 {p99:.1f} ms,"
+        f" generator p99 {percentile(recent.lateness_ms, 0.99):.1f} ms late"
     )
 
 
