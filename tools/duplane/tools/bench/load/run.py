@@ -89,6 +89,7 @@ class _Run:
         costs = {
             one.name: process_cost(one.samples, begin_s, end_s, seen.counts.answered)
             for one in watch.watched
+            if one.samples  # none if a process ended before the first look
         }
         generator = generator_cost(seen, costs.pop(_GENERATORS), limits)
         added = Percentiles.of([one.added_ms for one in seen.timed])

@@ -1,0 +1,23 @@
+"""A run of `duplane bench fabric` is judged whatever happens to the watched processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from duplane.tools.bench.load.reports import Seen
+from duplane.tools.bench.load.run import _Run
+from duplane.tools.bench.load.watch import Watch
+from duplane.tools.bench.options import FabricBench
+
+
+def test_process_that_ended_before_the_first_look_has_no_cost() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    own = [os.getpid()]
+    watch = Watch({"worker": [process.pid], "edge": own, "generators": own})
+    process.communicate(b"\n")
+    watch.look()
+    row = _Run(FabricBench(), "B", 1)._judge(Seen(), watch, 0.0, None)
+    assert list(row.processes) == ["edge"]
+    assert "worker ended" in row.problems
