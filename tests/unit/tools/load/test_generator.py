@@ -32,6 +32,7 @@ class Server:
         self.sent: list[list[tuple[int, float]]] = []  # of each session: units and their times
         self.blocked_s: dict[int, float] = {}  # how long the server does not read a unit
         self.refuses = False
+        self.closes = True
         self.opening_s: dict[int, float] = {}  # how long a session takes to open, by its number
 
     @contextlib.asynccontextmanager
@@ -40,6 +41,8 @@ class Server:
             raise SessionError("refused")
         await asyncio.sleep(self.opening_s.get(len(self.sent), 0.0))
         yield Session(self)
+        if not self.closes:
+            await asyncio.Event().wait()
 
 
 class Session:
@@ -155,6 +158,16 @@ async def test_server_that_never_reads_breaks_the_session(monkeypatch: pytest.Mo
     assert load.report.counts.unanswered == 1
     assert load.report.failures == {"the server did not read for 0.02 s": 1}
     assert len(server.sent) == 2
+
+
+async def test_session_that_does_not_close_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generator, "_CLOSE_TIMEOUT_S", 0.02)
+    server = Server()
+    server.closes = False
+    async with asyncio.timeout(5.0):
+        load, _ = await run(server, session_units=4)
+    assert load.report.counts == Counts(sent=5, answered=5)
+    assert load.report.failures == {"the session did not close in 0.02 s": 2}
 
 
 async def test_unit_is_not_sent_while_no_session_opens() -> None:

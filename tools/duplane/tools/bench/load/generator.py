@@ -37,6 +37,7 @@ _STALL_S = 0.05  # a longer delay can make a unit late, and is stored
 _STALLS = 1000  # the newest delays that are stored
 _OPENING_COUNT = 16  # sessions that open at once
 _ANSWER_TIMEOUT_S = 5.0  # for the last answers at the end of a session
+_CLOSE_TIMEOUT_S = 5.0  # for the connection to close after the end of a session
 _SEND_TIMEOUT_S = 10.0  # for the server to read a unit
 _FAILURE_COUNT = 5  # largest number of different failures in a report
 
@@ -128,7 +129,11 @@ class Line:
         self._ledger.end()
         self._load.keep(self._ledger.timed)
         self._session = self._reading = None
-        await self._stack.aclose()
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await self._stack.aclose()
+        except TimeoutError:
+            self._load.failed(f"the session did not close in {_CLOSE_TIMEOUT_S:g} s")
 
     async def run(self, start_s: float) -> None:
         """Send a unit every second, beginning at `start_s`."""

@@ -28,7 +28,6 @@ from duplane.tools.command import CommandError
 from duplane.tools.talk.client import connected, full_url
 from duplane.tools.talk.dialects import DIALECTS, TalkDialect
 
-_CLOSE_TIMEOUT_S = 5.0
 _PROMPT = "You are a helpful assistant."
 
 
