@@ -1,10 +1,14 @@
-"""What fails in the worker has whole spans: refused units have their stages."""
+"""What fails in the worker has whole spans: refused units and openings."""
 
 from __future__ import annotations
 
+from opentelemetry.trace import StatusCode
 from support.worker_harness import running_worker, unit
 
+from duplane.fabric.errors import Reason
 from duplane.fabric.monitoring import spans
+from duplane.fabric.v1 import session_pb2
+from duplane.worker.model.types import OptionError
 
 
 async def test_refused_unit_has_the_stage_prepare() -> None:
@@ -15,3 +19,22 @@ async def test_refused_unit_has_the_stage_prepare() -> None:
     (refused,) = [span for span in found if span.name == spans.WORKER_UNIT]
     (stage,) = refused.events
     assert (stage.name, stage.timestamp) == (spans.PREPARE, refused.start_time)
+
+
+async def test_refused_opening_has_a_span_with_an_error() -> None:
+    def refuse(slot: int, options: object) -> None:
+        raise OptionError("max_new_speak_tokens_per_chunk", "is odd")
+
+    async with running_worker() as rig:
+        rig.model.on_open = refuse
+        async with rig.claimed() as client:
+            await client.write(session_pb2.ConverseRequest(open=session_pb2.Open()))
+            assert (await client.refused()).reason is Reason.INVALID_FIELD
+            await rig.all_free()
+    found = {span.name: span for span in rig.spans.get_finished_spans()}
+    opening = found[spans.WORKER_OPEN]
+    assert opening.status.status_code is StatusCode.ERROR
+    session = found[spans.WORKER_SESSION].get_span_context()
+    assert opening.parent
+    assert session
+    assert opening.parent.span_id == session.span_id

@@ -135,7 +135,10 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
 
         call = DuplexCall(context, state, claims, self._engine, reporter, self._limits, on_pause)
         with logged_ids(claims.session_id, trace):
-            await self._run(call, claims, span)
+            try:
+                await self._run(call, claims, span)
+            finally:
+                unit_spans.ended()
 
     async def _chat(
         self, request: session_pb2.ChatRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from opentelemetry.trace import Link, Span
+from opentelemetry.trace import Link, Span, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from duplane.fabric.monitoring import spans
@@ -83,6 +83,12 @@ class UnitSpans:
         if self._opening is not None:
             self._opening.end()
             self._opening = None
+
+    def ended(self) -> None:
+        """End the span of an opening that has not succeeded, with an error."""
+        if self._opening is not None:
+            self._opening.set_status(StatusCode.ERROR)
+        self.opened()
 
     def delta(
         self, output: UnitOutput, delta: session_pb2.Delta, now_s: float
