@@ -6,7 +6,7 @@ import pytest
 
 from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.etcd.v3 import etcd_pb2
-from duplane.scheduler.store.base import Grant, GrantGone, GrantPut, Ticket, TicketGone
+from duplane.scheduler.store.base import Grant, GrantEnd, GrantGone, GrantPut, Ticket, TicketGone
 from duplane.scheduler.store.etcd.facts import Facts
 from duplane.scheduler.store.etcd.keys import Keys
 from duplane.scheduler.store.etcd.records import Slot, request_value, slot_value
@@ -63,3 +63,22 @@ def test_ticket_that_ended_in_missed_events_may_still_be_waited_for() -> None:
     (change,) = facts.replace([session], 20)
     assert isinstance(change, TicketGone)
     assert change.is_expired
+
+
+def test_request_that_moved_to_another_slot_in_missed_events_has_its_live_grant() -> None:
+    facts = Facts(KEYS)
+    ticket = Ticket(ORDER, "owner", lease_pb2.AcquireLeaseRequest(request_id="r"))
+
+    def slot(index: int, number: int, end: GrantEnd | None) -> etcd_pb2.KeyValue:
+        claims = lease_pb2.LeaseClaims(
+            lease_id=f"lease {index}", worker_id="w", slot=index, fencing_number=number
+        )
+        value = slot_value(Slot(Grant(claims, ticket), 5.0, end), 0)
+        revision = number + (end is not None)
+        return etcd_pb2.KeyValue(key=KEYS.slot(("w", index)), value=value, mod_revision=revision)
+
+    facts.replace([slot(1, 10, None)], 10)
+    facts.replace([slot(0, 20, None), slot(1, 10, GrantEnd.EXPIRED)], 20)
+    assert facts.granted["r"].claims.lease_id == "lease 0"
+    facts.replace([slot(0, 20, GrantEnd.EXPIRED), slot(1, 10, GrantEnd.EXPIRED)], 21)
+    assert not facts.granted

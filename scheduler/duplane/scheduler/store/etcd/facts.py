@@ -170,7 +170,11 @@ class Facts:
         transition.slots.setdefault(key, former)
         _put(self.slots, key, slot)
         if former and former.end is None and former.grant.ticket:
-            self.granted.pop(former.grant.ticket.request.request_id, None)
+            request_id = former.grant.ticket.request.request_id
+            granted = self.granted.get(request_id)
+            # After missed events, the request may already have its next grant, in another slot.
+            if granted and granted.claims.lease_id == former.grant.claims.lease_id:
+                del self.granted[request_id]
         if slot and slot.end is None and slot.grant.ticket:
             self.granted[slot.grant.ticket.request.request_id] = slot.grant
         numbers = self._slots_by_worker.setdefault(worker_id, set())
