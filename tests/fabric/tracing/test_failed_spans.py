@@ -7,7 +7,7 @@ from support.worker_harness import running_worker, unit
 
 from duplane.fabric.errors import Reason
 from duplane.fabric.monitoring import spans
-from duplane.fabric.v1 import session_pb2
+from duplane.fabric.v1 import lease_pb2, session_pb2
 from duplane.worker.model.types import OptionError
 
 
@@ -19,6 +19,17 @@ async def test_refused_unit_has_the_stage_prepare() -> None:
     (refused,) = [span for span in found if span.name == spans.WORKER_UNIT]
     (stage,) = refused.events
     assert (stage.name, stage.timestamp) == (spans.PREPARE, refused.start_time)
+
+
+async def test_time_of_a_bad_picture_is_in_the_stage_prepare() -> None:
+    async with running_worker() as rig:
+        granted = rig.grant(kind=lease_pb2.SESSION_KIND_OMNI_DUPLEX)
+        async with rig.opened(granted) as client:
+            await client.send(unit(0, video_frames=[b""]))
+            assert (await client.failed()).field == "video_frames[0]"
+            found = rig.spans.get_finished_spans()
+    (failed,) = [span for span in found if span.name == spans.WORKER_UNIT]
+    assert [stage.name for stage in failed.events] == [spans.PREPARE, spans.INBOX]
 
 
 async def test_refused_opening_has_a_span_with_an_error() -> None:

@@ -198,8 +198,8 @@ class DeviceThread:
 
     def put(self, channel: SlotChannel, entry: Entry) -> Entry | None:
         """Queue a unit, or the answer to a refused unit. Returns the entry that this drops."""
-        if isinstance(entry, Unit):
-            entry.queued_s = time.monotonic()
+        if unit := entry if isinstance(entry, Unit) else entry.unit:
+            unit.queued_s = time.monotonic()
         with self._lock:
             dropped = channel.inbox.put(entry)
             self._lock.notify()
