@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
+import pytest
+
 from duplane.fabric.v1 import registry_pb2
 from duplane.scheduler.etcd.client import EtcdClient
 from duplane.scheduler.etcd.v3 import etcd_pb2
@@ -20,7 +22,7 @@ from duplane.scheduler.store.etcd.transactions import Transaction
 
 KEYS = Keys("/test/")
 BASE = 1000
-BOUND_S = 5.0
+BOUND_S = 1.0
 
 
 class FakeSession:
@@ -80,3 +82,14 @@ def test_report_that_raises_the_base_shares_no_transaction() -> None:
         step = operations.report(facts, known)
         assert isinstance(step, Transaction)
         assert step.is_alone is is_alone
+
+
+async def test_operation_ends_with_the_store_though_its_sending_has_not_begun() -> None:
+    etcd = Etcd()
+    committing = asyncio.create_task(etcd.commits.commit(put_base))
+    await asyncio.sleep(0)  # `commit` has asked for `_flush`, which runs at the next turn
+    asyncio.get_running_loop().call_soon(etcd.commits.close)  # after `_flush`
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(committing, BOUND_S)
+    assert not etcd.commits.count
+    assert etcd.sent.empty()

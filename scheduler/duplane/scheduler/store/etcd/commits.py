@@ -64,7 +64,7 @@ class Commits:
         self._arrivals: deque[_Operation[Any]] = deque()
         self._others: deque[_Operation[Any]] = deque()
         self._shared: dict[object, asyncio.Future[Any]] = {}  # by the name `shared_as`
-        self._count = 0
+        self._unfinished: set[asyncio.Future[Any]] = set()
         self._refusals = RepeatedLog(_log)
         self._sending: set[asyncio.Task[None]] = set()
         self._resuming: asyncio.Task[None] | None = None
@@ -75,7 +75,7 @@ class Commits:
     @property
     def count(self) -> int:
         """The number of operations that wait."""
-        return self._count
+        return len(self._unfinished)
 
     async def commit(
         self,
@@ -96,14 +96,14 @@ class Commits:
         if future is None:
             future = asyncio.get_running_loop().create_future()
             future.add_done_callback(lambda ended: self._on_ended(ended, shared_as))
-            self._count += 1
+            self._unfinished.add(future)
             if shared_as is not None:
                 self._shared[shared_as] = future
             self._put(_Operation(step_of, future, is_arrival))
         return await asyncio.shield(future)
 
     def _on_ended(self, ended: asyncio.Future[Any], shared_as: object) -> None:
-        self._count -= 1
+        self._unfinished.discard(ended)
         self._shared.pop(shared_as, None)
         if not ended.cancelled():
             ended.exception()  # mark it as read, since the caller may be gone
@@ -113,8 +113,8 @@ class Commits:
         self._is_closed = True
         for task in (*self._sending, *filter(None, (self._resuming,))):
             task.cancel()
-        for operation in (*self._arrivals, *self._others):
-            operation.future.cancel()
+        for future in self._unfinished:
+            future.cancel()
 
     async def catch_up(self) -> None:
         """Wait until the facts contain everything that etcd has confirmed by now."""
@@ -203,10 +203,6 @@ class Commits:
         """Execute one transaction. Operations whose conditions fail are queued again."""
         try:
             revision, succeeded = await self._execute(request, len(joint), session_revision)
-        except asyncio.CancelledError:
-            for operation, _ in joint:
-                operation.future.cancel()
-            raise
         except Exception as error:  # noqa: BLE001 - the callers get it
             for operation, _ in joint:
                 if not operation.future.done():
