@@ -226,12 +226,14 @@ async def test_store_that_has_lost_its_data_begins_anew(tmp_path: Path) -> None:
         grant = await one.grant(one.facts.tickets[min(one.facts.tickets)], worker)
         assert grant
         one.store.subscribe(lambda change: gone.set() if isinstance(change, WorkerGone) else None)
+        highest = one.facts.number
         etcd.kill()
         shutil.rmtree(tmp_path / "m0")
         await etcd.start()
         async with asyncio.timeout(20):
             await gone.wait()
         assert not one.facts.tickets
+        assert (await one.ticket("new")).order > highest
         seen = grant.claims.fencing_number
         slots = [registry_pb2.SlotReport(slot=0, state=FREE, fencing_number=seen)]
         again = await one.store.register(register_message("w", slots=slots))

@@ -31,10 +31,11 @@ class FakeSession:
 
 
 class Etcd:
-    """Collects the requests, and answers none. Delivers the events that a test makes."""
+    """Collects the requests. A test makes the answers and the events."""
 
     def __init__(self) -> None:
         self.sent: asyncio.Queue[etcd_pb2.TxnRequest] = asyncio.Queue()
+        self._answers: asyncio.Queue[etcd_pb2.TxnResponse] = asyncio.Queue()
         client = cast(EtcdClient, self)
         self.facts = Facts(KEYS)
         self.mirror = Mirror(client, self.facts)
@@ -44,8 +45,12 @@ class Etcd:
 
     async def txn(self, request: etcd_pb2.TxnRequest) -> etcd_pb2.TxnResponse:
         self.sent.put_nowait(request)
-        await asyncio.Event().wait()
-        raise AssertionError
+        return await self._answers.get()
+
+    def answer(self, revision: int) -> None:
+        response = etcd_pb2.TxnResponse(succeeded=True)
+        response.header.revision = revision
+        self._answers.put_nowait(response)
 
     def put(self, key: bytes, value: bytes, revision: int) -> None:
         held = etcd_pb2.KeyValue(key=key, value=value, mod_revision=revision)
@@ -93,3 +98,23 @@ async def test_operation_ends_with_the_store_though_its_sending_has_not_begun() 
         await asyncio.wait_for(committing, BOUND_S)
     assert not etcd.commits.count
     assert etcd.sent.empty()
+
+
+async def test_base_rises_before_the_next_operation_after_etcd_went_back() -> None:
+    etcd = Etcd()
+    etcd.put(KEYS.barrier, b"", 1_000_000)
+    highest = etcd.facts.number
+    base = etcd_pb2.KeyValue(key=KEYS.base, value=b"%d" % BASE, mod_revision=1)
+    session = etcd_pb2.KeyValue(key=KEYS.session("a"), mod_revision=2)
+    etcd.facts.replace([base, session], 500)
+    committing = asyncio.create_task(etcd.commits.commit(put_base))
+    request = await asyncio.wait_for(etcd.sent.get(), BOUND_S)
+    (change,) = request.success
+    assert change.request_put.key == KEYS.base
+    etcd.put(KEYS.base, change.request_put.value, 501)
+    assert etcd.facts.number == highest + 1
+    etcd.answer(501)
+    request = await asyncio.wait_for(etcd.sent.get(), BOUND_S)
+    assert request.success[0].request_put.value == b"%d" % etcd.facts.base
+    committing.cancel()
+    etcd.commits.close()

@@ -141,7 +141,7 @@ class Commits:
         self._is_flush_due = False
         if self._is_closed:
             return
-        if self._session.name not in self._facts.sessions:
+        if not self._is_ready:
             self._resuming = self._resuming or asyncio.create_task(self._resume())
             return
         while (self._arrivals and len(self._sending) < _MAX_SENT_ARRIVALS) or (
@@ -156,9 +156,18 @@ class Commits:
                 self._sending.add(task)
                 task.add_done_callback(self._on_sent)
 
+    @property
+    def _is_ready(self) -> bool:
+        """True if the facts contain the session, and a base that makes new numbers the highest."""
+        has_session = self._session.name in self._facts.sessions
+        return has_session and self._facts.base == self._facts.least_base
+
     async def _resume(self) -> None:
-        """Send the waiting operations as soon as the facts contain the session."""
-        await self._mirror.until(lambda: self._session.name in self._facts.sessions)
+        """Raise the base after etcd went back; send the waiting operations when they may be."""
+        while not self._is_ready:
+            await self._mirror.until(lambda: self._session.name in self._facts.sessions)
+            if (base := self._facts.least_base) != self._facts.base:
+                await self._write(self._facts.keys.base, b"%d" % base)
         self._resuming = None
         self._flush()
 
@@ -262,16 +271,21 @@ class Commits:
         """Write the session again, so that older transactions fail, and catch up with the facts."""
         async with self._fencing:
             while self._facts.sessions.get(self._session.name) == session_revision:
-                step = Transaction[None](self._facts, lambda _: None)
-                step.put(self._facts.keys.session(self._session.name), b"", self._session.lease)
-                try:
-                    response = await self._client.txn(self._request([step]))
-                except NoAnswerError:
-                    await asyncio.sleep(RETRY_PAUSE_S)
-                except EtcdError as error:
-                    await self._after_refusal(error)
-                else:
-                    await self._mirror.reached(response.header.revision)
+                key = self._facts.keys.session(self._session.name)
+                await self._write(key, b"", self._session.lease)
+
+    async def _write(self, key: bytes, value: bytes, lease: int = 0) -> None:
+        """Try once to write a key. The facts show whether it was written."""
+        step = Transaction[None](self._facts, lambda _: None)
+        step.put(key, value, lease)
+        try:
+            response = await self._client.txn(self._request([step]))
+        except NoAnswerError:
+            await asyncio.sleep(RETRY_PAUSE_S)
+        except EtcdError as error:
+            await self._after_refusal(error)
+        else:
+            await self._mirror.reached(response.header.revision)
 
     async def _after_refusal(self, error: EtcdError) -> None:
         """Wait until a refused transaction, which was not executed, can be tried again."""

@@ -58,6 +58,7 @@ class Facts:
         self.granted: dict[str, Grant] = {}  # live grants, by request id
         self.requests: dict[str, Request] = {}
         self.tickets: dict[int, Ticket] = {}  # waiting tickets, by order
+        self._highest = 0  # the highest number so far
         self._signing_keys: dict[bytes, registry_pb2.VerificationKey] = {}  # by key of etcd
         self._held: dict[bytes, tuple[int, int]] = {}  # revision and lease of every key
         self._slots_by_worker: dict[str, set[int]] = {}
@@ -67,6 +68,11 @@ class Facts:
     def number(self) -> int:
         """The base plus the present revision."""
         return self.base + self.revision
+
+    @property
+    def least_base(self) -> int:
+        """The base, or a higher one that new numbers need because etcd went back."""
+        return max(self.base, self._highest - self.revision)
 
     def written_at(self, key: bytes) -> int:
         """Return the revision that wrote a key, 0 if it is absent."""
@@ -133,6 +139,7 @@ class Facts:
             except (ValueError, IndexError, DecodeError) as error:  # written by no scheduler
                 _log.error("%r in etcd cannot be read and is ignored: %s", key, error)
         self.revision = revision
+        self._highest = max(self._highest, self.number)
         return transition.changes_to(self)
 
     def _apply_one(self, held: etcd_pb2.KeyValue, is_put: bool, transition: _Transition) -> None:

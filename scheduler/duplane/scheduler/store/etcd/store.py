@@ -54,7 +54,8 @@ class EtcdStore(LeaseStore):
     when the watch has delivered its changes and they were published.
 
     Every number is the store's base plus a revision of etcd. The base rises when a worker reports a
-    higher number, from another store or from before a backup was restored.
+    higher number, from another store or from before a backup was restored. It also rises when a
+    scheduler notices that etcd went back, before its next operation.
 
     While etcd does not answer, or refuses, `register` and `enqueue` are refused after 5 s, and at
     once while many operations wait. Every other operation waits: at most once for each ticket,
