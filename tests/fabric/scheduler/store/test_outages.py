@@ -17,7 +17,7 @@ from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.etcd.access import Credentials, EtcdUrl
 from duplane.scheduler.etcd.client import EtcdError
 from duplane.scheduler.etcd.v3 import etcd_pb2
-from duplane.scheduler.store.base import Offer, Ticket
+from duplane.scheduler.store.base import Change, Offer, Ticket
 from duplane.scheduler.store.etcd import store as etcd_store
 from duplane.scheduler.store.etcd.store import EtcdStore
 
@@ -179,3 +179,21 @@ async def test_registration_ends_though_its_stream_is_cancelled_again(etcd_clien
     etcd_client.recover()
     async with asyncio.timeout(BOUND_S):
         await store._mirror.until(lambda: not store._facts.workers)
+
+
+async def test_registration_whose_worker_has_gone_is_not_made_after_the_outage(
+    etcd_client: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = etcd_client.store
+    changes: list[Change] = []
+    store.subscribe(changes.append)
+    monkeypatch.setattr(etcd_store, "ARRIVAL_TIMEOUT_S", 0.05)
+    etcd_client.refuse(grpc.StatusCode.PERMISSION_DENIED)
+    for _ in range(3):
+        with pytest.raises(FabricError, match="the store does not answer"):
+            await store.register(register_message())
+    etcd_client.recover()
+    async with asyncio.timeout(BOUND_S):
+        while store._arriving:
+            await asyncio.wait(store._arriving)
+    assert not changes

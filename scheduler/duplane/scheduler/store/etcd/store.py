@@ -119,21 +119,29 @@ class EtcdStore(LeaseStore):
             await self._session.end()
 
     async def register(self, register: registry_pb2.Register) -> Worker | None:
+        is_abandoned = False
+
+        def step_of(facts: Facts) -> Step[Worker | None]:
+            known = facts.workers.get(register.worker_id)
+            if is_abandoned and not (known and _is_of_stream(known, register)):
+                raise FabricError(Reason.UNAVAILABLE, "the worker has gone")
+            return operations.register(facts, register, self._session.lease)
+
         async def operate() -> Worker | None:
             await self._end_grants_of(
                 register.worker_id,
-                lambda known: replaces(register, known.register),
+                lambda known: not is_abandoned and replaces(register, known.register),
             )
-            return await self._commits.commit(
-                lambda facts: operations.register(facts, register, self._session.lease),
-                is_arrival=True,
-            )
+            return await self._commits.commit(step_of, is_arrival=True)
 
         async def undo(worker: Worker | None) -> None:
             if worker:
                 await self.unregister(worker.worker_id, worker.epoch)
 
-        return await self._arrive(operate(), undo)
+        try:
+            return await self._arrive(operate(), undo)
+        finally:
+            is_abandoned = True  # no effect if the operation is complete
 
     async def report(self, worker: Worker) -> bool:
         return await self._commits.commit(lambda facts: operations.report(facts, worker))
@@ -321,3 +329,9 @@ class EtcdStore(LeaseStore):
                     has_changed.set()
             case _:
                 pass
+
+
+def _is_of_stream(known: Worker, register: registry_pb2.Register) -> bool:
+    """True if a registration was made by `register`."""
+    one, other = known.register, register
+    return (one.incarnation, one.stream_number) == (other.incarnation, other.stream_number)
