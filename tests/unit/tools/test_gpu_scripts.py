@@ -17,8 +17,8 @@ TABLES = {
     "sanity": {"peaks", "settings of torch", "attention of one layer, ms"},
     "batches": {"units, ms; contexts of 50 to 200 rows"},
     "passes": {"decoder pass, ms", "talker, a second of speech, ms", "two streams, ms"},
-    "bitwise": {"units that are equal to the conversation's own, alone in slot 0"},
-    "soak": {"2 sessions, a unit a second each; ms from sent to answered"},
+    "bitwise": {"units equal to those of the same conversation alone in slot 0"},
+    "soak": {"2 sessions of one unit per second; ms from unit to answer"},
 }
 
 pytestmark = pytest.mark.timeout(300)
