@@ -181,6 +181,10 @@ class SchedulerState:
         """Return the grant of a slot."""
         return self._slots.get(worker_id, {}).get(slot)
 
+    def void_number(self, worker_id: str, slot: int) -> int:
+        """Return the fencing number that a slot's worker must see before the next grant, or 0."""
+        return self._void_numbers.get(worker_id, {}).get(slot, 0)
+
     def grants_of_order(self, order: int) -> Collection[Grant]:
         """Return the grants that were made for a ticket."""
         return tuple(self._grants_of_order.get(order, {}).values())

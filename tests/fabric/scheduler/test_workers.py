@@ -23,6 +23,7 @@ from support.scheduler_harness import (
 from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import admin_pb2, lease_pb2, registry_pb2
+from duplane.scheduler.store.base import Grant
 
 UNKNOWN = registry_pb2.SLOT_STATE_UNSPECIFIED
 
@@ -348,3 +349,51 @@ async def test_worker_that_vanishes_while_it_attaches_does_not_stay_registered(
         await worker.vanish()
         await asyncio.gather(attaching, return_exceptions=True)
         await operator.until(lambda seen: not seen.workers)
+
+
+async def test_slot_that_is_given_back_while_others_are_settled_is_granted_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The worker is registered, and gets the revoke, before the store has adopted its sessions."""
+    async with SchedulerHarness.running() as harness:
+        assert harness._scheduler
+        operator, may_adopt, adopting = await harness.operator(), asyncio.Event(), list[str]()
+        store = harness._scheduler._store
+        real_adopt = store.adopt
+
+        async def adopt(grant: Grant) -> bool:
+            adopting.append(grant.claims.lease_id)
+            await may_adopt.wait()
+            return await real_adopt(grant)
+
+        monkeypatch.setattr(store, "adopt", adopt)
+        slots = slot_reports(OCCUPIED, OCCUPIED, FREE)
+        slots[0].lease_id, slots[1].lease_id = "first", "second"
+        slots[0].fencing_number = slots[1].fencing_number = 1
+        worker = await harness.worker(slots=slots)
+        granted = await (await harness.caller()).granted()
+        await harness.release(granted.lease_id)
+        revoke = await worker.revoked()
+        assert (revoke.slot, revoke.lease_id) == (2, granted.lease_id)
+        assert adopting == ["first", "second"], "settled one after another"
+        assert not operator.leases.keys() & {"first", "second"}
+        await worker.finish(0)  # must count as later than the registration
+        may_adopt.set()
+        await operator.until(lambda seen: set(seen.leases) == {"second"})
+        free = [await worker.claim(await (await harness.caller()).granted()) for _ in range(2)]
+        assert {claims.slot for claims in free} == {0, 2}
+
+
+async def test_lost_revoke_is_repeated_after_a_report() -> None:
+    async with SchedulerHarness.running(report_interval_s=0.05) as harness:
+        worker = await harness.worker()
+        worker.obeys_revokes = False
+        granted = await (await harness.caller()).granted()
+        await harness.release(granted.lease_id)
+        await worker.revoked()
+        worker.received.clear()
+        async with asyncio.timeout(5):
+            while not any(one.HasField("revoke") for one in worker.received):
+                await worker.report()
+        await worker.obey(await worker.revoked())
+        await worker.claim(await (await harness.caller()).granted())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any
 
 from duplane.fabric.durations import to_duration
 from duplane.fabric.errors import FabricError, Reason, abort
@@ -32,6 +34,7 @@ from duplane.scheduler.watch import Watch
 _log = logging.getLogger(__name__)
 
 _SILENT_INTERVALS = 3  # a worker is silent after this many intervals without a report
+_MAX_REPEATED_REVOKES = 64  # at a time; a quarter of a stream's queue
 
 
 class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
@@ -65,15 +68,16 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             register = await self._read_register(request_iterator)
             check_reachable(register.address, context.peer())
             worker = await self._register(register)
+            stream = WorkerStream(worker)
             try:
-                for slot in self._unsettled(worker, register.slots):
-                    await self._settle_slot(worker, slot)
-                stream = self._streams[worker.worker_id] = WorkerStream(worker)
+                if self._current(stream) is None:  # a later stream may be in its place already
+                    raise FabricError(Reason.SUPERSEDED, "the worker has attached again")
+                # Free slots may be granted from now on, so the stream must take revokes at once.
+                self._streams[worker.worker_id] = stream
                 _log.info("worker %s attached: %d slots", worker.worker_id, len(register.slots))
                 await self._exchange(worker, stream, request_iterator, context)
             finally:
-                stream = self._streams.get(worker.worker_id)
-                if stream and stream.epoch == worker.epoch:
+                if self._streams.get(worker.worker_id) is stream:
                     del self._streams[worker.worker_id]
                 await self._store.unregister(worker.worker_id, worker.epoch)
                 _log.info("worker %s detached", worker.worker_id)
@@ -128,6 +132,8 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
                     tasks.create_task(stream.raise_failure()),
                     tasks.create_task(self._watch_silence(stream)),
                 )
+                # Reports wait until the registered slots are settled, so that they apply in order.
+                await asyncio.gather(*self._settle(worker, worker.register.slots))
                 async for request in requests:
                     await self._apply_report(stream, request)
                 for side in sides:
@@ -169,35 +175,59 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             return  # superseded: this stream is about to end
         check_report(report, len(worker.register.slots))
         stream.has_report.set()
-        self._announce_progress(stream)
+        self._announce_progress(stream, report.slots)
         stream.is_drain_sent |= report.is_draining
         self._watch.note_report(worker.worker_id, report)
-        changes = [
-            self._settle_slot(worker, slot) for slot in self._unsettled(worker, report.slots)
-        ]
+        changes = self._settle(worker, report.slots)
         changed = _changed(worker, report)
         if changed != worker:
             changes.append(self._store.report(changed))
         else:
             self._watch.publish_worker(worker)
-        await asyncio.gather(*changes)  # together, so that the store can make them in one step
+        await asyncio.gather(*changes)
 
-    def _announce_progress(self, stream: WorkerStream) -> None:
-        """Tell the worker which number fencing numbers have reached, at most twice per interval."""
+    def _announce_progress(
+        self, stream: WorkerStream, slots: Sequence[registry_pb2.SlotReport]
+    ) -> None:
+        """Tell the worker the number that fencing numbers have reached, and unseen void numbers.
+
+        This happens at most twice per interval.
+        """
         now = self._state.clock()
         if now >= stream.progress_due:
             stream.progress_due = now + self._settings.report_interval_s / 2
             progress = registry_pb2.Progress(fencing_number=self._state.revision)
             stream.send(registry_pb2.AttachResponse(progress=progress))
+            self._repeat_revokes(stream, slots)
 
-    def _unsettled(
+    def _repeat_revokes(
+        self, stream: WorkerStream, slots: Sequence[registry_pb2.SlotReport]
+    ) -> None:
+        """Revoke void numbers again that the worker has not seen: its slots stay unused until then.
+
+        No session has such a number, so the messages name no lease. Slots above the limit wait.
+        """
+        numbers = ((slot, self._state.void_number(stream.worker_id, slot.slot)) for slot in slots)
+        unseen = ((slot.slot, number) for slot, number in numbers if slot.fencing_number < number)
+        for index, number in itertools.islice(unseen, _MAX_REPEATED_REVOKES):
+            repeated = registry_pb2.Revoke(slot=index, fencing_number=number)
+            stream.send(registry_pb2.AttachResponse(revoke=repeated))
+
+    def _settle(
         self, worker: Worker, slots: Sequence[registry_pb2.SlotReport]
-    ) -> Iterable[registry_pb2.SlotReport]:
-        """Return the slot reports that change a grant."""
+    ) -> list[Coroutine[Any, Any, bool]]:
+        """Return the updates of the grants that differ from the worker's report.
+
+        They run together, so that the store can make them in one step. If two slots name one lease,
+        the second waits for the next report.
+        """
+        updates: dict[str | int, Coroutine[Any, Any, bool]] = {}
         for slot in slots:
+            key = slot.lease_id or slot.slot
             grant = self._state.grant_of(worker.worker_id, slot.slot)
-            if judge(grant, slot) is not Verdict.NOTHING:
-                yield slot
+            if key not in updates and judge(grant, slot) is not Verdict.NOTHING:
+                updates[key] = self._settle_slot(worker, slot)
+        return list(updates.values())
 
     async def _settle_slot(self, worker: Worker, slot: registry_pb2.SlotReport) -> bool:
         """Update the grant of a slot from the worker's report. Returns False if nothing changed."""
