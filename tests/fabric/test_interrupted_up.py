@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import psutil
 import pytest
+from support.processes import alive
 from support.real_fabric import Client, RealFabric, until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
@@ -65,5 +66,5 @@ async def test_second_interrupt_closes_every_call_with_1001_and_without_a_traceb
             1001,
         )
         assert await fabric.process.wait() == EXIT_INTERRUPTED
-        assert not [child for child in children if child.is_running()], "a process was left"
+        assert not alive(children), "a process was left"
     assert "Traceback" not in "".join(fabric.log)

@@ -19,6 +19,7 @@ import orjson
 import psutil
 import pybase64
 from support.otlp import SpanReceiver
+from support.processes import alive
 from support.speech import speech_like
 from websockets.asyncio.client import ClientConnection
 
@@ -81,7 +82,7 @@ class RealFabric:
             children = psutil.Process(fabric.process.pid).children(recursive=True)
             fabric.process.send_signal(signal.SIGINT)
             assert await fabric.process.wait() == 0
-            assert not [child for child in children if child.is_running()], "a process was left"
+            assert not alive(children), "a process was left"
 
     def role(self, name: str) -> psutil.Process:
         """Return the process of one role."""

@@ -16,6 +16,7 @@ from types import ModuleType
 import psutil
 import pytest
 from support.paths import ROOT
+from support.processes import alive
 
 AT_ONCE_S = 5.0
 
@@ -133,7 +134,7 @@ def test_installation_shows_its_progress_and_ends_at_once_when_interrupted(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(running.pid, signal.SIGKILL)
     assert running.returncode == 130
-    assert not pip.is_running()
+    assert not alive([pip])
     assert (output, errors) == ("", "")
     assert shown[0].startswith("[1/4] virtual environment")
     assert shown[1].startswith("[2/4] torch")

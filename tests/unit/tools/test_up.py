@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.processes import alive
 
 from duplane.tools.test_checkpoint.build import build_test_checkpoint
 from duplane.tools.up.fabric import UpSettings, metrics_ports
@@ -142,4 +143,4 @@ async def test_interrupted_start_ends_at_once(progress: str, checkpoint: Path) -
     assert up.returncode == 130
     assert not output
     assert b"Traceback" not in errors
-    assert not [child for child in children if child.is_running()], "a process was left"
+    assert not alive(children), "a process was left"
