@@ -1,8 +1,8 @@
 """Marks tests by their path: tests that `make unit` leaves out, and tests that may run twice.
 
 Tests in `fabric/` and `cluster/`, and those of `duplane up`, use real sockets and processes with
-time limits, which a loaded machine can miss. Such a test runs a second time if it fails. The summary then
-says `1 rerun`: find the cause.
+time limits, which a loaded machine can miss. Such a test runs a second time if it fails. The
+summary then says `1 rerun`: find the cause.
 """
 
 from __future__ import annotations
