@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed
 from duplane.fabric.process import EXIT_INTERRUPTED
 
 CHAT = {
-    "messages": [{"role": "user", "content": "Hello!"}],
+    "messages": [{"role": "user", "content": "word " * 8000}],  # the script repeats every word
     "streaming": True,
     "generation": {"max_new_tokens": 8000},
 }
@@ -35,7 +35,7 @@ async def last_event(connection: ClientConnection) -> dict[str, Any]:
 
 async def test_second_interrupt_closes_every_call_with_1001_and_without_a_traceback() -> None:
     async with (
-        RealFabric.starting() as fabric,
+        RealFabric.starting("scripted") as fabric,
         connect(fabric.url, proxy=None) as duplex,
         connect(f"ws://{fabric.edge}/ws/chat", proxy=None) as chat,
     ):
