@@ -85,14 +85,15 @@ def neighbours(
     """
     from duplane.tools.bench.bad_clients import KINDS
     from duplane.tools.bench.neighbours import bench_neighbours
-    from duplane.tools.up.fabric import UpSettings
+    from duplane.tools.up.fabric import UpSettings, command_errors
 
     if unknown := set(only) - set(KINDS):
         raise UsageError(f"only: {', '.join(sorted(unknown))} is none of {', '.join(KINDS)}")
     configure_logging("bench", "WARNING")
     settings = UpSettings(port=0, slot_count=slots, log_level="WARNING")
     names = list(only or KINDS)
-    asyncio.run(bench_neighbours(settings, names, wait_s, seconds, connections))
+    with command_errors():
+        asyncio.run(bench_neighbours(settings, names, wait_s, seconds, connections))
 
 
 @bench.command
