@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 from typing import Any
@@ -20,7 +21,9 @@ CHAT = {
     "messages": [{"role": "user", "content": "word " * 8000}],  # the script repeats every word
     "streaming": True,
     "generation": {"max_new_tokens": 8000},
+    "tts": {"enabled": False},
 }
+WORD_S = "0.05"  # the chat lasts for 400 s: longer than the test may take
 pytestmark = pytest.mark.timeout(180)
 
 
@@ -35,7 +38,7 @@ async def last_event(connection: ClientConnection) -> dict[str, Any]:
 
 async def test_second_interrupt_closes_every_call_with_1001_and_without_a_traceback() -> None:
     async with (
-        RealFabric.starting("scripted") as fabric,
+        RealFabric.starting("scripted", DUPLANE_SCRIPTED_UNIT_S=WORD_S) as fabric,
         connect(fabric.url, proxy=None) as duplex,
         connect(f"ws://{fabric.edge}/ws/chat", proxy=None) as chat,
     ):
@@ -46,6 +49,7 @@ async def test_second_interrupt_closes_every_call_with_1001_and_without_a_traceb
         await chat.send(orjson.dumps(CHAT), text=True)
         while orjson.loads(await chat.recv())["type"] != "chunk":
             pass
+        chat_end = asyncio.create_task(last_event(chat))
 
         async def drains() -> bool:
             return any("draining" in line for line in fabric.log)
@@ -60,7 +64,7 @@ async def test_second_interrupt_closes_every_call_with_1001_and_without_a_traceb
             {"type": "session.closed", "reason": "server_shutdown"},
             1001,
         )
-        ended = await last_event(chat)
+        ended = await chat_end
         assert (ended, chat.close_code) == (
             {"type": "error", "error": "Server is shutting down"},
             1001,

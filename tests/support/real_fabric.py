@@ -43,7 +43,9 @@ class RealFabric:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def starting(cls, checkpoint: str = "random") -> AsyncGenerator[RealFabric]:
+    async def starting(
+        cls, checkpoint: str = "random", **environment: str
+    ) -> AsyncGenerator[RealFabric]:
         """Start a fabric, whose processes are killed at the end if they still run."""
         async with SpanReceiver.serving() as spans:
             up = await asyncio.create_subprocess_exec(
@@ -55,6 +57,7 @@ class RealFabric:
                     "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{spans.address}",
                     "OTEL_EXPORTER_OTLP_INSECURE": "true",
                     "OTEL_BSP_SCHEDULE_DELAY": "100",
+                    **environment,
                 },
             )
             assert up.stdout

@@ -106,7 +106,7 @@ class ScriptSettings:
     """Settings of `--checkpoint scripted`. Raises ValueError that names an unusable setting."""
 
     scripted_unit_s: NonNegativeFloat = 0.0
-    """Seconds that each batch of units takes."""
+    """Seconds that each batch of units takes, and each word of a chat."""
     scripted_seed: NonNegativeInt = 0
     """Seed that chooses the words."""
 

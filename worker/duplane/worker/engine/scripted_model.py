@@ -124,7 +124,9 @@ class ScriptedModel:
         seed: int = 0,
         unit_s: float = 0.0,
     ) -> None:
-        """Make a model whose answers depend on `seed`; a batch of units takes `unit_s` seconds.
+        """Make a model whose answers depend on `seed`.
+
+        A batch of units takes `unit_s` seconds, and so does a step of the chats.
 
         `stage_s` are the seconds of each stage, `settle` among them; a test may change them.
         """
@@ -238,7 +240,9 @@ class ScriptedModel:
         return echo(slot, request)
 
     def chat_step(self, slots: Sequence[int]) -> Iterator[ChatOutput | UnitFailure]:
-        """Run one step of several chats."""
+        """Run one step of several chats, which takes as long as the decode stage of a unit."""
+        if seconds := self.stage_s["decode"]:
+            time.sleep(seconds)
         for slot in slots:
             yield next(self._chats[slot])
 
