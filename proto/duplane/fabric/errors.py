@@ -48,6 +48,8 @@ class Reason(StrEnum):
     SLOW_CLIENT = "SLOW_CLIENT"
     DRAINING = "DRAINING"
     ENGINE_FAILED = "ENGINE_FAILED"
+    REBUILD_REFUSED = "REBUILD_REFUSED"
+    REBUILD_DIFFERS = "REBUILD_DIFFERS"
     UNAVAILABLE = "UNAVAILABLE"
     UNKNOWN = "UNKNOWN"
 
@@ -72,6 +74,8 @@ CODES: dict[Reason, grpc.StatusCode] = {
     Reason.SLOW_CLIENT: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.DRAINING: grpc.StatusCode.UNAVAILABLE,
     Reason.ENGINE_FAILED: grpc.StatusCode.INTERNAL,
+    Reason.REBUILD_REFUSED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.REBUILD_DIFFERS: grpc.StatusCode.DATA_LOSS,
     Reason.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     Reason.UNKNOWN: grpc.StatusCode.UNKNOWN,
 }

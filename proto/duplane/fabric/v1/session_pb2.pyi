@@ -26,6 +26,12 @@ class DecodeMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DECODE_MODE_SAMPLING: _ClassVar[DecodeMode]
     DECODE_MODE_GREEDY: _ClassVar[DecodeMode]
 
+class LeavingReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LEAVING_REASON_UNSPECIFIED: _ClassVar[LeavingReason]
+    LEAVING_REASON_DRAIN: _ClassVar[LeavingReason]
+    LEAVING_REASON_STUCK_DEVICE: _ClassVar[LeavingReason]
+
 class CloseReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     CLOSE_REASON_UNSPECIFIED: _ClassVar[CloseReason]
@@ -57,6 +63,9 @@ CONTEXT_WINDOW_CONTEXT: ContextWindow
 DECODE_MODE_UNSPECIFIED: DecodeMode
 DECODE_MODE_SAMPLING: DecodeMode
 DECODE_MODE_GREEDY: DecodeMode
+LEAVING_REASON_UNSPECIFIED: LeavingReason
+LEAVING_REASON_DRAIN: LeavingReason
+LEAVING_REASON_STUCK_DEVICE: LeavingReason
 CLOSE_REASON_UNSPECIFIED: CloseReason
 CLOSE_REASON_CLIENT: CloseReason
 CLOSE_REASON_CONTEXT_FULL: CloseReason
@@ -75,34 +84,40 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_CONTEXT_FULL: FinishReason
 
 class ConverseRequest(_message.Message):
-    __slots__ = ("claim", "open", "unit", "pause", "resume", "close")
+    __slots__ = ("claim", "open", "unit", "pause", "resume", "close", "rebuild")
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     UNIT_FIELD_NUMBER: _ClassVar[int]
     PAUSE_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
+    REBUILD_FIELD_NUMBER: _ClassVar[int]
     claim: Claim
     open: Open
     unit: Unit
     pause: Pause
     resume: Resume
     close: Close
-    def __init__(self, claim: _Optional[_Union[Claim, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., unit: _Optional[_Union[Unit, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
+    rebuild: Rebuild
+    def __init__(self, claim: _Optional[_Union[Claim, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., unit: _Optional[_Union[Unit, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., rebuild: _Optional[_Union[Rebuild, _Mapping]] = ...) -> None: ...
 
 class ConverseResponse(_message.Message):
-    __slots__ = ("claimed", "opened", "delta", "failed", "closed")
+    __slots__ = ("claimed", "opened", "delta", "failed", "closed", "rebuilt", "leaving")
     CLAIMED_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
+    REBUILT_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     claimed: Claimed
     opened: Opened
     delta: Delta
     failed: Failed
     closed: Closed
-    def __init__(self, claimed: _Optional[_Union[Claimed, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ...) -> None: ...
+    rebuilt: Rebuilt
+    leaving: Leaving
+    def __init__(self, claimed: _Optional[_Union[Claimed, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ..., rebuilt: _Optional[_Union[Rebuilt, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
 
 class Claim(_message.Message):
     __slots__ = ("lease", "trace")
@@ -175,14 +190,74 @@ class DuplexConfig(_message.Message):
     def __init__(self, generate_audio: _Optional[bool] = ..., force_listen_count: _Optional[int] = ..., max_new_speak_token_count: _Optional[int] = ..., decode_mode: _Optional[_Union[DecodeMode, str]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., text_repetition_penalty: _Optional[float] = ..., text_repetition_window_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., listen_prob_scale: _Optional[float] = ..., listen_top_k: _Optional[int] = ..., tts_temperature: _Optional[float] = ..., context_window: _Optional[_Union[ContextWindow, str]] = ..., basic_window_high_token_count: _Optional[int] = ..., basic_window_low_token_count: _Optional[int] = ..., context_window_unit_count: _Optional[int] = ..., context_window_previous_token_count: _Optional[int] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("prompt_token_count", "context_token_limit", "ignored_fields")
+    __slots__ = ("prompt_token_count", "context_token_limit", "ignored_fields", "model_digest")
     PROMPT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKEN_LIMIT_FIELD_NUMBER: _ClassVar[int]
     IGNORED_FIELDS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     prompt_token_count: int
     context_token_limit: int
     ignored_fields: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, prompt_token_count: _Optional[int] = ..., context_token_limit: _Optional[int] = ..., ignored_fields: _Optional[_Iterable[str]] = ...) -> None: ...
+    model_digest: str
+    def __init__(self, prompt_token_count: _Optional[int] = ..., context_token_limit: _Optional[int] = ..., ignored_fields: _Optional[_Iterable[str]] = ..., model_digest: _Optional[str] = ...) -> None: ...
+
+class Rebuild(_message.Message):
+    __slots__ = ("units", "is_last", "model_digest")
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    units: _containers.RepeatedCompositeFieldContainer[PastUnit]
+    is_last: bool
+    model_digest: str
+    def __init__(self, units: _Optional[_Iterable[_Union[PastUnit, _Mapping]]] = ..., is_last: _Optional[bool] = ..., model_digest: _Optional[str] = ...) -> None: ...
+
+class PastUnit(_message.Message):
+    __slots__ = ("sequence", "audio_int16", "audio", "video_frames", "max_slice_count", "token_ids", "state_change", "context_token_count")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    AUDIO_INT16_FIELD_NUMBER: _ClassVar[int]
+    AUDIO_FIELD_NUMBER: _ClassVar[int]
+    VIDEO_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    MAX_SLICE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    STATE_CHANGE_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    audio_int16: bytes
+    audio: bytes
+    video_frames: _containers.RepeatedScalarFieldContainer[bytes]
+    max_slice_count: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    state_change: StateChange
+    context_token_count: int
+    def __init__(self, sequence: _Optional[int] = ..., audio_int16: _Optional[bytes] = ..., audio: _Optional[bytes] = ..., video_frames: _Optional[_Iterable[bytes]] = ..., max_slice_count: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., state_change: _Optional[_Union[StateChange, _Mapping]] = ..., context_token_count: _Optional[int] = ...) -> None: ...
+
+class StateChange(_message.Message):
+    __slots__ = ("speech_token_ids", "chosen_token_ids", "draw_count", "interrupted_turn")
+    SPEECH_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    DRAW_COUNT_FIELD_NUMBER: _ClassVar[int]
+    INTERRUPTED_TURN_FIELD_NUMBER: _ClassVar[int]
+    speech_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    chosen_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    draw_count: int
+    interrupted_turn: bool
+    def __init__(self, speech_token_ids: _Optional[_Iterable[int]] = ..., chosen_token_ids: _Optional[_Iterable[int]] = ..., draw_count: _Optional[int] = ..., interrupted_turn: _Optional[bool] = ...) -> None: ...
+
+class Rebuilt(_message.Message):
+    __slots__ = ("sequence", "context_token_count")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    context_token_count: int
+    def __init__(self, sequence: _Optional[int] = ..., context_token_count: _Optional[int] = ...) -> None: ...
+
+class Leaving(_message.Message):
+    __slots__ = ("reason", "remaining_time")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_TIME_FIELD_NUMBER: _ClassVar[int]
+    reason: LeavingReason
+    remaining_time: _duration_pb2.Duration
+    def __init__(self, reason: _Optional[_Union[LeavingReason, str]] = ..., remaining_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Unit(_message.Message):
     __slots__ = ("sequence", "audio", "video_frames", "force_listen", "max_slice_count", "receive_time", "trace", "forced_token_ids")
@@ -221,7 +296,7 @@ class Close(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("sequence", "listen", "speech", "end_of_turn", "context_token_count", "dropped_unit_count", "token_counts", "stage_times", "token_ids", "trace")
+    __slots__ = ("sequence", "listen", "speech", "end_of_turn", "context_token_count", "dropped_unit_count", "token_counts", "stage_times", "token_ids", "trace", "state_change")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     LISTEN_FIELD_NUMBER: _ClassVar[int]
     SPEECH_FIELD_NUMBER: _ClassVar[int]
@@ -232,6 +307,7 @@ class Delta(_message.Message):
     STAGE_TIMES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    STATE_CHANGE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     listen: Listen
     speech: Speech
@@ -242,7 +318,8 @@ class Delta(_message.Message):
     stage_times: StageTimes
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     trace: _trace_pb2.TraceContext
-    def __init__(self, sequence: _Optional[int] = ..., listen: _Optional[_Union[Listen, _Mapping]] = ..., speech: _Optional[_Union[Speech, _Mapping]] = ..., end_of_turn: _Optional[bool] = ..., context_token_count: _Optional[int] = ..., dropped_unit_count: _Optional[int] = ..., token_counts: _Optional[_Union[TokenCounts, _Mapping]] = ..., stage_times: _Optional[_Union[StageTimes, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ...) -> None: ...
+    state_change: StateChange
+    def __init__(self, sequence: _Optional[int] = ..., listen: _Optional[_Union[Listen, _Mapping]] = ..., speech: _Optional[_Union[Speech, _Mapping]] = ..., end_of_turn: _Optional[bool] = ..., context_token_count: _Optional[int] = ..., dropped_unit_count: _Optional[int] = ..., token_counts: _Optional[_Union[TokenCounts, _Mapping]] = ..., stage_times: _Optional[_Union[StageTimes, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., state_change: _Optional[_Union[StateChange, _Mapping]] = ...) -> None: ...
 
 class Listen(_message.Message):
     __slots__ = ()

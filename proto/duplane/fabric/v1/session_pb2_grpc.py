@@ -65,11 +65,18 @@ class SessionServiceServicer:
 
         A unit that cannot be used is answered by `failed`, and the session continues.
 
+        Between `opened` and the first unit, a client can rebuild the conversation of a session that
+        ran on another worker. It sends `rebuild` messages with all past units, in order, and waits for
+        the `rebuilt` of each before it sends the next message. Until the answer to the message with
+        `is_last`, only `close` may come in between.
+
         Errors that end the call: UNAUTHENTICATED / LEASE_FORGED; FAILED_PRECONDITION / LEASE_STALE,
         LEASE_EXPIRED, WRONG_WORKER, WRONG_EPOCH, SLOT_OCCUPIED or KIND_NOT_SERVED; UNAVAILABLE /
         DRAINING; INVALID_ARGUMENT / INVALID_FIELD or OUT_OF_ORDER; DEADLINE_EXCEEDED / OPEN_TIMEOUT;
         RESOURCE_EXHAUSTED / SLOW_CLIENT when the responses are not read; INTERNAL / ENGINE_FAILED
-        when the conversation could not be opened.
+        when the conversation could not be opened or rebuilt; FAILED_PRECONDITION / REBUILD_REFUSED
+        when this worker cannot rebuild these units; DATA_LOSS / REBUILD_DIFFERS when a rebuilt
+        context has another length than the original.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
