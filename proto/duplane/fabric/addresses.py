@@ -1,4 +1,4 @@
-"""Network addresses in the form of settings and messages: `host:port`, IPv6 hosts in brackets."""
+"""Network addresses as settings and messages have them: `host:port`, IPv6 hosts in brackets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ class Address:
 
     @property
     def is_any(self) -> bool:
-        """True if the host means all interfaces, as `0.0.0.0` does; nobody can connect to it."""
+        """True if the host means all interfaces, as `0.0.0.0` does.
+
+        A server can listen at such an address, but no client can connect to it.
+        """
         ip = parse_ip(self.host)
         return ip is not None and ip.is_unspecified
 
@@ -40,7 +43,7 @@ class Address:
 def parse_address(text: str, name: str = "address", *, min_port: int = 1) -> Address:
     """Parse `host:port`. Pass `min_port=0` where port 0 means any free port.
 
-    Raises ValueError; its message begins with `name`.
+    Raises ValueError with a message that begins with `name`.
     """
     match = _ADDRESS.fullmatch(text)
     port = int(match["port"]) if match else -1
@@ -50,7 +53,7 @@ def parse_address(text: str, name: str = "address", *, min_port: int = 1) -> Add
 
 
 async def resolve(addresses: Sequence[str]) -> Sequence[str]:
-    """Replace each name by every address that the name server has for it, as host:port.
+    """Return the addresses, with each host name replaced by all its IP addresses.
 
     A name that cannot be resolved is kept. Raises ValueError for a text that is not host:port.
     """
@@ -93,7 +96,7 @@ def is_this_machine(ip: IPv4Address | IPv6Address) -> bool:
 
 
 def parse_ip(text: str) -> IPv4Address | IPv6Address | None:
-    """Parse an IP address, with or without brackets and zone; None if `text` is not one.
+    """Parse an IP address, with or without brackets and zone. Return None for other text.
 
     An IPv4 address mapped into IPv6 is returned as IPv4.
     """

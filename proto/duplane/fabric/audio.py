@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 INPUT_RATE_HERTZ = 16_000
 OUTPUT_RATE_HERTZ = 24_000
 _SAMPLE_BYTES = 4
-# Full scale is 1.0. Larger samples, as of unscaled integers, are accepted up to this bound: beyond
-# it the model's sums could overflow.
+# The largest accepted sample. Full scale is 1.0, but some clients send integers without scaling
+# them. Above this bound, sums in the model could overflow.
 _MAX_AMPLITUDE = 1e6
 
 Samples = NDArray[np.float32]
@@ -31,7 +31,10 @@ class AudioTooLongError(AudioError):
 
 
 def samples_from_pcm(pcm: bytes) -> Samples:
-    """View float32 bytes as samples, without a copy. Raises AudioError, also for a WAV file."""
+    """Return float32 bytes as samples, without a copy.
+
+    Raises AudioError for invalid samples, and for a WAV file.
+    """
     if pcm.startswith(b"RIFF") and is_wav(pcm):
         raise AudioError("is a WAV file, must be bare float32 samples")
     if len(pcm) % _SAMPLE_BYTES:
@@ -56,7 +59,7 @@ def is_wav(audio: bytes) -> bool:
     return len(audio) >= 12 and audio[:4] == b"RIFF" and audio[8:12] == b"WAVE"
 
 
-# Accepted formats of files that are not trusted: plain PCM at the rates of microphones.
+# The only formats that are accepted in files from clients: plain PCM at the rates of microphones.
 _PLAIN_SUBTYPES = {"PCM_U8", "PCM_S8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE"}
 _PLAIN_RATES_HERTZ = range(8_000, 48_001)
 _PLAIN_CHANNELS = 2
@@ -71,9 +74,9 @@ def read_audio_file(
 ) -> Samples:
     """Decode a file in any format of soundfile to mono samples at `rate_hertz`.
 
-    Files that are not trusted must be plain: PCM or float, 8 to 48 kHz, one or two channels. So
-    `max_s` bounds the cost of decoding. Raises AudioError if a file cannot be decoded, is refused
-    or is longer than `max_s`.
+    If the file is not trusted, it must contain PCM or float samples at 8 to 48 kHz in one or two
+    channels. Then `max_s` bounds the cost of decoding. Raises AudioError if the file cannot be
+    decoded, is refused or is longer than `max_s`.
     """
     try:
         stream = io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
@@ -82,7 +85,7 @@ def read_audio_file(
                 _check_plain(sound)
             if sound.frames > max_s * sound.samplerate:
                 raise AudioTooLongError(f"lasts more than {max_s:g} s")
-            # Some codecs cannot seek to find the number of frames, so it is passed.
+            # The number of frames is passed, because soundfile cannot find it in every codec.
             decoded = sound.read(frames=sound.frames, dtype="float32", always_2d=True)
             rate = int(sound.samplerate)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Bounds of the settings of conversations, used by edge and worker."""
+"""Lowest and highest values of a conversation's settings. The edge and the worker check them."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ CHAT_CONFIG: Mapping[str, tuple[float, float]] = {
     "max_slice_count": (1, 9),
 }
 
-# Largest number of pictures that are used of each second of a video.
+# Largest number of pictures that a client may ask for from each second of a video.
 MAX_STACK_FRAME_COUNT = 10

@@ -17,11 +17,11 @@ from duplane.fabric.process import StartError
 health: Any = _typed_health
 health_grpc: Any = _typed_health_grpc
 
-# Large enough for a unit with several frames, or for a long voice.
+# Large enough for a unit with several pictures, or for a long recording of a voice.
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 _KEEPALIVE_MS = 10_000
-# A peer that hangs or has vanished is noticed after the ping timeout while data flows, and after
-# the keepalive time plus the ping timeout while no data flows.
+# While data flows, gRPC notices a peer that hangs or is gone after the ping timeout. While no data
+# flows, gRPC notices it after the keepalive time plus the ping timeout.
 _PING_TIMEOUT_S = 5.0
 _OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -38,7 +38,10 @@ _SERVER_OPTIONS: Sequence[tuple[str, Any]] = (
 
 
 def _ping_timeout(timeout_s: float) -> Sequence[tuple[str, Any]]:
-    """Return the two options that limit the wait for a ping; gRPC waits for the longer one."""
+    """Return the two options that limit the wait for the answer to a ping.
+
+    gRPC uses the longer of the two times.
+    """
     timeout_ms = int(timeout_s * 1000)
     return (
         ("grpc.keepalive_timeout_ms", timeout_ms),
@@ -57,16 +60,16 @@ _CLIENT_OPTIONS: Sequence[tuple[str, Any]] = (
 
 
 def open_channel(address: str) -> grpc.aio.Channel:
-    """Open a channel to host:port. It connects at the first call."""
+    """Return a channel to host:port. The channel connects at its first call."""
     return grpc.aio.insecure_channel(address, options=_CLIENT_OPTIONS)
 
 
 class FabricServer:
     """A gRPC server with the official health and reflection services.
 
-    Register servicers on `grpc`, then call `start`. Until `stop` the health service reports every
-    service named at construction as SERVING, unless `set_serving` changes that. The connection of
-    a client that does not answer a ping within `ping_timeout_s` is closed.
+    Register servicers on `grpc`, then call `start`. From then until `stop`, the health service
+    reports all `services` as SERVING, unless `set_serving` changes that. The server closes the
+    connection of a client that does not answer a ping within `ping_timeout_s`.
     """
 
     def __init__(self, *services: str, ping_timeout_s: float = _PING_TIMEOUT_S) -> None:
@@ -78,7 +81,7 @@ class FabricServer:
         reflection.enable_server_reflection(names, self.grpc)
 
     async def start(self, listen: str) -> str:
-        """Serve on host:port and return the host:port that was bound. Port 0 means any free port.
+        """Serve on host:port, where port 0 means any free port. Return the bound host:port.
 
         Raises StartError if the address cannot be bound.
         """
@@ -91,7 +94,7 @@ class FabricServer:
         return f"{listen.rpartition(':')[0]}:{port}"
 
     async def set_serving(self, is_serving: bool) -> None:
-        """Set what the health service reports. Calls are not affected."""
+        """Set the status that the health service reports. Calls are still served."""
         status = health_pb2.HealthCheckResponse
         for service in self._services:
             await self._health.set(service, status.SERVING if is_serving else status.NOT_SERVING)

@@ -1,4 +1,4 @@
-"""The gRPC channels of one client to peers of one kind: shared by calls, bounded in number."""
+"""A bounded pool of gRPC channels. Calls to the same address share a channel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import grpc.aio
 
 from duplane.fabric.channel import open_channel
 
-MAX_COUNT = 256  # above it, the channel that was unused for longest is closed
+MAX_COUNT = 256  # with more channels, the least recently used one is closed once no call uses it
 
 
 class ChannelPool:
@@ -38,7 +38,7 @@ class ChannelPool:
             await self._close_unused()
 
     async def close_others(self, addresses: Collection[str]) -> None:
-        """Close the channels to all other addresses. A channel in use closes after its last use."""
+        """Close the channels to all addresses but these. Running calls keep their channel open."""
         self._former = self._channels.keys() - set(addresses)
         await self._close_unused()
 

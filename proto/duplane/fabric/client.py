@@ -1,7 +1,7 @@
 """The client of a fabric: acquires leases, opens sessions and chats on workers, releases leases.
 
-Used by the edge and by internal clients. The client tries several schedulers. If a granted worker
-cannot be reached, the request returns to its place in the queue.
+Used by the edge and by internal clients. The client tries several schedulers. If the worker of a
+granted slot cannot be reached, the request returns to its place in the queue.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OnGranted = Callable[[lease_pb2.Granted], None]
 _UNREACHABLE_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _SCHEDULER_RETRY_S = 0.5  # between rounds of calls to schedulers that do not answer
 _FIRST_ANSWER_S = 3.0  # wait for a scheduler's first answer, if there is another scheduler
-_END_S = 0.5  # wait for the end of the call after a grant; then the grant is used anyway
+_END_S = 0.5  # longest wait after a grant for the end of the call; then the grant is used anyway
 _RELEASE_TIMEOUT_S = 2.0
 _CLOSE_TIMEOUT_S = 1.0
 _CLAIM_ATTEMPTS = 6  # failed claims after which a session is given up
@@ -53,7 +53,7 @@ _MAX_AVOIDED = 64  # as AcquireLeaseRequest.avoided_worker_ids allows
 
 
 class ConverseStream:
-    """The client's side of one Converse call, claimed. Not safe for several writers at once."""
+    """The client's side of one Converse call. Only one task at a time may write."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class ConverseStream:
     ) -> None:
         self._call = call
         self.granted = granted
-        self.claimed = session_pb2.Claimed()  # set once the worker has sent it
+        self.claimed = session_pb2.Claimed()  # the worker's answer to the claim; empty until then
 
     async def claim_slot(self, trace: trace_pb2.TraceContext | None) -> None:
         """Claim the granted slot within the grant's claim timeout. Raises FabricError."""
@@ -136,7 +136,7 @@ class ConverseStream:
             await self._call.done_writing()
 
     async def finish(self) -> None:
-        """Half-close, give the worker a short time to end the call, then cancel it."""
+        """Half-close the call, wait a short time until the worker ends it, then cancel it."""
         if self._call.done():  # grpc.aio raises CancelledError from a read of a cancelled call
             return
         try:
@@ -150,7 +150,7 @@ class ConverseStream:
 
 
 class FabricClient:
-    """Calls one of several schedulers, and the workers whose slots it was granted.
+    """Calls the schedulers, and the workers whose slots the schedulers grant to this client.
 
     Use as an async context manager. Every method may run for many sessions at once. The constructor
     raises ValueError for scheduler addresses that are not host:port.
@@ -164,7 +164,8 @@ class FabricClient:
         self._preferred = 0
         self._to_schedulers, self._to_workers = ChannelPool(), ChannelPool()
         self._silence = RepeatedLog(_log)
-        # Ids of workers that could not be reached lately, and the worker's id by its failed lease.
+        # Ids of workers that could not be reached lately; and, by the id of each lease that could
+        # not be claimed for this reason, the id of its worker.
         self._avoided = TTLCache[str, bool, float](_MAX_AVOIDED, _AVOID_S)
         self._unreachable = TTLCache[str, str, float](_MAX_UNREPORTED, _AVOID_S)
 
@@ -173,7 +174,7 @@ class FabricClient:
         return self
 
     async def _find_schedulers(self) -> None:
-        """Resolve the names again. Channels to former addresses close after their last call."""
+        """Resolve the schedulers' names. Channels to old addresses close after their last call."""
         self._schedulers = await resolve(self._addresses)
         self._preferred %= len(self._schedulers)
         await self._to_schedulers.close_others(self._schedulers)
@@ -185,10 +186,10 @@ class FabricClient:
     async def administer(
         self, call: Callable[[admin_pb2_grpc.AdminServiceAsyncStub], Awaitable[_Answer]]
     ) -> _Answer:
-        """Make a call to AdminService, at the next scheduler if one does not answer.
+        """Make a call to AdminService. If a scheduler does not answer, call the next one.
 
-        Every call of AdminService can be repeated. `call` should set a timeout, which applies to
-        each attempt. Raises FabricError.
+        This is safe, because every call of AdminService can be repeated. `call` should set a
+        timeout, which then applies to each scheduler. Raises FabricError.
         """
         failure = FabricError(Reason.UNAVAILABLE, "no scheduler answers")
         for offset in range(len(self._schedulers)):
@@ -205,10 +206,11 @@ class FabricClient:
     async def acquire(
         self, request: lease_pb2.AcquireLeaseRequest, on_queued: OnQueued | None = None
     ) -> lease_pb2.Granted:
-        """Wait for a slot without time limit; cancel to leave the queue at once.
+        """Wait for a slot, without a time limit. Cancel the call to leave the queue at once.
 
-        If a scheduler dies or cannot be reached, the next one is called, with the same ticket.
-        If none answers, the wait continues until one does. Raises FabricError if one refuses.
+        If a scheduler dies or cannot be reached, the client sends the same ticket to the next
+        scheduler. While no scheduler answers, the client keeps trying. Raises FabricError if a
+        scheduler refuses the request.
         """
         current = lease_pb2.AcquireLeaseRequest()
         current.CopyFrom(request)
@@ -225,7 +227,7 @@ class FabricClient:
             else:
                 self._silence.resolve("a scheduler answers again")
                 return granted
-            if self._preferred == used:  # no other request has chosen the next one yet
+            if self._preferred == used:  # no other request has chosen another scheduler meanwhile
                 self._preferred = (used + 1) % len(self._schedulers)
             if attempt % len(self._schedulers) == 0:
                 await asyncio.sleep(_SCHEDULER_RETRY_S)
@@ -238,7 +240,7 @@ class FabricClient:
         request: lease_pb2.AcquireLeaseRequest,
         on_queued: OnQueued | None,
     ) -> lease_pb2.Granted:
-        """Call one scheduler. Sets `request.ticket_id` to the ticket that the scheduler assigns."""
+        """Acquire a lease from one scheduler. Set `request.ticket_id` to the assigned ticket."""
         async with self._to_schedulers.use(scheduler) as channel:
             call = lease_pb2_grpc.LeaseServiceStub(channel).AcquireLease(request)
             return await self._read_grant(call, request, on_queued)
@@ -249,12 +251,12 @@ class FabricClient:
         request: lease_pb2.AcquireLeaseRequest,
         on_queued: OnQueued | None,
     ) -> lease_pb2.Granted:
-        """Read the stream of one call. Sets `request.ticket_id`."""
+        """Return the grant from the stream of one call. Set `request.ticket_id` on the way."""
         first_answer_s = _FIRST_ANSWER_S if len(self._schedulers) > 1 else None
         granted: lease_pb2.Granted | None = None
         try:
-            # The stream is read to its end: if it were cancelled, the scheduler could not know
-            # whether the grant has arrived.
+            # Read the stream to its end. If the client cancelled the call after the grant, the
+            # scheduler could not know whether the grant has arrived.
             async with asyncio.timeout(first_answer_s) as limit:
                 async for response in call:
                     limit.reschedule(None)
@@ -272,7 +274,7 @@ class FabricClient:
             if granted is None:
                 raise from_rpc(error) from None
         except asyncio.CancelledError:
-            # A grant may still be in transit, or was read but will not be used.
+            # Give back a grant that is still in transit, or that was read and will not be used.
             call.cancel()
             cancelled = lease_pb2.ReleaseLeaseRequest(request_id=request.request_id)
             await asyncio.shield(self._release(cancelled))
@@ -284,7 +286,7 @@ class FabricClient:
         return granted
 
     async def release(self, lease_id: str) -> None:
-        """Give a lease back. If no scheduler can be reached, the lease expires."""
+        """Give a lease back. If the scheduler does not answer, the slot is freed later."""
         await self._release(
             lease_pb2.ReleaseLeaseRequest(
                 lease_id=lease_id, unreachable_worker_id=self._unreachable.pop(lease_id, "")
@@ -357,7 +359,10 @@ class FabricClient:
     async def chat(
         self, granted: lease_pb2.Granted, request: session_pb2.ChatRequest
     ) -> AsyncGenerator[AsyncIterator[session_pb2.ChatResponse]]:
-        """Run one turn of chat on the granted slot. The end of the `with` body stops the turn."""
+        """Yield the responses of one turn of chat on the granted slot.
+
+        The end of the `with` body stops the turn.
+        """
         async with self._to_workers.use(granted.worker_address) as channel:
             turn = session_pb2.ChatRequest()
             turn.CopyFrom(request)

@@ -1,7 +1,7 @@
 """Errors between processes: a reason for each, and the gRPC status code of each reason.
 
-A call fails with a gRPC status that has exactly one `google.rpc.ErrorInfo` (AIP-193). In Python
-it is a `FabricError`, in the server and in the client.
+Between processes, an error is a gRPC status with exactly one `google.rpc.ErrorInfo` (AIP-193). In
+Python, an error is a `FabricError`, in the server and in the client.
 """
 
 # pyright: reportMissingTypeStubs=false
@@ -99,7 +99,7 @@ class FabricError(Exception):
 
 
 def from_rpc(error: grpc.aio.AioRpcError) -> FabricError:
-    """Translate the error of a failed call. UNAVAILABLE means that the peer did not answer."""
+    """Return the error of a failed call. Its reason is UNAVAILABLE if the peer did not answer."""
     status = rpc_status.from_call(error)
     for detail in status.details if status else ():
         info = error_details_pb2.ErrorInfo()
@@ -112,7 +112,7 @@ def from_rpc(error: grpc.aio.AioRpcError) -> FabricError:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: FabricError) -> NoReturn:
-    """End a call with `error`. For the server's side."""
+    """End a call with `error`. Servicers call this."""
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
     if error.field:
         info.metadata["field"] = error.field

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Generator
 from pathlib import Path
 
-PART_SUFFIX = ".part"  # ends the names of files that are being written; readers skip them
+PART_SUFFIX = ".part"  # at the end of the names of unfinished files, which readers skip
 
 
 def part_path(path: Path) -> Path:
@@ -21,7 +21,10 @@ def part_path(path: Path) -> Path:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Generator[Path]:
-    """Yield a path to write to. Its file replaces `path` at the end; an error deletes it."""
+    """Yield the path of a new file to write. At the end of the `with`, this file replaces `path`.
+
+    If the body raises an error, the new file is deleted and `path` is unchanged.
+    """
     part = part_path(path)
     try:
         yield part
@@ -31,6 +34,6 @@ def replacing(path: Path) -> Generator[Path]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace the content of `path`. Raises OSError and then leaves `path` unchanged."""
+    """Replace the content of `path`. If this raises OSError, `path` is unchanged."""
     with replacing(path) as part:
         part.write_bytes(content)

@@ -16,11 +16,12 @@ from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 
 MAX_CLAIM_TIMEOUT_S = 60.0
-CLAIM_SLACK_S = 30.0  # after the claim timeout, as LeaseClaims.claim_timeout says
+CLAIM_SLACK_S = 30.0  # a worker accepts a lease until so long after the claim timeout
 LEASE_LIFE_S = MAX_CLAIM_TIMEOUT_S + CLAIM_SLACK_S
 """The longest time from the signature of a lease to the last moment at which it can be claimed."""
 
-_CONTEXT = b"duplane.fabric.v1.LeaseClaims\0"  # so that other signed bytes are no lease
+# Precedes the claims in the signed bytes, so that bytes signed for another purpose are no lease.
+_CONTEXT = b"duplane.fabric.v1.LeaseClaims\0"
 
 
 class LeaseSigner:
@@ -45,8 +46,8 @@ class LeaseSigner:
 class LeaseVerifier:
     """Verifies signatures with the keys that the schedulers sent last.
 
-    A key that is missing from the latest ones is trusted for LEASE_LIFE_S more, because leases that
-    it has signed may be on their way. Times are monotonic seconds.
+    A key that the schedulers no longer send is trusted for another LEASE_LIFE_S, because leases
+    that are signed with this key may still be on their way. Times are monotonic seconds.
     """
 
     def __init__(self) -> None:
@@ -54,7 +55,7 @@ class LeaseVerifier:
         self._retired: dict[str, float] = {}  # key id -> time at which trust ends
 
     def trust(self, keys: Sequence[registry_pb2.VerificationKey], now: float) -> None:
-        """Replace the keys. If one is malformed, raises ValueError and changes nothing."""
+        """Replace the trusted keys. Raises ValueError for a malformed key, and changes nothing."""
         latest = {key.key_id: Ed25519PublicKey.from_public_bytes(key.public_key) for key in keys}
         missing = dict.fromkeys(self._keys.keys() - latest.keys(), now + LEASE_LIFE_S)
         ends = {**missing, **self._retired}  # keep an end that was set before
@@ -64,7 +65,7 @@ class LeaseVerifier:
         self._keys = {**{key_id: self._keys[key_id] for key_id in self._retired}, **latest}
 
     def verify(self, lease: lease_pb2.Lease, now: float) -> lease_pb2.LeaseClaims:
-        """Return the claims of a lease. Raises LEASE_FORGED."""
+        """Return the claims of a lease. Raises FabricError with the reason LEASE_FORGED."""
         key = self._keys.get(lease.key_id)
         if key is None or self._retired.get(lease.key_id, now) < now:
             raise FabricError(Reason.LEASE_FORGED, "the lease is signed with an unknown key")

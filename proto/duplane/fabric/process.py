@@ -1,4 +1,4 @@
-"""What all processes share: event loop, signals, the ready line, and ending with the parent."""
+"""Runs a process: event loop, signals, the ready line, and the end when the parent process dies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 import uvloop
 
 READY = "duplane-ready"  # first word of the line that announces the served address
-SUPERVISED = "DUPLANE_SUPERVISED"  # a parent process sets it: the process ends when its stdin ends
+SUPERVISED = "DUPLANE_SUPERVISED"  # set by a parent process: end the process when its stdin ends
 EXIT_CANNOT_START = 1
 EXIT_FATAL = 70
 EXIT_INTERRUPTED = 130

@@ -11,7 +11,7 @@ _MAX_INTERVAL_S = 3600.0
 
 
 class RepeatedLog:
-    """One condition, such as a peer that does not answer."""
+    """Logs one condition, such as a peer that does not answer."""
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
@@ -22,7 +22,7 @@ class RepeatedLog:
         self._skipped_count = 0
 
     def report(self, message: str) -> None:
-        """Log a warning, unless one was logged within the present interval."""
+        """Log that the condition lasts, unless the present interval has such a line already."""
         now = self._clock()
         if self._since is None:
             self._since, self._due, self._interval_s = now, now, _FIRST_INTERVAL_S

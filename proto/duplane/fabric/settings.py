@@ -1,8 +1,9 @@
-"""Settings of a process: one frozen dataclass defines its flags, environment variables, keys of the
-config file, help, bounds and documentation.
+"""Types and checks for the settings of a process.
 
-A flag has the name of its field unless the field's `Parameter` gives another; the docstring below
-a field is its help. Bounds are checked whenever an instance is made, from flags or in code.
+The settings of a process are one frozen dataclass. Its fields define the flags, the environment
+variables, the keys of the config file, their help, their bounds and their documentation. A flag has
+the name of its field, unless the field's `Parameter` gives another name. The docstring below a
+field is its help. Bounds are checked whenever an instance is made, from flags or in code.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ def _split(_: object, tokens: Sequence[Token]) -> tuple[str, ...]:
 
 
 Names = Annotated[tuple[str, ...], Parameter(converter=_split, n_tokens=1, negative=())]
-"""Values separated by commas; in the config file also a list."""
+"""Values separated by commas. The config file may have a list instead."""
 
 
 def check_bounds(settings: object) -> None:
-    """Check every number of a settings dataclass. Call this from its `__post_init__`.
+    """Check the bounds of every number of a settings dataclass. Its `__post_init__` calls this.
 
-    Raises ValueError that begins with the name of the field. NaN is outside every bound.
+    Raises ValueError with a message that begins with the name of the field. NaN is outside every
+    bound.
     """
     for name, bounds in _bounds_of(type(settings)):
         value = getattr(settings, name)
@@ -76,7 +78,10 @@ def _problem(bound: object, value: Any) -> str:
 
 
 def parse_labels(texts: Sequence[str], setting: str) -> dict[str, str]:
-    """Parse labels written as KEY=VALUE. Raises ValueError that begins with `setting`."""
+    """Parse labels written as KEY=VALUE.
+
+    Raises ValueError with a message that begins with `setting`.
+    """
     labels: dict[str, str] = {}
     for text in texts:
         name, separator, value = (part.strip() for part in text.partition("="))

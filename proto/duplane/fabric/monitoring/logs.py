@@ -1,4 +1,4 @@
-"""Log lines of all processes: their format, the ids in them, and a level that signals change.
+"""Logging of all processes: the format of a line, the ids in it, and signals that set the level.
 
 A line never contains audio, text of a conversation, or a secret.
 """
@@ -19,16 +19,19 @@ import orjson
 from duplane.fabric.settings import LogFormat
 from duplane.fabric.v1.trace_pb2 import TraceContext
 
-LEVEL_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)  # to DEBUG, and back to the level of the settings
+LEVEL_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)  # set DEBUG, and set the level of the settings
 
-_OURS = "duplane"  # parent of this project's loggers; all others log from INFO on
+_OURS = "duplane"  # parent of this project's loggers; the others never log below INFO
 _NO_IDS: Mapping[str, str] = {}
 _ids = ContextVar("ids of log lines", default=_NO_IDS)
 _CONTROL_CHARACTERS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 
 
 def configure_logging(role: str, level: str = "INFO", log_format: LogFormat = "text") -> None:
-    """Log to stderr, from `level` on. `LEVEL_SIGNALS` change the level. Main thread only."""
+    """Log to stderr, from `level` on, and let `LEVEL_SIGNALS` change the level.
+
+    Call this in the main thread, because only this thread can set signal handlers.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter(role) if log_format == "json" else _TextFormatter(role))
     logging.basicConfig(handlers=[handler], force=True)
@@ -70,7 +73,7 @@ def _time(record: logging.LogRecord, separator: str) -> str:
 
 
 class _TextFormatter(logging.Formatter):
-    """Formats time, level, role, message and ids as one line; a traceback follows on more lines.
+    """Formats time, level, role, message and ids as one line; a traceback adds further lines.
 
     Control characters are escaped, so that a message cannot imitate a second line.
     """

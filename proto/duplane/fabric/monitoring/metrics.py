@@ -1,7 +1,7 @@
-"""Prometheus instruments with closed sets of label values, and the registry of one process.
+"""Prometheus instruments whose label values are declared in advance, and a process's registry.
 
-Every series exists from the start. So a rate that includes its first event is right, and the number
-of series does not grow with the number of sessions.
+There is a series for each combination of label values from the start. So `rate()` counts the first
+event of a series too, and the number of series does not grow with the number of sessions.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-OTHER = "other"  # the label value that stands for every undeclared one
-UNIT_DEADLINE_S = 1.0  # a unit is one second of sound, so slower answers fall behind
+OTHER = "other"  # the label value under which all undeclared values are counted
+UNIT_DEADLINE_S = 1.0  # a unit is one second of sound; slower answers fall behind real time
 UNIT_BUCKETS_S = (
     *(0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
     *(UNIT_DEADLINE_S, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0),
@@ -26,7 +26,7 @@ Instrument = TypeVar("Instrument", Counter, Histogram)
 
 
 class Family(Generic[Instrument]):
-    """One instrument for each combination of label values, all made at once.
+    """One instrument for each combination of label values, all made by the constructor.
 
     `labels` maps each label to its values, in the order of the arguments of `of`.
     """
@@ -40,7 +40,7 @@ class Family(Generic[Instrument]):
         }
 
     def of(self, *values: str) -> Instrument:
-        """Return the instrument with these label values; undeclared ones count as `other`."""
+        """Return the instrument with these label values. Undeclared values count as `other`."""
         child = self._children.get(values)
         return child if child is not None else self._of_other(values)
 
@@ -55,12 +55,12 @@ class Family(Generic[Instrument]):
 def counters(
     registry: CollectorRegistry, name: str, text: str, **labels: Collection[str]
 ) -> Family[Counter]:
-    """Return counters; `name` ends with `_total`."""
+    """Return a counter for each combination of label values; `name` ends with `_total`."""
     return Family(Counter(name, text, tuple(labels), registry=registry), labels)
 
 
 def late_units(registry: CollectorRegistry, role: str) -> Counter:
-    """Add the counter of units that miss `UNIT_DEADLINE_S` in one process."""
+    """Return the counter of units that took longer than `UNIT_DEADLINE_S` in this process."""
     return counters(
         registry,
         "duplane_unit_deadlines_missed_total",
@@ -82,9 +82,10 @@ def histograms(
 
 
 class Observed(Collector):
-    """Gauges whose values are computed only when they are collected.
+    """Gauges that are computed whenever Prometheus reads the metrics.
 
-    They are collected on the event loop, on which the state that they read also changes.
+    This happens on the event loop. The state that `read` uses changes only on the same loop, so it
+    does not change meanwhile.
     """
 
     def __init__(self, registry: CollectorRegistry, read: Callable[[], Iterable[Metric]]) -> None:
@@ -92,7 +93,7 @@ class Observed(Collector):
         registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
-        """Read the gauges."""
+        """Return the gauges with their present values."""
         return self._read()
 
 

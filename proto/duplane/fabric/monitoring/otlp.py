@@ -34,12 +34,12 @@ Signal = Literal["TRACES", "METRICS"]
 
 _UNITS = {"seconds": "s", "bytes": "By"}  # last part of a metric's name -> its unit in OTLP
 _DEFAULT_INTERVAL_MS = 60_000  # the default of the standard
-_UNKNOWN: Any = None  # Prometheus keeps no extremes, and OTLP does not require them
+_UNKNOWN: Any = None  # for minimum and maximum, which Prometheus does not keep
 _CUMULATIVE = AggregationTemporality.CUMULATIVE
 
 
 def is_export_configured(signal: Signal, environ: Mapping[str, str] = os.environ) -> bool:
-    """True if the standard settings ask for an export of this signal."""
+    """True if the `OTEL_*` settings ask for an export of traces, or of metrics."""
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
     exporter = environ.get(f"OTEL_{signal}_EXPORTER", "")
@@ -72,15 +72,16 @@ def resource(role: str) -> Resource:
 
 @contextlib.asynccontextmanager
 async def exporting(role: str, registry: CollectorRegistry) -> AsyncGenerator[None]:
-    """Export the metrics during the body of the `with`, at intervals and at its end.
+    """Export the metrics at intervals during the body of the `with`, and at its end.
 
-    Does nothing unless the standard settings ask for it. Raises StartError.
+    Does nothing unless the `OTEL_*` settings ask for an export. Raises StartError if they ask for
+    an exporter that is not installed, or are invalid.
     """
     if not is_export_configured("METRICS"):
         yield
         return
     check_exporter("METRICS")
-    # Loaded only here, because most processes export nothing and should start quickly.
+    # Imported only here: most processes export nothing, and the import would slow their start.
     from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 
     export = _MetricsExport(resource(role), registry, OTLPMetricExporter())
@@ -101,10 +102,11 @@ def _interval_s(environ: Mapping[str, str]) -> float:
 
 
 class _MetricsExport:
-    """Exports one registry. The sums are cumulative, so a failed export loses nothing.
+    """Exports the metrics of one registry.
 
-    The registry is read on the event loop. A thread sends the export and waits for the answer. One
-    export runs at a time, and the exporter's own time limit bounds it.
+    The event loop reads the registry; a thread sends the export and waits for the answer. One
+    export runs at a time, with the time limit of the exporter. Counts are cumulative, so nothing is
+    lost if an export fails and a later one succeeds.
     """
 
     def __init__(
@@ -163,7 +165,10 @@ def _points(family: Family, start_ns: int, now_ns: int) -> Gauge | Histogram | S
 
 
 def _histograms(samples: Sequence[Sample], start_ns: int, now_ns: int) -> list[HistogramDataPoint]:
-    """Return the points of a histogram. The samples of one point must follow each other."""
+    """Return a data point for each combination of a histogram's label values.
+
+    The samples of one combination must be next to each other.
+    """
     points: list[HistogramDataPoint] = []
     bounds: list[float] = []
     counts: list[int] = []  # cumulative, as in Prometheus

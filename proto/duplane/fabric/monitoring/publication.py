@@ -20,8 +20,8 @@ _KEEPALIVE_S = 75.0
 async def published(role: str, registry: CollectorRegistry, listen: str) -> AsyncGenerator[str]:
     """Publish the metrics during the body of the `with`.
 
-    Yields the URL at which Prometheus can read them; the URL is empty if `listen` is empty. The
-    metrics are read on the event loop. Raises StartError.
+    Yields the URL at which Prometheus can read the metrics, or an empty URL if `listen` is empty.
+    The event loop reads the metrics. Raises StartError if the process cannot listen there.
     """
     disable_created_metrics()  # `_created` series would double the number of series
     async with exporting(role, registry):
@@ -35,7 +35,7 @@ async def published(role: str, registry: CollectorRegistry, listen: str) -> Asyn
 
 @contextlib.asynccontextmanager
 async def _served(registry: CollectorRegistry, listen: str) -> AsyncGenerator[str]:
-    # Loaded only here, because it takes a third of a scheduler's start.
+    # Imported only here: this import takes a third of the time in which a scheduler starts.
     from aiohttp import web
     from prometheus_client.aiohttp import make_aiohttp_handler
 

@@ -19,13 +19,13 @@ OUTCOMES = ("exported", "failed", "dropped")
 
 
 class SpanQueue(BatchSpanProcessor):
-    """Exports spans in batches, in a separate thread. Callers never wait for it.
+    """Exports spans in batches, in a thread of its own, so that callers never wait.
 
     If the queue is full, because the collector is slow or gone, new spans are dropped.
     """
 
     def __init__(self, exporter: SpanExporter) -> None:
-        """Read the standard settings `OTEL_BSP_*`. Raises StartError."""
+        """Read the standard settings `OTEL_BSP_*`. Raises StartError if they are invalid."""
         self._exporter = _CountingExporter(exporter)
         self._capacity = _capacity(os.environ)
         self._accepted_count = 0
@@ -56,7 +56,7 @@ class SpanQueue(BatchSpanProcessor):
 
 
 class _CountingExporter(SpanExporter):
-    """Counts the spans that another exporter exports. Only the queue's thread uses it."""
+    """Exports spans through another exporter and counts them, in the thread of the queue."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
@@ -88,7 +88,7 @@ def _capacity(environ: Mapping[str, str]) -> int:
 
 
 def observe_spans(registry: CollectorRegistry, role: str, queue: SpanQueue | None) -> None:
-    """Add the counts of a queue to the metrics of a process. Without a queue they are 0."""
+    """Add the counts of a queue to the metrics of a process. Without a queue the counts are 0."""
 
     def observe() -> Iterable[Metric]:
         family = CounterMetricFamily(

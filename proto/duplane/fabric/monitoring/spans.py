@@ -1,16 +1,17 @@
 """Spans: their names, stages and attributes, and their context inside messages.
 
-The queue, claim, opening and close of a session are child spans of the session's span. Each unit is
-a trace of its own, linked to its session's span: `edge.unit` with the child `worker.unit`. Each
-event of a unit's span begins a stage, which lasts until the next event or the end of the span. The
-edge's stage `worker` is longer than the worker's span by the time in the network. The parts of a
-chat turn are child spans of the turn.
+A session has a span, with child spans for its queue, claim, opening and close. Each unit is a trace
+of its own, linked to the session's span: the span `edge.unit` with the child `worker.unit`. Each
+event of these two spans begins a stage, which lasts until the next event or the end of the span.
+The stage `worker` of `edge.unit` contains the worker's span and the time in the network. The parts
+of a chat turn are child spans of the turn's span.
 
-The standard settings of OpenTelemetry decide which sessions are sampled, with all their units. A
-unit that is late, fails or is dropped is always exported. The worker decides this when it makes the
-delta: a unit is late if `UNIT_DEADLINE_S` have passed since the edge received it. It tells the edge
-by the trace context of the delta. If a unit becomes late only after that, the edge alone exports
-it, with the worker's stage times as attributes.
+The standard settings of OpenTelemetry choose the sessions of which all units are exported. Of the
+other sessions, only units that are late, fail or are dropped are exported. A unit is late if its
+delta is made more than `UNIT_DEADLINE_S` after the edge received the unit. The worker decides this
+and tells the edge by the `sampled` flag in the delta's trace context. If a unit becomes late only
+on the way back, the edge exports its own span, with the worker's stage times as attributes; the
+worker's span is not exported.
 
 Spans are exported, as OTLP over gRPC, only if the standard `OTEL_*` settings ask for it. Attributes
 never contain audio, text or keys.
@@ -47,14 +48,14 @@ WORKER_SESSION = "worker.session"
 WORKER_OPEN = "worker.open"  # from `open` to `opened`
 WORKER_CLEANUP = "worker.cleanup"  # from the end of the session until its slot is free
 WORKER_UNIT = "worker.unit"
-WORKER_BATCH = "worker.batch"  # a batch of units; their spans link to it
+WORKER_BATCH = "worker.batch"  # a batch of units, whose spans link to this span
 WORKER_CHAT = "worker.chat"
 WORKER_CHAT_PREPARE = "worker.chat.prepare"  # work before the device: checks, videos, layout
 WORKER_CHAT_PREFILL = "worker.chat.prefill"
 WORKER_CHAT_PIECE = "worker.chat.piece"
 
 # Stages of `edge.unit`, in their order.
-READ = "read"  # a complete message waits until its session takes it
+READ = "read"  # a received message waits until its session takes it
 PARSE = "parse"
 QUEUE = "queue"  # the unit waits for the stream to the worker
 SEND = "send"  # the stream takes the unit
@@ -63,13 +64,13 @@ RENDER = "render"
 WRITE = "write"  # the client's connection takes the events
 EDGE_STAGES = (READ, PARSE, QUEUE, SEND, WORKER, RENDER, WRITE)
 
-# Stages of `worker.unit`, in their order. From vision to vocoder they are stages of the batch.
+# Stages of `worker.unit`, in their order. The stages from vision to vocoder are those of the batch.
 PREPARE = "prepare"  # check of the unit and decoding of its pictures
 INBOX = "inbox"  # wait for earlier units of the conversation
 SETTLE = "settle"  # wait for the settle of the conversation's previous unit
 DEVICE = "device"  # wait while the device runs other conversations
 MODEL_STAGES = ("vision", "audio", "prefill", "decode", "talker", "vocoder")
-RUN = "run"  # the rest of the batch, for which the model reports no stage
+RUN = "run"  # the rest of the batch's time, for which the model reports no stage
 DELIVER = "deliver"  # from the device thread to the stream
 WORKER_STAGES = (PREPARE, INBOX, SETTLE, DEVICE, *MODEL_STAGES, RUN, DELIVER)
 
@@ -110,7 +111,7 @@ class SpanIds(NamedTuple):
 
     @classmethod
     def new(cls, trace_id: int = 0) -> SpanIds:
-        """Return the ids of a new span, in a new trace unless there is a `trace_id`."""
+        """Return the ids of a new span, which begins a new trace if `trace_id` is 0."""
         return cls(trace_id or random.getrandbits(128) or 1, random.getrandbits(64) or 1)
 
     def traceparent(self, *, is_sampled: bool) -> str:
@@ -122,7 +123,8 @@ class SpanIds(NamedTuple):
 class FinishedSpan:
     """A span that has ended and can be recorded. Times are wall-clock nanoseconds.
 
-    `stages` are their names and beginnings, in order; `token_counts` are attributes of a stage.
+    `stages` has the name and the beginning of each stage, in order. `token_counts` has further
+    attributes of a stage, by its name.
     """
 
     name: str
@@ -140,20 +142,21 @@ class FinishedSpan:
 
 
 class Telemetry:
-    """The tracer of one process. It does nothing when spans are not exported.
+    """The tracer of one process. Its methods do nothing if spans are not exported.
 
-    Raises StartError when the settings ask for an exporter that is not installed.
+    The constructor raises StartError if the settings ask for an exporter that is not installed.
     """
 
     def __init__(
         self, role: str, processor: SpanProcessor | None = None, sampler: Sampler | None = None
     ) -> None:
-        """Export as the settings ask, or in tests through `processor`."""
+        """Export spans as the `OTEL_*` settings ask. Tests pass a `processor` instead."""
         self._role = role
         self._queue: SpanQueue | None = None
         if processor is None and is_export_configured("TRACES"):
             check_exporter("TRACES")
-            # Loaded only here, because most processes export nothing and should start quickly.
+            # Imported only here: most processes export nothing, and the import would slow their
+            # start.
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
             processor = self._queue = SpanQueue(OTLPSpanExporter())
@@ -187,10 +190,10 @@ class Telemetry:
         )
 
     def record(self, span: FinishedSpan) -> None:
-        """Export a span that has ended, whatever the sampling.
+        """Export a span that has ended, even if its session is not sampled.
 
-        Such a span is made at its end, because only then it is known whether it is exported. This
-        costs a third of the time of a span that is started and ended.
+        The span of a unit is made at the unit's end, because only then the process knows whether to
+        export it. This takes a third of the time that it takes to start a span and end it.
         """
         if self._processor is None:
             return
@@ -227,13 +230,13 @@ def span_context(ids: SpanIds) -> SpanContext:
 
 
 def link_to(context: TraceContext | None) -> tuple[Link, ...]:
-    """Return a link to the span in a message's trace context, or nothing without a context."""
+    """Return one link, to the span in a message's trace context; empty without a context."""
     linked = extract(context)
     return (Link(linked),) if linked.is_valid else ()
 
 
 def is_sampled(context: TraceContext | None) -> bool:
-    """Whether the sender of a context exports its span."""
+    """True if the sender of this trace context exports its span."""
     return context is not None and context.traceparent[-1:] in _ODD
 
 
@@ -241,7 +244,7 @@ _ODD = frozenset("13579bdf")  # last digits of flags whose lowest bit, `sampled`
 
 
 def inject(span: Span) -> TraceContext | None:
-    """Return a span's context for a message; None if the span is not recorded."""
+    """Return a span's trace context for a message, or None if the span is not recorded."""
     if not span.get_span_context().is_valid:
         return None
     carrier: dict[str, str] = {}
@@ -250,7 +253,7 @@ def inject(span: Span) -> TraceContext | None:
 
 
 def extract(context: TraceContext | None) -> SpanContext:
-    """Return the span context of a message, or OpenTelemetry's invalid context if it has none."""
+    """Return a message's span context; OpenTelemetry's invalid context if the message has none."""
     if context is None or not context.traceparent:
         return trace.INVALID_SPAN_CONTEXT
     carrier = {"traceparent": context.traceparent, "tracestate": context.tracestate}
@@ -258,7 +261,7 @@ def extract(context: TraceContext | None) -> SpanContext:
 
 
 def from_headers(headers: Mapping[str, str]) -> TraceContext:
-    """Return the trace context in HTTP headers by lower-case name; empty if none is valid."""
+    """Return the trace context in HTTP headers with lower-case names; empty if it is not valid."""
     context = TraceContext(
         traceparent=headers.get("traceparent", ""), tracestate=headers.get("tracestate", "")
     )
@@ -266,5 +269,5 @@ def from_headers(headers: Mapping[str, str]) -> TraceContext:
 
 
 def from_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> TraceContext:
-    """Return the trace context in the metadata of a gRPC call; empty if none is valid."""
+    """Return the trace context in the metadata of a gRPC call; empty if it is not valid."""
     return from_headers({key: value for key, value in metadata if isinstance(value, str)})

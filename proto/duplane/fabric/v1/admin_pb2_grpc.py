@@ -120,7 +120,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CancelTicket(self, request, context):
-        """Removes a ticket from the queue. Its AcquireLease call ends with TICKET_CANCELLED.
+        """Removes a ticket from the queue. The AcquireLease call of the ticket ends with
+        TICKET_CANCELLED.
 
         Errors: NOT_FOUND / UNKNOWN_TICKET.
         """

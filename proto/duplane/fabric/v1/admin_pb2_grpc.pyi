@@ -49,7 +49,8 @@ class AdminServiceStub:
     Errors: NOT_FOUND / UNKNOWN_WORKER.
     """
     CancelTicket: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CancelTicketRequest, _admin_pb2.CancelTicketResponse]
-    """Removes a ticket from the queue. Its AcquireLease call ends with TICKET_CANCELLED.
+    """Removes a ticket from the queue. The AcquireLease call of the ticket ends with
+    TICKET_CANCELLED.
 
     Errors: NOT_FOUND / UNKNOWN_TICKET.
     """
@@ -83,7 +84,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     Errors: NOT_FOUND / UNKNOWN_WORKER.
     """
     CancelTicket: _aio.UnaryUnaryMultiCallable[_admin_pb2.CancelTicketRequest, _admin_pb2.CancelTicketResponse]  # type: ignore[assignment]
-    """Removes a ticket from the queue. Its AcquireLease call ends with TICKET_CANCELLED.
+    """Removes a ticket from the queue. The AcquireLease call of the ticket ends with
+    TICKET_CANCELLED.
 
     Errors: NOT_FOUND / UNKNOWN_TICKET.
     """
@@ -150,7 +152,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.CancelTicketRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.CancelTicketResponse, _abc.Awaitable[_admin_pb2.CancelTicketResponse]]:
-        """Removes a ticket from the queue. Its AcquireLease call ends with TICKET_CANCELLED.
+        """Removes a ticket from the queue. The AcquireLease call of the ticket ends with
+        TICKET_CANCELLED.
 
         Errors: NOT_FOUND / UNKNOWN_TICKET.
         """

@@ -53,8 +53,8 @@ class RegistryServiceServicer:
         worker then attaches again, gets a new epoch and reports the slots that are still occupied.
 
         Errors: INVALID_ARGUMENT / INVALID_FIELD; ALREADY_EXISTS / WORKER_ATTACHED when another
-        process, or a later stream of this one, is attached under this id; ABORTED / SUPERSEDED on the
-        older stream when the same process attaches again.
+        process, or a later stream of the same process, is attached under this worker id; ABORTED /
+        SUPERSEDED on the older stream when the same process attaches again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

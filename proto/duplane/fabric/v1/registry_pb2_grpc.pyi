@@ -40,8 +40,8 @@ class RegistryServiceStub:
     worker then attaches again, gets a new epoch and reports the slots that are still occupied.
 
     Errors: INVALID_ARGUMENT / INVALID_FIELD; ALREADY_EXISTS / WORKER_ATTACHED when another
-    process, or a later stream of this one, is attached under this id; ABORTED / SUPERSEDED on the
-    older stream when the same process attaches again.
+    process, or a later stream of the same process, is attached under this worker id; ABORTED /
+    SUPERSEDED on the older stream when the same process attaches again.
     """
 
 @_typing.type_check_only
@@ -56,8 +56,8 @@ class RegistryServiceAsyncStub(RegistryServiceStub):
     worker then attaches again, gets a new epoch and reports the slots that are still occupied.
 
     Errors: INVALID_ARGUMENT / INVALID_FIELD; ALREADY_EXISTS / WORKER_ATTACHED when another
-    process, or a later stream of this one, is attached under this id; ABORTED / SUPERSEDED on the
-    older stream when the same process attaches again.
+    process, or a later stream of the same process, is attached under this worker id; ABORTED /
+    SUPERSEDED on the older stream when the same process attaches again.
     """
 
 class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -75,8 +75,8 @@ class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         worker then attaches again, gets a new epoch and reports the slots that are still occupied.
 
         Errors: INVALID_ARGUMENT / INVALID_FIELD; ALREADY_EXISTS / WORKER_ATTACHED when another
-        process, or a later stream of this one, is attached under this id; ABORTED / SUPERSEDED on the
-        older stream when the same process attaches again.
+        process, or a later stream of the same process, is attached under this worker id; ABORTED /
+        SUPERSEDED on the older stream when the same process attaches again.
         """
 
 def add_RegistryServiceServicer_to_server(servicer: RegistryServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
