@@ -35,7 +35,7 @@ _CLIENT_ERRORS = frozenset(
 
 
 class ClientError(Exception):
-    """An event of the client is invalid. The client gets an error; the session does not change.
+    """A client's event is invalid. The client gets an error; the session does not change.
 
     `input_id` is the client's own id of the event, if its dialect has such ids.
     """
@@ -48,9 +48,10 @@ class ClientError(Exception):
 
 
 def name_fault(field: str, message: str) -> str:
-    """Return a worker's message about a field, changed so that it begins with the field's path.
+    """Return a worker's message about a field, changed so that the message begins with `path`.
 
-    The message may begin with the whole path, with its last part, or with neither.
+    The worker's message may begin with the whole path of the field, with the last part of this
+    path, or with neither.
     """
     for name in (field, field.rpartition(".")[2]):
         rest = message.removeprefix(name)

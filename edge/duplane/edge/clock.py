@@ -44,7 +44,8 @@ class LoopClock:
     """The running event loop's monotonic time and the system's wall time."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()  # kept: each lookup is a system call in 3.11
+        # Kept, because each lookup is a system call in Python 3.11.
+        self._loop = asyncio.get_running_loop()
 
     def now(self) -> Moment:
         """Return the current time."""

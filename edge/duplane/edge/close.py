@@ -18,7 +18,7 @@ class CloseReason(StrEnum):
     CONTEXT_FULL = "context_full"
     SHUTDOWN = "shutdown"  # the edge or the worker shuts down
     FAILED = "failed"  # the worker is lost or cannot continue
-    SERVICE_UNAVAILABLE = "service_unavailable"  # this and the next four refuse a session
+    SERVICE_UNAVAILABLE = "service_unavailable"  # this reason and the next four refuse a session
     QUEUE_FULL = "queue_full"
     WORKER_BUSY = "worker_busy"
     WORKER_CONNECT_FAILED = "worker_connect_failed"
@@ -59,12 +59,13 @@ REFUSALS: Mapping[CloseReason, ErrorCode] = {
     CloseReason.MODE_REFUSED: ErrorCode.SERVICE_UNAVAILABLE,
 }
 
-# After these the client reads nothing more, so waiting events are not sent.
+# After a close for one of these reasons the client reads nothing more, so the edge does not send
+# the events that wait.
 NOT_READ = frozenset({CloseReason.GONE, CloseReason.TOO_BIG, CloseReason.TOO_SLOW})
 
-# These end a session while its client is still sending. A client that sends to a closed socket
-# gets an error instead of the last events. So the connection stays open for a while (it lingers),
-# and the client can close it itself.
+# A session that ends for one of these reasons ends while its client is still sending. A client that
+# sends to a closed socket gets an error instead of the last events. So the connection stays open
+# for a while (it lingers), and the client can close it itself.
 LINGERING = frozenset({CloseReason.TIMEOUT, CloseReason.CONTEXT_FULL})
 
 
@@ -82,7 +83,7 @@ class Close:
         return self.message or self.reason.value
 
 
-# The worker's close reason -> the close reason that the client gets.
+# The worker's close reason -> the close reason for the client.
 WORKER_CLOSED: Mapping[int, CloseReason] = {
     session_pb2.CLOSE_REASON_UNSPECIFIED: CloseReason.FAILED,
     session_pb2.CLOSE_REASON_CLIENT: CloseReason.CLIENT,

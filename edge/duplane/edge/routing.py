@@ -69,7 +69,10 @@ def is_chat(path: str) -> bool:
 
 
 def _duplex_id(path: str) -> str:
-    """Return the session id of /ws/duplex/{session_id} in safe characters, "" for other paths."""
+    """Return the session id of /ws/duplex/{session_id}, and "" for other paths.
+
+    Characters that are unsafe in a file name are replaced.
+    """
     name = path.removeprefix(_DUPLEX_PREFIX)
     if name == path or "/" in name:
         return ""
@@ -118,7 +121,7 @@ ENDPOINTS: Mapping[tuple[Route, str], Endpoint] = {
     (Route.CHAT, "chat"): Endpoint(DialectD, CHAT_MODE),
 }
 
-# The dialect of the events with which a route refuses a session.
+# The dialect in which a route refuses a session.
 REFUSAL_DIALECTS: Mapping[Route, type[DuplexDialect] | type[ChatDialect]] = {
     Route.REALTIME: DialectA,
     Route.DUPLEX: DialectC,

@@ -57,14 +57,17 @@ class ClientRequest:
 
     @property
     def trace(self) -> trace_pb2.TraceContext:
-        """The client's trace, from the headers, or from the query: browsers cannot set headers."""
+        """The client's trace, from the headers or from the query: browsers cannot set headers."""
         trace = from_headers(self.headers)
         query = self.path.partition("?")[2]
         return trace if trace.traceparent else from_headers(dict(parse_qsl(query)))
 
 
 class SessionRegistry:
-    """The running sessions and their limits. The server sets `recorder`, and closes it."""
+    """The running sessions and their limits.
+
+    The server sets `recorder`, and the server closes it.
+    """
 
     def __init__(
         self, settings: EdgeSettings, fabric: FabricClient, telemetry: Telemetry, clock: Clock
@@ -124,7 +127,10 @@ class SessionRegistry:
 
     @contextlib.contextmanager
     def admitted(self, mode: Mode, request: ClientRequest) -> Generator[Close | None]:
-        """Count a session during the body of the `with`. Yields the close if it is refused."""
+        """Count a session during the body of the `with`.
+
+        Yields None, or the close that refuses it.
+        """
         with self._admitted(mode, request) as refusal:
             if refusal:
                 self.metrics.refused(refusal.reason)
@@ -151,7 +157,8 @@ class SessionRegistry:
     def new_identity(self, request: ClientRequest) -> Identity:
         """Return the ids of a new session.
 
-        The id of dialect A is the time in milliseconds, increased if needed to be unique.
+        The id of dialect A is the time in milliseconds. It is increased if another session has the
+        same id.
         """
         self._last_realtime_ms = max(
             self._clock.now().wall_ns // 1_000_000, self._last_realtime_ms + 1
@@ -223,7 +230,8 @@ class SessionRegistry:
                 recording.end(session.dialect.name, outcome, self._clock.now())
             self.metrics.ended(session.dialect.name, outcome)
             spans.end(session.dialect.name, outcome, is_failure=outcome in _FAILURES)
-            # If the server is at fault, operators need the worker, the cause and the address.
+            # If the server is at fault, operators need these facts: worker, cause and client
+            # address.
             _log.log(
                 logging.ERROR if outcome in _FAILURES else logging.INFO,
                 "session %s (%s, dialect %s) of %s on worker %s ended after %.1f s: %s (%s)",

@@ -26,7 +26,7 @@ from duplane.fabric.settings import (
 @Parameter(name="*", group="Limits")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds on what clients can make the edge hold, and for how long. Times in seconds.
+    """Bounds on what clients can make the edge hold, and for how long. Times are in seconds.
 
     Raises ValueError that names the bound that is out of range.
     """
@@ -99,7 +99,7 @@ class Limits:
     """Share of one CPU core that the input of one client may use. Above it the edge reads the
     client's messages more slowly."""
 
-    # Waits. The help names what happens when the time is over.
+    # Waits. The help says what happens after the time.
     handshake_s: NonNegativeFloat = 10.0
     """Seconds that each of these may take: TLS handshake, head of a request, body of a request."""
     scheduler_s: NonNegativeFloat = 15.0

@@ -1,4 +1,4 @@
-"""The edge's spans: one for the session, one for each of its steps, and a trace for each unit."""
+"""The edge's spans: one for each session, one for each step of a session, one for each unit."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from duplane.fabric.monitoring.spans import FinishedSpan, SpanIds, Telemetry
 from duplane.fabric.v1 import session_pb2, trace_pb2
 
 _DEADLINE_NS = int(UNIT_DEADLINE_S * 1e9)
-_MAX_UNITS = 1024  # most unanswered units; above it the oldest is not traced
+_MAX_UNITS = 1024  # most unanswered units; the oldest units beyond this bound are not traced
 
 
 @dataclass(slots=True, eq=False)
 class _Unit:
-    """One unit in progress. Times are wall-clock nanoseconds, 0 until they are known."""
+    """One unit in progress. Times are in wall-clock nanoseconds, and 0 until they are known."""
 
     sequence: int
     ids: SpanIds
@@ -34,7 +34,8 @@ class _Unit:
     outcome: str = spans.UNANSWERED
     is_kept: bool = False  # exported even if it is not sampled
     dropped_count: int = 0  # of units before it
-    stage_times: session_pb2.StageTimes | None = None  # of the worker, if it has exported nothing
+    # The worker's stage times, if the worker did not export its own span.
+    stage_times: session_pb2.StageTimes | None = None
 
     def stages(self) -> list[tuple[str, int]]:
         """Return the stages that have begun, with the times of their beginnings."""
@@ -54,7 +55,7 @@ class _Unit:
 class SessionSpans:
     """The spans of one session. Units need spans only if `are_exported`.
 
-    `parent` is the client's trace; the session becomes a part of it.
+    `parent` is the client's trace; the session becomes a part of this trace.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class SessionSpans:
         self._step: Span | None = None  # the queue, claim, opening or close that runs now
         self._step_name = ""
         self._units: dict[int, _Unit] = {}  # unanswered units, by sequence
-        self._unwritten: dict[int, _Unit] = {}  # answered, but events not written yet
+        self._unwritten: dict[int, _Unit] = {}  # answered units whose events are not written yet
         self.context: trace_pb2.TraceContext | None = spans.inject(self._session)
         self.are_exported = telemetry.is_exported
         self._is_sampled = spans.is_sampled(self.context)
@@ -115,7 +116,7 @@ class SessionSpans:
             self._session.set_status(StatusCode.ERROR, outcome)
         self._session.end()
 
-    # --- its units ---
+    # --- the units of the session ---
 
     def dropped(self, receipt: Receipt) -> None:
         """Record a unit that was dropped before it was sent."""
@@ -154,7 +155,8 @@ class SessionSpans:
             return None
         unit.answered_ns = answered_ns
         unit.rendered_ns = self._clock.now().wall_ns
-        unit.sent_ns = unit.sent_ns or unit.taken_ns  # answered before the write has returned
+        # The unit was answered before the write returned.
+        unit.sent_ns = unit.sent_ns or unit.taken_ns
         if isinstance(answer, session_pb2.Failed):
             unit.outcome, unit.is_kept = spans.FAILED, True
         else:
@@ -162,7 +164,8 @@ class SessionSpans:
             unit.is_kept = spans.is_sampled(answer.trace)
             unit.dropped_count = answer.dropped_unit_count
             if not (self._is_sampled or unit.is_kept):
-                # A copy, because the message would be held with its audio until it is written.
+                # A copy: the message itself would keep its audio in memory until the events are
+                # written.
                 unit.stage_times = session_pb2.StageTimes()
                 unit.stage_times.CopyFrom(answer.stage_times)
         self._unwritten[unit.sequence] = unit

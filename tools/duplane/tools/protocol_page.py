@@ -45,26 +45,26 @@ HEAD = """\
 # The WebSocket protocols of the edge
 
 `make protocols` generates this page from the tables of the edge; a test keeps it up to date. The
-examples are events that the dialects rendered, with long texts cut (`…`). The public specifications
-are [MiniCPM-o-Demo](https://github.com/OpenBMB/MiniCPM-o-Demo) and its documentation.
-`tests/specifications` lists each of their events and fields, and the transcripts in
-`tests/transcripts` show them all. There are two complete clients of one page each:
+examples are events that the dialects rendered, with long texts cut (`…`). The protocols are those
+of [MiniCPM-o-Demo](https://github.com/OpenBMB/MiniCPM-o-Demo) and its documentation.
+`tests/specifications` lists each event and field of the protocols, and the transcripts in
+`tests/transcripts` show all of these. There are two complete clients of one page each:
 [realtime_client.py](../tools/examples/realtime_client.py) in Python (dialect A) and
 [realtime_client.mjs](../tools/examples/realtime_client.mjs) in JavaScript (dialect B).
 
 Every event is one WebSocket text message: a JSON object in UTF-8. Clients send audio as base64 of
 float32 samples (little endian, mono, 16 kHz) or of a WAV file, and get float32 at 24 kHz. A client
 may send audio in pieces of any length; one second (16000 samples) is a unit. Every unit of speech
-but the last of a turn has at least one second of audio; the last has the rest, which may be empty.
+has at least one second of audio, except the last unit of a turn, which may be shorter or empty.
 Pictures are JPEG, PNG, WEBP, GIF (the first frame) or BMP files. `null` counts as absent.
 
 In a chat the edge sends the text of an answer in parts of up to ten tokens, not token by token,
-because the device decodes ten tokens of each conversation at once. A character of several tokens is
-sent when it is complete.
+because the device decodes ten tokens of each conversation at once. A character that consists of
+several tokens is sent when all of them are decoded.
 
-The edge answers an invalid event with one `error` that names the invalid field, and the session
-continues unchanged (in D, which has only one event, it ends). After a frame that is not JSON text
-the edge closes with 1003.
+The edge answers an invalid event with one `error` that names the invalid field; the session does
+not change. In D, which has only one event, the session ends. After a frame that is not JSON text
+the edge closes the connection with code 1003.
 
 A session is in one of these phases:
 """
@@ -86,14 +86,14 @@ DIALECTS: Mapping[str, type[Dialect]] = {
 NOTES: Mapping[str, str] = {
     "A": "The edge cuts audio of any length into units of one second; each unit has one reply.",
     "B": "The edge sends the speech of a unit as `text`, then `audio`; a `listen` with the turn's"
-    " id ends the turn. It answers an append that completes no unit at once, with `listen`, or"
-    " inside a turn with an empty `text`. When a client closes, the edge repeats its reason, cut to"
-    " 256 bytes.",
+    " id ends the turn. The edge answers an append that completes no unit at once: with `listen`,"
+    " or inside a turn with an empty `text`. When a client closes the session, `session.closed`"
+    " repeats the client's reason, cut to 256 bytes.",
     "B, chat": "Each turn acquires a slot and may wait for it; `response.done` ends the turn.",
-    "C": "The edge answers every accepted `audio_chunk` with one `result`, in order, or with an"
-    " `error` in its place. Errors are one line of text.",
+    "C": "The edge answers every accepted `audio_chunk` with one `result` or one `error`, in the"
+    " order of the chunks. The text of an `error` is one line.",
     "D": "The client sends one event, which has no type; here it is called `request`. The edge"
-    " ignores later messages. An error is one line of text and ends the session.",
+    " ignores later messages. An `error` has one line of text, and the session then ends.",
 }
 ENDS: Mapping[CloseReason, str] = {
     CloseReason.CLIENT: "the client asks for it",
@@ -176,14 +176,14 @@ def _places() -> Iterator[str]:
         ],
     )
     yield (
-        "The query parameter `mode` chooses the mode of `/v1/realtime`. On every URL `model=NAME`"
-        " asks for workers of that model, `client_id=NAME` names the client for operators, and"
-        " `traceparent=TEXT` (W3C Trace Context), as the header of that name, makes the session a"
-        " part of the client's trace.\n"
+        "The query parameter `mode` chooses the mode of `/v1/realtime`. Every URL may have more"
+        " parameters: `model=NAME` asks for workers of that model; `client_id=NAME` names the"
+        " client for operators; `traceparent=TEXT` (W3C Trace Context) makes the session a part of"
+        " the client's trace, like the header of that name.\n"
     )
     yield (
         "On `/v1/realtime` the first event whose type is in the next table selects the dialect."
-        " Until it arrives, the edge answers every event as in dialect A.\n"
+        " Before this event, the edge answers every event as in dialect A.\n"
     )
     yield from _table(
         ["first event", "dialect", ""],
@@ -255,7 +255,7 @@ def _settings() -> Iterator[str]:
     yield "## Settings of the model\n"
     yield (
         "These are fields of `session.voice_config` (A), `payload.config` (B) and `config` (C). The"
-        " checkpoint has the defaults.\n"
+        " checkpoint sets their defaults.\n"
     )
     yield from _setting_rows(DUPLEX_SETTINGS, DUPLEX_CONFIG)
     yield "These are fields of `generation` in a turn of chat (B, D):\n"

@@ -1,6 +1,7 @@
-"""The apps of the reference server: its pages, which operators switch on or off.
+"""The apps: pages of the reference server that operators switch on or off.
 
-The state is kept only in memory. At the start of the process, every app that has a kind is on.
+The state is kept only in memory. When the process starts, every app is on if this server has its
+kind of session.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Apps:
         self._is_on = {app.app_id: app.request_type is not None for app in _APPS}
 
     def refusal(self, request_type: str) -> str | None:
-        """Return why no session of this kind may begin now; None if one may."""
+        """Return why no session of this kind may begin now; None if sessions may begin."""
         for app in _APPS:
             if app.request_type == request_type and not self._is_on[app.app_id]:
                 return f"{app.name} is currently disabled"

@@ -1,7 +1,8 @@
 """The default voice and the presets that an operator offers to clients, read once at the start.
 
-A preset is an object in a file `MODE/*.json` or `MODE/*.yaml` of a directory. It may name audio
-files within that directory. If the operator gives no sound file, the default voice is synthetic.
+A preset is an object in a file `MODE/*.json` or `MODE/*.yaml` of a directory. A preset may name
+audio files within that directory. If the operator gives no sound file, the default voice is
+synthetic.
 """
 
 from __future__ import annotations
@@ -88,7 +89,10 @@ def _parse_preset(path: Path) -> object:
 
 
 def _extract_audio(preset: Json, directory: Path) -> Json:
-    """Remove the audio from a preset and return it; the preset keeps its name and duration."""
+    """Remove the audio from a preset and return it.
+
+    The preset keeps the audio's name and duration.
+    """
     audio: Json = {}
     if "ref_audio_path" in preset:
         clip = _read_within(directory, preset["ref_audio_path"])

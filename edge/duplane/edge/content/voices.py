@@ -1,4 +1,4 @@
-"""Reference voices that operators upload: WAV files in a directory, and an index of them.
+"""Reference voices that operators upload: WAV files in a directory, and an index of these files.
 
 Several edges may share the directory, so the index is read for each call and written under a lock.
 All methods use the disk: call them in a thread.
@@ -60,7 +60,7 @@ class VoiceStore:
     """The voices in one directory. Methods raise OSError if the disk or the index fails."""
 
     def __init__(self, directory: Path, limits: Limits) -> None:
-        """Raises ValueError if the directory cannot be used."""
+        """Open the directory. Raises ValueError if the directory cannot be used."""
         self._directory = directory
         self._limits = limits
         try:
@@ -101,7 +101,7 @@ class VoiceStore:
         return voice
 
     def remove(self, voice_id: str) -> StoredVoice | None:
-        """Delete a voice and return it, None if there is no voice with this id."""
+        """Delete a voice and return it; None if there is no voice with this id."""
         with self._locked():
             voices = self.listed()
             removed = next((each for each in voices if each.id == voice_id), None)
@@ -111,7 +111,7 @@ class VoiceStore:
         return removed
 
     def read(self, voice_id: str) -> dict[str, object] | None:
-        """Return a voice in the form of `/api/default_ref_audio`, None for an unknown id."""
+        """Return a voice in the form of `/api/default_ref_audio`; None for an unknown id."""
         voice = next((each for each in self.listed() if each.id == voice_id), None)
         if voice is None:
             return None
@@ -143,7 +143,7 @@ class VoiceStore:
         return 0
 
     def _path(self, voice: StoredVoice) -> Path:
-        """Return the file of a voice. A path in the index cannot lead out of the directory."""
+        """Return the file of a voice. Names in the index cannot lead out of the directory."""
         return self._directory / Path(voice.filename).name
 
     @contextlib.contextmanager

@@ -32,11 +32,11 @@ NOTHING_DROPPED = Dropped()
 
 @dataclass(frozen=True, slots=True)
 class Configure:
-    """The settings of a duplex session. After them the conversation can be opened.
+    """The settings of a duplex session. The conversation can be opened after them.
 
     `ignored` holds the paths of fields without effect. `paths` maps fields of `settings` to their
-    paths in the client's event. `max_slice_count` applies to the pictures of appends without that
-    field.
+    paths in the client's event. `max_slice_count` applies to the pictures of each append that has
+    no `max_slice_count` of its own.
     """
 
     settings: session_pb2.Open
@@ -63,7 +63,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn of chat. Its lease is added when it runs.
+    """One turn of chat. The runner adds the lease when it runs the turn.
 
     `ignored` holds the paths of fields without effect. `paths` maps fields of `request.config` to
     their paths in the client's event.
@@ -79,7 +79,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Events to send to the client now, and a request for the worker, sent after earlier units."""
+    """Events for the client now, and a request for the worker that follows all earlier units."""
 
     events: tuple[bytes, ...] = ()
     request: session_pb2.ConverseRequest | None = None

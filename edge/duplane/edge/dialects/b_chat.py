@@ -43,7 +43,7 @@ from duplane.edge.settings import Limits
 from duplane.fabric.v1 import session_pb2
 
 DEFAULTS = ChatDefaults(max_new_token_count=256, length_penalty=1.1, generates_audio=False)
-# The protocol's field `reason` has only one value. The additional `finish_reason` is more precise.
+# The protocol's field `reason` has only one value, so `finish_reason` is added: it is more precise.
 FINISH_REASONS: Mapping[int, str] = {
     session_pb2.FINISH_REASON_LENGTH: "length",
     session_pb2.FINISH_REASON_CONTEXT_FULL: "context_full",
@@ -60,7 +60,7 @@ class DialectBChat(ChatDialect):
     request_path: ClassVar[str] = "input."
     transitions: ClassVar[Transitions] = {
         **TRANSITIONS,
-        (Phase.START, APPEND): Phase.OPENING,  # it implies an empty `session.init`
+        (Phase.START, APPEND): Phase.OPENING,  # the append implies an empty `session.init`
     }
     replies: ClassVar[Replies] = {
         INIT: ("session.created",),
@@ -109,7 +109,8 @@ class DialectBChat(ChatDialect):
     def _decode_settings(self, event: Fields) -> Configure:
         """Check settings as in a duplex session. They have no effect: each turn has its own."""
         settings, *_ = read_settings(event.required_fields("payload"), self.limits, _MODES)
-        unread = event.required_fields("payload")  # a new reader: all fields count as unused
+        # A new reader, so that `event` counts all fields as unused.
+        unread = event.required_fields("payload")
         unread.expect("mode", _MODES)
         return Configure(settings, ignored=ignored(unread), kind=INIT)
 

@@ -21,7 +21,7 @@ def read_settings(
     """Return settings, the paths of fields without effect, and the client's path of each setting.
 
     `payload.defaults` may hold the same fields; a default applies if the payload itself has no such
-    field. No field is ever used as a path on the server. `modes` are the values of `mode` that
+    field. No value is ever used as a file path on the server. `modes` are the values of `mode` that
     agree with the URL. Raises ClientError.
     """
     settings = session_pb2.Open(context_token_limit=limits.context_token_count)

@@ -126,7 +126,7 @@ class DialectC(DuplexDialect):
             PAUSE: self._decode_pause,
             RESUME: self._decode_resume,
             INTERRUPT: lambda _: Reply((_event("interrupted"),), kind=INTERRUPT),
-            DIAGNOSTIC: lambda _: Reply(kind=DIAGNOSTIC),  # accepted, but without effect
+            DIAGNOSTIC: lambda _: Reply(kind=DIAGNOSTIC),  # accepted without effect
             STOP: lambda _: Leave(kind=STOP),
         }
 
@@ -148,7 +148,10 @@ class DialectC(DuplexDialect):
         return Reply((_event("paused", timeout=pause_s),), request, PAUSE)
 
     def _decode_resume(self, event: Fields) -> Reply:
-        """Resume a paused session. If it is not paused, clients expect the same reply."""
+        """Resume a paused session.
+
+        A session that is not paused gets the same reply: clients expect it.
+        """
         del event
         request = session_pb2.ConverseRequest(resume=session_pb2.Resume())
         return Reply((_event("resumed"),), request if self.phase is Phase.PAUSED else None, RESUME)

@@ -71,7 +71,10 @@ class ChatDialect(Dialect):
         """Render the end of the answer."""
 
     def _final_token_count(self, done: session_pb2.Done) -> int:
-        """Return the tokens in the context at the end, at least as many as the last delta had."""
+        """Return the number of tokens in the context at the end.
+
+        It is never below the last delta's.
+        """
         answer_count = done.token_counts.output_text_token_count
         return max(self._context_token_count, self._prompt_token_count + answer_count)
 

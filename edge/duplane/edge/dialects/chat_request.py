@@ -43,7 +43,7 @@ class ChatDefaults:
 
 
 class MediaBudget:
-    """The number of bytes of media that the rest of one history may have."""
+    """The bytes of media that the messages not yet read of one history may have."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._left_bytes = limit_bytes
@@ -95,12 +95,13 @@ def read_turn(fields: Fields, defaults: ChatDefaults, limits: Limits, kind: str)
 
 def _check_tts(tts: Fields, fields: Fields, limits: Limits) -> None:
     """Check the speech settings that have no effect. Raises ClientError."""
-    unread = fields.required_fields("tts")  # a new reader: these fields still count as unused
+    # A new reader, so that `tts` still counts these fields as unused.
+    unread = fields.required_fields("tts")
     mode = unread.get("mode", str)
     if mode is not None and mode not in _TTS_MODES:
         raise invalid(tts.path("mode"), f"must be one of {', '.join(_TTS_MODES)}")
     if mode == _TTS_MODES[0]:
-        tts.get("mode", str)  # not unused, because it states the default
+        tts.get("mode", str)  # count `mode` as used: this value is the default anyway
     unread.text("language", limits.text_bytes)
 
 
@@ -180,7 +181,7 @@ def _read_part(part: Fields, limits: Limits, budget: MediaBudget) -> session_pb2
 
 
 def _read_sound(part: Fields, limits: Limits, budget: MediaBudget) -> bytes:
-    """Return a sound as PCM at the contract's rate. A WAV file states its rate itself.
+    """Return a sound as PCM at 16 kHz. The sample rate is that of the WAV header, or the field's.
 
     A sound that exceeds its bound or the budget is refused before it is decoded. Raises
     ClientError.

@@ -93,7 +93,7 @@ class Dialect(ABC):
     def decode(self, event: Fields, phase: Phase | None = None) -> Action:
         """Decode an event that is legal in `phase`, by default the current one. Raises ClientError.
 
-        Changes nothing, so that long events can be decoded in a thread.
+        Nothing of the dialect changes, so that a thread can decode a long event.
         """
         try:
             kind = self.only_event or event.get("type", str, required=True)
@@ -165,7 +165,7 @@ class Dialect(ABC):
         return CLOSE_CODES[close.reason]
 
     def _advance(self, cause: Lifecycle) -> bool:
-        """Change the phase. Returns False if `cause` is not possible in the current phase."""
+        """Change the phase. Return False if `cause` is not possible in the current phase."""
         after = LIFECYCLE.get((self.phase, cause))
         if after is not None:
             self.phase = after

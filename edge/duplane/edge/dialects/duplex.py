@@ -24,7 +24,7 @@ FAILURES: Mapping[str, ErrorCode] = {
 class DuplexDialect(Dialect):
     """A dialect for full duplex: audio flows in both directions at the same time."""
 
-    # True if every append has exactly one reply; false if every unit has.
+    # True if every append has exactly one reply; false if every unit has one.
     replies_to_appends: ClassVar[bool] = False
     # The close reason if the worker is lost before the conversation is ready.
     lost_while_opening: ClassVar[CloseReason] = CloseReason.FAILED
@@ -63,7 +63,7 @@ class DuplexDialect(Dialect):
     def failed(self, failed: session_pb2.Failed, now: Moment, input_id: str | None = None) -> bytes:
         """Render the error for a unit that failed."""
         code = FAILURES.get(failed.reason, ErrorCode.INFERENCE_ERROR)
-        # A unit may hold several appends, so an index in it means nothing to the client.
+        # A unit may hold several appends, so an index within the unit means nothing to the client.
         field = failed.field.partition("[")[0]
         message = name_fault(failed.field, failed.message or "the unit could not be used")
         message = self.unit_paths.get(field, field) + message.removeprefix(failed.field)

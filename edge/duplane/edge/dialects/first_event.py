@@ -21,16 +21,17 @@ def detect(kind: object) -> type[DuplexDialect] | None:
     """Return the dialect whose clients begin with an event of type `kind`.
 
     None means that the type belongs to neither dialect: the event is answered as in A, and a later
-    event decides. Queue events are the same in both dialects, so they can be sent before.
+    event decides the dialect. Queue events are the same in A and B, so the edge can send them
+    before the dialect is known.
     """
     return FIRST_EVENTS.get(kind) if isinstance(kind, str) else None
 
 
 def needs_init(kind: object) -> bool:
-    """Return whether this first event implies empty settings, as in B's reference gateway."""
+    """Return whether this first event implies empty settings, as it does in the reference."""
     return kind == b_events.APPEND
 
 
 def implied_init() -> Fields:
-    """Return the settings event that such a first event implies."""
+    """Return the settings event that an append implies if it is the first event."""
     return Fields({"type": b_events.INIT, "payload": {}})

@@ -19,9 +19,10 @@ _FORBIDDEN = (
 def operator_check(token: str, trusted_proxies: Sequence[str]) -> RequireOperator:
     """Return a function that raises HTTPForbidden unless a request comes from an operator.
 
-    If the edge has a token, an operator's request contains it. Otherwise, an operator's request
-    comes from this machine, names this machine as its host, and has no header of a proxy or of a
-    foreign web page. A proxy on this machine that adds no header is not detected: set a token then.
+    If the edge has a token, an operator's request contains the token. Otherwise, an operator's
+    request comes from this machine, names this machine as its host, and has no header of a proxy or
+    of a foreign web page. The function cannot detect a proxy on this machine that adds no header:
+    set a token then.
     """
     proxies = parse_networks(trusted_proxies)
 

@@ -77,7 +77,7 @@ class HttpChatClient:
         self._body = body
 
     async def serve(self, receiver: Receiver) -> None:
-        """Pass the body to the session; then wait until the connection is lost."""
+        """Pass the body to the session, then wait until the connection is lost."""
         await receiver.receive(self._body)
         await self.is_gone.wait()
         receiver.end(Close(CloseReason.GONE))

@@ -19,7 +19,8 @@ _MAX_BODY_BYTES = 4 * 1024
 class AssetRoutes:
     """Serves assets that were read and rendered when the edge started.
 
-    A voice can have megabytes, so all responses share its bytes, also responses to slow clients.
+    A voice can have megabytes, so all responses share the bytes of one voice, even responses to
+    slow clients.
     """
 
     def __init__(self, assets: Assets, playback_delay_ms: int) -> None:

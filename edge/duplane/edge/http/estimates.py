@@ -11,7 +11,7 @@ from duplane.fabric.durations import to_duration, to_seconds
 from duplane.fabric.kinds import KINDS_BY_NAME
 from duplane.fabric.v1 import admin_pb2
 
-# Clients expect this kind, too. There are no such sessions, so its numbers have no effect.
+# Clients also expect estimates of this kind. No such sessions exist, so its numbers have no effect.
 _UNSERVED = "half_duplex"
 _UNSERVED_BASE_S = 180.0
 _CONFIG = frozenset({*(f"eta_{name}_s" for name in (*KINDS_BY_NAME, _UNSERVED)), "ema_alpha"})
@@ -37,8 +37,8 @@ def eta_status(estimates: admin_pb2.Estimates) -> dict[str, object]:
 def read_eta(body: bytes) -> admin_pb2.UpdateEstimatesRequest:
     """Parse any subset of the settings; null leaves a setting unchanged.
 
-    The settings may be in `config`, with other fields beside it: a client may send the answer to
-    GET back. Raises ValueError that names the invalid field.
+    The settings may be in `config`, with other fields beside it, because a client may send back the
+    answer to GET. Raises ValueError that names the invalid field.
     """
     try:
         body_fields: object = orjson.loads(body)

@@ -22,7 +22,7 @@ from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import FabricError
 from duplane.fabric.v1 import admin_pb2
 
-HEALTH_DEADLINE_S = 0.3  # for all calls together: /health must always answer soon
+HEALTH_DEADLINE_S = 0.3  # for all calls together, because /health must always answer soon
 DEADLINE_S = 1.0  # for one call to a scheduler; a slower scheduler counts as down
 
 
@@ -51,7 +51,7 @@ class FabricRoutes:
         ]
 
     async def _health(self, _: web.Request) -> web.Response:
-        """Answer that the process is alive, with the worker status in the reference's words."""
+        """Answer that the process is alive, and with the worker status in the reference's words."""
         alive = {"status": "healthy", "timestamp": now().isoformat()}
         try:
             async with asyncio.timeout(HEALTH_DEADLINE_S):
@@ -63,7 +63,7 @@ class FabricRoutes:
         return json_answer({**alive, **worker_health(workers.workers, leases.leases)})
 
     async def _ready(self, _: web.Request) -> web.Response:
-        """Answer whether a new session would get a slot, even if it has to wait."""
+        """Answer whether a new session would get a slot, at once or after a wait."""
         if self._is_draining():
             return _unready("draining")
         try:

@@ -20,7 +20,7 @@ _BLOCK_BYTES = 64 * 1024
 def json_answer(body: object, status: int = HTTPStatus.OK) -> web.Response:
     """Return a JSON answer. A body of type bytes must be JSON."""
     content = body if isinstance(body, bytes) else orjson.dumps(body)
-    # A long body is written in blocks: then no whole copy is held for a client that does not read.
+    # A long body is written in blocks, so that no whole copy waits for a client that does not read.
     payload = _blocks(content) if len(content) > _BLOCK_BYTES else content
     length = {"Content-Length": str(len(content))}
     answer = web.Response(body=payload, status=status, headers=length, content_type=_JSON)
@@ -55,7 +55,7 @@ async def read_body(request: web.Request, max_bytes: int, within_s: float) -> by
 
 
 def read_object(body: bytes) -> Json:
-    """Return the JSON object that a body holds. Raises HTTPException: 400, or 422."""
+    """Return the JSON object in a body. Raises HTTPException: 400, or 422."""
     try:
         fields: object = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -29,7 +29,10 @@ Handler = Callable[[web.Request, RecordingSettings], Awaitable[web.StreamRespons
 
 
 class RecordingRoutes:
-    """Serves recordings; none if `settings` is None. `body_s` is the time limit of a short body."""
+    """Serves recordings; none if `settings` is None.
+
+    `body_s` is the time to receive a short body.
+    """
 
     def __init__(
         self, settings: RecordingSettings | None, require_operator: RequireOperator, body_s: float

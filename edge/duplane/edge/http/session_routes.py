@@ -56,7 +56,10 @@ class SessionRoutes:
         return response
 
     async def _run(self, socket: WebSocket, request: ClientRequest) -> None:
-        """Run the session of one WebSocket. An unexpected error is logged and closes it."""
+        """Run the session of one WebSocket.
+
+        An unexpected error is logged and closes the WebSocket.
+        """
         identity = self._sessions.new_identity(request)
         try:
             await self._admit(socket, request, identity)
@@ -81,14 +84,14 @@ class SessionRoutes:
     async def _refuse(
         self, socket: WebSocket, identity: Identity, route: Route, close: Close
     ) -> None:
-        """Accept the WebSocket, then close it: browsers do not see why an upgrade is refused."""
+        """Accept the WebSocket, then close it: browsers do not show why an upgrade was refused."""
         dialect = REFUSAL_DIALECTS[route](identity, self._limits, MODES[DEFAULT_MODE])
         socket.send(dialect.ended(close, self._clock.now()))
         await socket.close(close, dialect.close_code(close))
 
 
 async def _finish(session: Coroutine[None, None, None]) -> None:
-    """Wait for the end of a session, also after its connection is lost: it must release its slot.
+    """Wait for the end of a session, so that it releases its slot even if the connection is lost.
 
     aiohttp cancels the handler when a connection is lost.
     """

@@ -13,7 +13,7 @@ from duplane.fabric.durations import to_seconds
 from duplane.fabric.kinds import kind_name
 from duplane.fabric.v1 import admin_pb2, lease_pb2, registry_pb2
 
-# State of a worker, as `/status` counts it -> its name in `/workers`.
+# State of a worker as `/status` counts it -> the name of this state in `/workers`.
 _WORKER_STATUSES = {
     "idle": "idle",
     "busy": "busy_chat",
@@ -47,7 +47,7 @@ def free_slots(
 def worker_health(
     workers: Sequence[admin_pb2.WorkerStatus], leases: Sequence[admin_pb2.LeaseStatus]
 ) -> dict[str, object]:
-    """Return the reference's health fields of one worker, for all workers together."""
+    """Return the health fields of the reference, which has one worker, for all workers together."""
     is_loaded = any(map(is_serving, workers))
     status = "idle" if free_slots(workers, leases) else "busy" if is_loaded else "offline"
     return {"model_loaded": is_loaded, "worker_status": status}
@@ -57,7 +57,7 @@ def _worker_state(worker: admin_pb2.WorkerStatus, leases: Collection[admin_pb2.L
     """Return the state of a worker in the words of the reference, whose workers run one session.
 
     Web pages show the number of idle workers to people who want to begin. So a worker counts as
-    idle if a session can begin there at once. Otherwise, the kinds of its leases decide.
+    idle if a session can begin there at once. Otherwise, the kinds of its leases decide its state.
     """
     slots = worker.worker.slots
     kinds = {
@@ -110,7 +110,7 @@ def fabric_status(
 
 
 def unknown_status(now: datetime) -> dict[str, object]:
-    """Return the same keys for a fabric whose scheduler does not answer."""
+    """Return the keys of `/status` for a fabric whose scheduler does not answer."""
     status = fabric_status(
         admin_pb2.ListWorkersResponse(),
         admin_pb2.ListLeasesResponse(),

@@ -1,4 +1,4 @@
-"""Receives a file of a multipart form block by block, so that memory never holds all of it."""
+"""Receives a file of a multipart form block by block, so that memory never holds the whole file."""
 
 from __future__ import annotations
 

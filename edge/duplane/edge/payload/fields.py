@@ -21,7 +21,7 @@ _TYPE_NAMES: Mapping[type, str] = {
     list: "a list",
 }
 _NESTED = frozenset({dict, list})
-_MARKS = (b"[", b"{", b",")  # each value but an object's first follows one of them
+_MARKS = (b"[", b"{", b",")  # each value follows one of these, except the first of an object
 _FEW = 64
 _TOO_DEEP = "depth limit exceeded"  # the parser's message above a depth of 1024
 
@@ -69,7 +69,7 @@ def _count(message: bytes, character: bytes) -> int:
 
 
 def _is_deeper(value: object, depth: int) -> bool:
-    """Return whether lists and objects are nested more than `depth` deep."""
+    """Return whether lists and objects are nested deeper than `depth`."""
     level = [value]
     for _ in range(depth):
         level = [inside for outer in level for inside in _inside(outer)]
@@ -85,12 +85,12 @@ def _inside(value: object) -> Iterable[object]:
 
 
 def invalid(path: str, fault: str) -> ClientError:
-    """Return the error of a field with an invalid value."""
+    """Return the error for a field with an invalid value."""
     return ClientError(ErrorCode.INVALID_PAYLOAD, f"{path}: {fault}")
 
 
 def missing(path: str) -> ClientError:
-    """Return the error of a required field that is absent."""
+    """Return the error for a required field that is absent."""
     return ClientError(ErrorCode.MISSING_FIELD, f"{path}: required")
 
 
@@ -125,7 +125,7 @@ class Fields:
         return value
 
     def expect(self, key: str, values: frozenset[str]) -> None:
-        """Count a field as read if its value is one of `values`: then `unused` omits it."""
+        """Count a field as read if its value is one of `values`; then `unused` does not list it."""
         value = self.whole.get(key)
         if isinstance(value, str) and value in values:
             self._read.add(key)
@@ -136,7 +136,7 @@ class Fields:
         return [self.path(key) for key in unread if key not in self._read]
 
     def first(self, *keys: str) -> str | None:
-        """Return the first of several aliases that has a value; all of them count as read."""
+        """Return the first of several aliases that has a value; all aliases count as read."""
         self._read.update(keys)
         return next((key for key in keys if self.whole.get(key) is not None), None)
 

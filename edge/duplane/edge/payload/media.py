@@ -47,7 +47,7 @@ def decode_audio(encoded: str, path: str, max_s: float, too_long: str = "") -> b
     """Return float32 PCM at 16 kHz from base64 of raw PCM or of a WAV file. Raises ClientError.
 
     Audio longer than `max_s` is refused before it is decoded, with the message `too_long` if given.
-    The first bytes decide between PCM and WAV, because existing clients mix up the two forms.
+    The first bytes tell PCM from WAV, because existing clients mix up the two forms.
     """
     try:
         audio = pybase64.b64decode(encoded, validate=True)

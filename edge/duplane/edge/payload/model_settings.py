@@ -88,7 +88,7 @@ def read_duplex_config(fields: Fields, config: session_pb2.DuplexConfig) -> dict
 
 
 def read_length_penalty(fields: Fields, config: session_pb2.DuplexConfig) -> dict[str, str]:
-    """Copy `length_penalty`, which B also allows outside its config object. Raises ClientError."""
+    """Copy `length_penalty`, which B allows outside its config object, too. Raises ClientError."""
     value = fields.number("length_penalty", *DUPLEX_CONFIG["length_penalty"])
     if value is None:
         return {}

@@ -1,6 +1,6 @@
 """Decodes base64 to picture files, and reads the size of a picture from its header.
 
-The pixels are not decoded here: a picture that is too large is refused because of its header.
+Pixels are not decoded here: the header alone shows whether a picture is too large.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _OBJECT_ALIASES = ("data", "base64")
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8"
-_OS2_HEADER_BYTES = 12  # length of the oldest BMP header, in which sizes have 16 bits
+_OS2_HEADER_BYTES = 12  # length of the oldest BMP header, whose sizes have 16 bits
 # Start-of-frame markers, which hold the size (ITU T.81, table B.1).
 _FRAME_STARTS = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 _STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers that no segment follows

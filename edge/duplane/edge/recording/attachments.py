@@ -15,7 +15,7 @@ from duplane.fabric.files import part_path, write_atomically
 
 MAX_COMMENT_CHARACTERS = 2000
 _COMMENT = "comment.txt"
-# File names of uploads by content type. An upload replaces an earlier one with the same name.
+# File name of an upload by its content type. An upload replaces an earlier file of that name.
 UPLOADS: Mapping[str, str] = {
     "video/webm": "frontend_replay.webm",
     "audio/webm": "frontend_replay.webm",
@@ -31,7 +31,7 @@ class TooLargeError(Exception):
 
 
 def write_comment(directory: Path, comment: str) -> None:
-    """Replace the comment; an empty one deletes it."""
+    """Replace the comment; an empty text deletes it."""
     path = directory / _COMMENT
     if comment:
         write_atomically(path, comment.encode())

@@ -1,4 +1,7 @@
-"""Replaces the media in events by references to files, and the references by media. Pure."""
+"""Replaces media in events by references to files, and these references by the media again.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import pybase64
 _MIN_ENCODED = 64  # characters; shorter base64 (a dozen samples) stays in the event
 _REFERENCE = re.compile(r"@(blob/\d{1,9}\.[a-z0-9]{1,4})")
 _MAX_DEPTH = 64
-# File types by the bytes at an offset.
+# File types by their first bytes, which begin at an offset.
 _SIGNATURES = (
     (8, b"WAVE", "wav"),
     (8, b"WEBP", "webp"),
@@ -81,7 +84,7 @@ def _split_text(text: str, key: str, add_blob: Callable[[bytes, str], str]) -> s
 
 
 def join(event: object, read: Callable[[str], bytes]) -> object:
-    """Undo `split`: `read` returns the content of a blob by its name.
+    """Undo `split`: replace each reference by the base64 of what `read` returns for its name.
 
     A string that looks like a reference stays unchanged if `read` raises LookupError or
     FileNotFoundError.

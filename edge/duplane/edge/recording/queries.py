@@ -163,7 +163,7 @@ class _Buffer(io.RawIOBase):
 
 
 def _zip(root: Path, directory: Path) -> Iterator[bytes]:
-    """Yield the archive. The session may be running, so files may grow or be deleted meanwhile."""
+    """Yield the archive. The session may still run, so files may grow or be deleted meanwhile."""
     buffer = _Buffer()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for path in sorted(directory.rglob("*")):

@@ -17,10 +17,10 @@ from duplane.edge.recording.storage import Meta, safe_name
 from duplane.edge.recording.writer import Direction, RecordingWriter
 
 _log = logging.getLogger(__name__)
-_CLOSE_S = 10.0  # for queued jobs when the process ends
+_CLOSE_S = 10.0  # for the queued jobs when the process ends
 _MAX_PATH = 256  # characters
-_EVENT_BYTES = 256  # memory of a queued event in addition to its bytes
-# Upper bound of bytes on disk per submitted byte: base64 of float32 is stored as float32 and PCM16.
+_EVENT_BYTES = 256  # memory of a queued event besides its bytes
+# Most bytes on disk per submitted byte. Base64 of float32 is stored both as float32 and as PCM16.
 _DISK_RATIO = 1.25
 # Old recordings are deleted when less than this share of `max_total_bytes` is free.
 _SWEEP_SHARE = 0.05
@@ -79,11 +79,11 @@ class Recorder:
         self._clock = clock
         self._writing = SerialExecutor("recording-writer")
         self._upkeep = SerialExecutor("recording-upkeep")
-        # The loop's thread writes the first counter, the writing thread the second; the difference
-        # is the size of the queue.
+        # Bytes submitted by the loop's thread, and bytes finished by the writing thread. The
+        # difference is the size of the queue.
         self._submitted_bytes = 0
         self._written_bytes = 0
-        # When `_submitted_bytes` reaches this value, `max_total_bytes` is used up. Sweeps raise it.
+        # At this value of `_submitted_bytes`, `max_total_bytes` is used up. A sweep raises it.
         self._limit_bytes = math.inf
         self._sweep_at_bytes = -1  # value of `_submitted_bytes` when a sweep was last requested
         if settings.max_total_bytes is not None:
@@ -94,7 +94,7 @@ class Recorder:
         self._sweep()
 
     def close(self) -> None:
-        """Write all queued events, within `_CLOSE_S` per thread. Record nothing afterwards."""
+        """Write all queued events, within `_CLOSE_S` per thread. Later events are not recorded."""
         if self._timer:
             self._timer.cancel()
         self._writing.close(_CLOSE_S)
@@ -103,7 +103,10 @@ class Recorder:
     def begin(
         self, session_id: str, url_path: str, mode: str, identity: dict[str, str], now: Moment
     ) -> Recording:
-        """Begin to record a session. Its id, which the server draws, is the recording's name."""
+        """Begin to record a session.
+
+        The recording's name is the session id, which the server draws.
+        """
         name = safe_name(session_id)
         path = url_path.partition("?")[0][:_MAX_PATH]
         meta = Meta(name, path, mode, created_at=now.wall_s, identity=identity)
@@ -113,7 +116,7 @@ class Recorder:
         return Recording(self, writer, now)
 
     def finish(self, writer: RecordingWriter, end: Job) -> None:
-        """Queue the end of a recording, and its mix after it."""
+        """Queue the end of a recording, and after that its mix."""
         self.submit(end, 0)
         now_s = self._clock.now().wall_s
         self.submit(
@@ -123,8 +126,8 @@ class Recorder:
     def submit(self, job: Job, byte_count: int) -> bool:
         """Queue a job that holds `byte_count` bytes of memory; return False if the queue is full.
 
-        A job of 0 bytes (the begin or end of a recording) is always queued. Other jobs are refused,
-        too, if the running recordings alone use up `max_total_bytes`.
+        A job of 0 bytes (the beginning or end of a recording) is always queued. Other jobs are also
+        refused if the running recordings alone use up `max_total_bytes`.
         """
         queued_bytes = self._submitted_bytes - self._written_bytes
         if byte_count and queued_bytes + byte_count > self._settings.queue_bytes:

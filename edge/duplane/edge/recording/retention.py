@@ -40,7 +40,7 @@ def expired(
     max_age_s: float | None,
     max_total_bytes: int | None,
 ) -> list[StoredRecording]:
-    """Return the recordings to delete, oldest first, without running ones. Pure."""
+    """Return the recordings to delete, oldest first. Running recordings are never deleted. Pure."""
     oldest_first = sorted(stored, key=lambda recording: recording.begun_s)
     total = sum(recording.size_bytes for recording in oldest_first)
     deleted: list[StoredRecording] = []
@@ -81,7 +81,7 @@ def sweep(
     for recording in deleted:
         if recording.directory == kept:
             continue
-        # Rename it first, so that a reader never sees an incomplete recording.
+        # Rename the directory first, so that a reader never sees an incomplete recording.
         renamed = root / f"{_DELETED}{recording.directory.name}"
         try:
             recording.directory.rename(renamed)
@@ -107,7 +107,7 @@ def _modified_s(directory: Path, default_s: float) -> float:
 def recover(settings: RecordingSettings) -> list[str]:
     """Complete the recordings of killed processes; return their names.
 
-    Each gets an end in its meta, and a mix if it has none.
+    Each of these recordings gets an end in its meta, and a mix if it has none.
     """
     recovered: list[str] = []
     for directory in recordings(settings.directory):

@@ -13,7 +13,7 @@ Job = Callable[[], object]
 
 
 class SerialExecutor:
-    """Runs jobs one after another. Its queue is not bounded: its callers bound their jobs.
+    """Runs jobs one after another. The queue has no bound of its own: its callers bound their jobs.
 
     The thread is a daemon, so that the process can end while a disk hangs.
     """

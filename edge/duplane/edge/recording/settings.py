@@ -20,8 +20,8 @@ class Consent(StrEnum):
     """Which sessions are recorded, depending on `?recording=on` or `off` in their URL."""
 
     ALWAYS = "always"  # every session; the parameter is ignored
-    UNLESS_REFUSED = "unless_refused"  # every session whose URL does not refuse
-    ON_REQUEST = "on_request"  # only sessions whose URL agrees
+    UNLESS_REFUSED = "unless_refused"  # every session, except those whose URL has `recording=off`
+    ON_REQUEST = "on_request"  # only sessions whose URL has `recording=on`
 
 
 def _seconds(_: object, tokens: Sequence[Token]) -> float:

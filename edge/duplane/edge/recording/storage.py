@@ -82,7 +82,7 @@ def read_events(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_lines(stream: BinaryIO) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield each event as JSON text and as an object, up to a line that is not JSON.
+    """Yield each event as JSON text and as an object. Stops before the first line that is not JSON.
 
     If the process was killed, the last line may be incomplete.
     """

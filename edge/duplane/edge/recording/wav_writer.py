@@ -12,15 +12,15 @@ from duplane.fabric.audio import Samples
 
 _HEADER = struct.Struct("<4sI4s4sIHHIIHH4sI")
 _SAMPLE_BYTES = 2
-# Audio that begins less than this after the end of the file is appended without a gap: a small
-# delay of the network is not a pause in the speech.
+# Audio that begins less than this after the end of the file is appended without a gap, because a
+# small delay of the network is not a pause in the speech.
 _MAX_JITTER_S = 0.3
 # The sizes in a WAV header have 32 bits. The events of a longer session are still recorded.
 MAX_WAV_S = 12 * 3600.0
 
 
 class WavWriter:
-    """Writes PCM16 mono at given times of a recording. Gaps become holes in the file (silence).
+    """Writes mono PCM16 at given times of a recording. Gaps become holes in the file (silence).
 
     The header is updated after every append, so the file stays valid if the process is killed.
     Every method may raise OSError.
@@ -38,7 +38,7 @@ class WavWriter:
         return self._sample_count / self._rate_hertz
 
     def append(self, samples: Samples, at_s: float) -> int:
-        """Write audio at `at_s`, or at the end of the file if that is later.
+        """Write audio at `at_s`, or at the end of the file if the end is later.
 
         Returns the number of bytes written, which is 0 if the audio would exceed `MAX_WAV_S`.
         """

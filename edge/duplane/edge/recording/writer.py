@@ -63,7 +63,7 @@ class RecordingWriter:
         self._guard(self._open)
 
     def write(self, direction: Direction, frame: bytes, at_s: float, audio: bytes = b"") -> None:
-        """Append one event that was received or sent `at_s` after the start of the recording.
+        """Append one event that was received or sent `at_s` seconds after the recording began.
 
         `audio` is the PCM (float32, 16 kHz) that the session has decoded from a client's event. The
         audio of a server's event is decoded here.
@@ -100,7 +100,7 @@ class RecordingWriter:
         part = self.directory / f"{STREAM}.part"
         self._stream = os.open(part, flags, 0o600)
         lock(self._stream)
-        # True until the recording is complete, because a full disk may prevent writing it later.
+        # True until the recording is complete: a disk that is full later could prevent writing it.
         self._meta.is_incomplete = True
         write_meta(self.directory, self._meta)
         part.rename(self.directory / STREAM)  # from now on it is listed as running
@@ -137,8 +137,8 @@ class RecordingWriter:
     def _write_audio(self, direction: Direction, samples: Samples, at_s: float) -> None:
         """Write the audio of an event that was received or sent at `at_s`.
 
-        The user's audio ends when it is received; the model's begins when it is sent. In a chat,
-        turns follow one another and never overlap.
+        The user's audio ends at the time when it was received; the model's audio begins at the time
+        when it was sent. In a chat, turns follow one another and never overlap.
         """
         is_user = direction is Direction.UP
         if is_user and (self._is_chat or samples.size):

@@ -66,7 +66,7 @@ class ChatRunner(SessionRunner[ChatSession]):
                     now = self._clock.now()
                     self._apply(self.session.responded(response, now), now)
                     if not self.session.is_running and response.WhichOneof("event") != "done":
-                        return  # the turn is over for the session; returning stops the call
+                        return  # the turn is over for the session; this `return` ends the call
         except FabricError as error:
             self._failed(error)
         else:
@@ -79,7 +79,10 @@ class ChatRunner(SessionRunner[ChatSession]):
         self._is_releasing = False
 
     async def _stop_call(self, calling: asyncio.Task[None]) -> None:
-        """Stop the running turn at once, since nobody reads its answer. Finish a release first."""
+        """Stop the running turn at once, since nobody reads its answer.
+
+        A release is finished first.
+        """
         if self._is_releasing:
             await asyncio.wait({calling}, timeout=self._limits.end_s)
         calling.cancel()

@@ -81,7 +81,7 @@ class ChatSession(Session[ChatDialect]):
     # --- the client ---
 
     def _refuse(self, error: ClientError, now: Moment) -> list[bytes]:
-        """Answer an invalid event by an `error`. A session of one request ends with it."""
+        """Answer an invalid event by an `error`. A session that has only one request then ends."""
         if not self.dialect.is_one_shot:
             return super()._refuse(error, now)
         if self.dialect.phase is not Phase.START:
@@ -136,7 +136,10 @@ class ChatSession(Session[ChatDialect]):
     # --- the worker ---
 
     def granted(self, claim_s: float, now: Moment) -> list[bytes]:
-        """Record a grant. The slot is kept for `claim_s` until a turn uses it; 0 means no limit."""
+        """Record a grant.
+
+        If no turn uses the slot within `claim_s`, it is released; 0 means no limit.
+        """
         if self.closed:
             return []
         was_queued, is_first = self._is_queued, not self._was_granted
@@ -154,7 +157,10 @@ class ChatSession(Session[ChatDialect]):
         return events
 
     def next_turn(self, now: Moment) -> session_pb2.ChatRequest | None:
-        """Return the turn to run on the granted slot, which it uses up. None if no turn waits."""
+        """Return the turn to run on the granted slot; None if no turn waits.
+
+        The turn uses the slot up.
+        """
         is_ready = self.has_slot and self.dialect.takes_turns and not self.is_running
         if self.closed or not is_ready or not self._turns:
             return None
@@ -167,7 +173,7 @@ class ChatSession(Session[ChatDialect]):
         return self._running.request
 
     def responded(self, response: session_pb2.ChatResponse, now: Moment) -> list[bytes]:
-        """Handle a message of the worker about the running turn."""
+        """Handle a message from the worker about the running turn."""
         if self.closed or not self.is_running:
             return []
         self._has_response = True

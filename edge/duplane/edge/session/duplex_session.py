@@ -1,6 +1,6 @@
 """A duplex session: turns audio into units and their output into events. Pure.
 
-It holds one slot from the grant to its end.
+The session holds one slot from the grant until the session ends.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ class DuplexSession(Session[DuplexDialect]):
     # --- the client ---
 
     def _decode_first(self, event: Fields) -> Decoded[DuplexDialect]:
-        """Decode an event before the dialect is known. An event of a known type decides it."""
+        """Decode an event before the dialect is known.
+
+        An event of a known type decides the dialect.
+        """
         kind = event.get("type", object)
         chosen = detect(kind)
         if chosen is None:
@@ -82,7 +85,7 @@ class DuplexSession(Session[DuplexDialect]):
         if not isinstance(action, Append):
             return self._apply_control(action, now)
         if self.dialect.phase in WAITING and self._replies.is_full:
-            # Replies cannot be sent yet, and the queue of pending replies is full.
+            # The queue of pending replies is full, and replies cannot be sent yet.
             fault = "more audio than can be answered waits already"
             raise ClientError(ErrorCode.NOT_READY, fault, action.tag.input_id)
         self.dialect.accept(action)
@@ -149,7 +152,7 @@ class DuplexSession(Session[DuplexDialect]):
         self.time_limits.start(TimeLimit.CONVERSATION, self._limits.open_s, now)
 
     def responded(self, response: session_pb2.ConverseResponse, now: Moment) -> list[bytes]:
-        """Handle a message of the worker."""
+        """Handle a message from the worker."""
         if self.closed:
             return []
         match response.WhichOneof("message"):
@@ -160,7 +163,7 @@ class DuplexSession(Session[DuplexDialect]):
             case _:
                 return self._conversation_changed(response, now)
         if self.dialect.phase not in OPEN:
-            return []  # no unit was sent, so this is no answer to one
+            return []  # no unit was sent, so this message answers none
         tag, ordinal = self.requests.finish(outcome.sequence)
         if self.dialect.replies_to_appends:
             self._replies.add_outcome(ordinal, outcome)
@@ -175,7 +178,7 @@ class DuplexSession(Session[DuplexDialect]):
     def _conversation_changed(
         self, response: session_pb2.ConverseResponse, now: Moment
     ) -> list[bytes]:
-        """Handle a message about the whole conversation."""
+        """Handle a message from the worker about the whole conversation."""
         match response.WhichOneof("message"):
             case "opened":
                 self.time_limits.stop(TimeLimit.CONVERSATION)
@@ -220,7 +223,8 @@ class DuplexSession(Session[DuplexDialect]):
         if limit is TimeLimit.CONVERSATION:
             return self.failed(FabricError(Reason.UNAVAILABLE, "the worker is silent"), now)
         if limit is TimeLimit.AUDIO:
-            # Appends do not restart this limit, which would cost time at each; it is checked here.
+            # An append does not restart this limit, because that would take time for each append.
+            # So check here whether audio has come since the limit was started.
             rest_s = self._last_audio_s + self._limits.idle_s - now.monotonic_s
             if rest_s > 0:
                 self.time_limits.start(TimeLimit.AUDIO, rest_s, now)

@@ -1,6 +1,6 @@
-"""Pending replies: every append gets exactly one, in order, whether it completed units or not.
+"""Pending replies: every append gets exactly one reply, in the order of the appends. Pure.
 
-Pure. Only dialect C replies to appends; A and B reply to units.
+Only dialect C replies to appends; A and B reply to units.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ Outcome = session_pb2.Delta | session_pb2.Failed
 class PendingReplies:
     """The appends without a reply, and the outcomes of their units so far.
 
-    An append gets its reply when the last unit that it completed has an outcome. If it completed no
-    unit, or its units were dropped, it gets a listening reply after the replies of all earlier
-    appends. Above the bound the oldest append gets its reply at once.
+    An append gets its reply when the last unit that it completed has an outcome. An append gets a
+    listening reply if it completed no unit, or if all its units were dropped; this reply, too,
+    waits for the replies of all earlier appends. If more appends wait than the bound allows, the
+    oldest one gets its reply at once.
     """
 
     _LIMIT = 1024
@@ -26,8 +27,8 @@ class PendingReplies:
     def __init__(self) -> None:
         self._ends: deque[int] = deque()  # for each append: number of units complete after it
         self._outcomes: deque[tuple[int, Outcome]] = deque()
-        self._finished_count = 0  # units up to the last one with an outcome
-        self.context_token_count = 0  # as in the last outcome, or at the opening
+        self._finished_count = 0  # number of units up to the last one with an outcome
+        self.context_token_count = 0  # tokens at the last outcome, or at the opening
 
     @property
     def is_full(self) -> bool:

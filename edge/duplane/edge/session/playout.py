@@ -8,8 +8,8 @@ from typing import NamedTuple
 class Arrival(NamedTuple):
     """The arrival of one delta of speech.
 
-    `gap_s` is the time since the turn's previous delta, None for the first. `stalled_s` is the time
-    for which the client had nothing to play before this delta.
+    `gap_s` is the time since the previous delta of the turn; it is None for the first delta.
+    `stalled_s` is the time for which the client had nothing to play before this delta.
     """
 
     gap_s: float | None
@@ -17,7 +17,10 @@ class Arrival(NamedTuple):
 
 
 class Playout:
-    """The client's buffer of speech. The client plays a turn `delay_s` after its first delta."""
+    """The client's buffer of speech.
+
+    The client starts to play a turn `delay_s` after its first delta.
+    """
 
     def __init__(self, delay_s: float) -> None:
         self._delay_s = delay_s

@@ -16,23 +16,25 @@ class RequestQueue:
 
     Units wait only until the conversation is open, and while the connection to the worker is full.
     If a dropped unit was forced to listen, the next unit is forced to listen. A unit gets its
-    sequence number when it is taken, so the worker sees no gap. The tag of a unit is kept until
-    the unit has its outcome.
+    sequence number when it is taken from the queue, so the worker sees no gap in the numbers. The
+    tag of a unit is kept until the unit has its outcome.
     """
 
-    # Most sent units whose tags are kept. Above it the oldest tags are deleted.
+    # The tags of this many sent units are kept; older tags are deleted.
     _MAX_SENT = 1024
 
     def __init__(self, limit: int, frame_count: int) -> None:
         self.limit = limit
         self.opening: session_pb2.ConverseRequest | None = None  # the first message for the worker
         self.is_open = False  # whether units and requests may be taken
-        self.has_dropped = False  # since the last `take_dropped`
-        self.unit_count = 0  # units so far; their ordinals count from 0
+        self.has_dropped = False  # whether units were dropped since the last `take_dropped`
+        # Units added so far; a unit's ordinal is its number in this count, from 0.
+        self.unit_count = 0
         self.total_dropped_count = 0  # units that this queue has dropped so far
         self.on_dropped: Callable[[Receipt], None] = lambda _: None
         self._assembler = UnitAssembler(frame_count)
-        self._waiting: deque[tuple[Append, Receipt]] = deque()  # and the last append's receipt
+        # Units, each with the receipt of its last append.
+        self._waiting: deque[tuple[Append, Receipt]] = deque()
         self._first_ordinal = 0  # ordinal of the first unit that waits
         self._requests: deque[tuple[int, session_pb2.ConverseRequest]] = deque()
         self._sent: dict[int, tuple[Tag, int]] = {}
@@ -58,7 +60,7 @@ class RequestQueue:
     def add_request(self, request: session_pb2.ConverseRequest) -> None:
         """Add a request, which is taken after the units that wait now.
 
-        If several requests have no unit between them, only the last is kept. So the queue never has
+        If no unit separates several requests, only the last of them is kept. So the queue never has
         more requests than units.
         """
         requests = self._requests
@@ -69,7 +71,7 @@ class RequestQueue:
         requests.append((self.unit_count, request))
 
     def take(self) -> session_pb2.ConverseRequest | None:
-        """Remove and return the next message for the worker, None if there is none yet."""
+        """Remove and return the next message for the worker; None if there is none yet."""
         if self.opening is not None:
             opening, self.opening = self.opening, None
             return opening
@@ -101,7 +103,7 @@ class RequestQueue:
         return request
 
     def finish(self, sequence: int) -> tuple[Tag, int]:
-        """Return tag and ordinal of a unit with an outcome. Forget this unit and older ones."""
+        """Return tag and ordinal of a unit with an outcome. Forget this unit and older units."""
         sent = self._sent.get(sequence, (NO_TAG, -1))
         while self._sent and (oldest := next(iter(self._sent))) <= sequence:
             del self._sent[oldest]

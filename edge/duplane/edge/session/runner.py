@@ -1,7 +1,7 @@
 """Base class of the runners: connects a session with its client, the fabric and the clock.
 
-The session decides; the runner waits for messages, responses and timers, and sends. `DuplexRunner`
-and `ChatRunner` add the calls to the fabric.
+The session decides what to do; the runner waits for messages, responses and timers, and sends what
+the session decides. `DuplexRunner` and `ChatRunner` add the calls to the fabric.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from duplane.fabric.v1 import lease_pb2
 
 _log = logging.getLogger(__name__)
 
-# Longer messages are decoded in a thread, since decoding them would delay the other sessions.
+# A message longer than this is decoded in a thread, since decoding it would delay other sessions.
 _LONG_MESSAGE_BYTES = 256 * 1024
 
 S = TypeVar("S", bound=Session[Any])
@@ -100,7 +100,7 @@ class SessionRunner(ABC, Generic[S]):
         self._wake.set()
 
     def end(self, close: Close) -> None:
-        """End the session for a reason outside of it."""
+        """End the session for a reason that does not come from the session."""
         now = self._clock.now()
         self._apply(self.session.end(close, now), now)
 
@@ -115,7 +115,10 @@ class SessionRunner(ABC, Generic[S]):
 
     @abstractmethod
     async def _stop_call(self, calling: asyncio.Task[None]) -> None:
-        """End `calling`, the task of `_call`, in bounded time, after the session has ended."""
+        """End `calling`, the task of `_call`, in bounded time.
+
+        Called after the session has ended.
+        """
 
     async def _on_queued(self, queued: lease_pb2.Queued) -> None:
         self._spans.begin(EDGE_QUEUE)
@@ -144,7 +147,9 @@ class SessionRunner(ABC, Generic[S]):
     def _apply(
         self, events: list[bytes], now: Moment, on_written: Callable[[], None] | None = None
     ) -> None:
-        """Send `events` to the client. Then handle the session's end or an earlier deadline.
+        """Send `events` to the client.
+
+        Then end the session if it is closed, or else update the timer.
 
         `on_written` is called when the client's connection has taken the events.
         """
@@ -165,7 +170,10 @@ class SessionRunner(ABC, Generic[S]):
             self._set_timer(deadline)
 
     def _set_timer(self, deadline: float) -> None:
-        """Set the timer to an earlier deadline. Later deadlines are checked when it fires."""
+        """Set the timer to an earlier deadline.
+
+        When it fires, the session gives the next deadline.
+        """
         if self._timer:
             self._timer.cancel()
         self._timer_s = deadline

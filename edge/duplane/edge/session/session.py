@@ -1,7 +1,7 @@
 """Base class of the sessions: decoding, queue events, time limits, closing. Pure.
 
-A runner calls it with messages, responses of the fabric and the time. A method that handles one of
-these returns the events to send to the client.
+A runner passes messages of the client, responses of the fabric, and the time to the session. A
+method that handles one of these returns the events to send to the client.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ _NOT_READY = Close(CloseReason.SERVICE_UNAVAILABLE, "Service not ready")
 class Decoded(Generic[D]):
     """One client message after decoding: its actions, or the error that refuses it.
 
-    `dialect` has decoded the message. There are two actions if the message implies another one
-    before it. `is_decided` is false while a later message can still change the dialect.
+    `dialect` is the dialect that decoded the message. There are two actions if the message implies
+    another message before it. `is_decided` is false while a later message can still change the
+    dialect.
     """
 
     dialect: D
@@ -55,23 +56,23 @@ class Session(ABC, Generic[D]):
         self.dialect: D = dialect
         self.identity = dialect.identity
         self.closed: Close | None = None
-        self.has_slot = False  # claimed, not only granted
+        self.has_slot = False  # the slot is claimed, not only granted
         self._limits = limits
         self._is_decided = True  # whether the dialect is known
         self._recorded_audio = b""
-        self._receipt = Receipt.at(now)  # receipt of the message that is applied now
+        self._receipt = Receipt.at(now)  # receipt of the message that is being applied
         self.time_limits = TimeLimits()  # call `expire` at the next deadline
         self._await_slot(now)
 
     @property
     @abstractmethod
     def is_running(self) -> bool:
-        """Whether the end of the session would now interrupt work."""
+        """Whether ending the session now would interrupt work."""
 
     # --- the client ---
 
     def decode(self, message: bytes) -> Decoded[D]:
-        """Decode one text frame. Changes nothing and never raises, so that it can run in a thread.
+        """Decode one text frame. Changes nothing and never raises, so that a thread can run it.
 
         Decode the next message only after `receive` was called for this one.
         """
@@ -91,7 +92,7 @@ class Session(ABC, Generic[D]):
     def receive(
         self, message: bytes | Decoded[D], now: Moment, receipt: Receipt | None = None
     ) -> list[bytes]:
-        """Handle one text frame, or the result of `decode` for it.
+        """Handle one text frame, or the result of `decode` for a text frame.
 
         Without a `receipt` the frame was received now.
         """
@@ -124,7 +125,7 @@ class Session(ABC, Generic[D]):
         return self.end(Close(CloseReason.CLIENT, client_reason=leave.reason), now)
 
     def take_recorded_audio(self) -> bytes:
-        """Return the audio of the last message (PCM, 16 kHz), empty if nothing is recorded."""
+        """Return the audio of the last message (PCM, 16 kHz); empty if nothing is recorded."""
         audio, self._recorded_audio = self._recorded_audio, b""
         return audio
 

@@ -11,18 +11,21 @@ from duplane.edge.close import Close, CloseReason
 
 
 class TimeLimit(Enum):
-    """The time limits of a session. `Limits` has the durations; `Mode` that of WHOLE_SESSION."""
+    """The time limits of a session.
+
+    `Limits` has their durations, but `Mode` has WHOLE_SESSION's.
+    """
 
     SCHEDULER = auto()  # until a scheduler answers
     SLOT = auto()  # in the queue
     SETTINGS = auto()  # from `queue_done` to valid settings
     CONVERSATION = auto()  # until the worker opens a conversation or sends the next delta
-    AUDIO = auto()  # without audio, or between turns
+    AUDIO = auto()  # since the last audio, or since the last turn
     CLAIM = auto()  # while a granted slot is kept for a turn
     WHOLE_SESSION = auto()  # from `queue_done`
 
 
-# How the session ends after each limit. For other limits the subclass decides.
+# The close after each limit has passed. For other limits the subclass decides.
 EXPIRED: Mapping[TimeLimit, Close] = {
     TimeLimit.SCHEDULER: Close(CloseReason.SERVICE_UNAVAILABLE, "no scheduler answers"),
     TimeLimit.SLOT: Close(CloseReason.WORKER_BUSY, "no worker became free in time"),

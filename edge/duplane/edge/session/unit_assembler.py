@@ -11,11 +11,12 @@ UNIT_BYTES = INPUT_RATE_HERTZ * 4
 
 
 class UnitAssembler:
-    """Cuts and joins appends. It holds the audio of an incomplete unit until more arrives.
+    """Cuts and joins appends. Holds the audio of an incomplete unit until more audio arrives.
 
-    A unit is forced to listen if one of its appends is. It has the tag of its last append. Pictures
-    belong to the unit with the last sample of their append; the largest slice bound applies to all.
-    Of the pictures that wait with incomplete audio, the newest `frame_count` are kept.
+    If one append of a unit is forced to listen, the unit is. A unit has the tag of its last append.
+    Pictures belong to the unit with the last sample of their append; the largest slice bound of a
+    unit applies to all its pictures. Of the pictures that wait with incomplete audio, the newest
+    `frame_count` are kept.
     """
 
     def __init__(self, frame_count: int) -> None:
@@ -30,7 +31,7 @@ class UnitAssembler:
     def add(self, append: Append) -> Sequence[Append]:
         """Return the units that `append` completes. An append of exactly one unit is not copied.
 
-        An append with pictures only is a unit by itself; incomplete audio continues to wait.
+        An append with only pictures is a unit by itself; incomplete audio continues to wait.
         """
         if not append.audio or (not self._pieces and len(append.audio) == UNIT_BYTES):
             return (append,)

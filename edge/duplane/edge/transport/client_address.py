@@ -26,7 +26,7 @@ _FORWARDING_PREFIXES = ("x-forwarded", "x-original-", "x-envoy-", "x-azure-", "c
 class ClientAddress:
     """The address of a client. `is_local` means that the client runs on this machine.
 
-    Requests from remote clients look local if a proxy on this machine adds no headers to them.
+    If a proxy on this machine adds no headers, its remote clients look local, too.
     """
 
     address: str
@@ -90,7 +90,8 @@ def _is_direct(headers: Mapping[str, str]) -> bool:
     """Return whether the headers show neither a proxy nor a foreign web page.
 
     A proxy adds forwarding headers for its remote clients. A foreign web page can make a browser on
-    this machine send a request; its `Host` or `Origin` then names the page's own host.
+    this machine send a request; the `Host` or `Origin` of this request then names the page's own
+    host.
     """
     if any(name in _FORWARDING or name.startswith(_FORWARDING_PREFIXES) for name in headers):
         return False
@@ -100,7 +101,7 @@ def _is_direct(headers: Mapping[str, str]) -> bool:
 
 
 def _is_this_machine(authority: str) -> bool:
-    """Return whether `host[:port]` can only mean this machine, whatever a name server answers."""
+    """Return whether `host[:port]` means this machine for certain, without a name server."""
     match = _AUTHORITY.fullmatch(authority.strip())
     return match is not None and is_loopback(match["host"])
 

@@ -8,14 +8,17 @@ from enum import Enum, auto
 
 
 class LimitReached(Enum):
-    """The limit that does not allow one more."""
+    """The limit that was reached, so that no further one is allowed."""
 
     TOTAL = auto()
     CLIENT = auto()
 
 
 class ClientLimiter:
-    """Counts open and refused connections or sessions, in total and per client. One thread only."""
+    """Counts open and refused connections or sessions, in total and per client.
+
+    For one thread only.
+    """
 
     def __init__(self, total: int, per_client: int) -> None:
         self._total = total
@@ -27,7 +30,8 @@ class ClientLimiter:
     def acquire(self, client: str | None) -> Callable[[], None] | LimitReached:
         """Count one more for `client`. Return the function that releases it, or the limit reached.
 
-        `client` None means a trusted proxy. It serves many clients, so only the total applies.
+        `client` None means a trusted proxy. A proxy serves many clients, so only the limit of the
+        total applies.
         """
         if self.count >= self._total:
             self.refused_count += 1

@@ -25,7 +25,7 @@ from duplane.edge.transport.write_timeout import WriteTimeout
 
 MAX_HEAD_BYTES = 32 * 1024  # of the first request; a longer head is refused
 
-_QUEUE_BYTES = 256 * 1024  # more than aiohttp's queue of complete messages holds
+_QUEUE_BYTES = 256 * 1024  # larger than aiohttp's queue of complete messages
 _HEAD_END = b"\r\n\r\n"
 _HTTP_2_PREFACE = b"PRI "  # refused, since aiohttp would wait for the rest
 _DETAILS = {HTTPStatus.INTERNAL_SERVER_ERROR: "internal error"}
@@ -62,8 +62,8 @@ def client_protocols(
 class ClientProtocol(web.RequestHandler):
     """aiohttp's protocol of one connection, with the limits of the edge.
 
-    The connection of a client that does not send a whole head within `handshake_s`, or does not
-    read its answer, is cut. For a WebSocket, `last_data_s` is the loop's time when the client last
+    A connection is cut if its client does not send a whole request head within `handshake_s`, or
+    does not read its answer. For a WebSocket, `last_data_s` is the loop's time when the client last
     sent data, and `unread_bytes` counts the bytes received since the last message was read.
     """
 
@@ -87,7 +87,7 @@ class ClientProtocol(web.RequestHandler):
         )
         self._time = loop.time
         self.last_data_s = 0.0
-        self.received_s = 0.0  # by `time.monotonic`, since loops round to ms
+        self.received_s = 0.0  # by `time.monotonic`, since the loop's time is rounded to ms
         self.unread_bytes = 0
         self.is_too_big = False  # cut because a message was too long
         self._max_unread_bytes = 0
@@ -106,15 +106,15 @@ class ClientProtocol(web.RequestHandler):
     def become_websocket(
         self, max_message_bytes: int, on_writable: Callable[[], None]
     ) -> RateLimit:
-        """Bound the size of the client's messages from now on, and their CPU time.
+        """Bound the size of the client's messages from now on, and the CPU time that they take.
 
         aiohttp bounds the payload of a message, but not the number of its fragments. `on_writable`
-        is called when the connection accepts data again, and when it is lost.
+        is called when the connection accepts data again, and when the connection is lost.
         """
         self._on_writable = on_writable
         self._max_unread_bytes = 2 * max_message_bytes + _QUEUE_BYTES
         self.last_data_s = self._time()
-        self.received_s = time.monotonic()  # of messages that came with the request, too
+        self.received_s = time.monotonic()  # also for messages that came together with the request
         self._quota = cpu_quota(self._limits.read_share)
         return self._quota
 
@@ -247,8 +247,8 @@ class ClientProtocol(web.RequestHandler):
 class _AnonymousResponse(web.Response):
     """A response without the `Server` header.
 
-    aiohttp sends no `on_response_prepare` signal for answers to requests that cannot be parsed, so
-    a private method is overridden.
+    A signal `on_response_prepare` cannot remove the header: aiohttp sends none for answers to
+    requests that it cannot parse. So this class overrides a private method.
     """
 
     async def _prepare_headers(self) -> None:
@@ -257,7 +257,7 @@ class _AnonymousResponse(web.Response):
 
 
 def _whole_answer(status: HTTPStatus, detail: str) -> bytes:
-    """Return the bytes of a whole JSON answer, to a request that was not read to its end."""
+    """Return the bytes of a whole JSON answer to a request that was not read to its end."""
     body = orjson.dumps({"detail": detail})
     head = (
         f"HTTP/1.1 {status.value} {status.phrase}\r\n"

@@ -17,7 +17,7 @@ _MAX_CLOSE_REASON_BYTES = 123  # RFC 6455, 5.5
 
 
 async def linger(reading: asyncio.Task[None], close: Close, linger_s: float) -> None:
-    """Wait for the client to close if it may be sending (`LINGERING`); then stop reading."""
+    """If the client may be sending (`LINGERING`), wait for it to close; then stop reading."""
     if close.reason in LINGERING:
         await asyncio.wait({reading}, timeout=linger_s)
     reading.cancel()
@@ -27,11 +27,11 @@ async def linger(reading: asyncio.Task[None], close: Close, linger_s: float) -> 
 class ClosingResponse(web.WebSocketResponse):
     """Keeps the connection open after a frame that breaks the protocol.
 
-    aiohttp would close it at once. The connection of a client that is sending would then be reset,
-    and the client could not read the close code.
+    aiohttp would close the connection at once. A client that is still sending would then get a
+    reset, and could not read the close code.
     """
 
-    has_sent_close = False  # no other frame may follow
+    has_sent_close = False  # no other frame may follow the close frame
 
     async def close(
         self, *, code: int = WSCloseCode.OK, message: bytes = b"", drain: bool = True

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-_BURST_S = 5.0  # units of this many seconds may be sent at once, after a delay
-_BURST_WORK_S = 0.05  # CPU seconds of one long message: a voice, a chat history
+_BURST_S = 5.0  # seconds of units that a client may send at once, for example after a network delay
+_BURST_WORK_S = 0.05  # CPU seconds of one long message, for example with a voice or a chat history
 
 
 class RateLimit:
-    """An amount per second, with a bounded burst (the generic cell rate algorithm)."""
+    """Limits an amount per second; allows a bounded burst (the generic cell rate algorithm)."""
 
     def __init__(self, per_s: float, burst: float) -> None:
         self._per_s = per_s
@@ -29,5 +29,5 @@ def unit_rate(units_per_s: float) -> RateLimit:
 
 
 def cpu_quota(share: float) -> RateLimit:
-    """Return the limit of CPU time for one client's input, as a share of one core."""
+    """Return the limit of CPU time for one client's input. `share` is a share of one core."""
     return RateLimit(share, _BURST_WORK_S)

@@ -22,7 +22,7 @@ _Stamp = tuple[tuple[int, int, int], ...]
 class Certificate:
     """A certificate chain and its key (PEM), reloaded when their files change.
 
-    Raises ValueError if they cannot be used. The listening socket uses `context`, which passes
+    Raises ValueError if the files cannot be used. The listening socket uses `context`, which passes
     every new handshake to `current`.
     """
 
@@ -78,7 +78,10 @@ class Certificate:
         return context
 
     def _read_stamp(self) -> _Stamp:
-        """Return time, size and inode of the files. A missing file changes the result."""
+        """Return times, sizes and inodes of the files.
+
+        The result also changes if a file is missing.
+        """
         found: list[tuple[int, int, int]] = []
         for path in (self._chain, self._key):
             with contextlib.suppress(OSError):

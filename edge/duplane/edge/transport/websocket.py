@@ -64,8 +64,8 @@ class WebSocket:
     async def serve(self, receiver: Receiver) -> None:
         """Read messages until the connection is closed.
 
-        Waits only for the client. So pings are answered and a lost client is noticed at once, even
-        while the session waits in the queue or a unit runs.
+        This method waits only for the client. So the edge answers pings and notices a lost client
+        at once, even while the session waits in the queue or a unit runs.
         """
         self._reading = asyncio.current_task()
         loop, last_data_s = asyncio.get_running_loop(), 0.0
@@ -74,7 +74,8 @@ class WebSocket:
             began_s = time.thread_time()
             if message.type is WSMsgType.TEXT:
                 self._protocol.unread_bytes = 0
-                # If several messages wait, their time of receipt is that of the last data.
+                # If several messages wait, the time of the last data counts as the time of receipt
+                # of all of them.
                 waited_s = time.monotonic() - self._protocol.received_s
                 await receiver.receive(message.data, waited_s)
             elif not await self._take_control(message.type, message.data, receiver):
@@ -87,7 +88,7 @@ class WebSocket:
             last_data_s = self._protocol.last_data_s
 
     async def _take_control(self, kind: WSMsgType, content: Any, receiver: Receiver) -> bool:
-        """Handle a frame that is not text. Returns False if the connection is over."""
+        """Handle a frame that is not text. Return False if the connection is over."""
         match kind:
             case WSMsgType.PING:
                 try:
@@ -137,8 +138,8 @@ class WebSocket:
         """Send the queued events, linger if the client may be sending, do the closing handshake.
 
         To linger is to wait a while for the client to close. The handshake takes at most `close_s`.
-        Meanwhile the client's messages are read and discarded: if they stayed unread, the
-        connection would be reset, and the client could lose the last events. Raises nothing.
+        Meanwhile the client's messages are read and discarded: unread messages would make the
+        kernel reset the connection, and the client could lose the last events. Raises nothing.
         """
         if close.reason not in NOT_READ:
             with contextlib.suppress(TimeoutError):
@@ -154,7 +155,10 @@ class WebSocket:
         self._protocol.abort()
 
     def _on_writable(self) -> None:
-        """Write queued events until the connection is full. Called when it has room or is lost."""
+        """Write queued events until the connection is full.
+
+        Called when it has room, or when it is lost.
+        """
         if self._protocol.socket.is_closing():
             self._outbox.clear()
         while self._outbox and not self._protocol.writing_paused:
@@ -182,7 +186,10 @@ class WebSocket:
                 return
 
     def _lost(self, error: object = None) -> Close:
-        """Return the close for a lost connection. `error` is that of its last frame, if any."""
+        """Return the close for a lost connection.
+
+        `error` is the error of its last frame, if any.
+        """
         is_refused = isinstance(error, WebSocketError) and error.code == WSCloseCode.MESSAGE_TOO_BIG
         if self._protocol.write_timeout.is_expired:
             return Close(CloseReason.TOO_SLOW, "events are not read")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-_STEP_BYTES = 64 * 1024  # the least progress that counts as reading
+_STEP_BYTES = 64 * 1024  # a client that reads less than this counts as not reading
 
 
 class WriteTimeout:
     """Aborts a transport whose write buffer does not shrink for `timeout_s`.
 
     A protocol calls `start` from `pause_writing` and `stop` from `resume_writing`. A client that
-    reads slowly but steadily is not cut, even if it needs longer than `timeout_s` in all.
+    reads slowly but steadily is not cut, even if it needs longer than `timeout_s` for the whole
+    buffer.
     """
 
     def __init__(self, transport: asyncio.Transport, timeout_s: float) -> None:
