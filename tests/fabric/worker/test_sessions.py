@@ -9,7 +9,7 @@ from support.scripted_model import PROMPT_TOKENS, UNIT_TOKENS, ScriptedModel, an
 from support.worker_harness import pcm, running_worker, unit
 
 from duplane.fabric.v1 import session_pb2
-from duplane.worker.model.types import DecodeMode, Unit, UnitOutput
+from duplane.worker.model.types import DecodeMode, StateChange, Unit, UnitOutput
 
 
 async def test_a_session_listens_speaks_and_closes() -> None:
@@ -25,6 +25,9 @@ async def test_a_session_listens_speaks_and_closes() -> None:
         assert delta.speech.text == "0.500"
         assert len(delta.speech.audio) == 240 * 4
         assert list(delta.token_ids) == [2, 3]
+        assert list(delta.state_change.speech_token_ids) == [1, 2, 3, 4, 5]
+        assert list(delta.state_change.chosen_token_ids) == [2]
+        assert delta.state_change.draw_count == 2
         assert delta.token_counts.output_audio_token_count == 5
         assert delta.stage_times.decode.nanos > 0
         assert not delta.stage_times.HasField("vocoder")
@@ -39,7 +42,8 @@ async def test_a_session_listens_speaks_and_closes() -> None:
 
 async def test_a_forced_listen_ends_the_turn_that_it_interrupts() -> None:
     def answer(unit_: Unit, length: int) -> UnitOutput:
-        return replace(answer_loud(unit_, length), interrupted_turn=unit_.force_listen)
+        change = StateChange(interrupted_turn=unit_.force_listen)
+        return replace(answer_loud(unit_, length), change=change)
 
     async with running_worker() as rig, rig.opened() as client:
         rig.model.answer = answer

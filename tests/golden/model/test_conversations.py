@@ -177,9 +177,9 @@ def test_a_forced_listen_says_whether_it_interrupted_a_turn(model: DuplexModel) 
     for number in range(3, 12):
         is_forced = is_turn_open or number == 3
         (output,) = outputs(model, [Unit(0, unit_at(number), force_listen=is_forced)])
-        assert output.interrupted_turn == (is_forced and is_turn_open)
-        assert not (output.interrupted_turn and output.end_of_turn)
-        interruptions.append(output.interrupted_turn)
+        assert output.change.interrupted_turn == (is_forced and is_turn_open)
+        assert not (output.change.interrupted_turn and output.end_of_turn)
+        interruptions.append(output.change.interrupted_turn)
         is_turn_open = not output.is_listen and not output.end_of_turn
     assert any(interruptions)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +12,21 @@ import pytest
 from duplane.fabric.process import Shutdown
 from duplane.worker.engine.interfaces import DeviceLostError
 from duplane.worker.engine.model_runner import ModelRunner
-from duplane.worker.engine.scripted_model import Mark, ScriptedDevice, ScriptedModel
+from duplane.worker.engine.scripted_model import (
+    REBUILT_UNITS,
+    Mark,
+    ScriptedDevice,
+    ScriptedModel,
+)
 from duplane.worker.engine.warm_up import warm_up
-from duplane.worker.model.types import ConversationOptions, Unit, UnitFailure, UnitOutput
+from duplane.worker.model.types import (
+    ConversationOptions,
+    PastUnit,
+    Rebuilt,
+    Unit,
+    UnitFailure,
+    UnitOutput,
+)
 from duplane.worker.service import serve
 from duplane.worker.settings import WorkerSettings
 
@@ -58,6 +71,34 @@ def test_a_full_context_refuses_units() -> None:
     assert isinstance(refused, UnitFailure)
     assert refused.reason == "CONTEXT_FULL"
     assert not refused.is_fatal
+
+
+def past_units(model: ScriptedModel, count: int) -> list[PastUnit]:
+    results = [run(model) for _ in range(count)]
+    outputs = [result for result in results if isinstance(result, UnitOutput)]
+    return [
+        PastUnit(output.unit, output.token_ids, output.change, output.context_length)
+        for output in outputs
+    ]
+
+
+def test_a_rebuilt_conversation_goes_on_with_the_same_words() -> None:
+    model, other = opened(), opened()
+    past = past_units(model, REBUILT_UNITS + 1)
+    first, last = other.rebuild(0, past), other.rebuild(0, past[REBUILT_UNITS:])
+    assert first == Rebuilt(0, REBUILT_UNITS, past[-2].context_length, is_complete=False)
+    assert last == Rebuilt(0, 1, past[-1].context_length, is_complete=True)
+    assert texts(other) == texts(model)
+
+
+def test_units_of_another_conversation_are_not_rebuilt() -> None:
+    past = past_units(opened(), 2)
+    result = opened().rebuild(0, past[1:])
+    assert isinstance(result, UnitFailure)
+    assert (result.reason, result.is_fatal) == ("REBUILD_DIFFERS", True)
+    result = opened().rebuild(0, [replace(past[0], token_ids=())])
+    assert isinstance(result, UnitFailure)
+    assert (result.reason, result.field) == ("REBUILD_REFUSED", "token_ids")
 
 
 def test_it_passes_the_warm_up_of_a_worker() -> None:

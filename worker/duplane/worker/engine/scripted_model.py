@@ -26,7 +26,10 @@ from duplane.worker.model.types import (
     ConversationOptions,
     FloatArray,
     Opened,
+    PastUnit,
     PreparedImage,
+    Rebuilt,
+    StateChange,
     Unit,
     UnitFailure,
     UnitOutput,
@@ -37,6 +40,8 @@ Answer = Callable[[Unit, int], UnitOutput | UnitFailure]
 
 PROMPT_TOKENS = 7
 UNIT_TOKENS = 12
+REBUILT_UNITS = 4
+"""Most past units that one call of `rebuild` takes."""
 SPEECH = (0.25 * np.sin(np.arange(OUTPUT_SAMPLE_RATE) * 0.1)).astype(np.float32)
 """The speech of one unit: a tone of one second."""
 SLOW_UNIT_S = 5.0
@@ -82,6 +87,7 @@ def answer_loud(
         token_ids=(1,) if is_listen else (2, 3),
         text_token_count=0 if is_listen else 2,
         audio_token_count=0 if is_listen else 5,
+        change=StateChange(() if is_listen else (1, 2, 3, 4, 5), (1,) if is_listen else (2,), 2),
     )
 
 
@@ -128,10 +134,12 @@ class ScriptedModel:
 
         A batch of units takes `unit_s` seconds, and so does a step of the chats.
 
-        `stage_s` are the seconds of each stage, `settle` among them; a test may change them.
+        `stage_s` are the seconds of each stage, `settle` and `rebuild` among them; a test may
+        change them.
         """
         self.slot_count = slot_count
         self.context_capacity = context_capacity
+        self.digest = f"scripted-{seed}"
         self.is_lost = False
         self.answer: Answer = self._answer
         self._seed = seed
@@ -187,7 +195,7 @@ class ScriptedModel:
         laps_s: dict[str, float] = {}
         begin_s = time.monotonic()
         for stage, seconds in self.stage_s.items():
-            if stage == "settle" or (stage not in _STAGES and not seconds):
+            if stage in ("settle", "rebuild") or (stage not in _STAGES and not seconds):
                 continue
             if seconds:
                 time.sleep(seconds)
@@ -230,6 +238,25 @@ class ScriptedModel:
         self._settle_s.update(dict.fromkeys(slots, time.monotonic() - begin_s))
         return ()
 
+    def rebuild(self, slot: int, units: Sequence[PastUnit]) -> Rebuilt | UnitFailure:
+        """Take the first few past units; later answers are as if this model had answered them.
+
+        Takes as long as the stage `rebuild`.
+        """
+        if seconds := self.stage_s.get("rebuild"):
+            time.sleep(seconds)
+        taken = units[:REBUILT_UNITS]
+        for past in taken:
+            length = self._lengths[slot] + UNIT_TOKENS
+            if not past.token_ids:
+                return _refusal(slot, "REBUILD_REFUSED", past, "has no ids", "token_ids")
+            if length != past.context_length:
+                message = f"ends at {length} tokens, not {past.context_length}"
+                return _refusal(slot, "REBUILD_DIFFERS", past, message)
+            self._lengths[slot] = length
+        is_complete = len(taken) == len(units)
+        return Rebuilt(slot, len(taken), self._lengths[slot], is_complete)
+
     def open_chat(self, slot: int, prepared: ScriptedChat) -> None:
         """Open a chat."""
         self._lengths[slot] = PROMPT_TOKENS
@@ -255,6 +282,11 @@ class ScriptedModel:
     def is_clean(self, slot: int) -> bool:
         """Whether the slot has no conversation and no chat."""
         return slot not in self._lengths
+
+
+def _refusal(slot: int, reason: str, past: PastUnit, message: str, field: str = "") -> UnitFailure:
+    message = f"past unit {past.unit.sequence} {message}"
+    return UnitFailure(slot, reason, message, is_fatal=True, field=field)
 
 
 _MARKS = {mark.value: mark for mark in Mark}

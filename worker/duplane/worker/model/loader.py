@@ -86,7 +86,8 @@ class ModelParts:
     Without `vision` it refuses frames. `voice_networks` compute vocoder voices from clips;
     `vocoder_voice` is used if the client sends no clip. `prompt_voice` is the voice in the prompt
     if the client sends none. `windows` are the values of window options that the client does not
-    set.
+    set. `digest` identifies the weights and the settings that decide the output; it is empty if
+    conversations cannot be rebuilt.
     """
 
     name: str
@@ -99,6 +100,7 @@ class ModelParts:
     voice_networks: VoiceNetworks | None = None
     prompt_voice: FloatArray | None = None
     windows: WindowRules = field(default_factory=WindowRules)
+    digest: str = ""
     vision: Vision | None = None
     chat_template: ChatTemplate | None = None
 

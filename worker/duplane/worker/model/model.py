@@ -32,7 +32,9 @@ from duplane.worker.model.types import (
     ConversationOptions,
     ImageError,
     Opened,
+    PastUnit,
     PreparedImage,
+    Rebuilt,
     Unit,
     UnitFailure,
     UnitOutput,
@@ -50,7 +52,7 @@ class DuplexModel:
         self.parts, self.tokens, self.llm = parts, parts.tokens, parts.llm
         self.slot_count = parts.llm.cache.slot_count
         self.context_capacity = parts.llm.cache.capacity - parts.overhang
-        self.name = parts.name
+        self.name, self.digest = parts.name, parts.digest
         device = parts.llm.model.norm.weight.device
         self.sampling = DuplexSampling(parts.tokens, parts.llm.vocabulary, self.slot_count, device)
         self._speech_stage = None
@@ -297,6 +299,12 @@ class DuplexModel:
             if self._probe is not None and unit.failure is None:
                 self._probe.settled(unit.slot, self.context_length(unit.slot))
         return [unit.failure for unit in units if unit.failure is not None]
+
+    def rebuild(self, slot: int, units: Sequence[PastUnit]) -> Rebuilt | UnitFailure:
+        """Refuse past units: this model cannot rebuild conversations yet."""
+        del units
+        message = "this model cannot rebuild conversations"
+        return UnitFailure(slot, "REBUILD_REFUSED", message, is_fatal=True)
 
     @torch.inference_mode()
     def close(self, slot: int) -> None:

@@ -233,6 +233,34 @@ class Unit:
     batch: Any = None
 
 
+@dataclass(frozen=True)
+class StateChange:
+    """How a unit changed the state of its conversation, beyond its input and its `token_ids`.
+
+    `chosen_token_ids` are the ids that the model chose, as the repetition penalty counts them; the
+    rules of a unit can replace or drop some of them. `draw_count` is the number of uniform numbers
+    that text and speech used. `interrupted_turn` means that a forced listen has ended the turn.
+    """
+
+    speech_token_ids: tuple[int, ...] = ()
+    chosen_token_ids: tuple[int, ...] = ()
+    draw_count: int = 0
+    interrupted_turn: bool = False
+
+
+@dataclass(frozen=True)
+class PastUnit:
+    """A unit that was run before, perhaps by another worker, with parts of its `UnitOutput`.
+
+    `force_listen` of `unit` has no effect: the ids show what happened.
+    """
+
+    unit: Unit
+    token_ids: tuple[int, ...]
+    change: StateChange
+    context_length: int
+
+
 _NO_AUDIO = np.zeros(0, np.float32)
 
 
@@ -262,8 +290,8 @@ class UnitOutput(Output):
     terminator and the unit end. `text_token_count` is the number of ids from which `text` is
     decoded, including special ids. `input_*_count` are the numbers of input rows: embeddings of
     audio, embeddings of frames, and marks. In `stage_s`, `settle` is the time for the
-    conversation's previous unit. `end_of_turn` means that the model has finished its turn,
-    `interrupted_turn` that a forced listen has ended it.
+    conversation's previous unit. `end_of_turn` means that the model has finished its turn. With
+    `change` the unit can become a `PastUnit`.
     """
 
     unit: Unit
@@ -273,7 +301,7 @@ class UnitOutput(Output):
     input_audio_count: int = 0
     input_video_count: int = 0
     input_mark_count: int = 0
-    interrupted_turn: bool = False
+    change: StateChange = StateChange()
 
 
 @dataclass(frozen=True)
@@ -288,6 +316,22 @@ class UnitFailure:
     message: str
     is_fatal: bool
     field: str = ""
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """The result of one share of the work to rebuild a conversation from past units.
+
+    `unit_count` is the number of units that were taken from the front of the given ones, and
+    `context_length` the length after the last unit taken so far, as in its `UnitOutput`. If
+    `is_complete`, all units were taken, and the conversation is as if it had run them.
+    """
+
+    slot: int
+    unit_count: int
+    context_length: int
+    is_complete: bool
+    stage_s: dict[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class UnitReporter:
 
     def delta(self, output: UnitOutput, now_s: float) -> session_pb2.Delta:
         """Return the delta of a unit. `now_s` is monotonic."""
-        unit = output.unit
+        unit, change = output.unit, output.change
         free_s = min(max(unit.settle_s[1], unit.queued_s), unit.started_s)
         stages_s = {
             "prepare": unit.queued_s - unit.received_s,
@@ -45,7 +45,7 @@ class UnitReporter:
         }
         delta = session_pb2.Delta(
             sequence=unit.sequence,
-            end_of_turn=output.end_of_turn or output.interrupted_turn,
+            end_of_turn=output.end_of_turn or change.interrupted_turn,
             context_token_count=output.context_length,
             dropped_unit_count=unit.dropped_count - self._reported_dropped_count,
             token_counts=session_pb2.TokenCounts(
@@ -57,6 +57,12 @@ class UnitReporter:
             ),
             stage_times=stage_times(stages_s),
             token_ids=output.token_ids,
+            state_change=session_pb2.StateChange(
+                speech_token_ids=change.speech_token_ids,
+                chosen_token_ids=change.chosen_token_ids,
+                draw_count=change.draw_count,
+                interrupted_turn=change.interrupted_turn,
+            ),
         )
         if output.is_listen:
             delta.listen.SetInParent()

@@ -169,6 +169,8 @@ class Pipeline:
         decisions = self._sampling.choose(samplings, logits)
         for row, (unit, (token, decision)) in enumerate(zip(choosing, decisions, strict=True)):
             unit.chosen_id = token
+            if decision is Decision.CHOICE:
+                unit.chosen_ids.append(token)
             if decision is Decision.NOT_FINITE:
                 message = "the logits are not finite"
                 unit.failure = UnitFailure(unit.slot, "NOT_FINITE", message, is_fatal=True)
@@ -208,7 +210,7 @@ class Pipeline:
             input_video_count=unit.rows.video,
             input_mark_count=unit.rows.marks,
             stage_s={**stage_s, "settle": unit.conversation.settle_s},
-            interrupted_turn=unit.is_interrupting,
+            change=unit.change(),
         )
 
     def apply(self, slides: Sequence[tuple[RunningUnit, Slide | None]]) -> float:

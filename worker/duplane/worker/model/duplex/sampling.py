@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from duplane.worker.model.llm.sampling import (
+    CountedUniforms,
     DrawSettings,
     PenalisedIds,
     RecentIds,
@@ -43,7 +44,7 @@ class SlotSampling:
 
     slot: int
     options: ConversationOptions
-    uniforms: Uniforms
+    uniforms: CountedUniforms
     draws: DrawSettings
     recent: RecentIds
 
@@ -73,7 +74,7 @@ class DuplexSampling:
             top_p=options.top_p or 2.0,
         )
         recent = RecentIds(options.text_repetition_window_size)
-        return SlotSampling(slot, options, uniforms, draws, recent)
+        return SlotSampling(slot, options, CountedUniforms(uniforms), draws, recent)
 
     def reset(self, slot: int) -> None:
         """Remove the penalised ids of the slot's conversation."""

@@ -59,6 +59,21 @@ class SeededUniforms:
             self._ahead.popleft()
 
 
+class CountedUniforms:
+    """Counts the uniform numbers of another source that were consumed."""
+
+    def __init__(self, source: Uniforms) -> None:
+        self._source = source
+        self.used_count = 0
+
+    def peek(self, count: int) -> list[float]:
+        return self._source.peek(count)
+
+    def advance(self, count: int) -> None:
+        self._source.advance(count)
+        self.used_count += count
+
+
 @dataclass(frozen=True)
 class DrawSettings:
     """The settings of one slot's draws. `top_k` 0 and `top_p` above 1 keep every id."""
