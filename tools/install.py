@@ -1,9 +1,9 @@
 """Installs the project into a virtual environment: python tools/install.py .venv
 
-Uses only the standard library, and the versions of constraints.txt. The variable TORCH chooses the
-build of torch: `cpu` (about 200 MB), `cuda` (about 2.5 GB with the CUDA packages, on Linux), or
-`auto`, which is `cpu` if no NVIDIA driver is found. If the index of the CPU build cannot be
-reached, torch comes from the default index.
+Uses only the standard library, and the versions of constraints.txt. The environment variable TORCH
+chooses the build of torch: `cpu` (about 200 MB), `cuda` (about 2.5 GB with the CUDA packages, on
+Linux), or `auto`, which means `cpu` if no NVIDIA driver is found. If the index of the CPU build
+cannot be reached, torch comes from the default index.
 """
 
 from __future__ import annotations
@@ -55,8 +55,10 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def wants_cpu_build(build: str, *, has_driver: bool, system: str) -> bool:
-    """Return whether to install torch from the index of CPU builds. Outside Linux, the default
-    index has the CPU build."""
+    """Return whether to install torch from the index of CPU builds.
+
+    This is never necessary outside Linux, because the default index has the CPU build there.
+    """
     return system == "Linux" and (build == "cpu" or (build == "auto" and not has_driver))
 
 
@@ -74,9 +76,9 @@ def pinned(package: str, constraints: str) -> str:
 
 
 def pip(python: Path, arguments: Sequence[str]) -> int:
-    """Run `pip install`; print its downloads, and its errors if it fails. Return the exit code."""
+    """Run `pip install`; return the exit code. Show pip's downloads, and its errors if it fails."""
     command = [str(python), "-m", "pip", "install", "--progress-bar", "off", *arguments]
-    # A flag would not reach the build back end, but an environment variable does.
+    # A flag would not reach the build back end, but an environment variable reaches it.
     settings = {"PIP_CONSTRAINT": str(CONSTRAINTS), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     with subprocess.Popen(
         command,

@@ -31,7 +31,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of conversations, measured units of each, and range of the context rows before."""
+    """The numbers of conversations, their measured units, and the range of their context rows."""
 
     counts: tuple[int, ...]
     units: int
@@ -115,7 +115,7 @@ def cells(figures: Figures) -> list[float | str]:
 def measure(
     model: DuplexModel, slots: Sequence[int], share: float, sizes: Sizes, device: torch.device
 ) -> Figures:
-    """Run units in conversations of unequal lengths; the first `share` of them listen."""
+    """Run units in conversations of unequal lengths. The first `share` of them listen."""
     listening = set(slots[: int(len(slots) * share)])
     figures = Figures()
     try:

@@ -25,7 +25,7 @@ OWN = ConversationOptions(seed=1, force_listen_count=0, max_new_speak_tokens_per
 
 @dataclass
 class Course:
-    """One conversation: the logits after the input of each unit, and the outputs."""
+    """One conversation: its outputs, and the logits after the input of each unit."""
 
     logits: list[Tensor] = field(default_factory=list[Tensor])
     outputs: list[UnitOutput] = field(default_factory=list[UnitOutput])
@@ -131,7 +131,7 @@ def _noise(numbers: np.random.Generator) -> np.ndarray:
 
 
 def differences(one: Course, other: Course) -> tuple[int | str, ...]:
-    """Count all units and those with equal logits, ids and audio; return the first error, too."""
+    """Count all units, and those with equal logits, ids and audio; also return the first error."""
     pairs = list(zip(one.logits, other.logits, strict=True))
     both = list(zip(one.outputs, other.outputs, strict=True))
     off = next(((a - b).abs().max().item() for a, b in pairs if not torch.equal(a, b)), 0.0)

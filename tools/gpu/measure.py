@@ -222,7 +222,10 @@ class Times:
 def measured(
     device: torch.device, call: Callable[[], object], repeats: int, restore: Callable[[], object]
 ) -> Times:
-    """Time repeated calls, without the first two. `restore` runs after each and is not timed."""
+    """Time repeated calls, without the first two.
+
+    `restore` runs after each call and is not timed.
+    """
     done: list[float] = []
     asked: list[float] = []
     for number in range(2 + repeats):

@@ -1,4 +1,4 @@
-"""Third script: times of the passes of a future engine design, and the host's share of them."""
+"""Third script: times of passes that a future engine could use, and the host's share of them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def launches(options: Options, report: Report) -> None:
 
 
 def host(options: Options, report: Report) -> None:
-    """Measure how long the device idles after an event for which the host waits, until a launch."""
+    """Measure how long the device idles after an event that the host waits for, until a launch."""
     table = report.table("from event to next launch, microseconds", ("other threads", "p50", "p99"))
     if not is_cuda(options):
         table.add("needs CUDA", "", "")
@@ -129,7 +129,7 @@ def _gaps(device: torch.device) -> list[float]:
 
 
 def packed_attention(options: Options, report: Report) -> None:
-    """Measure attention over packed rows. Its results may not depend on the other rows."""
+    """Measure attention over packed rows. A row's result may be independent of the other rows."""
     title = "varlen_attn of one layer, ms; 32 query heads, 8 key heads of 128 channels"
     table = report.table(title, ("rows per conversation, contexts", "1", "8", "32"))
     try:
@@ -253,7 +253,7 @@ def talker_unit(model: DuplexModel, slots: int) -> Callable[[], object]:
 
 
 def talker(options: Options, report: Report, model: DuplexModel) -> None:
-    """Measure a second of the talker (the condition and 25 steps), with and without graphs."""
+    """Measure a second of the talker's speech (condition, 25 steps), with and without graphs."""
     table = report.table("talker, a second of speech, ms", ("conversations", "graph", "eager"))
     for slots in (1, 4) if options.small else (1, 4, 16):
         if not report.has_time(f"talker, {slots}"):
@@ -348,7 +348,7 @@ def two_streams(options: Options, report: Report, model: DuplexModel) -> None:
 
 
 def primed_vocoder(model: DuplexModel, speakers: int) -> Callable[[], object]:
-    """Return a function that makes the sound of a second of speech. It does not change contexts."""
+    """Return a function that makes a second of sound. It does not change contexts."""
     made = model.parts.vocoder
     assert isinstance(made, Vocoder), "the checkpoint has no vocoder"
     voice = model.parts.vocoder_voice

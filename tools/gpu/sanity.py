@@ -53,7 +53,10 @@ def peaks(options: Options, report: Report) -> None:
 
 
 def settings(options: Options, report: Report) -> None:
-    """Show torch's settings before and after loading: then cuDNN attention and TF32 must be off."""
+    """Show torch's settings before and after loading.
+
+    After it, cuDNN attention and TF32 must be off.
+    """
     table = report.table("settings of torch", ("", "before", "after load"))
     before = _settings()
     load(options, GOLDEN / "checkpoint", 2, 512, cuda_graphs=False)

@@ -97,7 +97,7 @@ async def soak(options: Options, report: Report, settings: UpSettings) -> None:
 
 
 def cells(figures: Figures) -> tuple[float | int | str, ...]:
-    """Return the cells of one row, in milliseconds."""
+    """Return the cells of one row; times are in milliseconds."""
     both = figures.listening + figures.speaking
     shares = [
         1e3 * percentile(values, share) if values else ""

@@ -61,7 +61,7 @@ class CommandError(Exception):
 
 
 class UsageError(CommandError):
-    """A flag, a variable, the config file or a file named in them cannot be used."""
+    """A flag, an environment variable, the config file, or a file that they name is unusable."""
 
     exit_code = EXIT_USAGE
 
@@ -78,12 +78,13 @@ def launch(
     app.config = (_ENVIRONMENT,)
     if config is not None:
         app.config = (_ENVIRONMENT, Dict(read_config(config), source=str(config)))
-        os.environ["DUPLANE_CONFIG"] = str(config.absolute())  # for the processes that `up` starts
+        # The processes that `up` starts inherit it.
+        os.environ["DUPLANE_CONFIG"] = str(config.absolute())
     return _run(app, arguments)
 
 
 def read_config(file: Path) -> dict[str, dict[str, Any]]:
-    """Read a config file: one table for each process. Raises UsageError naming the fault."""
+    """Read a config file: one table for each process. Raises UsageError that names the fault."""
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -114,7 +115,7 @@ def parse_settings(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command line; return the exit code. Failures end as one line on stderr."""
+    """Run the command line; return the exit code. A failure is reported as one line on stderr."""
     try:
         return _run(app.meta, arguments)
     except CommandError as error:

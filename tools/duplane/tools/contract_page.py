@@ -51,7 +51,10 @@ def contract_page(protos: Path) -> str:
 
 
 def _describe(protos: Path) -> Sequence[FileDescriptorProto]:
-    """Compile the protos, with their comments; an imported file precedes the importing ones."""
+    """Compile the protos with their comments.
+
+    An imported file comes before the files that import it.
+    """
     names = sorted(str(path.relative_to(protos)) for path in protos.rglob("*.proto"))
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "contract.binpb"

@@ -33,7 +33,7 @@ _MAX_SHOWN = 24  # values of a label
 
 
 def registries() -> Mapping[str, CollectorRegistry]:
-    """Return the registry of each process, before its first event."""
+    """Return the registry of each process, as it is before its first event."""
     scheduler = SchedulerMetrics(SchedulerState(time.monotonic))
     measured(MemoryStore(boot_ms=0), scheduler.registry)
     edge = EdgeMetrics(lambda: (), playback_delay_s=0.0)

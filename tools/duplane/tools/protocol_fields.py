@@ -1,4 +1,4 @@
-"""The fields of every event of the four dialects: which are required, their type and meaning.
+"""The fields of every event of the four dialects: whether each is required, its type, its meaning.
 
 A test compares the events with the public specifications in `tests/specifications`, and the
 required fields with the events that the dialects render.
@@ -184,8 +184,8 @@ _PICTURES = ("list of strings", "base64 of JPEG, PNG, WEBP, GIF or BMP files, ol
 _MS = "milliseconds"
 _NO_EFFECT = "has no effect; its path is reported among the ignored fields"
 
-# Key -> type and meaning. The key is the last part of a field's path, or `DIALECT.event.path` for a
-# field with another meaning.
+# Key -> type and meaning. The key is the last part of a field's path. If a field has another
+# meaning in one event, the key is `DIALECT.event.path`.
 MEANINGS: Mapping[str, tuple[str, str]] = {
     "audio": ("string", _PCM_IN),
     "audio_base64": ("string", _PCM_IN),

@@ -1,7 +1,7 @@
 """Writes the Markdown page of the client protocols, from the tables in the code of the edge.
 
 Legal events, phases, answers, codes and bounds come from the classes of the dialects; this module
-has only the text around them.
+has only the text around these tables.
 """
 
 from __future__ import annotations

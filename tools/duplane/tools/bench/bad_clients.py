@@ -1,7 +1,7 @@
 """Clients that misbehave, each kind in a different way. They run in a separate process.
 
-`python -m duplane.tools.bench.bad_clients KIND COUNT HOST:PORT` connects them, prints `ready`, and
-runs until its standard input ends.
+`python -m duplane.tools.bench.bad_clients KIND COUNT HOST:PORT` connects COUNT clients of one kind,
+prints `ready`, and runs until its standard input ends.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _VALUES = frame(TEXT, b'{"type":"input.append","x":[' + b"{}," * 2_700_000 + b"{
 
 
 async def _begun(client: RawClient, path: str = _SESSION) -> None:
-    """Begin a session and read until units may be sent."""
+    """Begin a session, and read events until units may be sent."""
     await client.upgrade(path)
     await client.send(_INIT)
     await client.read_until(b"session.created")
@@ -58,7 +58,7 @@ async def _drip(client: RawClient) -> None:
 
 
 async def _speak(client: RawClient) -> None:
-    """Behave well: the baseline, which shows the cost of more clients of any kind."""
+    """Behave well: this kind is the baseline, which shows the cost of more clients of any kind."""
     await _begun(client)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_repeat(client, _UNIT, _UNIT_S))
@@ -115,12 +115,12 @@ async def _send(client: RawClient, data: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One way to misbehave. `takes_slots`: each such client occupies a slot of the worker."""
+    """One way to misbehave. If `takes_slots`, each such client occupies a slot of the worker."""
 
     about: str
     act: Callable[[RawClient], Awaitable[None]]
     takes_slots: bool = True
-    is_slow: bool = True  # uses the smallest receive window
+    is_slow: bool = True  # the clients use the smallest receive window
 
 
 KINDS: Mapping[str, Kind] = {

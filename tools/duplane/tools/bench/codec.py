@@ -27,7 +27,7 @@ _REPEATS = 300
 
 
 def _best_us(work: Callable[[], object]) -> float:
-    """Return the best mean of several rounds, because other processes only add time."""
+    """Return the mean of the best of several rounds: other processes can only add time."""
     best = float("inf")
     for _ in range(_ROUNDS):
         begin = time.perf_counter()

@@ -1,6 +1,7 @@
 """Counts how often the host waits for the device: to read values, or shapes that depend on values.
 
-Operations are counted by name, so a run on a CPU shows how often the host would wait for a GPU.
+The operations of torch are counted by name, so a run on a CPU shows how often the host would wait
+for a GPU.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class _Reads(TorchFunctionMode):
 
 
 class _Dependent(TorchDispatchMode):
-    """Counts operations that wait for values, also those that torch calls internally."""
+    """Counts operations that wait for values, also operations that torch calls internally."""
 
     def __init__(self, syncs: SyncCount) -> None:
         super().__init__()  # pyright: ignore[reportUnknownMemberType]  untyped in torch

@@ -1,7 +1,8 @@
 """`duplane bench launches`: the number of kernels that each stage of the model launches.
 
-Operations are counted on a CPU, in the form that a GPU would run: composed operations count as
-their parts; views and allocations do not count. Attention gathers its slots, as on a GPU.
+Operations are counted on a CPU, but in the form in which a GPU would run them. An operation that
+consists of others counts as its parts; views and allocations do not count. Attention gathers its
+slots, as on a GPU.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from duplane.worker.model.types import ConversationOptions
 
 CONTEXT = 512
 UNITS = 2
-"""Counted units of each kind in every conversation."""
+"""Number of units of each kind that are counted, in every conversation."""
 _aten = torch.ops.aten
-# They launch nothing: they only allocate, or return their input in another form.
+# These operations launch nothing: they only allocate, or return their input in another form.
 FREE = {
     _aten.empty.memory_format,
     _aten.empty_strided.default,
@@ -48,7 +49,10 @@ WHOLE = {_aten.scaled_dot_product_attention.default}
 
 
 class LaunchCount(TorchDispatchMode):
-    """Counts launches by the running stage; None is the key for launches outside of all stages."""
+    """Counts launches by the running stage.
+
+    The key None stands for launches outside of all stages.
+    """
 
     def __init__(self, watch: StageWatch) -> None:
         super().__init__()  # pyright: ignore[reportUnknownMemberType]  untyped in torch
@@ -73,7 +77,8 @@ def count_launches(
 ) -> dict[Stage | None, float]:
     """Return the launches in one call of each stage, with conversations in these slots.
 
-    The key None has the launches of a round outside of the stages. The slots are clean afterwards.
+    The key None has the launches of one round outside of the stages. Afterwards the slots are clean
+    again.
     """
     for index, slot in enumerate(slots):
         options = ConversationOptions(

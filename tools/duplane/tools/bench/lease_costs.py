@@ -1,7 +1,7 @@
-"""`duplane bench leases --policy-only`: the cost of one scheduler decision, by fabric size.
+"""`duplane bench leases --policy-only`: the cost of one decision of the scheduler, by fabric size.
 
 Runs the scheduler's parts over the memory store, without sockets. Times are CPU times of this
-process, so that other processes change them little.
+process, so other processes change the results little.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Costs:
 
 
 class _Fabric:
-    """A full fabric: every slot is held, and tickets wait."""
+    """A full fabric: every slot is leased, and tickets wait."""
 
     def __init__(self, worker_count: int, ticket_count: int) -> None:
         self.store = MemoryStore(boot_ms=1)
@@ -148,7 +148,7 @@ def _costs(worker_count: int, ticket_count: int) -> _Costs:
 
 
 async def _turns(fabric: _Fabric) -> list[float]:
-    """Run the scheduler's loops under load; return the CPU time of each turn of the event loop."""
+    """Run the scheduler's loops under load; return the CPU time of each pass of the event loop."""
     turns: list[float] = []
     loops = [
         asyncio.create_task(fabric.grant_loop.run()),
@@ -173,7 +173,7 @@ def bench_lease_costs(sizes: Sequence[tuple[int, int]] = SIZES) -> None:
     rows: list[Sequence[str]] = []
     for worker_count, ticket_count in sizes:
         rows.append(_costs(worker_count, ticket_count).row(worker_count, ticket_count))
-        gc.collect()  # frees the last fabric, which is a cycle of references
+        gc.collect()  # frees the last fabric, whose objects refer to each other
     show(
         f"scheduler without sockets, {_SLOT_COUNT} slots per worker, all held; CPU time",
         ("", "enqueue us", "release and grant us", "position us", "longest turn ms"),

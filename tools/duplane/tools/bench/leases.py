@@ -1,7 +1,7 @@
 """`duplane bench leases`: grants of real scheduler processes, over gRPC.
 
 The workers run in this process: each has the real admission and attach loop, but no model. A
-session ends at once: it claims its lease, and its slot is cleaned.
+session ends as soon as it has claimed its lease; then its slot is cleaned.
 """
 
 from __future__ import annotations
@@ -52,11 +52,15 @@ class _Counts:
     lost_ticket_count: int = 0
     lost_position_count: int = 0
     kill_count: int = 0
-    cpu_ms: Sequence[float] = (math.nan, math.nan)  # per grant: schedulers, this process
+    # CPU time per grant: of the schedulers, and of this process.
+    cpu_ms: Sequence[float] = (math.nan, math.nan)
     has_grant: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add_grant(self, granted: lease_pb2.Granted) -> None:
-        """Count a grant, also as a double grant if its slot and fencing number came before."""
+        """Count a grant.
+
+        It is a double grant if the same slot and fencing number were granted before.
+        """
         claims = lease_pb2.LeaseClaims.FromString(granted.lease.claims)
         number = (claims.worker_id, claims.slot, claims.fencing_number)
         self.double_count += number in self.numbers
@@ -155,7 +159,7 @@ class _Bench:
                 background.append(tasks.create_task(self._kill(schedulers)))
             before_s = self._cpu_s(schedulers)
             await self._load(clients)
-            if not self._options.kills:  # the CPU time of a killed process is lost
+            if not self._options.kills:  # with kills, the CPU time of the killed processes is lost
                 used_s = zip(self._cpu_s(schedulers), before_s, strict=True)
                 per_grant = 1e3 / self._options.grants
                 self._counts.cpu_ms = [(end - begin) * per_grant for end, begin in used_s]
@@ -164,7 +168,7 @@ class _Bench:
         return self._counts
 
     def _cpu_s(self, schedulers: Sequence[Role]) -> tuple[float, float]:
-        """Return the CPU seconds of all schedulers and of this process."""
+        """Return the CPU seconds that all schedulers and this process have used."""
         return sum(_cpu_s(role.process_id) for role in schedulers), time.process_time()
 
     async def _start(self, stack: contextlib.AsyncExitStack, tasks: asyncio.TaskGroup) -> Role:
@@ -202,7 +206,7 @@ class _Bench:
             return _GRANT_TIMEOUT_S * 1e3
 
     async def _acquire(self, client: FabricClient) -> float:
-        """Acquire a slot whose worker accepts the lease; return when it was granted."""
+        """Acquire a slot whose worker accepts the lease; return the time of the grant."""
         position = _Position(self._counts)
         while True:
             request = lease_pb2.AcquireLeaseRequest(

@@ -96,7 +96,7 @@ def bench_model(bench: ModelBench) -> None:
 
 
 def held_bytes(device: torch.device) -> int:
-    """Return the memory of tensors on the device; on the CPU, that of the process."""
+    """Return the memory of the tensors on the device; for a CPU, the memory of the process."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     resident = Path("/proc/self/statm").read_text().split()[1]
@@ -161,7 +161,7 @@ class Inputs:
         self._frame = file.getvalue()
 
     def next(self, kind: str) -> list[Unit]:
-        """Return a unit for each slot, prepared on the host: its frames are decoded."""
+        """Return a unit for each slot. As in the worker, its frames are decoded on the host."""
         sounds = self._random.normal(0, 0.1, (len(self._slots), 16_000)).astype(np.float32)
         frames = (self._frame,) * self._frames if kind == SEEING else ()
         units = [
@@ -196,7 +196,7 @@ def _unit(
 def _keep(
     figures: Figures, watch: StageWatch, kind: str, found: tuple[float, list[UnitOutput]]
 ) -> None:
-    """Keep the figures of a batch, unless a unit listened that should speak or the reverse."""
+    """Keep the figures of a batch, unless one of its units did not listen or speak as intended."""
     seconds, outputs = found
     if any(output.is_listen == (kind == SPEAKING) for output in outputs):
         return
@@ -216,7 +216,7 @@ def _count(
     units: Sequence[Unit],
     kind: str,
 ) -> None:
-    """Run a batch; count the operations and waits per call of each stage, and those of a unit."""
+    """Run a batch; count operations and waits per call of each stage, and waits per unit."""
     watch.clear()
     watch.is_counting = True
     with SyncCount() as syncs:
@@ -259,7 +259,7 @@ def _times(seconds: Sequence[float]) -> tuple[str, str]:
 def _cost(
     figures: Figures, stage: Stage, seconds: float, peaks: Peaks, dtype: torch.dtype
 ) -> tuple[str, str, str, str]:
-    """Return bytes and operations of one call, and their share of the device's peak."""
+    """Return the bytes and operations of one call, and their shares of the device's peak rates."""
     moved, flops = figures.moved.get(stage, 0), figures.flops.get(stage, 0.0)
     kind = torch.float32 if stage in FLOAT32_STAGES else dtype
     return (

@@ -1,6 +1,7 @@
 """`duplane bench neighbours`: the cost of clients that misbehave for the good clients beside them.
 
-Uses real processes. The time limits of the edge are short, so that each expires during the run.
+Uses real processes. The time limits of the edge are short, so that each of them expires during the
+run.
 """
 
 # pyright: reportMissingTypeStubs=false
@@ -31,7 +32,7 @@ from duplane.tools.up.fabric import Fabric, UpSettings, running
 
 _WAITS = ("HANDSHAKE", "INIT", "SEND", "PING", "HTTP")
 _WITNESSES = 2
-_PAUSE_S = 0.1  # between two units of a good client: ten times as fast as speech
+_PAUSE_S = 0.1  # between two units of a good client; this is ten times as fast as speech
 _WATCH_S = 0.2
 _VOICE_S = 60
 _SILENCE = bytes(64_000)
@@ -44,7 +45,7 @@ class _Watch:
     process_id: int
     rss_bytes: list[int] = field(default_factory=list[int])
     is_taken: bool = False  # whether bad clients ever held a slot
-    free_s: float | None = None  # seconds until they held none
+    free_s: float | None = None  # seconds until bad clients held no slot
 
     def freed(self) -> str:
         """Return the time until the slots were free again, as a cell of the table."""
@@ -59,7 +60,7 @@ class _Watch:
 
 
 class _Witness:
-    """One good session of dialect B, whose units are silent."""
+    """A good session of dialect B. Its units are silent; their times show the cost of others."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
@@ -79,7 +80,7 @@ class _Witness:
             yield cls(connection)
 
     async def exchange(self) -> float:
-        """Send one unit, wait for its answer; return the milliseconds that the worker needed."""
+        """Send one unit and wait for its answer; return the worker's own time in milliseconds."""
         await self._connection.send(self._unit, text=True)
         return orjson.loads(await self._connection.recv())["metrics"]["wall_clock_ms"]
 
@@ -149,7 +150,7 @@ class _Bench:
         watch = _Watch(self._fabric.roles[0].process_id)
         before_bytes = watch.look()
         async with contextlib.AsyncExitStack() as stack:
-            paths = [  # new for each row, because contexts fill up
+            paths = [  # new sessions for each row, because contexts fill up
                 await stack.enter_async_context(_Witness.opened(self._fabric.edge))
                 for _ in range(_WITNESSES)
             ]

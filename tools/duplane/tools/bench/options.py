@@ -79,9 +79,9 @@ class FabricBench:
     telemetry: Annotated[bool, Parameter(negative=())] = False
     """The command's own fabric exports spans and metrics to a receiver that discards them."""
     find_capacity: Annotated[bool, Parameter(negative=())] = False
-    """Search the largest number of sessions that holds. Beginning with the first of --sessions, the
-    number doubles until it does not hold; then the interval is halved. A number that does not hold
-    is tried twice."""
+    """Search the largest number of sessions that holds. The search begins with the first of
+    --sessions and doubles the number until it does not hold; then it halves the interval. A number
+    that does not hold is tried twice."""
     max_sessions: PositiveInt = 1000
     """Largest number that the search tries."""
     limit_ms: PositiveFloat = 100.0
@@ -165,7 +165,7 @@ class LeaseBench:
     replicas: PositiveInt = 1
     """Number of schedulers. More than one need a shared store."""
     kills: bool = False
-    """Kill a scheduler after every 200 grants; it is started again."""
+    """Kill a scheduler after every 200 grants; the command then starts it again."""
     grants: Annotated[int, Ge(2)] = 2000
     """Number of requests through the queue."""
     callers: PositiveInt = 64

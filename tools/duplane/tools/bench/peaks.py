@@ -15,14 +15,14 @@ MATRIX_SIDE = {"cpu": 1024, "cuda": 8192}
 
 @dataclass(frozen=True)
 class Peaks:
-    """Bytes read and written per second, and floating point operations per second by dtype."""
+    """Peak rates: bytes read and written per second, and floating point operations by dtype."""
 
     bytes_per_s: float
     flops_per_s: dict[torch.dtype, float]
 
 
 def measure_peaks(device: torch.device, dtypes: set[torch.dtype]) -> Peaks:
-    """Copy a large tensor and multiply square matrices; the best of some rounds."""
+    """Copy a large tensor and multiply square matrices; return the rates of the best round."""
     count = COPY_BYTES[device.type]
     source = torch.ones(count, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)

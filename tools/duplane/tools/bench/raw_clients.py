@@ -1,4 +1,4 @@
-"""WebSocket clients on plain sockets: they can violate the protocol, as no library would."""
+"""WebSocket clients on plain sockets: unlike a library, they can violate the protocol."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class RawClient:
             return b""
 
     async def read_until(self, mark: bytes) -> bytes:
-        """Read until the mark has arrived; bytes after it may be included."""
+        """Read until the mark has arrived; the result may include bytes after the mark."""
         read = b""
         while mark not in read:
             piece = await self.read()
@@ -82,7 +82,7 @@ class RawClient:
         return read
 
     async def upgrade(self, path: str) -> None:
-        """Upgrade to a WebSocket; read the HTTP answer and nothing after it."""
+        """Upgrade the connection to a WebSocket; read the HTTP answer and nothing after it."""
         await self.send(upgrade(path))
         head = b""
         while not head.endswith(b"\r\n\r\n"):

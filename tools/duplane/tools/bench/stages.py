@@ -39,8 +39,8 @@ Call = Callable[..., Any]
 class StageWatch:
     """Measures the stages of one unit by wrapping the model's methods.
 
-    It waits for the device before and after each stage, so that stages cannot overlap. The time of
-    a stage within another stage counts for the inner stage only.
+    The watch waits for the device before and after each stage, so that stages cannot overlap. The
+    time of a stage within another stage counts for the inner stage only.
     """
 
     def __init__(self, model: DuplexModel, device: torch.device) -> None:
@@ -117,8 +117,8 @@ def _fed_stage(counts: Iterable[tuple[int, int]], *_: Any) -> Stage:
 def moved_bytes(model: DuplexModel, slots: int) -> dict[Stage, int]:
     """Return the bytes that one call of each stage must read: the weights and the slots' caches.
 
-    A lower bound: it excludes the values between layers. A call of the talker makes a unit of
-    speech, a call of the flow a chunk.
+    This is a lower bound, because it excludes the values between layers. A call of the talker makes
+    a unit of speech; a call of the flow makes a chunk.
     """
     parts = model.parts
     llm, audio = parts.llm, parts.audio

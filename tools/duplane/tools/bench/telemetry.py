@@ -26,9 +26,9 @@ from duplane.worker.model.types import Unit, UnitOutput
 from duplane.worker.session.unit_reporter import UnitReporter
 from duplane.worker.session.unit_spans import UnitSpans
 
-_UNITS = 500  # in one round; the queue of the span processor holds more
+_UNITS = 500  # units in one round; the queue of the span processor holds more spans
 _ROUNDS = 9
-_UNITS_PER_S = 1000  # the rate for which the share of a core is printed
+_UNITS_PER_S = 1000  # the rate of units for which the share of a core is printed
 _SECOND = bytes(4 * 24_000)
 
 
@@ -41,7 +41,7 @@ class _Encoder(SpanExporter):
 
 
 class _Traces:
-    """A tracer. With `is_exported` its spans are batched and encoded, else it makes none."""
+    """A tracer. With `is_exported`, spans are batched and encoded; otherwise no spans are made."""
 
     def __init__(self, *, is_exported: bool) -> None:
         self._queue = SpanQueue(_Encoder()) if is_exported else None
@@ -150,7 +150,7 @@ def _worker_metrics_us() -> float:
 
 
 def _worker_delta_us(*, is_exported: bool) -> float:
-    """Return the time to make the delta of a unit, with its metrics and, if exported, its span."""
+    """Return the time to make a unit's delta with its metrics and, if exported, its span."""
     traces = _Traces(is_exported=is_exported)
     claims = lease_pb2.LeaseClaims(session_id="sess_bench")
     unit_spans = UnitSpans(claims, traces.tracer, _trace(), None)

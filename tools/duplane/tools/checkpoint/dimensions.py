@@ -31,7 +31,7 @@ class Dimensions:
 
 @dataclass(frozen=True)
 class _Scale:
-    """Multiplies sizes by a factor; rounds each to a multiple of a number, and never to zero."""
+    """Multiplies sizes by a factor, and rounds each to a multiple of a number above zero."""
 
     factor: float
 
@@ -45,8 +45,8 @@ class _Scale:
 def dimensions(like: str, factor: float, tokenizer: Tokenizer) -> Dimensions:
     """Return a released model's dimensions; `factor` scales all widths and numbers of layers.
 
-    The ids of special tokens come from the tokenizer, and the vocabulary has at least its size.
-    Raises ValueError for an unknown model and for factors outside (0, 2].
+    The ids of special tokens come from the tokenizer, and the vocabulary is at least as large as
+    the tokenizer's. Raises ValueError for an unknown model and for factors outside (0, 2].
     """
     if like not in LIKENESSES:
         raise ValueError(f"like: {like!r} is not one of {', '.join(LIKENESSES)}")

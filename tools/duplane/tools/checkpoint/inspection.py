@@ -61,7 +61,7 @@ SHORTEST_CONTEXT = 512
 
 
 def inspect(directory: Path, options: MemoryOptions) -> bool:
-    """Print the content of a directory and its faults; False if the model cannot be loaded.
+    """Print the contents and the faults of a directory; return False if the model cannot be loaded.
 
     Raises `CheckpointError` if the directory cannot be inspected.
     """
@@ -165,7 +165,7 @@ def _show_fit(
     options: MemoryOptions,
     device_bytes: int,
 ) -> None:
-    """Print how many slots fit. If none does, print why, and which settings would fit."""
+    """Print how many slots fit. If no slot fits, print why, and which settings would fit."""
     fitting = slots_that_fit(found, device_bytes)
     print(f"a device of {device_bytes / 1e9:g} GB has room for {fitting} slots")
     if fitting:

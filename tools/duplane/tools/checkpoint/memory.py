@@ -1,4 +1,4 @@
-"""Finds the parts of a checkpoint's model and the memory they take, without its weights."""
+"""Finds the parts of a checkpoint's model and the memory that they take. Loads no weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ PARTS = (
 )
 OTHER = "other"
 SOME = 8
-"""Memory is computed for this number of slots and for one more: the difference is one slot's."""
+"""Memory is computed for this number of slots and for one slot more; the difference is the memory
+of one slot."""
 WORK_SHARE = 0.1
 """Share of a device's memory that is kept free for the intermediate tensors of a step."""
 
@@ -95,7 +96,7 @@ def stages(
 
 
 def slots_that_fit(stages: Iterable[StageMemory], device_bytes: int) -> int:
-    """Return how many slots fit a device with this memory, of which `WORK_SHARE` stays free."""
+    """Return how many slots fit a device with this memory, if `WORK_SHARE` of it stays free."""
     held = list(stages)
     fixed, slot = sum(s.fixed_bytes for s in held), sum(s.slot_bytes for s in held)
     room = int(device_bytes * (1 - WORK_SHARE)) - fixed
@@ -111,7 +112,7 @@ class VocoderPlan:
     max_prompt_frames: int
 
     def sizes(self, slots: int) -> list[tuple[str, int]]:
-        """Bytes by stage, for so many slots."""
+        """Return bytes by stage, for this many slots."""
         options = VocoderOptions(max_prompt_frames=self.max_prompt_frames)
         made = Vocoder(self.flow, self.hift, slot_count=slots, options=options)
         return [("vocoder", made.memory_bytes)]
@@ -134,7 +135,7 @@ class HarmonicPlan:
     vocoder: HarmonicVocoder
 
     def sizes(self, slots: int) -> list[tuple[str, int]]:
-        """Bytes by stage, for so many slots."""
+        """Return bytes by stage, for this many slots."""
         made = HarmonicVocoder(self.vocoder.network, slot_count=slots)
         return [("vocoder", made.memory_bytes)]
 
@@ -174,7 +175,7 @@ def _modules(
 def _sizes(
     config: Mapping[str, Any], slots: int, capacity: int, dtype: torch.dtype
 ) -> list[tuple[str, int]]:
-    """Bytes by stage, for so many slots."""
+    """Return bytes by stage, for this many slots."""
     heard = AudioConfig.from_json(config)
     is_seeing = field(config, "init_vision", bool, True)
     beyond = overhang(heard, VisionConfig.from_json(config).query_count if is_seeing else None)

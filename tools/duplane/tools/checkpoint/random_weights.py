@@ -43,9 +43,9 @@ def write_random(
 ) -> None:
     """Write a random checkpoint like a released one. Only one shard is in memory at a time.
 
-    The weights are drawn on `device`; each kind of device draws different ones. The checkpoint has
-    all files except the two ONNX networks for clients' voices. Its answers mean nothing.
-    Raises ValueError as `dimensions` does, and OSError if the directory cannot be written.
+    The weights are drawn on `device`; each kind of device draws different weights. The checkpoint
+    has all files except the two ONNX networks for clients' voices. Its answers mean nothing. Raises
+    ValueError as `dimensions` does, and OSError if the directory cannot be written.
     """
     tokenizer = train_tokenizer()
     made = dimensions(like, factor, tokenizer)
@@ -93,7 +93,10 @@ def _write_shards(
 def draw_tensor(
     name: str, shape: Shape, dtype: torch.dtype, *, seed: int, device: torch.device = CPU
 ) -> Tensor:
-    """Draw a tensor on `device`, block by block; return it on the CPU. Name and seed decide it."""
+    """Draw a tensor on `device`, block by block; return it on the CPU.
+
+    The values depend only on the tensor's name, the seed and the kind of device.
+    """
     generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
     mean, deviation = spread(name, shape)
     values = torch.empty(shape, dtype=dtype)
@@ -106,7 +109,7 @@ def draw_tensor(
 
 
 def _write_vocoder(made: Dimensions, folder: Path, draw: Draw, seed: int) -> None:
-    """Write assets/token2wav in float32, as released."""
+    """Write assets/token2wav in float32, like the released files."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "flow.yaml").write_text(flow_yaml(made.flow), encoding="utf-8")
     (folder / "hift_dims.json").write_bytes(orjson.dumps(made.hift))

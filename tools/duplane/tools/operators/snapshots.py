@@ -36,7 +36,7 @@ async def read_fabric(schedulers: Sequence[str]) -> Sequence[SchedulerView]:
 
 
 async def _read(address: str) -> SchedulerView:
-    """Read the first messages of a watch, which are the whole state."""
+    """Read the first messages of a watch: together they are the whole state."""
     whole = admin_pb2.Snapshot()
     async with open_channel(address) as channel:
         call = admin_pb2_grpc.AdminServiceStub(channel).Watch(
@@ -56,7 +56,7 @@ async def _read(address: str) -> SchedulerView:
 
 
 def merge(views: Sequence[SchedulerView]) -> admin_pb2.Snapshot:
-    """Combine the states of the schedulers; those that share a store report the same state."""
+    """Combine the states of the schedulers. Schedulers that share a store report the same state."""
     workers = {one.worker.worker_id: one for view in views for one in view.snapshot.workers}
     leases = {one.claims.lease_id: one for view in views for one in view.snapshot.leases}
     tickets = {one.ticket_id: one for view in views for one in view.snapshot.tickets}

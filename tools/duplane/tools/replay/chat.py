@@ -37,7 +37,8 @@ from duplane.worker.model.types import DecodeMode
 TOLERANCE = 1e-4
 SLOT = 0
 ROOM = 128
-"""Context rows beyond the recorded length, which excludes tokens that were never fed."""
+"""Context rows beyond the recorded length, since that length excludes tokens that were never
+fed."""
 
 # Channels of `inputs_embeds` that a trace keeps.
 _STRIDES = {"inputs_embeds": 1, "inputs_embeds_c16": 16}
@@ -97,7 +98,7 @@ def _chat(
     ):
         yield same(f"{name} {kind}", [[list(bound) for bound in bounds]], trace[kind])
     yield same(f"{name} kv_after_prefill", length, trace["kv_after_prefill"])
-    # `take` uses up the prompt, so the model is given another one below.
+    # `take` uses up the prompt, so the model below gets another prompt.
     with torch.inference_mode():
         rows = prompt.take(model.parts, length)
     for key, stride in _STRIDES.items():
@@ -180,7 +181,7 @@ def _parts(golden: Path, content: str | Sequence[str]) -> Iterator[ChatPart]:
 
 @dataclass
 class Yield:
-    """One result of the reference: a waveform, or a chunk of text, with its text."""
+    """One result of the reference: a waveform with its text, or only a piece of text."""
 
     text: str
     samples: int
@@ -188,7 +189,7 @@ class Yield:
 
 @dataclass
 class Seen:
-    """A model that replays one trace, and a record of its outputs since `begin`."""
+    """A model that replays one trace, and a record of the model's outputs since `begin`."""
 
     loaded: ModelParts
     calls: list[dict[str, Any]]
@@ -251,7 +252,7 @@ class Seen:
         return self.model.tokens.decode(self.model.tokens.encode(text))
 
     def _chunks(self) -> list[dict[str, Any]]:
-        """Return the chosen ids in the reference's chunks, of which the first has one more id."""
+        """Return the chosen ids in the reference's chunks. The first chunk has one id more."""
         ids = list(self.unit.decided)
         has_ended = self.outputs[-1].finish is Finish.STOP
         if has_ended:

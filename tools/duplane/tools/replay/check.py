@@ -28,8 +28,8 @@ class Verdict(Enum):
 class Check:
     """One comparison with a recorded trace.
 
-    `error` is the largest absolute difference, or `inf` if the shapes differ. In exact checks it is
-    0.0 for equal and `inf` for unequal values. `note` may hold the reason.
+    `error` is the largest absolute difference, or `inf` if the shapes differ. In an exact check,
+    `error` is 0.0 if the values are equal and `inf` if not. `note` may hold the reason.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Check:
 
 
 def compare(name: str, got: ArrayLike | Tensor, want: ArrayLike, tolerance: float) -> Check:
-    """Compare two arrays of any shape; different shapes or NaN fail."""
+    """Compare two arrays of any shape. The check fails if the shapes differ or a value is NaN."""
     if isinstance(got, Tensor):
         got = download(got.double())
     ours, theirs = np.asarray(got, np.float64), np.asarray(want, np.float64)
@@ -62,8 +62,8 @@ def same(name: str, got: object, want: object) -> Check:
 def same_texts(name: str, got: Sequence[str], want: Sequence[str]) -> Check:
     """Compare the parts of a text.
 
-    The whole text must be the same, but each cut between two parts may be off by one character:
-    a character of several tokens may count to the part before or after the cut.
+    The whole text must be the same. But each boundary between two parts may be off by one
+    character: if a character has several tokens, either part may contain it.
     """
     if list(got) == list(want) or len(got) != len(want) or "".join(got) != "".join(want):
         return same(name, list(got), list(want))
@@ -86,7 +86,7 @@ def differs(name: str, reason: str) -> Check:
 
 
 def worst(name: str, checks: Sequence[Check]) -> Check:
-    """Combine many checks into one: the first failure, else the largest error."""
+    """Combine many checks into one: the first that failed, else the one with the largest error."""
     failed = [check for check in checks if check.verdict is Verdict.FAIL]
     if failed:
         first = failed[0]

@@ -1,4 +1,4 @@
-"""Replays sessions/duplex_*: whole conversations, every decision and every cache length."""
+"""Replays sessions/duplex_*: whole conversations, with every decision and every cache length."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class SessionReplay:
         """Yield one check per kind of comparison, combined over all units."""
         try:
             yield from self._prepare()
-            # After a stop the session is over; the worker sends no more units.
+            # A stop ends the session: the worker sends no more units to the model.
             units = list(takewhile(lambda unit: not unit["stop"], self._units))
             for unit in units:
                 self._play(unit, is_last=unit is units[-1])
@@ -143,8 +143,8 @@ class SessionReplay:
     def _failed(self, unit: dict[str, Any], failure: UnitFailure) -> Iterator[Check]:
         """Check a unit that was too short.
 
-        The reference keeps a `<unit>` row for it; our model does not. The replay feeds this row,
-        so that the following units have the recorded context.
+        The reference keeps a `<unit>` row for such a unit; our model does not. The replay feeds
+        this row, so that the following units have the recorded context.
         """
         yield same("prefill_success", False, unit["prefill_success"])
         yield same("failure", failure.reason, "AUDIO_TOO_SHORT")
@@ -247,7 +247,7 @@ class SessionReplay:
     def _array(
         self, key: str, got: NDArray[np.float32] | Tensor | None, name: str = ""
     ) -> Iterator[Check]:
-        """Compare with the recorded array, which may have only every eighth channel."""
+        """Compare with the recorded array, which may hold only every eighth channel."""
         forms: dict[str, ArrayLike | Tensor | None] = {key: got}
         if got is not None:
             forms[f"{key}_c8"] = got[..., ::8]
@@ -257,7 +257,7 @@ class SessionReplay:
                 yield compare(label, value, self._arrays[form], TOLERANCE)
 
     def _at(self, key: str, got: NDArray[np.float32], name: str) -> Iterator[Check]:
-        """Compare the logits of the recorded ids."""
+        """Return the logits of the recorded ids."""
         if f"{key}_ids" in self._arrays:
             ids, values = self._arrays[f"{key}_ids"], self._arrays[f"{key}_values"]
             if got.shape[:-1] == ids.shape[:-1]:

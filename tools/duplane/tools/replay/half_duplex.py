@@ -1,9 +1,10 @@
 """Half duplex: the user and the model speak in turns, and one context keeps all turns.
 
-A window bounds the context. When the context has more rows than the high mark, the oldest rounds
-(an utterance and its answer) are dropped until it has no more rows than the low mark. The rows
-after them move up, and their keys are rotated to the new positions. The reference counts the first
-round as part of the prompt, so its cuts split rounds; here only whole rounds are dropped.
+A window bounds the context. If the context has more rows than the high mark, the oldest rounds (an
+utterance and its answer) are dropped, until the context has no more rows than the low mark. The
+rows after the dropped rounds move up, and their keys are rotated to the new positions. The
+reference counts the first round as part of the prompt, so it can drop a part of a round; this
+module drops only whole rounds.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class HalfDuplex:
         window: TextWindow | None = None,
         uniforms: Uniforms | None = None,
     ) -> None:
-        """Use a clean slot. If the context is smaller than the marks, its size bounds them."""
+        """Use a clean slot. The marks of the window are lowered if the context is smaller."""
         self._chats, self._parts, self._slot, self._options = chats, parts, slot, options
         self._window = window or TextWindow()
         self._end_rows = len(parts.tokens.encode(ANSWER_END))
@@ -92,7 +93,7 @@ class HalfDuplex:
         return self._prompt_rows
 
     def hear(self, parts: Sequence[ChatPart]) -> int:
-        """Add the user's turn and begin to answer; returns the number of rows up to the answer."""
+        """Add the user's turn and begin to answer; return the number of rows up to the answer."""
         said = [self._filled(part) for part in parts]
         if self._has_answered:
             self._take_turn(said)
@@ -111,7 +112,8 @@ class HalfDuplex:
         before = self._prompt_rows + sum(self._round_rows)
         self._round_rows.append(self.context_length + self._end_rows - before)
         if not self._make_room(len(self.prompt.ids) - self._end_rows):
-            self._builder = self._next_prompt()  # the last answer was dropped, so no end mark
+            # The last answer was dropped, so the next prompt has no mark of its end.
+            self._builder = self._next_prompt()
             self._add_turn(said)
 
     def _add_turn(self, said: Sequence[ChatPart]) -> None:
@@ -121,7 +123,7 @@ class HalfDuplex:
     def _make_room(self, rows: int) -> bool:
         """Drop rounds until `rows` and an answer fit; return whether the last round stays.
 
-        The end of the last answer is counted with its round, but is not in the context yet.
+        The end of the last answer is counted as part of its round, but is not in the context yet.
         """
         room = self._chats.prompt_room(self._options) + 1 - self._options.max_new_tokens
         high = min(self._window.high_tokens, max(room, 0))

@@ -45,7 +45,10 @@ class RecordedUniforms:
 
 
 class CountingVocoder:
-    """Returns silence as long as the speech would be. The traces were recorded in the same way."""
+    """A vocoder that returns silence as long as the speech would be.
+
+    The traces were recorded with such a vocoder.
+    """
 
     lookahead = LOOKAHEAD
     memory_bytes = 0

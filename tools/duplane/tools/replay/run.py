@@ -31,11 +31,12 @@ def replay(
 ) -> int:
     """Run all parts over the directory, print a line per check, return the exit code.
 
-    The directory holds `checkpoint/ audio/ units/ sessions/ token2wav/`, or some of them. The exit
-    code is 1 if a check fails, if a part cannot run, or if there is nothing to check. Tolerances
-    are for float32: in another dtype a check prints its error and does not fail.
+    The directory holds `checkpoint/ audio/ units/ sessions/ token2wav/`, or some of these folders.
+    The exit code is 1 if a check fails, if a part cannot run, or if there is nothing to check.
+    Tolerances are for float32: in another dtype a check prints its error and does not fail.
     """
-    precision.configure(target.device)  # most parts are loaded without the whole model
+    # Here, because most parts are loaded without the whole model.
+    precision.configure(target.device)
     counts = dict.fromkeys(Verdict, 0)
     print(f"{'check':<56} {'error':>9} {'allowed':>9}  verdict")
     for name, checks in parts.items():

@@ -1,4 +1,4 @@
-"""The device and the dtype that traces are replayed with."""
+"""The device and the dtype with which traces are replayed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ReplayTarget:
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """The torch dtype. Raises ValueError for one that the model cannot run in."""
+        """The torch dtype. Raises ValueError if the model cannot run in this dtype."""
         return torch_dtype(self.dtype_name)
 
     @property
@@ -42,7 +42,7 @@ class ReplayTarget:
 
     @torch.inference_mode()
     def capture(self, parts: ModelParts) -> None:
-        """Capture the CUDA graphs of loaded parts, if a worker on this target would."""
+        """Capture the CUDA graphs of loaded parts, if a worker on this target captures them."""
         if self.device.type != "cuda" or not self.cuda_graphs:
             return
         parts.llm.capture()

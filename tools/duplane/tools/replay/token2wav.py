@@ -1,7 +1,7 @@
 """Replays token2wav/: compares the streaming vocoder with the values of the reference.
 
 The wave from the recorded mel must agree within the tolerance. The wave from our own mel has a
-larger tolerance, because the phase of the source sums rounding errors over a second: even the
+larger tolerance, because the phase of the source adds up the rounding errors of a second. Even the
 reference itself differs by up to 2e-3 on a CPU of another type.
 """
 
@@ -24,8 +24,9 @@ from duplane.worker.model.vocoder.vocoder import Vocoder
 from duplane.worker.model.vocoder.voice import prompt_mel
 
 TOLERANCE = 1e-3
-# For waves from our own mel. An error of 3e-6 in the mel changes the pitch as little, but the phase
-# sums the changes over a second. Measured: up to 2e-3, also for the reference on another CPU.
+# For waves from our own mel. An error of 3e-6 in the mel changes the pitch by as little, but the
+# phase adds up these changes over a second. Measured: up to 2e-3, also for the reference on another
+# CPU.
 OWN_MEL_TOLERANCE = 1e-2
 OWN_MEL_NOTE = "from our own mel; the phase sums rounding errors"
 
@@ -61,10 +62,14 @@ def checks(golden: Path, target: ReplayTarget = CPU_TARGET) -> Iterator[Check]:
 def _load(
     directory: Path, recorded: Mapping[str, Any], arrays: Arrays, target: ReplayTarget
 ) -> Vocoder:
-    """Load a vocoder for one slot: its flow has the recorded noise, its source has none."""
+    """Load a vocoder for one slot.
+
+    Its flow uses the recorded noise, and its source uses no noise.
+    """
     frames = arrays["prompt_mel"].shape[1] + arrays["offline_mel"].shape[2]
     noise = torch.tensor(arrays["noise"][0].T)
-    # No recorded value depends on the noise of later frames, but the table needs these rows.
+    # No recorded value depends on the noise of frames after the recorded ones, but the table needs
+    # rows for these frames.
     unused = torch.zeros(frames + 1000, noise.shape[1])
     return Vocoder.load(
         directory,
@@ -152,7 +157,7 @@ def _offline_checks(
     arrays: Arrays,
     target: ReplayTarget,
 ) -> Iterator[Check]:
-    """Compare an utterance that is generated at once, not in chunks."""
+    """Compare an utterance that is generated at once instead of in chunks."""
     mel = vocoder.render_mel(voice, recorded["offline_tokens"]).T[None]
     yield _near("offline_mel", mel, arrays)
     hift = vocoder.stream.hift

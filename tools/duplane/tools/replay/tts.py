@@ -109,7 +109,7 @@ def _oneshot(talker: Talker, trace: dict[str, Any], arrays: Any) -> Iterator[Che
     fewest, most = trace["min_new"], trace["max_new"]
     tokens = _spoken(talker, stream, condition, fewest=fewest, most=most)
     has_ended = stream.unfed is None
-    # If the utterance reached its maximum length, the trace lacks the last drawn token.
+    # An utterance that reached its maximum length: the trace lacks the last drawn token.
     yield same("tts oneshot tokens", tokens if has_ended else tokens[:-1], trace["tokens"])
     yield same("tts oneshot finished", has_ended, trace["finished"])
 

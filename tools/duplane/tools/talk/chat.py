@@ -1,4 +1,7 @@
-"""`duplane talk` in chats: one turn per text; B keeps one connection, D opens one per turn."""
+"""`duplane talk` in chats: one turn per text.
+
+B uses one connection for all turns, D one per turn.
+"""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def read_sound(file: Path | None) -> Samples | None:
 
 
 def check_out(out: Path | None) -> None:
-    """Check that `out` can be written, before the conversation begins. Raises UsageError."""
+    """Check that `out` can be written. Called before the conversation begins. Raises UsageError."""
     if out is None:
         return
     if out.suffix.lower() != ".wav":
@@ -98,6 +98,6 @@ def check_out(out: Path | None) -> None:
 
 
 def write_sound(out: Path | None, parts: Sequence[Samples]) -> None:
-    """Write parts of sound, one after the other, to a file if there is one."""
+    """Write parts of sound, one after the other, to a file; do nothing if `out` is None."""
     if out:
         soundfile.write(out, np.concatenate([np.zeros(0, "f4"), *parts]), OUTPUT_RATE_HERTZ)

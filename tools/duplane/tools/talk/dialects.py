@@ -1,4 +1,4 @@
-"""The client side of each public dialect: messages of `duplane talk`, and replies to its units."""
+"""The client side of each public dialect: messages of `duplane talk`, and the replies to them."""
 
 from __future__ import annotations
 
@@ -100,9 +100,10 @@ class DialectA(_Realtime):
 
 
 class DialectB(_Realtime):
-    """`session.init`: up to three events answer a spoken unit; they repeat its `input_id`.
+    """`session.init`: up to three events answer a spoken unit; they repeat the unit's `input_id`.
 
-    If a server does not repeat it, units are counted: each begins with `text` or `listen`.
+    If a server does not repeat `input_id`, units are counted: each reply begins with `text` or
+    `listen`.
     """
 
     def __init__(self, prompt: str, voice: str | None, seed: int | None = None) -> None:

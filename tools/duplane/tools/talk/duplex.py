@@ -28,7 +28,7 @@ from duplane.tools.talk.client import check_out, connected, full_url, read_sound
 from duplane.tools.talk.dialects import DIALECTS, TalkDialect, UnitReply
 from duplane.tools.talk.settings import TalkSettings
 
-_Unit = tuple[Samples, list[str]]  # its audio and its pictures
+_Unit = tuple[Samples, list[str]]  # the audio and the pictures of a unit
 
 _UNIT_SAMPLES = INPUT_RATE_HERTZ  # one second
 SAMPLE = Path(__file__).parent / "samples" / "questions.wav"
@@ -222,7 +222,7 @@ async def _send(
     begin = time.monotonic()
     with contextlib.suppress(ConnectionClosed):  # the receiver reports the reason
         for number, (unit, frames) in enumerate(units):
-            # Wait like a microphone, which delivers one second of sound after one second.
+            # Wait like a microphone, which delivers a second of sound when the second has passed.
             await asyncio.sleep(max(0.0, begin + number + 1 - time.monotonic()))
             conversation.sent(number)
             message = dialect.unit(number, base64_of(unit), frames)
@@ -259,7 +259,7 @@ async def events_of(connection: ClientConnection) -> AsyncGenerator[dict[str, An
 
 
 def _units(speech: Samples, tail_s: float) -> list[Samples]:
-    """Append silence, and cut the sound into units of one second; the last is padded."""
+    """Append silence, and cut the sound into units of one second; the last unit is padded."""
     count = -(-(speech.size + int(tail_s * INPUT_RATE_HERTZ)) // _UNIT_SAMPLES)
     padded = np.zeros(count * _UNIT_SAMPLES, np.float32)
     padded[: speech.size] = speech

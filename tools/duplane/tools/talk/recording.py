@@ -154,8 +154,9 @@ def _server_event(event: Any) -> ServerEvent:
 async def play(script: Script, url: str, *, is_paced: bool, timeout_s: float = 30.0) -> Outcome:
     """Send the client events again. Raises ReplayError if no connection can be opened.
 
-    With `is_paced`, each is sent at its recorded time. Otherwise each waits for the answers that
-    preceded it in the recording; the replay ends if one does not arrive within `timeout_s`.
+    With `is_paced`, each event is sent at its recorded time. Otherwise each event waits for the
+    answers that preceded it in the recording; if one of these answers does not arrive within
+    `timeout_s`, the replay ends.
     """
     outcome = Outcome()
     try:
@@ -212,7 +213,7 @@ async def _send_all(
     for number, sent in enumerate(script.sent):
         if is_paced:
             await asyncio.sleep(max(0.0, begin + sent.at_s - first_s - time.monotonic()))
-        # The last event may close the session, so it always waits for the answers before it.
+        # The last event may close the session, so it always waits for the answers that preceded it.
         is_due = is_paced and number < last
         if not is_due and not await outcome.wait_for(sent.after_answers, timeout_s):
             outcome.failure = f"no further answer before client event {number}"
@@ -225,7 +226,7 @@ async def _send_all(
     if not await outcome.wait_for(len(script.received), timeout_s):
         outcome.failure = "answers are missing at the end"
     elif script.meta.close_reason not in ("gone", "lost", None):
-        # Wait for the close, to notice an answer that the recording does not have.
+        # Wait until the server closes, to notice an answer that the recording does not have.
         await outcome.wait_for(len(script.received) + 1, timeout_s)
 
 

@@ -16,8 +16,8 @@ from duplane.tools.test_checkpoint.weights import random_tensors, write_shards
 def build_test_checkpoint(directory: Path, seed: int = 0) -> None:
     """Write a tiny checkpoint in the public format; the same seed gives the same bytes.
 
-    Its random weights are steered: on any audio it listens, speaks in words and ends its turns.
-    Raises OSError where the directory cannot be written.
+    Its random weights are steered: on any audio the model listens, speaks in words and ends its
+    turns. Raises OSError if the directory cannot be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer()

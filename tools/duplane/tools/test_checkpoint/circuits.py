@@ -49,7 +49,7 @@ def gate_output(width: int) -> Array:
 
 
 def normed(*parts: float, width: int) -> float:
-    """Return the factor by which RMSNorm scales a row with these nonzero values."""
+    """Return the factor by which RMSNorm scales a row whose nonzero values are these."""
     return math.sqrt(width / sum(part**2 for part in parts))
 
 
@@ -70,7 +70,7 @@ class Swing:
     """The output of one constructed head: `output` [width] times a wave between -1 and +1.
 
     The wave follows the cosine of (distance to the START row * frequency of rotary pair `pair` +
-    `angle`). A larger `near` makes it more like a square wave.
+    `angle`). A larger `near` makes the wave more like a square wave.
     """
 
     pair: int
@@ -83,8 +83,8 @@ class Swing:
 class FlagHeads:
     """Attention heads that attend to the START row and the MARK rows, and to no other rows.
 
-    A MARK row has the score 0 and the value -1. The START row has the value +1 and a score that
-    depends on its distance. The scores of rows without a flag are far below both.
+    A MARK row has the score 0 and the value -1. The START row has the value +1, and its score
+    depends on the distance to it. The scores of rows without a flag are far below both.
     """
 
     head_dim: int
@@ -103,7 +103,8 @@ class FlagHeads:
             rows = slice(number * self.head_dim, (number + 1) * self.head_dim)
             key, value = keys[rows], values[rows]
             key[:], value[:] = 0.0, 0.0
-            # A flag is twice the constant of its row, so the next two terms cancel in flagged rows.
+            # A flag is twice the constant of its row, so the next two terms cancel each other in
+            # flagged rows.
             key[slow, CONST] = -2.0
             key[slow, [START, MARK]] = 2.0 * CONST_SIZE
             key[[swing.pair for swing in swings], START] = 1.0

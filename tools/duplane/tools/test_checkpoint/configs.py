@@ -1,4 +1,4 @@
-"""Writes config.json and its companions: the tiny model's dimensions, in the public format."""
+"""Writes config.json and the other config files of the tiny model, in the public format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""flow.yaml of the vocoder: the layout of the released model's file, with other dimensions."""
+"""Writes the vocoder's flow.yaml: the layout of the released file, with other dimensions."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """Makes the random language model take turns and speak in words.
 
-A clock decides when the model speaks. The clock is the gate's head: its output oscillates with the
-distance to the first token, so that about four units of listening and three of speech alternate,
-whatever the input is. Each word is a random successor of the last word in the spoken sentences.
-The answer in a chat is one sentence: after its last word the model ends the unit, and then the
-answer. Full-duplex turns continue, because they never decode after the end of a unit.
+A clock decides when the model speaks. The clock is the gate's head. Its output oscillates with the
+distance to the first token, so that about four units of listening and three units of speech
+alternate, whatever the input is. Each word is a random successor of the last word in the spoken
+sentences. The answer in a chat is one sentence: after its last word the model ends the unit, and
+then the answer. A full-duplex turn continues, because the model decodes nothing after the end of a
+unit there.
 """
 
 from __future__ import annotations
@@ -42,14 +43,15 @@ LAYER_NOISE = 0.05
 AUDIO_NOISE = 0.015
 """Factor of the audio projector's output: it varies the words, but does not change the turns."""
 CLOCK_PAIR = 4
-"""Rotary pair of the clock. With theta 1e5 and 32 channels per head, its period is 112 rows; the
-model listens during half of them."""
+"""Rotary pair of the clock. With theta 1e5 and 32 channels per head, the period of this pair is 112
+rows; the model listens during half of them."""
 WANDER_PAIRS = (1, 2, 3)
-"""Rotary pairs of faster waves, with periods of 13, 26 and 54 rows. They vary the words."""
+"""Rotary pairs of faster waves, with periods of 13, 26 and 54 rows. These waves vary the words."""
 WANDER = 0.2
 PROMPT = "<|im_start|>system\nStreaming Omni Conversation.\n<|audio_start|><|audio_end|><|im_end|>"
 FIRST_CHOICE = 3 * 13 + 10
-"""Rows from the prompt to the first free decision: three forced units, and the fourth's input."""
+"""Rows from the prompt to the first free decision: three forced units, and the input of the
+fourth."""
 
 SAY = 2.0
 """Flag of the row before a chat's answer. It is larger than other flags, so that the model speaks
@@ -58,12 +60,14 @@ whatever the clock says."""
 # Logits. A token that may follow a row has LIKELY; all others have noise of about 1.
 LIKELY = 18.0
 PAUSE = 12.5
-"""Logit of a unit's end after any word."""
+"""Logit of the end of a unit, after any word."""
 SWING = 8.0
-"""The clock moves the logits of listening and speaking in opposite directions, by up to this."""
+"""The clock adds up to this value to the logit of listening and subtracts it from the logit of
+speaking, or the reverse."""
 END = 40.0
 END_SWING = 25.0
-"""The logit of a turn's end after any word is END while the clock says listen, else far lower."""
+"""The logit of the end of a turn, after any word, is END while the clock says listen, and far lower
+while it says speak."""
 
 
 def steer_language(

@@ -1,8 +1,8 @@
-"""Makes the random talker speak a second per unit, and stop soon after a turn's end.
+"""Makes the random talker speak a second per unit, and stop soon after the end of a turn.
 
 The gate's head attends to the condition row that marks the end of a turn, or of a chat's text.
 Without such a row the gate is -1, and the talker never chooses the end of speech. Some steps after
-such a row the gate becomes +1, and the talker surely chooses it.
+such a row the gate becomes +1, and the talker always chooses the end of speech.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from duplane.tools.test_checkpoint.weights import Tensors
 
 LAYER_NOISE = 0.15
 END_PAIR = 4
-"""Rotary pair of the gate. With theta 1e4 and 32 channels per head, the cosine changes its sign
+"""Rotary pair of the gate. With theta 1e4 and 32 channels per head, its cosine changes its sign
 after 16 rows."""
 CODE_GAIN = 2.5
 """Scale of the speech tokens' logits: many tokens are likely, but not equally."""

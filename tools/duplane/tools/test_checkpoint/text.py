@@ -22,7 +22,8 @@ SPOKEN = (
     "we go home and the street is quiet.",
     "the bread is warm and the tea is good.",
 )
-"""Sentences of a few common words. In the model's text, each word pair is from one of them."""
+"""Sentences of a few common words. In the model's text, each pair of neighbouring words comes from
+one of these sentences."""
 
 PROSE = """\
 Good afternoon. The kitchen window is open, and somebody is playing the piano next door.
@@ -68,4 +69,5 @@ You are a helpful assistant. You answer in short and friendly sentences.
 Streaming Omni Conversation. Speak when it is your turn, and listen when it is not.
 The system, the user and the assistant take turns in this conversation.
 """
-"""A page of plain English, so that the tokenizer cuts ordinary prompts into ordinary tokens."""
+"""A page of plain English, from which the tokenizer learns to cut ordinary prompts into ordinary
+tokens."""

@@ -49,7 +49,7 @@ _PLAIN = [
     *_pairs("tool_response", "think"),
 ]
 
-# These are special, but tokenizer_config.json does not list them, as in the released model.
+# These tokens are special, but tokenizer_config.json does not list them, as in the released model.
 _BASE = [
     *_pipes("endoftext", "im_start", "im_end", "object_ref_start", "object_ref_end"),
     *_pipes("box_start", "box_end", "quad_start", "quad_end", "vision_start", "vision_end"),
@@ -57,7 +57,7 @@ _BASE = [
 ]
 _TURNS = _pipes("turn_bos", "turn_eos")
 
-# In the order of the released model, in which the ids follow each other.
+# In the order of the released model, where the ids follow one another without gaps.
 ADDED_TOKENS = [
     "<unk>",
     *_BASE,
@@ -94,7 +94,7 @@ def own_lines() -> list[str]:
 
 
 def train_tokenizer(lines: Sequence[str] | None = None, merges: int = MERGES) -> Tokenizer:
-    """Train on `lines`, by default on those of `own_lines`; the same text gives the same ids."""
+    """Train on `lines`, by default on `own_lines()`; the same text gives the same ids."""
     # `Any`, because the library's stubs lack the setters and leave lists untyped.
     tokenizer: Any = Tokenizer(BPE())
     tokenizer.normalizer = normalizers.NFC()
@@ -158,7 +158,7 @@ def token_id(tokenizer: Tokenizer, name: str) -> int:
 
 
 def spoken_ids(tokenizer: Tokenizer) -> list[list[int]]:
-    """Return the ids of each spoken sentence, as encoded after other text."""
+    """Return the ids of each spoken sentence, encoded as if other text came before it."""
     return [tokenizer.encode(f" {line}", add_special_tokens=False).ids for line in SPOKEN]
 
 

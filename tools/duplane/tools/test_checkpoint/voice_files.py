@@ -33,7 +33,7 @@ MEL_BINS = 80
 SPEAKER_WIDTH = 192
 
 PITCH = 140.0
-"""Hz, about."""
+"""Pitch of the voice in Hz, approximately."""
 PITCH_RANGE = 40.0
 HARMONICS = (2.0, 2.0, 1.8, 1.6, 1.3, 1.0, 0.8, 0.6, 0.5)
 WAVE = 0.11
@@ -61,7 +61,8 @@ _HIFT_DIMS: dict[str, Any] = {
     "base_channels": 32,
     "f0_cond_channels": 32,
     "nb_harmonics": 8,
-    # 480 samples per mel frame, as released; a longer hop and late upsampling save most work.
+    # 480 samples per mel frame, like the released model. A longer hop and late upsampling save most
+    # of the computation.
     "upsample_rates": [2, 5, 6],
     "upsample_kernel_sizes": [4, 11, 12],
     "istft": {"n_fft": 32, "hop_len": 8},
@@ -109,11 +110,12 @@ def _tuned_hift(tensors: Tensors) -> Tensors:
     """Make HiFT sound like a voice: a tone at a speaking pitch that follows the mel.
 
     Random layers alone give noise at full scale. Here the residual blocks add little. The last
-    layer has four input channels. Two have the source's wave and its inverse, because an activation
-    before the layer reduces negative values. They raise one of the two lowest bins of the spectrum
-    and lower the other; with zero phase, these bins have opposite signs, so the sum oscillates
-    about zero. The other two channels come from the mel and change both bins equally. No weight is
-    exactly zero, because weight norm divides by the length of a row.
+    layer has four input channels. Two of them carry the source's wave and its inverse: both are
+    needed, because an activation before the layer reduces negative values. These two channels raise
+    one of the two lowest bins of the spectrum and lower the other. With zero phase, these bins have
+    opposite signs, so the sum oscillates about zero. The other two channels come from the mel and
+    change both bins equally. No weight is exactly zero, because weight norm divides by the length
+    of a row.
     """
     for name, tensor in tensors.items():
         if "convs2" in name and name.endswith("weight"):

@@ -21,7 +21,7 @@ from duplane.tools.trace.spans_json import to_line
 from duplane.tools.trace.units import Collected
 
 _log = logging.getLogger(__name__)
-_MAX_CALLS = 32  # concurrent calls; exporters repeat refused exports
+_MAX_CALLS = 32  # concurrent calls; exporters repeat calls that are refused
 _MAX_FILE_BYTES = 1_000_000_000  # a file of this size gets no more spans
 
 
@@ -56,7 +56,7 @@ class _Receiver(trace_service_pb2_grpc.TraceServiceServicer):
 
 
 def _append(out: BinaryIO, line: bytes) -> None:
-    """Write a whole line or nothing, because a file with a part of a line cannot be read.
+    """Write a whole line or nothing: a file with an incomplete line could not be read.
 
     Raises OSError.
     """

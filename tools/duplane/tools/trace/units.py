@@ -15,7 +15,7 @@ from duplane.fabric.monitoring import spans
 
 NETWORK = "network"  # between the edge and the worker, in both directions
 
-_MAX_STEPS = 64  # of a session; a chat has several for each turn
+_MAX_STEPS = 64  # spans of one session that are kept; a chat has several per turn
 _STEPS = frozenset(
     (
         *(spans.EDGE_SESSION, spans.EDGE_QUEUE, spans.EDGE_CLAIM, spans.EDGE_OPEN),
@@ -40,7 +40,7 @@ class Stage(NamedTuple):
 
 
 class Half(NamedTuple):
-    """The needed parts of a unit's span in one process."""
+    """The parts of a unit's span in one process that are needed here."""
 
     begin_ns: int
     end_ns: int
@@ -156,7 +156,7 @@ def _stages(place: str, half: Half) -> Iterator[Stage]:
 def _stage_times(attributes: Mapping[str, Any]) -> list[tuple[str, int]]:
     """Return the nanoseconds of the worker's stages, from the attributes of the edge's span.
 
-    What is missing to the worker's whole time is its last stage.
+    The difference between the worker's whole time and the sum of these stages is its last stage.
     """
     times = {name: attributes.get(f"{spans.STAGE_PREFIX}{name}_ms", 0.0) for name in _TIMED}
     rest_ms = attributes.get(f"{spans.STAGE_PREFIX}total_ms", 0.0) - sum(times.values())
@@ -228,7 +228,7 @@ class Collected:
         return sorted(self.steps.get(session_id, ()), key=lambda step: step.begin_ns)
 
     def settle_after_ms(self, unit: Unit) -> float:
-        """Return the duration of settle for a unit's batch; 0 if unknown."""
+        """Return the duration of settle for a unit's batch, in milliseconds; 0 if it is unknown."""
         return self.settle_ms.get(unit.worker.batch_id, 0.0) if unit.worker else 0.0
 
 

@@ -41,7 +41,7 @@ def usual_times(units: Iterable[Unit]) -> Usual:
 
 
 def slowest_stage(unit: Unit, usual: Usual) -> Stage | None:
-    """Return the stage that exceeds its usual time by the most."""
+    """Return the stage whose time exceeds its usual time by the most."""
 
     def excess_ms(stage: Stage) -> float:
         return stage.lasted_ms - usual.get((unit.outcome, stage.place, stage.name), 0.0)

@@ -23,13 +23,17 @@ CODE_SAMPLES = OUTPUT_SAMPLE_RATE // TOKENS_PER_UNIT
 LATE_S = 0.06
 """A word that begins less than this time before the end of a unit belongs to the next unit."""
 CUT_CODES = 2
-"""Up to this many codes after the last unit are cut off; for more of them, a unit is added."""
+"""Up to this many speech tokens after the end of the last unit are cut off. If there are more, the
+answer gets one more unit."""
 TAIL_S = 0.05
 
 
 @dataclass(frozen=True)
 class Spoken:
-    """An answer: the words of each unit, and its sound at 24 kHz, a whole number of 40 ms codes."""
+    """An answer: the words of each unit, and its sound at 24 kHz.
+
+    The sound consists of whole speech tokens (codes) of 40 ms.
+    """
 
     units: tuple[tuple[str, ...], ...]
     samples: FloatArray
@@ -41,7 +45,10 @@ class Spoken:
 
 
 def speak_answer(text: str) -> Spoken:
-    """Synthesise an answer in the assistant's voice; words above a unit's limit go to the next."""
+    """Synthesise an answer in the assistant's voice.
+
+    Words above a unit's limit go to the next unit.
+    """
     speech = espeak().speak(text, ASSISTANT)
     samples = resampled(speech, 1.0, OUTPUT_SAMPLE_RATE)
     count = -(-int((_end(speech) + TAIL_S) * OUTPUT_SAMPLE_RATE) // CODE_SAMPLES)

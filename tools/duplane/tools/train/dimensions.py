@@ -1,4 +1,4 @@
-"""The dimensions of the default model, as the content of config.json and its companions."""
+"""The dimensions of the default model, as the contents of its config files."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from duplane.tools.test_checkpoint.configs import model_config
 HIDDEN = 192
 TALKER_WIDTH = 128
 CODES = 1024
-"""Number of speech tokens, without the one that marks the end of speech."""
+"""Number of speech tokens, without the token that marks the end of speech."""
 ENCODER_POSITIONS = 250
-"""Positions of the audio encoder. With them, its cache holds four units."""
+"""Positions of the audio encoder. With this many positions, its cache holds four units."""
 WINDOW_UNITS = 4
 
 GENERATION: dict[str, Any] = {

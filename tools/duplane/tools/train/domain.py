@@ -43,7 +43,7 @@ FIXED: dict[str, tuple[tuple[str, ...], str]] = {
     "evening": (("good evening",), "good evening"),
     "night": (("good night",), "good night"),
 }
-"""Kind of question -> its wordings and its answer."""
+"""For each kind of question: its wordings and its answer."""
 
 STOPS = ("stop", "stop it", "be quiet")
 """Requests for silence: they end the answer in progress and get no answer."""
@@ -138,11 +138,12 @@ KINDS: dict[str, tuple[float, Callable[[Random], Exchange]]] = {
     "night": (0.02, _fixed("night")),
     "stop": (0.035, _stop),
 }
-"""Kind of question -> its share and its draw function. All other draws are outside the domain."""
+"""For each kind of question: its share of the draws, and the function that draws one. All other
+draws are sentences outside the domain."""
 
 
 def draw_exchange(chance: Random, unknown_words: Sequence[str]) -> Exchange:
-    """Draw one exchange; a sentence outside the domain has two to six of `unknown_words`."""
+    """Draw one exchange. A sentence outside the domain has two to six of `unknown_words`."""
     number = chance.random()
     for share, draw in KINDS.values():
         number -= share

@@ -26,7 +26,8 @@ MOMENTUM = 0.95
 ITERATIONS = 5
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 UPDATE_RMS = 0.2
-"""RMS of an update's entries. It is about that of AdamW, so both optimisers have similar rates."""
+"""RMS of an update's entries. It is about the same as for AdamW, so both optimisers have similar
+rates."""
 WEIGHT_DECAY = 0.01
 CLIP_NORM = 1.0
 

@@ -32,8 +32,8 @@ from duplane.worker.model.vocoder.harmonic import HarmonicNetwork
 
 TABLE, VOCODER, CODED, TALKER = "table.pt", "vocoder.pt", "coded.json", "talker.pt"
 RARE_WEIGHT, COMMON_STRIDE = 3, 5
-"""The codec is fitted to every fifth answer, and to three copies of each answer with words that are
-not digits."""
+"""The codec is fitted to every fifth answer (`COMMON_STRIDE`). Answers with words that are not
+digits are rare, so the codec gets each of them three times (`RARE_WEIGHT`)."""
 HELD_OUT_STRIDE, HELD_OUT_FIRST = 16, 5
 
 
@@ -108,7 +108,7 @@ def _coded(workspace: Path, answers: Mapping[str, Spoken], table: Tensor) -> dic
 
 
 def held_out_answers() -> list[str]:
-    """Return the answers that are left out of the talker's training: some triples of digits."""
+    """Return the answers that the talker's training leaves out: some triples of digits."""
     texts = all_answers()[HELD_OUT_FIRST::HELD_OUT_STRIDE]
     return [text for text in texts if len(text.split()) == 3 and set(text.split()) <= set(DIGITS)]
 
@@ -121,7 +121,7 @@ def _talker(
     vocabulary: Vocabulary,
     plan: TrainingPlan,
 ) -> dict[str, Tensor]:
-    """Train the talker, or load it; returns its tensors with their names in the checkpoint."""
+    """Train the talker, or load it; return its tensors with their names in the checkpoint."""
     path = workspace / TALKER
     if not path.exists():
         report("training the talker")

@@ -1,6 +1,6 @@
 """Makes the sample recordings; `duplane talk` sends one of them by default.
 
-They are synthesised in voices that do not occur in training.
+Their voices do not occur in training.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ def seed_all(seed: int) -> None:
 
 
 def length(values: Tensor) -> Tensor:
-    """Return the Euclidean length of all values."""
+    """Return the Euclidean norm of all values."""
     return values.square().sum().sqrt()
 
 
@@ -31,7 +31,7 @@ def transposed(matrix: Tensor) -> Tensor:
 
 
 def integers(values: Tensor) -> list[int]:
-    """Return the values of a row of integers."""
+    """Return the values of a row of integers as a list."""
     return cast("Any", values).tolist()
 
 
@@ -46,7 +46,7 @@ def take_step(optimiser: torch.optim.Optimizer) -> None:
 
 
 def sum_over_processes(values: Tensor) -> None:
-    """Add the values of all processes, in place."""
+    """Sum the values over all processes, in place."""
     cast("Any", distributed).all_reduce(values)
 
 

@@ -41,7 +41,10 @@ class Vocabulary:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def words(self, words: Sequence[str], *, is_start: bool) -> list[int]:
-        """Return one id for each word of an answer; with `is_start`, the first has no space."""
+        """Return one id for each word of an answer.
+
+        With `is_start`, the first word has no space.
+        """
         ids: list[int] = []
         for index, word in enumerate(words):
             ids += self.encode(word if is_start and index == 0 else f" {word}")

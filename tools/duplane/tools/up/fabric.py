@@ -84,7 +84,7 @@ class UpSettings:
 
 
 def metrics_ports(settings: UpSettings) -> Sequence[int]:
-    """Return the ports of the metrics of edge, scheduler and workers; none without metrics."""
+    """Return the ports of the metrics of edge, scheduler and workers; empty without metrics."""
     if settings.metrics_port is None:
         return ()
     return range(settings.metrics_port, settings.metrics_port + 2 + settings.worker_count)
@@ -96,7 +96,7 @@ class Fabric:
 
     edge: str
     scheduler: str
-    metrics: Sequence[Address]  # addresses of the metrics of edge, scheduler and workers
+    metrics: Sequence[Address]  # where edge, scheduler and workers serve metrics
     slot_count: int
     note: str  # about the model; empty for a checkpoint of the user
     roles: Sequence[Role]
@@ -110,7 +110,7 @@ def serve_up(settings: UpSettings) -> int:
 
 @contextlib.contextmanager
 def command_errors() -> Generator[None]:
-    """Raise one CommandError instead of a group of them, as `running` raises it."""
+    """Raise one CommandError in place of the group of errors that `running` raises."""
     try:
         yield
     except ExceptionGroup as group:
@@ -129,7 +129,7 @@ def _leaves(group: ExceptionGroup[CommandError]) -> Iterator[CommandError]:
 
 
 async def _up(settings: UpSettings, shutdown: process.Shutdown) -> None:
-    """Run until the first signal, then drain. A signal during the start ends it at once."""
+    """Run until the first signal, then drain. A signal during the start stops the start at once."""
     start = asyncio.current_task()
     assert start is not None
     interrupt = asyncio.create_task(_cancel_at_signal(start, shutdown))
@@ -177,13 +177,13 @@ async def _cancel_at_signal(task: asyncio.Task[None], shutdown: process.Shutdown
 
 
 def _command() -> str:
-    """Return the `duplane` command in the form that the user typed."""
+    """Return the `duplane` command in the form in which the user typed it."""
     name = sys.argv[0]
     return name if Path(name).name == "duplane" else "duplane"
 
 
 def _check_port(address: Address) -> None:
-    """Check that the port is free, before anything is built or loaded. Raises StartError."""
+    """Check that the port is free. Called before anything is built or loaded. Raises StartError."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -257,7 +257,7 @@ async def running(settings: UpSettings) -> AsyncGenerator[Fabric]:
 
 
 def _note(checkpoint: Path | str, *, is_random: bool) -> str:
-    """Return a note about the model for the user, empty for a checkpoint of the user."""
+    """Return a note about the model for the user; empty for a checkpoint of the user."""
     if is_random:
         return "small random model, its answers mean nothing"
     if checkpoint == DEFAULT_CHECKPOINT:

@@ -33,7 +33,7 @@ class Role:
 
     name: str
     arguments: Sequence[str]
-    address: str  # where it listens; port 0 until the process has announced its port
+    address: str  # where the process listens; port 0 until it has announced its port
     restart_delay: RestartDelay = field(default_factory=RestartDelay)
     _process: asyncio.subprocess.Process | None = None
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -78,7 +78,8 @@ class Role:
             stdin=asyncio.subprocess.PIPE,  # the process ends when this pipe closes
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, process.SUPERVISED: "1"},
-            start_new_session=True,  # Ctrl-C reaches only `up`, which stops the others in order
+            # Ctrl-C reaches only `up`, which then stops the processes in order.
+            start_new_session=True,
         )
         try:
             assert running.stdout
@@ -130,7 +131,8 @@ class Role:
             running.kill()  # it has no sessions, and may be busy loading
             await running.wait()
             return
-        # Two signals stop a process at once. They differ, because two equal ones may be merged.
+        # Two signals stop a process at once. The two are different, because the kernel may merge
+        # two equal signals into one.
         running.terminate()
         running.send_signal(signal.SIGINT)
         try:

@@ -23,8 +23,9 @@ _ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 async def traced(is_traced: bool, out: Path | None) -> AsyncGenerator[None]:
     """Receive the spans of the processes that start in the body of the `with`.
 
-    Prints at the end where the time of each unit went. The receiver is a process of its own,
-    because this one starts others, which a process that uses gRPC should not. Raises StartError.
+    At the end, print where the time of each unit went. The receiver is a process of its own,
+    because it uses gRPC, and a process that uses gRPC should not start other processes, as this
+    process does. Raises StartError.
     """
     if not is_traced:
         yield
@@ -35,7 +36,7 @@ async def traced(is_traced: bool, out: Path | None) -> AsyncGenerator[None]:
         stdin=asyncio.subprocess.PIPE,  # the process ends when this pipe closes
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, process.SUPERVISED: "1"},
-        start_new_session=True,  # Ctrl-C reaches `up` alone
+        start_new_session=True,  # Ctrl-C reaches only `up`
     )
     try:
         os.environ.update(await _exporter_settings(receiver))
@@ -49,13 +50,14 @@ async def traced(is_traced: bool, out: Path | None) -> AsyncGenerator[None]:
 
 
 async def _report(receiver: asyncio.subprocess.Process) -> str:
-    """Stop the receiver and return its report; it is empty if the receiver has failed."""
+    """Stop the receiver and return its report; the report is empty if the receiver has failed."""
     assert receiver.stdout
     report = b""
     with contextlib.suppress(ProcessLookupError, TimeoutError):
         receiver.send_signal(signal.SIGINT)
         async with asyncio.timeout(_STOP_TIMEOUT_S):
-            # `communicate` would close stdin, which tells the receiver that this process has died.
+            # `communicate` would close stdin, and the receiver would end as if this process had
+            # died.
             report = await receiver.stdout.read()
             await receiver.wait()
     if not report:

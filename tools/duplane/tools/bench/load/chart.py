@@ -1,7 +1,7 @@
 """Draws a chart of the rows: latency percentiles and CPU time against the number of sessions.
 
-Drawn with Pillow, which the worker needs anyway. Matplotlib would bring nine more packages for two
-panels of lines.
+The chart is drawn with Pillow, which the worker needs anyway. Matplotlib would install nine more
+packages for two panels of lines.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def cpu_lines(rows: Sequence[Row], sessions: Sequence[int]) -> Sequence[Line]:
 
 
 def axis_end(largest: float) -> float:
-    """Return the end of an axis of five steps: the next number of 1, 2, 5, 10, 20 and so on."""
+    """Return the end of an axis of five steps: the next number of the series 1, 2, 5, 10, 20 ..."""
     size = 10.0 ** math.floor(math.log10(largest))
     return size * next(factor for factor in (1, 2, 5, 10) if factor * size >= largest)
 

@@ -1,8 +1,8 @@
 """One process that generates load: it runs its sessions at real-time pace.
 
-It reads a plan as one line of JSON, opens the sessions and writes an `Opening`. Then it reads
-`{"start_s": T}`, a monotonic time, and writes one `Report` per second; the last one is `done`. It
-ends when its standard input is closed.
+The process reads a plan as one line of JSON, opens the sessions and writes an `Opening`. Then it
+reads `{"start_s": T}`, a monotonic time, and writes one `Report` per second; the last report is
+`done`. The process ends when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from duplane.tools.bench.load.sessions import (
 )
 
 _TICK_S = 0.01  # interval at which the delay of the event loop is measured
-_STALL_S = 0.05  # a longer delay can make a unit late, and is stored
-_STALLS = 1000  # the newest delays that are stored
+_STALL_S = 0.05  # a longer delay is stored, because it can make a unit late
+_STALLS = 1000  # number of delays that are stored; older ones are deleted
 _OPENING_COUNT = 16  # sessions that open at once
 _ANSWER_TIMEOUT_S = 5.0  # for the last answers at the end of a session
 _CLOSE_TIMEOUT_S = 5.0  # for the connection to close after the end of a session
@@ -50,7 +50,7 @@ class Ticks:
         self._stalls: deque[tuple[float, float]] = deque(maxlen=_STALLS)  # end, seconds
 
     async def run(self, begin_s: float) -> None:
-        """Measure until cancelled. `delays_ms` has the delays after `begin_s`."""
+        """Measure until cancelled. `delays_ms` gets the delays after `begin_s`."""
         while True:
             due_s = time.monotonic() + _TICK_S
             await asyncio.sleep(_TICK_S)
@@ -138,7 +138,7 @@ class Line:
     async def run(self, start_s: float) -> None:
         """Send a unit every second, beginning at `start_s`."""
         begin_s = start_s + self._plan.phase_s(self._index)
-        free_s = 0.0  # when the last send had ended
+        free_s = 0.0  # when the last send had finished
         opened_s = 0.0  # when the last session had opened, or had failed to open
         for number in range(self._plan.warm_up_units + self._plan.units):
             due_s = begin_s + number * UNIT_S
@@ -164,11 +164,14 @@ class Line:
         await self.close()
 
     async def _send(self, session: LoadSession) -> None:
-        """Send the next unit. A server that does not read it for long breaks the session."""
+        """Send the next unit.
+
+        If the server does not read it in time, the session counts as broken.
+        """
         number, self._number = self._number, self._number + 1
         try:
             async with asyncio.timeout(_SEND_TIMEOUT_S):
-                with contextlib.suppress(SessionError):  # the reader has the reason
+                with contextlib.suppress(SessionError):  # the task that reads has the reason
                     await session.send(number)
         except TimeoutError:
             self._load.broke(f"the server did not read for {_SEND_TIMEOUT_S:g} s")

@@ -39,7 +39,8 @@ class Generators:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=_LINE_BYTES,
-                start_new_session=True,  # Ctrl-C reaches only the command, which ends them
+                # Ctrl-C reaches only the command, which then ends the generators.
+                start_new_session=True,
             )
             self._processes.append(process)
             _write(process, plan)

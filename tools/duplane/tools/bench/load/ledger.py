@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 
 DEADLINE_S = 1.0
-"""A later answer is late, because the next unit is due."""
+"""An answer after more seconds than these is late, because the next unit is due."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """A message of the server about a unit."""
 
-    unit: int | None = None  # number of the unit; None: the oldest without an answer
+    unit: int | None = None  # number of the unit; None means the oldest unit without an answer
     part: str = ""  # kind of message; each kind may arrive once per unit
     worker_ms: float | None = None  # the worker's own time, if the server reports it
     dropped_count: int = 0  # units dropped since the last answer
@@ -28,7 +28,8 @@ class Counts:
     sent: int = 0
     answered: int = 0
     late: int = 0  # answered, but after the deadline
-    late_by_generator: int = 0  # part of `late`: the generator was blocked for this long
+    # Part of `late`: the generator itself was blocked for at least the excess.
+    late_by_generator: int = 0
     dropped: int = 0  # the server has reported them as dropped
     failed: int = 0  # answered with an error
     unanswered: int = 0
@@ -75,7 +76,7 @@ class Ledger:
         self._counts = counts
         self._stalled_s = stalled_s
         self._waiting: dict[int, _Unit] = {}  # oldest first
-        self._current: _Unit | None = None  # answered, but more messages about it may arrive
+        self._current: _Unit | None = None  # an answered unit, about which more messages may arrive
 
     @property
     def has_waiting(self) -> bool:

@@ -25,7 +25,7 @@ class Plan:
     phases: Phases
     warm_up_units: int  # units of each session that are sent but not measured
     units: int  # measured units of each session
-    session_units: int  # a session ends after so many units, and another replaces it
+    session_units: int  # a session ends after this many units, and a new one replaces it
 
     def phase_s(self, session: int) -> float:
         """Return the fraction of each second at which a session sends."""
@@ -34,8 +34,8 @@ class Plan:
     def is_renewed(self, session: int, number: int) -> bool:
         """Return whether a session is closed and replaced by a new one before unit `number`.
 
-        Units are counted from 0. The sessions are replaced at different units, spread evenly over
-        `session_units`.
+        Units are counted from 0. Different sessions are replaced at different units, spread evenly
+        over `session_units`.
         """
         offset = self.session_units * session // self.session_count
         return number > 0 and (number + offset) % self.session_units == 0

@@ -19,7 +19,10 @@ class Opening:
 
 @dataclass
 class Report:
-    """The figures of one generator since its last report; counts and failures since its start."""
+    """The figures of one generator.
+
+    Times and delays are those since the last report; counts and failures are those since the start.
+    """
 
     timed: list[Timed] = field(default_factory=list[Timed])
     lateness_ms: list[float] = field(default_factory=list[float])  # delay of each unit's sending

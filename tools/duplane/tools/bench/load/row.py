@@ -1,4 +1,7 @@
-"""The figures of one run and their judgement: one row of the tables and of the JSON file. Pure."""
+"""The figures of one run, and whether the run holds: one row of the tables and of the JSON file.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ class GeneratorCost:
     """The punctuality and the cost of the generators."""
 
     lateness_ms: Percentiles  # delay of each unit against its schedule
-    loop_delay_ms: Percentiles  # delay of the event loops, measured every 10 ms
+    loop_delay_ms: Percentiles  # delay of the generators' event loops, measured every 10 ms
     cost: ProcessCost
     is_punctual: bool
 
@@ -70,8 +73,8 @@ class Row:
     phases: str
     seconds: float
     latency_ms: Percentiles  # from the sending of a unit to the arrival of its answer
-    added_ms: Percentiles  # the same without the worker's own time
-    is_worker_time_known: bool  # if not, `added_ms` includes it
+    added_ms: Percentiles  # `latency_ms` without the worker's own time
+    is_worker_time_known: bool  # if False, `added_ms` includes the worker's own time
     counts: Counts
     failures: Mapping[str, int]  # reasons and their numbers
     slots_left: int | None  # slots not free at the end; null with `--url`
@@ -82,13 +85,16 @@ class Row:
 
     @property
     def holds(self) -> bool:
-        """Whether the fabric held this load, as far as a punctual generator can tell."""
+        """Whether the fabric held this load.
+
+        It is False, too, if the generator was not punctual.
+        """
         return not self.problems
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Upper limits of p99 for a row that holds."""
+    """Upper limits of the p99 in a row that holds."""
 
     added_ms: float
     lateness_ms: float  # of the generators
@@ -97,11 +103,12 @@ class Limits:
 def process_cost(
     samples: Sequence[Sample], begin_s: float, end_s: float, units: int
 ) -> ProcessCost:
-    """Compute the cost of a process from samples. The first was taken before the first session."""
+    """Compute the cost of a process from samples, the first of which precedes the first session."""
     window = [sample for sample in samples if begin_s <= sample.at_s <= end_s] or samples[-1:]
     used_s = window[-1].cpu_s - window[0].cpu_s
     lasted_s = window[-1].at_s - window[0].at_s
-    of_all = (end_s - begin_s) / lasted_s if lasted_s else 1.0  # samples do not cover it exactly
+    # Corrects for the time that samples miss.
+    of_all = (end_s - begin_s) / lasted_s if lasted_s else 1.0
     quarter = max(1, len(window) // 4)
     return ProcessCost(
         cpu_us_per_unit=round(used_s * of_all / units * 1e6, 1) if units else None,

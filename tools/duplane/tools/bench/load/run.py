@@ -31,7 +31,7 @@ from duplane.tools.bench.load.watch import Watch
 from duplane.tools.bench.options import FabricBench
 
 _PROGRESS_S = 5.0
-_GENERATORS = "generators"  # name of the generators among the watched processes
+_GENERATORS = "generators"  # name of the generators in the list of watched processes
 
 
 class _Run:
@@ -127,7 +127,10 @@ def _tell(text: str) -> None:
 
 
 async def _capacity(options: FabricBench, dialect: str, rows: list[Row]) -> int:
-    """Search the largest number that holds. A number that does not hold is tried twice."""
+    """Search the largest number of sessions that holds.
+
+    A number that does not hold is tried twice.
+    """
     searching = search(options.sessions[0], options.max_sessions)
     try:
         sessions = next(searching)

@@ -32,9 +32,9 @@ _PROMPT = "You are a helpful assistant."
 
 
 def _second_of_sound() -> bytes:
-    """Return noise. It compresses as little as speech, and the scripted model answers it."""
+    """Return noise: like speech, it can hardly be compressed, and the scripted model answers it."""
     noise = np.random.default_rng(0).normal(0, 0.1, int(INPUT_RATE_HERTZ * UNIT_S))
-    noise[0] = 0.0  # other values are marks for the scripted model
+    noise[0] = 0.0  # the scripted model reads other values at this place as marks
     return pcm_from_samples(noise.astype(np.float32))
 
 
@@ -128,7 +128,7 @@ class WebSocketSession:
             unit = int(named) if named.isdecimal() else None
             return [Answer(unit=unit, failure=orjson.dumps(event.get("error")).decode())]
         replies = list(self._dialect.replies(event))
-        if self._name == "C":  # C also answers dropped units; these have no worker time
+        if self._name == "C":  # C also answers dropped units; their answers have no worker time
             worker_ms = event.get("wall_clock_ms")
             return [Answer(worker_ms=worker_ms, is_dropped=not worker_ms) for _ in replies]
         measured = event.get("metrics", {})

@@ -37,9 +37,9 @@ class Target:
         return self.scheduler if dialect == "grpc" else self.edge_url
 
     async def slots_left(self) -> int | None:
-        """Wait a short time for all slots to be free; return the number of other slots.
+        """Wait a short time for all slots to be free; return the number of slots that are not.
 
-        None if the fabric is not the command's own.
+        Returns None if the fabric is not the command's own.
         """
         if not self.is_own:
             return None
@@ -105,7 +105,7 @@ async def target(options: FabricBench, sessions: int) -> AsyncGenerator[Target]:
 
 @contextlib.contextmanager
 def _keeping_off(core: int):
-    """During the `with`, this process and those that it starts do not use a core."""
+    """During the `with`, keep this process, and the processes that it starts, off one core."""
     before = os.sched_getaffinity(0)
     assign(os.getpid(), free_cores(core))
     try:

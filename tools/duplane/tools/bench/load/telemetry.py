@@ -1,4 +1,4 @@
-"""A receiver for the spans and metrics of a fabric, so that their export can be part of a run."""
+"""A receiver for the spans and metrics of a fabric, so that a run can include their export."""
 
 from __future__ import annotations
 

@@ -43,8 +43,9 @@ class Watched:
 def _cpu_s(process: psutil.Process) -> float:
     """Return the CPU time that a process has used.
 
-    Linux has a CPU clock for each process; clock_getcpuclockid(3) computes its id in this way. The
-    times of psutil have steps of 10 ms, which are too coarse for a few units.
+    Linux has a CPU clock for each process; the id of this clock is computed as
+    clock_getcpuclockid(3) does. psutil would give times in steps of 10 ms, which are too coarse for
+    a few units.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
@@ -78,7 +79,7 @@ class Watch:
 
 
 def free_cores(reserved: int) -> Iterable[int]:
-    """Return the cores of this process except `reserved`. Raises UsageError if there are none."""
+    """Return the cores of this process except `reserved`. Raises UsageError if no core is left."""
     if not hasattr(os, "sched_setaffinity"):
         raise UsageError("edge_cpu: this system cannot assign a process to a core")
     cores = os.sched_getaffinity(0)

@@ -117,8 +117,8 @@ def word_starts(
 ) -> tuple[float, ...]:
     """Return the start of each word of `text` in seconds.
 
-    `found` has the starts of some words, with their positions in the text, because espeak joins
-    short words. The start of any other word is interpolated between its neighbours.
+    `found` has the starts of some words, with their positions in the text: espeak joins short
+    words, so some starts are missing. A missing start is interpolated between the neighbours.
     """
     starts: list[float | None] = []
     position, known = 0, dict(found)

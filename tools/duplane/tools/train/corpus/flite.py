@@ -15,10 +15,10 @@ from duplane.tools.train.corpus.espeak import Speech, SynthesisError, espeak
 from duplane.tools.train.corpus.voices import ASSISTANT, Speaker
 
 NORMAL_RATE = 170.0
-"""Approximate words per minute without stretching."""
+"""Approximate words per minute of a voice that is not stretched."""
 _LIMIT_S = 30.0
 _SILENCE = "pau"
-# flite's phones = espeak's names of them.
+# Names of phones: flite's name = espeak's name.
 _NAMES = """
     aa=A: ae=a ah=V ao=O: aw=aU ax=@ ay=aI b=b ch=tS d=d dh=D eh=E er=3: ey=eI f=f g=g hh=h
     ih=I iy=i: jh=dZ k=k l=l m=m n=n ng=N ow=oU oy=OI p=p r=r s=s sh=S t=t th=T uh=U uw=u: v=v
@@ -64,7 +64,10 @@ def speak(text: str, speaker: Speaker) -> Speech:
 
 
 def _word_starts(text: str, phonemes: list[tuple[float, str]]) -> tuple[float, ...]:
-    """Estimate the starts of words: scale those of espeak to flite's start and end of speech."""
+    """Estimate the starts of words.
+
+    espeak's starts are scaled to the beginning and the end of flite's speech.
+    """
     model = espeak().speak(text, ASSISTANT)
     spoken = [start for start, name in phonemes if name != "_"]
     modelled = [start for start, name in model.phonemes if not name.startswith("_")]

@@ -36,7 +36,10 @@ PER_TASK = 250
 
 @dataclass(frozen=True)
 class CorpusPlan:
-    """The size and randomness of a corpus. A held-out one has other speakers and unknown words."""
+    """The size and the random seed of a corpus.
+
+    A held-out one has other speakers and unknown words.
+    """
 
     count: int
     seed: int
@@ -47,7 +50,7 @@ class CorpusPlan:
 
 
 def synthesise(text: str, speaker: Speaker) -> Speech:
-    """Speak a text with the speaker's engine."""
+    """Synthesise a text in the voice of a speaker."""
     if speaker.engine == "flite":
         return flite.speak(text, speaker)
     return espeak().speak(text, speaker)
@@ -60,7 +63,7 @@ def resampled(speech: Speech, warp: float, rate: int) -> FloatArray:
 
 
 def record(exchange: Exchange, speaker: Speaker) -> Recorded:
-    """Synthesise the question, and cut the silence around the speech to `MARGIN_S`."""
+    """Synthesise the question, and shorten the silence around the speech to `MARGIN_S`."""
     speech = synthesise(exchange.question, speaker)
     samples = resampled(speech, speaker.warp, INPUT_SAMPLE_RATE)
     spoken = [index for index, (_, name) in enumerate(speech.phonemes) if name[:1] != "_"]

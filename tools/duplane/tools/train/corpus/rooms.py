@@ -14,7 +14,7 @@ Array = NDArray[np.float32]
 
 
 def colour(samples: FloatArray, chance: np.random.Generator, strength: float = 1.0) -> FloatArray:
-    """Filter with a smooth random curve, as microphones and telephones do."""
+    """Filter with a smooth random frequency response, like that of a microphone or a telephone."""
     size = _fast_size(len(samples))
     spectrum = np.fft.rfft(samples, size)
     gains = chance.normal(0.0, 3.5 * strength, BANDS).clip(-MOST_DB, MOST_DB)
@@ -45,7 +45,7 @@ def _fast_size(count: int) -> int:
 
 
 def normalise(samples: FloatArray, rms: float = 0.1) -> FloatArray:
-    """Scale to an RMS, or less if the samples would clip."""
+    """Scale to an RMS, or to a lower one if the samples would clip."""
     level = float(np.sqrt(np.square(samples, dtype=np.float64).mean())) + 1e-9
     peak = float(np.abs(samples).max()) + 1e-9
     return (samples * min(rms / level, 0.98 / peak)).astype(np.float32)

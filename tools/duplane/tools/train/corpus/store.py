@@ -18,9 +18,10 @@ SCALE = 32767.0
 
 @dataclass(frozen=True)
 class Utterance:
-    """One spoken question at 16 kHz; `end_s` is the end of its speech.
+    """One spoken question at 16 kHz; `end_s` is the end of the speech.
 
-    `words` and `phonemes` have rows of (start in seconds, number); `Corpus` names the numbers.
+    `words` and `phonemes` have rows of (start in seconds, number); `Corpus` has the names of the
+    numbers.
     """
 
     exchange: Exchange
@@ -34,8 +35,8 @@ class Utterance:
 class Corpus:
     """A folder of utterances, which are read on demand.
 
-    `word_names` and `phoneme_names` are the names of the numbers; 0 is silence, and the last word
-    number stands for all words outside the questions of the domain.
+    `word_names` and `phoneme_names` are the names of the numbers. Number 0 is silence. The last
+    number of a word stands for all words that do not occur in the questions of the domain.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -74,7 +75,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One utterance before it is stored: it has names of words and phonemes, not numbers."""
+    """One utterance before it is stored: it has names of words and phonemes, not their numbers."""
 
     exchange: Exchange
     speaker: str

@@ -1,4 +1,4 @@
-"""Measures the model's speech: how many spoken sums the model understands, and mel distances."""
+"""Measures the model's speech: the share of spoken sums that it understands, mel distances."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def mel_distance(model: DuplexModel, texts: Sequence[str]) -> float:
 
 
 def _aligned_distance(first: FloatArray, second: FloatArray) -> float:
-    """Return the mean distance between two sequences of frames in their best alignment."""
+    """Return the mean distance between two sequences of frames, aligned as well as possible."""
     a, b = first[:, :MEL_BINS], second[:, :MEL_BINS]
     costs = np.abs(a[:, None] - b[None]).mean(-1)
     total = np.full((len(a) + 1, len(b) + 1), np.inf)

@@ -19,7 +19,7 @@ class Answered:
 class Expected:
     """The expected answer to a question: its first unit and its number of units.
 
-    `interrupted_unit` is the unit in which an interruption ends it, or -1.
+    `interrupted_unit` is the unit in which an interruption ends the answer, or -1.
     """
 
     kind: str

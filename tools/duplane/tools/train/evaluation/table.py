@@ -29,7 +29,7 @@ NOISE_CLIPS = 24
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """The size of the evaluation: the first row has `sessions` sessions, other rows have fewer."""
+    """The size of the evaluation: its first row has `sessions` sessions, other rows have fewer."""
 
     sessions: int = 48
     utterances: int = 600
@@ -76,7 +76,7 @@ def plan_rows(plan: EvaluationPlan) -> list[Row]:
 
 
 def evaluate(directory: Path, workspace: Path, plan: EvaluationPlan) -> dict[str, Any]:
-    """Run all rows of the table; returns it as plain values. `workspace` keeps the corpora."""
+    """Run all rows of the table; return it as plain values. `workspace` keeps the corpora."""
     model = DuplexModel.load(directory, slot_count=SLOTS, context_capacity=CONTEXT_ROWS)
     corpora = {
         name: _corpus(workspace / f"{name}-{plan.utterances}-{plan.seed}", name, plan)

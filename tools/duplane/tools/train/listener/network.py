@@ -1,7 +1,8 @@
 """The networks of the listener: the worker's own modules, run over whole sessions at once.
 
-The audio encoder gets the features of the worker's mel stream. Its mask gives the same attention as
-the worker's cache. The LLM's cache holds only the pass in progress.
+The listener consists of the audio encoder and the LLM. The encoder gets the features of the
+worker's mel stream; its mask gives the same attention as the worker's cache. The cache of the LLM
+holds only the current pass.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def trainable(module: nn.Module) -> list[nn.Parameter | Tensor]:
 
 @torch.no_grad()
 def draw_weights(module: nn.Module, seed: int) -> None:
-    """Draw matrices, with a deviation that depends on their inputs; set norms to 1, biases to 0."""
+    """Draw matrices; their deviation depends on their inputs. Set norms to 1 and biases to 0."""
     generator = torch.Generator().manual_seed(seed)
     residual = ("o_proj.weight", "down_proj.weight", "out_proj.weight", "fc2.weight")
     for name, parameter in module.named_parameters():

@@ -17,10 +17,10 @@ from duplane.worker.model.chat.chats import ANSWER_MARK, NO_THOUGHTS, SPEECH_MAR
 
 UNIT_EMBEDDINGS = 10
 AUDIO, VOICE = -1, -2
-"""Placeholders for ids in rows that are embeddings of the session's audio, or of a voice."""
+"""Placeholders for ids in rows that hold embeddings: of the session's audio, or of a voice."""
 IGNORED = -100
 LISTEN_WEIGHT = 0.4
-"""Weight of listening decisions in the loss: below 1, because they are frequent and easy."""
+"""Weight of listening decisions in the loss. It is below 1, because they are frequent and easy."""
 CUT_SHARE = 0.15
 MOST_CUT_UNITS = 6
 COMMON_PROMPTS = ("You are a helpful assistant.", "Streaming Omni Conversation.")
@@ -28,7 +28,10 @@ COMMON_PROMPTS = ("You are a helpful assistant.", "Streaming Omni Conversation."
 
 @dataclass
 class TokenRow:
-    """Ids of one sequence. `targets` and `weights` belong to the id that follows each row."""
+    """Ids of one sequence.
+
+    The `targets` and `weights` of a row belong to the id that follows the row.
+    """
 
     ids: list[int] = field(default_factory=list[int])
     targets: list[int] = field(default_factory=list[int])
@@ -61,7 +64,7 @@ def session_sequence(
 ) -> TokenRow:
     """Return the sequence of a prompt with `voice_rows` embeddings of a voice, and of a session.
 
-    Some sequences lack the first units, as if a context window had dropped them.
+    Some sequences begin after the first units, as if a context window had dropped those units.
     """
     made = TokenRow()
     made.feed(vocabulary.encode(f"<|im_start|>system\n{draw_prompt(chance)}\n<|audio_start|>"))

@@ -19,11 +19,11 @@ from duplane.worker.model.audio.mel import FIRST_UNIT_FILL, UNIT_SAMPLES
 from duplane.worker.model.types import INPUT_SAMPLE_RATE, FloatArray
 
 LAG_S = (FIRST_UNIT_FILL - UNIT_SAMPLES) / INPUT_SAMPLE_RATE
-"""Delay of the audio: the worker puts this much silence before it."""
+"""Delay of the audio in seconds: the worker puts this much silence before it."""
 PAUSE_S = 0.25
-"""Length of the silence that the model must hear after a question before it answers."""
+"""Seconds of silence after a question that the model must hear before it answers."""
 NOTICED_S = 0.35
-"""Length of an interruption that the model must hear before it stops its answer."""
+"""Seconds of an interruption that the model must hear before it stops its answer."""
 POSITION_S, EMBEDDING_S = 0.02, 0.1
 WORD_DELAY_S = 0.1
 FORCED_UNITS = 3
@@ -60,9 +60,9 @@ class Decision:
 
 @dataclass
 class Asked:
-    """A question in a session. `first_unit` begins its answer, `interrupted_unit` ends it early.
+    """A question in a session. `first_unit` begins its answer; `interrupted_unit` ends it early.
 
-    Either is -1 if there is none.
+    Each is -1 if there is no such unit.
     """
 
     utterance: Utterance
@@ -77,9 +77,9 @@ class Asked:
 class Session:
     """One drawn session.
 
-    `samples` [units * 16000] is the sound. `phonemes` [units * 50] is the number of the phoneme at
-    each encoder position, `words` [units * 10] that of the word at each LLM embedding. 0 is
-    silence.
+    `samples` [units * 16000] is the sound. `phonemes` [units * 50] has the number of the phoneme at
+    each encoder position. `words` [units * 10] has the number of the word at each LLM embedding. 0
+    is silence.
     """
 
     samples: FloatArray

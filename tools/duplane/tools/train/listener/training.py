@@ -1,7 +1,7 @@
 """Trains the listener, first on the sounds of speech, then on whole sessions and chats.
 
-Each step draws its sessions from the seed and its own number, so a run that is resumed gives the
-same weights.
+Each step draws its sessions from the seed and the number of the step. So a run that is resumed
+gives the same weights.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ VOICE_SHARE = 0.2
 
 @dataclass(frozen=True)
 class ListenerPlan:
-    """The length and the rates of the listener's training.
+    """The length and the learning rates of the listener's training.
 
     The first stage has `sound_steps` steps and trains only the encoder, on `sound_batch` windows.
     The second stage has `steps` steps: `short_steps` with sessions of 8 units, the others with
-    sessions of 16 units. In each stage the rate rises during `warm_up` steps and is then constant;
-    during the last `decay_share` of the second stage it falls to zero. Every second step of the
-    second stage also trains on `chats` chats.
+    sessions of 16 units. In each stage the rate rises during `warm_up` steps and is then constant.
+    During the last `decay_share` of the second stage the rate falls to zero. Every second step of
+    the second stage also trains on `chats` chats.
     """
 
     seed: int = 1
@@ -70,7 +70,7 @@ class ListenerPlan:
     noise_clips: int = 48
 
     def factor(self, step: int, total: int) -> float:
-        """Return the factor of the learning rate at a step, for a rate that is zero at `total`."""
+        """Return the factor of the learning rate at a step. The rate is zero at step `total`."""
         remaining = (total - step) / max(1.0, self.decay_share * total)
         return min(1.0, (step + 1) / self.warm_up, remaining)
 
@@ -90,7 +90,7 @@ def listener_optimisers(
 
 
 class ListenerTraining:
-    """One training run. It saves its state to `path`, and continues it if the file exists."""
+    """One training run. It saves its state to `path`, and continues from this file if it exists."""
 
     def __init__(
         self,

@@ -16,7 +16,8 @@ from duplane.worker.model.vocoder.harmonic import TOKEN_FRAMES
 ITERATIONS = 20
 BLOCK = 4096
 PITCH_SCALE, VOICING_SCALE = 6.0, 3.0
-"""Weights of pitch and voicing in distances; each band of the log-mel has the weight 1."""
+"""Weights of pitch and voicing in distances between frames; each band of the log-mel has the weight
+1."""
 
 
 def token_features(samples: FloatArray) -> Tensor:

@@ -1,7 +1,7 @@
 """Trains the talker to turn the words of each unit into the codec's tokens.
 
-The talker reads only the text: the projection of the LLM's state stays zero, so this training does
-not depend on that of the listener.
+The talker reads only the text: the projection of the LLM's state stays zero. So this training does
+not depend on the training of the listener.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from duplane.worker.model.tts.talker import Talker
 IGNORED = -100
 CHAT_SHARE = 0.3
 NOISE_SHARE = 0.06
-"""Share of input tokens that are replaced at random, so that the talker tolerates wrong tokens."""
+"""Share of input tokens that are replaced at random, so that the talker learns to tolerate wrong
+tokens."""
 WARM_UP = 20
 
 
@@ -63,7 +64,7 @@ class CodedAnswer:
 
 @dataclass
 class _Row:
-    """One sequence: each position has a text id or a code (the other is -1), and a target."""
+    """One sequence: each position has a text id or a code (the missing one is -1), and a target."""
 
     text: list[int] = field(default_factory=list[int])
     codes: list[int] = field(default_factory=list[int])
@@ -109,7 +110,10 @@ class TalkerTraining:
         )
 
     def run(self, answers: Mapping[str, CodedAnswer]) -> None:
-        """Train. Half of the draws are answers of digits only, the other half all other answers."""
+        """Train.
+
+        Half of the draws are answers that consist of digits only; the others are all other answers.
+        """
         chance = Random(self.plan.seed)
         seed_all(self.plan.seed)
         common, rare = split_answers(answers)
@@ -132,7 +136,7 @@ class TalkerTraining:
         self.store_head()
 
     def _row(self, answer: CodedAnswer, *, is_chat: bool) -> _Row:
-        """Return an answer as the worker feeds it: unit by unit, or whole in a chat."""
+        """Return an answer as the worker feeds it: unit by unit; in a chat, all units at once."""
         row, vocabulary, dims = _Row(), self._vocabulary, self.talker.dims
         if is_chat:
             words = [word for unit in answer.units for word in unit]
@@ -178,7 +182,7 @@ class TalkerTraining:
 
     @torch.no_grad()
     def store_head(self) -> None:
-        """Copy the output layer into the talker, as magnitudes and directions."""
+        """Copy the output layer into the talker, as magnitudes and directions (weight norm)."""
         weight = self.head.weight
         stored = cast("Any", self.talker.head_code[0]).parametrizations["weight"]
         stored.original1.copy_(weight)
@@ -187,7 +191,7 @@ class TalkerTraining:
 
 
 def split_answers(answers: Mapping[str, CodedAnswer]) -> tuple[list[str], list[str]]:
-    """Return the answers of digits only, which are the most, and the other answers."""
+    """Split the answers into those of digits only, which are the majority, and all others."""
     common = [text for text in sorted(answers) if set(text.split()) <= set(DIGITS)]
     rare = [text for text in sorted(answers) if not set(text.split()) <= set(DIGITS)]
     return common, rare

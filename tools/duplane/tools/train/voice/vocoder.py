@@ -25,7 +25,10 @@ WARM_UP = 20
 
 
 def build_vocoder(table: Tensor, seed: int) -> HarmonicNetwork:
-    """Build the network for the codec's table. At first it does not correct the filters."""
+    """Build the network for the codec's table.
+
+    The untrained network does not correct the filters.
+    """
     config = HarmonicConfig(
         vocabulary=len(table),
         mel_bins=MEL_BINS,
@@ -68,7 +71,10 @@ def train_vocoder(
     seed: int,
     batch: int = 8,
 ) -> None:
-    """Train on random parts of the sounds. 60 % of the inputs are rounded to the codec's tokens."""
+    """Train on random parts of the sounds.
+
+    In 60 % of the inputs, frames are rounded to codec tokens.
+    """
     generator = np.random.default_rng(seed)
     features = [token_features(samples) for samples in sounds]
     optimiser = torch.optim.AdamW(
