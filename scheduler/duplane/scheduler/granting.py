@@ -1,4 +1,4 @@
-"""The loop that grants free slots. Policy chooses ticket and slot; the store accepts or refuses."""
+"""The loop that grants free slots. `policy/` chooses ticket and slot; the store makes the grant."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from duplane.scheduler.store.base import (
 _log = logging.getLogger(__name__)
 
 MAX_RUNNING = 256  # most grants that wait for the store at once
-PORTION = 8  # grants begun without a pause in which other tasks can run
+PORTION = 8  # grants that are begun before other tasks can run
 
 
 class GrantLoop:
     """Grants the free slots of one store. Several schedulers may run this loop on the same store.
 
-    Several grants are made at the same time. The slot and the ticket of each are reserved until the
-    store has answered.
+    Several grants can be under way at once. The slot and the ticket of each are reserved until the
+    store has answered, so that the loop does not choose them again.
     """
 
     def __init__(
@@ -46,17 +46,18 @@ class GrantLoop:
         self._claim_timeout_s = claim_timeout_s
         self._resume_until = state.clock() + resume_grace_s
         self._is_resuming = False
-        self._epochs: dict[str, int] = {}  # by worker id, of workers seen before that time
+        self._epochs: dict[str, int] = {}  # by worker id; of workers seen until `_resume_until`
         self._running: dict[int, asyncio.Task[None]] = {}  # grants, by order of the ticket
         self._has_change = asyncio.Event()
         self._is_idle = asyncio.Event()
         state.listeners.append(self._on_change)
 
     def _expect_returning(self, worker: Worker) -> None:
-        """Hold grants back, so that the callers of an earlier scheduler have time to return.
+        """Hold grants back after a restart, so that waiting callers can return to their places.
 
-        Grants are held back only if the store has lost their tickets, and if a worker registers
-        that has served sessions before. In a new fabric no worker has, so grants begin at once.
+        This is needed only if the store has lost the queue of an earlier scheduler. There was an
+        earlier scheduler if `worker` has served sessions before. In a new fabric, no worker has
+        served any, so grants begin at once.
         """
         if self._store.has_kept_queue:
             return
@@ -85,7 +86,7 @@ class GrantLoop:
             self._wake()
 
     async def settled(self, order: int | None) -> None:
-        """Wait until the ticket with this order is granted, if it can be granted now.
+        """Wait until the ticket with this order is granted, if a slot for it is free now.
 
         Returns at once while grants are held back.
         """
@@ -139,7 +140,7 @@ class GrantLoop:
         self._running[ticket.order] = tasks.create_task(granting)
 
     async def _grant(self, ticket: Ticket, offer: Offer, return_count: int) -> None:
-        """Grant a reserved slot, unless callers have returned with tickets that may be ahead."""
+        """Grant a reserved slot, unless tickets that may be ahead of `ticket` have returned."""
         revision, grant = self._state.revision, None
         try:
             if return_count == self._state.return_count:
@@ -147,12 +148,12 @@ class GrantLoop:
         finally:
             del self._running[ticket.order]
             self._state.unreserve(offer.claims.worker_id, offer.claims.slot, ticket.order)
-            # After a refusal, the loop waits for the change that has caused it.
+            # If the store has refused, the loop waits for the change that caused the refusal.
             if grant or revision != self._state.revision:
                 self._wake()
 
     def offer(self, request: lease_pb2.AcquireLeaseRequest, candidate: Candidate) -> Offer:
-        """Return a new lease of a free slot. The store adds the fencing number."""
+        """Return a new lease for a free slot. The store adds the fencing number."""
         claims = lease_pb2.LeaseClaims(
             lease_id=uuid.uuid4().hex,
             worker_id=candidate.worker.worker_id,

@@ -12,7 +12,7 @@ from duplane.scheduler.store.base import Grant, Worker
 
 
 def queued(entry: QueueEntry, state: SchedulerState) -> lease_pb2.Queued:
-    """Describe a queue entry to its caller."""
+    """Return the message that tells a caller its place in the queue."""
     wait_s = state.wait_s(entry.ticket)
     return lease_pb2.Queued(
         ticket_id=entry.ticket.ticket_id,
@@ -25,7 +25,7 @@ def queued(entry: QueueEntry, state: SchedulerState) -> lease_pb2.Queued:
 def granted(
     grant: Grant, worker: Worker, signer: LeaseSigner, claim_timeout_s: float
 ) -> lease_pb2.Granted:
-    """Describe a grant to its caller, with the signed lease."""
+    """Return the message that gives a caller its grant, with the signed lease."""
     return lease_pb2.Granted(
         lease=signer.sign(grant.claims),
         lease_id=grant.claims.lease_id,
@@ -37,7 +37,7 @@ def granted(
 
 
 def revoke(grant: Grant) -> registry_pb2.Revoke:
-    """Tell a worker that a lease is void."""
+    """Return the message that tells a worker that a lease is void."""
     claims = grant.claims
     return registry_pb2.Revoke(
         slot=claims.slot, fencing_number=claims.fencing_number, lease_id=claims.lease_id
@@ -50,7 +50,7 @@ def worker_status(
     report_age_s: float,
     state: SchedulerState,
 ) -> admin_pb2.WorkerStatus:
-    """Describe a worker to operators."""
+    """Return the description of a worker for operators."""
     return admin_pb2.WorkerStatus(
         worker=worker.register,
         worker_epoch=worker.epoch,
@@ -64,7 +64,7 @@ def worker_status(
 
 
 def lease_status(grant: Grant, state: SchedulerState) -> admin_pb2.LeaseStatus:
-    """Describe a lease to operators."""
+    """Return the description of a lease for operators."""
     held_s = state.held_s(grant.claims.lease_id)
     remaining_s = state.hold_times.remaining_s(grant.claims.kind, held_s)
     return admin_pb2.LeaseStatus(
@@ -76,7 +76,7 @@ def lease_status(grant: Grant, state: SchedulerState) -> admin_pb2.LeaseStatus:
 
 
 def ticket_status(entry: QueueEntry, state: SchedulerState) -> admin_pb2.TicketStatus:
-    """Describe a ticket to operators."""
+    """Return the description of a ticket for operators."""
     request, wait_s = entry.ticket.request, state.wait_s(entry.ticket)
     return admin_pb2.TicketStatus(
         ticket_id=entry.ticket.ticket_id,
@@ -91,7 +91,7 @@ def ticket_status(entry: QueueEntry, state: SchedulerState) -> admin_pb2.TicketS
 
 
 def estimates(times: HoldTimes) -> admin_pb2.Estimates:
-    """Describe to operators how waits are estimated."""
+    """Return, for operators, the values from which waits are estimated."""
     message = admin_pb2.Estimates(smoothing=times.smoothing, needed_sample_count=MIN_SAMPLE_COUNT)
     for kind, base_s in times.base_s.items():
         mean_s = times.mean_s(kind)

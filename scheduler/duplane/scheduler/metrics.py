@@ -1,4 +1,4 @@
-"""The scheduler's metrics of slots, queue, leases and refusals, from the store's changes."""
+"""The scheduler's metrics: slots, queue, leases and refusals, counted from the store's changes."""
 
 from __future__ import annotations
 
@@ -121,13 +121,14 @@ class SchedulerMetrics:
         if before is None:
             self._lease_events.of("granted" if grant.ticket else "adopted").inc()
             if grant.ticket and grant.ticket.order == grant.claims.fencing_number:
-                self._waits.of(kind_name(grant.claims.kind), "granted").observe(0.0)  # at once
+                # The slot was granted without a wait, so there was no TicketPut.
+                self._waits.of(kind_name(grant.claims.kind), "granted").observe(0.0)
         if grant.ticket and grant.is_claimed and not (before and before.is_claimed):
             self._lease_events.of("claimed").inc()
         if grant.is_revoked and not (before and before.is_revoked):
             self._lease_events.of("revoked").inc()
 
-    # The methods below compute gauges when the metrics are collected.
+    # The methods below compute gauges whenever Prometheus reads the metrics.
 
     def _observe(self) -> Iterable[Metric]:
         pools = set(self._slots.pools)
@@ -139,7 +140,7 @@ class SchedulerMetrics:
         )
         yield gauges(
             "duplane_workers",
-            "Attached workers; only those that are ready get sessions.",
+            "Attached workers by state; only workers that are `ready` get sessions.",
             ("state",),
             {(state,): float(self._slots.workers[state]) for state in WORKER_STATES},
         )
@@ -151,7 +152,7 @@ class SchedulerMetrics:
         )
         yield gauges(
             "duplane_queue_oldest_wait_seconds",
-            "Time that the first session in the queue has waited since its request.",
+            "Time that the first session in the queue has waited so far.",
             ("pool",),
             self._oldest_waits_s(pools),
         )
@@ -173,5 +174,5 @@ class SchedulerMetrics:
 
 
 def _pool_label(pool: str, pools: set[str]) -> str:
-    """Return a pool's name if a worker serves it, else `other`: callers can invent any names."""
+    """Return the name of a pool with workers, else `other`, because callers can send any name."""
     return pool if pool in pools or not pool else OTHER

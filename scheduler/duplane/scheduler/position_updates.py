@@ -8,14 +8,14 @@ from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import Change, TicketGone
 
 PORTION = 32  # most entries of one queue that are published without a pause
-_PAUSE_S = 0.05  # between two portions; each entry costs a message to its caller
+_PAUSE_S = 0.05  # between two portions; each entry of a portion is a message to its caller
 
 
 class PositionUpdates:
-    """Publishes moved positions in portions, from the front to the back.
+    """Publishes changed positions in portions, from the front of the queue to its back.
 
     The first portion after a quiet time is published at once. The rate is bounded, because one
-    grant changes the position of every ticket behind it.
+    grant changes the positions of all tickets behind the granted ticket.
     """
 
     def __init__(self, state: SchedulerState) -> None:

@@ -1,4 +1,4 @@
-"""Health checks of workers that a caller could not reach, until they answer."""
+"""Checks the health of workers that a caller could not reach, until these workers answer."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class ReachabilityChecks:
 
 
 async def answers(address: str) -> bool:
-    """Call the health service at host:port; True if there is any answer."""
+    """True if the health service at host:port gives any answer."""
     async with open_channel(address) as channel:
         try:
             request = health_pb2.HealthCheckRequest()

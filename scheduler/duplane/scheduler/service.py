@@ -35,8 +35,8 @@ from duplane.scheduler.watch import Watch
 
 _log = logging.getLogger(__name__)
 
-# This can be long: missing reports show much earlier that a worker hangs. Until the connection is
-# closed, operators see the worker as silent.
+# This time can be long, because missing reports show much earlier that a worker hangs. Until the
+# connection is closed, operators see the worker as silent.
 _PING_TIMEOUT_S = 30.0
 _SERVICES = tuple(
     file.DESCRIPTOR.services_by_name[name].full_name
@@ -112,7 +112,7 @@ class Scheduler:
 
 
 async def serve(settings: SchedulerSettings, shutdown: process.Shutdown) -> None:
-    """Run one scheduler until `shutdown`. It does not drain, since sessions run without it."""
+    """Run one scheduler until the first signal. Sessions do not need it, so it does not drain."""
     telemetry = Telemetry("scheduler")
     scheduler = Scheduler(settings, telemetry)
     registry = scheduler.metrics.registry

@@ -28,9 +28,9 @@ class SchedulerSettings:
     """Address to serve at, as HOST:PORT; port 0 picks a free one."""
     store: str = "memory:"
     """Where leases are kept: `memory:` for one scheduler, or `etcd://HOST:PORT[,HOST:PORT]` for any
-    number of schedulers, with `?prefix=/duplane/` to choose the part of the key space."""
+    number of schedulers. `?prefix=/duplane/` after the addresses sets the prefix of all keys."""
     store_ca: ExistingFile | None = None
-    """Certificates to verify etcd with (PEM). Without one, connections are not encrypted."""
+    """Certificates to verify etcd with (PEM). Without this file, connections are not encrypted."""
     store_cert: ExistingFile | None = None
     """Certificate that this scheduler shows to etcd (PEM); needs --store-key and --store-ca."""
     store_key: ExistingFile | None = None
@@ -40,14 +40,15 @@ class SchedulerSettings:
     store_password: ExistingFile | None = None
     """File with the password of --store-user."""
     signing_key: ExistingFile | None = None
-    """Key that signs leases (Ed25519, PEM, no password). Default: a new one for each process."""
+    """Key that signs leases (Ed25519, PEM, no password). Default: a new key for each process."""
     ticket_limit: PositiveInt = 1000
-    """Most sessions that wait in the fabric; further ones are refused with QUEUE_FULL."""
+    """Most sessions that may wait in the fabric; further sessions are refused with QUEUE_FULL."""
     claim_timeout_s: Annotated[float, Gt(0), Le(MAX_CLAIM_TIMEOUT_S)] = 5.0
     """Seconds within which a granted slot must be claimed, at most 60; then the next session in the
-    queue gets it."""
+    queue gets the slot."""
     report_interval_s: PositiveFloat = 2.0
-    """Seconds between two reports of a worker. A worker that misses three gets no new sessions."""
+    """Seconds between two reports of a worker. A worker that misses three reports gets no new
+    sessions."""
     queued_interval_s: PositiveFloat = 3.0
     """Seconds between two updates to a waiting caller whose position does not change."""
     resume_grace_s: PositiveFloat = 1.5

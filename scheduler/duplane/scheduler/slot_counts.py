@@ -27,14 +27,14 @@ _SLOT_STATES = {
 
 
 class SlotCounts:
-    """Reading the counts costs the same for any number of workers."""
+    """Counts slots and workers. Reading a count takes the same time for any number of workers."""
 
     def __init__(self, state: SchedulerState) -> None:
         self.pools: Counter[str] = Counter()  # attached workers, by pool
         self.workers: Counter[str] = Counter()  # attached workers, by state
         self._state = state
         self._slots: Counter[tuple[str, str]] = Counter()  # by pool and state
-        # What was counted of each worker: its pool, its state and the states of its slots.
+        # By worker id, the worker's part of the counts: its pool, its state, its slots' states.
         self._counted: dict[str, tuple[str, str, list[str]]] = {}
         state.listeners.append(self._on_change)
 
@@ -53,7 +53,7 @@ class SlotCounts:
                 pass
 
     def _count(self, worker_id: str) -> None:
-        """Replace what was counted of a worker."""
+        """Update a worker's part of the counts."""
         if former := self._counted.pop(worker_id, None):
             self._add(*former, -1)
         if worker := self._state.workers.get(worker_id):
@@ -86,7 +86,7 @@ def slot_state(worker: Worker, slot: registry_pb2.SlotReport, grant: Grant | Non
 
 
 def worker_state(worker: Worker) -> str:
-    """Return the state of a worker: the worst one, if several are true."""
+    """Return the state of a worker; if several states apply, the worst of them."""
     if worker.is_unreachable:
         return "unreachable"
     if worker.is_silent:

@@ -1,7 +1,8 @@
 """The state of the fabric in one scheduler: the store's facts, indexed for policy.
 
-Only the store's changes modify it, so every scheduler of a fabric decides from the same state. A
-scheduler's own are the reservations of the grants that are on their way to the store.
+Only changes of the store modify this state, so every scheduler of a fabric decides from the same
+state. In addition, each scheduler reserves the slots and tickets of its grants that are on their
+way to the store.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class _Forecast:
         self.waits = waits
 
     def is_fresh(self, revision: int, now: float) -> bool:
-        """True if the forecast can be used: for a second, or until a change if it is exact."""
+        """True if the forecast is not older than a second and, if exact, nothing has changed."""
         return now < self._deadline and (revision == self._revision or not self._is_exact)
 
 
@@ -80,7 +81,7 @@ class SchedulerState:
         self.listeners: list[Callable[[Change], None]] = []
         self.position_listeners: list[Callable[[Sequence[QueueEntry]], None]] = []
         self._pools: dict[str, _Pool] = {}
-        self._moved: dict[FifoQueue, None] = {}  # with entries to publish, next one first
+        self._moved: dict[FifoQueue, None] = {}  # queues with entries to publish, in turn
         self._slots: dict[str, dict[int, Grant]] = {}  # by worker id
         self._grants_of_order: dict[int, dict[str, Grant]] = {}  # by ticket and lease id
         self._reserved_slots: dict[str, set[int]] = {}  # by worker id
@@ -111,9 +112,9 @@ class SchedulerState:
             listener(change)
 
     def publish_positions(self, limit: int) -> bool:
-        """Publish at most `limit` entries that moved up, of each of a few queues in turn.
+        """Publish entries that moved up: at most `limit` of each of the next few queues.
 
-        Returns False if none are left.
+        Returns False if no entries are left.
         """
         for queue in list(itertools.islice(self._moved, _PUBLISHED_QUEUE_COUNT)):
             del self._moved[queue]
@@ -131,7 +132,7 @@ class SchedulerState:
         return [name for name, pool in self._pools.items() if pool.queues]
 
     def next_grant(self, pool: str) -> tuple[Ticket, Candidate] | None:
-        """Return the next ticket of a pool and the worker to grant it from, if a slot is free."""
+        """Return the ticket of a pool to grant next, and the worker; None if no slot is free."""
         known = self._pools.get(pool)
         if known is None or not known.slots.has_free:
             return None
@@ -141,7 +142,7 @@ class SchedulerState:
         return next((proposal for proposal in proposals if proposal), None)
 
     def free_candidate(self, request: lease_pb2.AcquireLeaseRequest) -> Candidate | None:
-        """Return the worker to grant a new request from, if nobody waits in its pool."""
+        """Return the worker whose slot a new request gets at once, or None if it has to wait."""
         pool = self._pools.get(request.pool)
         return pool.slots.best(request, needs_of(request)) if pool and not pool.queues else None
 
@@ -164,7 +165,7 @@ class SchedulerState:
             self._update_candidate(worker_id)
 
     def entry(self, ticket: Ticket) -> QueueEntry | None:
-        """Return the queue entry of a ticket, None if it does not wait."""
+        """Return the queue entry of a ticket, or None if the ticket does not wait."""
         queue = self._queue(ticket)
         return queue.get(ticket.order) if queue else None
 
@@ -182,7 +183,7 @@ class SchedulerState:
         return self._slots.get(worker_id, {}).get(slot)
 
     def void_number(self, worker_id: str, slot: int) -> int:
-        """Return the fencing number that a slot's worker must see before the next grant, or 0."""
+        """Return the number that the worker must have seen before the slot is granted, or 0."""
         return self._void_numbers.get(worker_id, {}).get(slot, 0)
 
     def grants_of_order(self, order: int) -> Collection[Grant]:
@@ -204,7 +205,7 @@ class SchedulerState:
         return self.clock() - self._grant_since[lease_id]
 
     def wait_s(self, ticket: Ticket) -> float | None:
-        """Estimate how long a ticket will wait; None while no slot serves it."""
+        """Return the estimated wait of a ticket, or None while no slot serves the ticket."""
         pool, now = self._pools[ticket.request.pool], self.clock()
         needs, kind, known = needs_of(ticket.request), ticket.request.kind, pool.forecast
         is_known = known is not None and (needs, kind) in known.waits

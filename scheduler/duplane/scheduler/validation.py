@@ -19,7 +19,7 @@ MAX_SLOT_COUNT = 1024
 MAX_REQUEST_BYTES = 128 * 1024  # enough for the longest fields; etcd accepts 1.5 MB
 MAX_AVOIDED_COUNT = 64
 MAX_HOLD_S = 86_400.0
-MAX_FENCING_NUMBER = 2**62  # twice the present numbers, which begin at the wall clock
+MAX_FENCING_NUMBER = 2**62  # twice the present numbers, which grow with the wall-clock time
 
 _TICKET_ID = re.compile(r"q_([0-9a-f]{16})")
 _STATES = frozenset(registry_pb2.SlotState.values()) - {registry_pb2.SLOT_STATE_UNSPECIFIED}
@@ -103,7 +103,7 @@ def check_register(register: registry_pb2.Register) -> None:
 
 
 def check_reachable(address: str, peer: str) -> None:
-    """Refuse a loopback address from a worker on another machine: edges could not reach it.
+    """Refuse a loopback address of a worker on another machine, because edges cannot reach it.
 
     `peer` is the other end of the worker's connection, as gRPC writes it: `ipv4:10.0.0.7:4711`.
     """

@@ -1,7 +1,7 @@
 """The AcquireLease calls that wait in this scheduler, and their tickets and grants.
 
-Contains no policy. A waiter holds at most one ticket or one grant. When its call ends, the ticket
-is cancelled, or the undelivered grant is given back, at once.
+Each call has a waiter, which holds at most one ticket or one grant. When the call ends, the ticket
+is cancelled at once, or the undelivered grant is given back. This module contains no policy.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Waiter:
         self.request = request
         self.owner = secrets.token_hex(8)
         self.order: int | None = None
-        self.position = MAX_POSITION  # the last one that was sent
+        self.position = MAX_POSITION  # the last position that was sent
         self.grant: Grant | None = None
         self.is_delivered = False
         self.has_lost_place = False  # has lost its ticket or grant, and must enqueue again
@@ -57,8 +57,8 @@ class Waiter:
 class Waiters:
     """The waiting calls of one scheduler.
 
-    At most `limit` tickets wait in the fabric; up to twice as many if callers return with a ticket
-    from an earlier call.
+    At most `limit` tickets wait in the fabric. Callers that return with a ticket from an earlier
+    call are accepted until twice as many wait.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Waiters:
         limit: int,
         enqueue: Enqueue | None = None,
     ) -> None:
-        """Use `enqueue` in place of the store's method; it may grant in the same step."""
+        """`enqueue` replaces the method of the store. It may grant a slot in the same step."""
         self.limit = limit
         self._store = store
         self._enqueue_request = enqueue or store.enqueue
@@ -108,8 +108,9 @@ class Waiters:
             await self._leave(waiter)
 
     async def enqueue_again(self, waiter: Waiter) -> None:
-        """Return to the old place in the queue, after the store dropped the ticket or the grant
-        ended before it was delivered.
+        """Return a waiter to its place in the queue.
+
+        A waiter loses its place if the store drops its ticket, or if its grant ends undelivered.
         """
         waiter.has_lost_place = False
         await self._enqueue(waiter, waiter.order)
@@ -126,7 +127,7 @@ class Waiters:
             waiter.fail(Reason.UNAVAILABLE, _STOPPING)
 
     def entry(self, waiter: Waiter) -> QueueEntry | None:
-        """Return the queue entry of a waiter; None until the store has published it."""
+        """Return the queue entry of a waiter, or None until the store has published its ticket."""
         ticket = None if waiter.order is None else self._state.tickets.get(waiter.order)
         return self._state.entry(ticket) if ticket else None
 
@@ -171,7 +172,7 @@ class Waiters:
     async def _give_back_former_grants(self, request_id: str, order: int) -> None:
         """Give back the unclaimed grants that earlier requests got for the ticket at `order`.
 
-        The caller returns with this ticket because it could not use such a grant.
+        The caller returns with this ticket because it could not claim the slot of such a grant.
         """
         for grant in self._state.grants_of_order(order):
             ticket = grant.ticket
@@ -188,13 +189,13 @@ class Waiters:
             case Ticket(order=taken):
                 waiter.order = taken
                 is_known = taken in self._state.tickets or waiter.grant or waiter.failure
-                if not is_known:  # events were missed, among them what became of the ticket
+                if not is_known:  # the events that show the end of the ticket were missed
                     waiter.has_lost_place = True
             case Grant(ticket=Ticket(order=taken, owner=owner)) if owner == waiter.owner:
-                waiter.order = taken  # granted at once; the store has published it
+                waiter.order = taken  # granted at once; the store has published the grant
             case Grant(ticket=ticket) as grant:
-                # If an earlier call still waits to deliver the grant, that call ends and this one
-                # delivers it. Otherwise the grant was delivered, and the caller asks again.
+                # If an earlier call has not delivered the grant yet, that call ends and this call
+                # delivers the grant. Otherwise the grant was delivered, and the caller asks again.
                 waiter.is_delivered = not (ticket and self._supersede(ticket.owner))
                 waiter.order = ticket.order if ticket else None
                 waiter.grant = grant
@@ -202,7 +203,7 @@ class Waiters:
                     self._by_order[waiter.order] = waiter
 
     def _supersede(self, owner: str) -> bool:
-        """End a call because another call has its ticket or grant. False if it has ended before."""
+        """End a call whose ticket or grant another call takes. Return False if it has ended."""
         waiter = self._waiters.get(owner)
         if waiter:
             waiter.grant = None

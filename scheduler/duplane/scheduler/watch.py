@@ -1,7 +1,7 @@
-"""The state for operators: lists, and streams of a snapshot followed by every change.
+"""Shows the state to operators: as lists, and as streams of a snapshot and all later changes.
 
-Each change is one message, shared by all watchers. A watcher that has too many unread changes gets
-a new snapshot in place of them.
+All watchers share the message of a change. A watcher with too many unread changes gets a new
+snapshot instead of these changes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from duplane.scheduler.store.base import (
 
 _Key = TypeVar("_Key", int, str)
 SNAPSHOT_LENGTH = 1024  # workers, leases and tickets in one part of a snapshot
-PORTION = 64  # of them that are described without a pause, in which other tasks run
-BACKLOG_LENGTH = 4096  # most unread changes; one grant can move every ticket that waits
+PORTION = 64  # workers, leases and tickets that are described before other tasks can run
+BACKLOG_LENGTH = 4096  # most unread changes; one grant can move every waiting ticket
 
 
 class _Watcher:
@@ -69,7 +69,7 @@ class Watch:
         self._reports[worker_id] = report, self._state.clock()
 
     def publish_worker(self, worker: Worker) -> None:
-        """Publish a worker whose report changed only measured values, which the store ignores."""
+        """Publish a worker whose report changed only measured values, which no store keeps."""
         if self._watchers:
             self._publish(admin_pb2.WatchResponse(worker=self._worker_status(worker)))
 
@@ -179,7 +179,7 @@ class Watch:
 
 
 async def _with_pauses(keys: Sequence[_Key]) -> AsyncGenerator[_Key]:
-    """Yield the keys of facts, which may end meanwhile; let other tasks run after each portion."""
+    """Yield the keys, and let other tasks run after each portion. Later keys may be stale then."""
     for index, key in enumerate(keys):
         if index % PORTION == 0:
             await asyncio.sleep(0)

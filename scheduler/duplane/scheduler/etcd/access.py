@@ -15,7 +15,10 @@ DEFAULT_PREFIX = "/duplane/"
 
 @dataclass(frozen=True, kw_only=True)
 class EtcdUrl:
-    """`etcd://HOST:PORT[,HOST:PORT]?prefix=PREFIX`: the members, and the prefix of all keys."""
+    """The members of an etcd cluster, and the prefix of all keys that a fabric uses in it.
+
+    Written as `etcd://HOST:PORT[,HOST:PORT]?prefix=PREFIX`.
+    """
 
     addresses: Sequence[str]
     prefix: str = DEFAULT_PREFIX
@@ -24,7 +27,7 @@ class EtcdUrl:
     def parse(cls, url: str) -> EtcdUrl:
         """Parse a URL. Raises ValueError."""
         place, _, query = url.partition("?")
-        if "@" in place:  # not shown, since a password may precede the @
+        if "@" in place:  # the message does not show the URL, which may contain a password
             raise ValueError("a URL with a user cannot be used; set store_user and store_password")
         parts = urlsplit(place)
         if parts.scheme != "etcd" or parts.path or parts.fragment:

@@ -22,7 +22,7 @@ _PAGE_LENGTH = 1000  # keys that one call of `read_all` reads
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 Metadata = tuple[tuple[str, str], ...]
-# With this header a member without a leader refuses the call at once instead of letting it wait.
+# With this header, a member that knows no leader refuses a call at once instead of delaying it.
 _NEEDS_LEADER: Metadata = (("hasleader", "true"),)
 
 
@@ -76,8 +76,8 @@ _AUTHENTICATE = _Method(
     "/etcdserverpb.Auth/Authenticate", etcd_pb2.AuthenticateRequest, etcd_pb2.AuthenticateResponse
 )
 
-# These codes do not tell whether the request was executed. RESOURCE_EXHAUSTED is among them,
-# because an etcd that is full now may accept the same request later.
+# After these codes, the request may have been executed or not. RESOURCE_EXHAUSTED means that etcd
+# is full. It is treated in the same way, because etcd may accept the same request later.
 _AMBIGUOUS = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -100,7 +100,7 @@ class EtcdClient:
         self.endpoints = self.open_endpoints()
 
     def open_endpoints(self) -> Endpoints:
-        """Open separate channels, for a user that must not wait behind other calls."""
+        """Return new channels to all members, for calls that must not wait behind other calls."""
         endpoints = Endpoints(self._addresses, self._credentials.tls)
         self._opened.append(endpoints)
         return endpoints
@@ -125,7 +125,7 @@ class EtcdClient:
         return await self._repeat(_RANGE, request)
 
     async def read_all(self, prefix: bytes) -> tuple[int, Sequence[etcd_pb2.KeyValue]]:
-        """Read every key with a prefix, in pages; return one revision and the keys at it."""
+        """Return a revision, and all keys with this prefix as they were at that revision."""
         found: list[etcd_pb2.KeyValue] = []
         key, revision, end = prefix, 0, end_of(prefix)
         while True:
@@ -167,9 +167,9 @@ class EtcdClient:
                 raise
 
     async def lease_ttl_s(self, lease: int, avoided: str = "") -> int:
-        """Return the seconds that a lease has left, -1 if it has ended.
+        """Return the seconds that a lease has left, or -1 if the lease has ended.
 
-        The member at the address `avoided` is asked only if there is no other one.
+        The member at the address `avoided` is asked only if there is no other member.
         """
         request = etcd_pb2.LeaseTimeToLiveRequest(ID=lease)
         answer = await self._repeat(_TIME_TO_LIVE, request, self.endpoints.find(avoided))
@@ -191,7 +191,7 @@ class EtcdClient:
         request: Request,
         avoided: Endpoint | None = None,
     ) -> Response:
-        """Call each member until one answers. Use it only for idempotent requests."""
+        """Send an idempotent request to one member after another until a member answers."""
         for _ in range(len(self.endpoints)):
             try:
                 return await self._call(method, request, avoided)
@@ -235,7 +235,7 @@ class EtcdClient:
         return response
 
     async def _authenticate(self, refused: str) -> None:
-        """Get a new token, unless another call has replaced the refused one."""
+        """Get a new token, unless another call has already replaced the refused token."""
         async with self._authenticating:
             if self._token == refused:
                 request = etcd_pb2.AuthenticateRequest(
@@ -245,10 +245,10 @@ class EtcdClient:
 
 
 def is_token_refused(message: str) -> bool:
-    """True if the token has expired, or if users or roles have changed since it was made."""
+    """True if etcd refused a token: it is too old, or users or roles have changed since."""
     return "invalid auth token" in message or "auth store is old" in message
 
 
 def end_of(prefix: bytes) -> bytes:
-    """Return the `range_end` of the keys with a prefix that does not end with 0xff."""
+    """Return the `range_end` that selects all keys with `prefix`, which must not end with 0xff."""
     return prefix[:-1] + bytes([prefix[-1] + 1])

@@ -41,10 +41,11 @@ class Endpoint:
 
 
 class Endpoints:
-    """One channel to each member, opened by the first call.
+    """One channel to each member of a cluster. A channel connects at its first call.
 
-    Calls go to the member that answered last. After a failure a member is avoided for a time that
-    doubles with each failure, from 0.5 s to 5 s, unless all other members have failed too.
+    Calls go to the member that answered last. After a failure a member is avoided, unless all other
+    members have failed too. The time for which it is avoided doubles with each failure, from 0.5 s
+    to 5 s.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Endpoints:
         )
 
     def find(self, address: str) -> Endpoint | None:
-        """Return the member at an address."""
+        """Return the member at an address, or None if there is none."""
         return next((one for one in self._all if one.address == address), None)
 
     def note_answer(self, endpoint: Endpoint) -> None:

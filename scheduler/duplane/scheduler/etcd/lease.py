@@ -28,9 +28,10 @@ _log = logging.getLogger(__name__)
 class LeaseKeeper:
     """Renews one lease over connections of its own, until the lease has ended.
 
-    Each renewal opens a stream with a deadline, so the lease cannot run out because an old stream
-    died unnoticed. A member that was frozen may report the end of the lease wrongly, because it
-    does not know the new leader. So another member is asked before the report is believed.
+    Each renewal opens a new stream with a deadline: a lasting stream could die unnoticed, and then
+    the lease would run out. A member that was frozen may wrongly report that the lease has ended,
+    because this member does not know the new leader yet. So the keeper asks another member before
+    it believes such a report.
     """
 
     def __init__(self, client: EtcdClient, lease: int, ttl_s: int) -> None:
@@ -66,7 +67,7 @@ class LeaseKeeper:
         await self._client.close_endpoints(self._endpoints)
 
     async def _renew(self, endpoint: Endpoint) -> int | None:
-        """Renew once; return the seconds that the lease has left, None if nobody answers."""
+        """Renew the lease once. Return the seconds it has left, or None without an answer."""
         try:
             metadata = await self._client.metadata()
             call: Any = endpoint.channel.stream_stream(
@@ -88,7 +89,7 @@ class LeaseKeeper:
         return answer.TTL if isinstance(answer, etcd_pb2.LeaseKeepAliveResponse) else None
 
     async def _is_gone(self, endpoint: Endpoint) -> bool:
-        """Ask another member whether the lease has ended; False if none answers."""
+        """True if another member confirms that the lease has ended."""
         try:
             return await self._client.lease_ttl_s(self.lease, endpoint.address) <= 0
         except (EtcdError, NoAnswerError):

@@ -1,4 +1,7 @@
-"""A watch that continues at another member if one fails. It yields every event once, in order."""
+"""A watch of keys in etcd that continues at another member when a member fails.
+
+It yields every event once, in order.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class CompactedError(Exception):
-    """etcd no longer has the next events: read all keys, then watch from their revision."""
+    """etcd no longer has the next events. Read all keys, then watch from the revision read."""
 
 
 class _WatchFailedError(Exception):
@@ -42,12 +45,13 @@ class _WatchFailedError(Exception):
 class PrefixWatch:
     """The events of all keys with a prefix.
 
-    Each stream is probed: if a member answers nothing for 1.6 s, another one is used. An answer to
-    a probe only shows that the member is alive, not that all events have arrived.
+    The watch sends probes to the member that it reads from. If this member answers nothing for
+    1.6 s, the watch continues at another member. An answer to a probe only shows that the member
+    is alive, not that all events have arrived.
     """
 
     def __init__(self, client: EtcdClient, prefix: bytes, start_revision: int) -> None:
-        self.next_revision = start_revision  # events before it were delivered
+        self.next_revision = start_revision  # events before this revision were delivered
         self._client = client
         self._endpoints = client.open_endpoints()
         self._prefix = prefix
@@ -106,8 +110,9 @@ class PrefixWatch:
             call.cancel()
 
     async def _check_history(self) -> None:
-        """Raise CompactedError if etcd's revision is below the watch's: etcd has lost data, or was
-        restored from a backup.
+        """Raise CompactedError if etcd's revision is lower than the last one that was delivered.
+
+        Then etcd has lost data, or was restored from a backup.
         """
         try:
             present = (await self._client.read(self._prefix, limit=1)).header.revision
@@ -146,7 +151,7 @@ class PrefixWatch:
         probe = etcd_pb2.WatchRequest(progress_request=etcd_pb2.WatchProgressRequest())
         while time.monotonic() - self._answered_at < _MISSED_PROBES * PROBE_INTERVAL_S:
             await asyncio.sleep(PROBE_INTERVAL_S)
-            with contextlib.suppress(_WatchFailedError):  # the reader raises the cause
+            with contextlib.suppress(_WatchFailedError):  # `_read` raises the cause
                 await _write(call, probe)
         call.cancel()
 
@@ -161,8 +166,9 @@ async def _write(call: Any, request: etcd_pb2.WatchRequest) -> None:
 
 
 def _raise_unless_call_cancelled() -> NoReturn:
-    """Raise CancelledError again if this task was cancelled; otherwise the probe has cancelled the
-    call, so raise _WatchFailedError.
+    """Raise CancelledError again if this task was cancelled, else _WatchFailedError.
+
+    If this task was not cancelled, `_probe` has cancelled the call.
     """
     task = asyncio.current_task()
     if task and task.cancelling():

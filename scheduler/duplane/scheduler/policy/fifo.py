@@ -1,4 +1,4 @@
-"""The FIFO queue of a pool's tickets with the same needs, and their positions. Pure."""
+"""A FIFO queue: the tickets of one pool that have the same needs, and their positions. Pure."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class QueueEntry:
 class FifoQueue:
     """The tickets of one pool that have the same needs, sorted by order.
 
-    Every operation costs O(log n) or less. Positions are computed when they are read, so no time is
-    spent on the tickets behind one that leaves. `next_moved` finds these tickets later, in
-    portions.
+    Every operation costs O(log n) or less. Positions are computed when they are read, so the
+    removal of a ticket takes no time for the tickets behind it. `next_moved` finds these tickets
+    later, in portions.
     """
 
     def __init__(self, needs: Needs = NO_NEEDS) -> None:
@@ -39,7 +39,7 @@ class FifoQueue:
         self._orders: SortedList[int] = SortedList()
         self._orders_by_kind: dict[lease_pb2.SessionKind, SortedList[int]] = {}
         self._cursor: int | None = None  # order at which `next_moved` continues
-        self._moved_from: int | None = None  # lowest order removed since that search began
+        self._moved_from: int | None = None  # lowest order removed since the search began
         self._is_front_moved = False  # a ticket left since `next_moved` examined the front
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ class FifoQueue:
             yield self._ranked(order, rank)
 
     def get(self, order: int) -> QueueEntry | None:
-        """Return the entry of a ticket, None if it does not wait here."""
+        """Return the entry of a ticket, or None if the ticket is not in this queue."""
         if order not in self._entries:
             return None
         return self._ranked(order, self._orders.index(order) + 1)
@@ -77,8 +77,8 @@ class FifoQueue:
     def put(self, ticket: Ticket, now: float) -> None:
         """Add a ticket at its order, or replace the ticket of this order.
 
-        A ticket may return to an earlier order, ahead of tickets that wait. The positions that were
-        shown for these tickets do not change.
+        A ticket that returns to the queue may have a lower order than tickets that wait. The
+        positions that their callers were told do not grow.
         """
         if entry := self._entries.get(ticket.order):
             entry.ticket = ticket
@@ -108,7 +108,7 @@ class FifoQueue:
         """Return at most `limit` entries that moved up, after a search of bounded length.
 
         The search examines the front of the queue, then continues where the previous call stopped.
-        After the last entry it begins again if more tickets have left.
+        After the last entry, it begins again at the first place from which a ticket has left since.
         """
         moved: list[QueueEntry] = []
         if self._is_front_moved:

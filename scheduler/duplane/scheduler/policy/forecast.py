@@ -1,8 +1,8 @@
 """Forecast of the waits in a queue, from how long slots are held. Pure.
 
-Simulates the queue: each ticket takes the slot that becomes free first, never before the ticket
-ahead of it, and holds the slot for the expected time of the ticket's kind. If there are many
-tickets or slots, neighbours are simulated as one portion, which bounds the cost of a forecast.
+The queue is simulated: one ticket after another takes the slot that becomes free first, and holds
+this slot for the expected time of the ticket's kind. If there are many tickets or slots, neighbours
+are simulated together as one portion. This bounds the cost of a forecast.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sortedcontainers import SortedList
 from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.policy.hold_times import HoldTimes
 
-_MAX_PORTIONS = 256  # of the tickets of all demands; with many demands, each has fewer
+_MAX_PORTIONS = 256  # most portions of the tickets of all demands together
 RESOLUTION = 64  # most portions of the tickets of one demand, or of the slots of one kind
 _Heap = list[tuple[float, int]]  # seconds until slots become free, and the number of these slots
 
@@ -29,7 +29,7 @@ class Supply:
     held_since: Mapping[lease_pb2.SessionKind, SortedList[float]]  # grant times of the other slots
 
     def outlook(self, times: HoldTimes, now: float) -> _Heap:
-        """Return in how many seconds slots are expected to become free: a heap of portions."""
+        """Return a heap of portions of slots, with the expected seconds until each is free."""
         heap = [(0.0, self.idle_count)] if self.idle_count else []
         for kind, since in self.held_since.items():
             for start, count in _portions(len(since)):
@@ -45,12 +45,12 @@ class Demand:
 
     kind: lease_pb2.SessionKind
     orders: SortedList[int]
-    supplies: Collection[int]  # indices of the supplies that can serve them
-    line: Hashable = None  # demands of one line start their tickets in the order of the queue
+    supplies: Collection[int]  # indices of the supplies that can serve these tickets
+    line: Hashable = None  # tickets of all demands with the same line start in order
 
 
 class Waits:
-    """The waits of one demand's tickets. A ticket of higher rank (from 0) never waits less."""
+    """The waits of one demand's tickets, by rank from 0. The waits never fall with the rank."""
 
     def __init__(self, ticket_count: int, resolution: int = RESOLUTION) -> None:
         self._size = _portion_size(ticket_count, resolution)
@@ -105,7 +105,7 @@ def _arrivals(which: int, demand: Demand, resolution: int) -> Iterator[tuple[int
 def _start(
     heaps: Sequence[_Heap], count: int, after_s: float, hold_s: float
 ) -> tuple[float, float]:
-    """Start `count` tickets one after another; return when the first and the last one start."""
+    """Start `count` tickets in turn. Return the start times of the first and the last ticket."""
     first_s = max(after_s, min(heap[0][0] for heap in heaps))
     left = count
     if count > 1:

@@ -1,4 +1,4 @@
-"""How long sessions hold their slots, estimated from those that ended lately. Pure."""
+"""Estimates how long sessions hold their slots, from sessions that ended lately. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OVERDUE_S = 15.0  # expected remaining time of a session that has outlasted its 
 
 
 class HoldTimes:
-    """How long sessions of each kind hold a slot: a moving average, once there are samples."""
+    """The expected hold time of each kind: a base value, then the average of ended sessions."""
 
     def __init__(self) -> None:
         self.base_s = dict(BASE_S)
@@ -32,7 +32,7 @@ class HoldTimes:
         self._sample_count[kind] = self.sample_count(kind) + 1
 
     def mean_s(self, kind: lease_pb2.SessionKind) -> float | None:
-        """Return the moving average of a kind; None before the first sample."""
+        """Return the moving average of a kind, or None before its first session has ended."""
         return self._mean_s.get(kind)
 
     def sample_count(self, kind: lease_pb2.SessionKind) -> int:
@@ -40,7 +40,7 @@ class HoldTimes:
         return self._sample_count.get(kind, 0)
 
     def expected_s(self, kind: lease_pb2.SessionKind) -> float:
-        """Return how long a session of a kind holds its slot; for unknown kinds the longest."""
+        """Return the expected hold time of a kind; for an unknown kind, the longest of all."""
         if kind not in self.base_s:
             return max(self.expected_s(known) for known in self.base_s)
         if self.sample_count(kind) < MIN_SAMPLE_COUNT:
@@ -48,6 +48,6 @@ class HoldTimes:
         return self._mean_s[kind]
 
     def remaining_s(self, kind: lease_pb2.SessionKind, held_s: float) -> float:
-        """Return how much longer a session holds a slot that it has held for `held_s`."""
+        """Return the expected remaining time of a session that has held its slot for `held_s`."""
         remaining_s = self.expected_s(kind) - held_s
         return remaining_s if remaining_s > 0 else OVERDUE_S

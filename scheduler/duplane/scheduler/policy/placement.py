@@ -1,8 +1,9 @@
-"""Placement: which worker's slot the next ticket of a pool gets. Pure.
+"""Chooses the next ticket of a pool, and the worker whose slot the ticket gets. Pure.
 
-Each queue (one per pool and needs) is strictly FIFO, with two exceptions: a ticket is passed over
-if no worker can serve its kind, or if its caller could not reach the worker with the free slot. A
-slot that meets the needs of several queues goes to the ticket with the lowest order.
+A pool has one queue for each set of needs. Each queue is strictly FIFO, with two exceptions: a
+ticket is passed over if no worker can serve its kind, or if its caller could not reach the worker
+with the free slot. A slot that meets the needs of several queues goes to the ticket with the lowest
+order.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Candidate:
 
     worker: Worker
     free_slots: tuple[int, ...]  # longest unused first
-    last_number: int  # the highest fencing number that was granted on it or that it has seen
+    last_number: int  # the highest fencing number of its slots, granted or reported
     is_able: bool  # at least one slot can be granted, now or later
     idle_count: int  # usable slots without a grant
     held: frozenset[_Held]  # usable slots with a grant
@@ -47,11 +48,11 @@ class Candidate:
     ) -> Candidate:
         """Make a candidate from a registration and the state of its slots.
 
-        `void_numbers` are the fencing numbers of grants that ended unclaimed, by slot. The lease of
-        such a grant may have been claimed after all, and the worker's report of it may be on its
-        way. So the slot counts as free only after the worker reports that it has seen the number.
-        `granted_at` are the times of the grants, by lease id. `reserved` are slots whose grant is
-        on its way to the store.
+        `void_numbers` has, by slot, the fencing number of a grant that ended unclaimed. The worker
+        may nevertheless have accepted the lease of this grant, and the report of the worker may
+        still be on its way. So the slot counts as free only after the worker reports that it has
+        seen this number. `granted_at` has the times of the grants, by lease id. `reserved` has the
+        slots whose grant is on its way to the store.
         """
         is_leaving = worker.is_draining or worker.is_drain_requested
         free: list[tuple[int, int]] = []
@@ -86,7 +87,7 @@ class Candidate:
 
     @property
     def rank(self) -> _Rank:
-        """Sort key: most free slots, then longest unused, then attached first."""
+        """Sort key: most free slots first, then longest unused first, then oldest first."""
         return -len(self.free_slots), self.last_number, self.worker.epoch, self.worker.worker_id
 
     @property
@@ -155,11 +156,11 @@ class SlotIndex:
         return any(group.ranks for group in self._groups.values())
 
     def attached_kinds(self, needs: Needs) -> Collection[lease_pb2.SessionKind]:
-        """Return the kinds that some attached worker serves, even if it drains."""
+        """Return the kinds that attached workers with these needs serve, draining or not."""
         return frozenset[lease_pb2.SessionKind]().union(*(one.kinds for one in self._able(needs)))
 
     def able_kinds(self, needs: Needs) -> Collection[lease_pb2.SessionKind]:
-        """Return the kinds for which a slot can be granted, now or later."""
+        """Return the kinds for which a slot that meets `needs` can be granted, now or later."""
         able = (group.kinds for group in self._able(needs) if group.able_count)
         return frozenset[lease_pb2.SessionKind]().union(*able)
 
@@ -168,7 +169,7 @@ class SlotIndex:
         return [group.supply for group in self._groups.values()]
 
     def supplies_for(self, needs: Needs, kind: lease_pb2.SessionKind) -> Sequence[int]:
-        """Return the indices of the supplies that serve a ticket."""
+        """Return the indices in `supplies()` of the slots that a ticket can use."""
         return [
             index
             for index, group in enumerate(self._groups.values())
@@ -196,9 +197,10 @@ class SlotIndex:
             del self._groups[candidate.ability]
 
     def best(self, request: lease_pb2.AcquireLeaseRequest, needs: Needs) -> Candidate | None:
-        """Return the worker to grant a request from; None while the request has to wait.
+        """Return the worker whose slot a request gets, or None if the request has to wait.
 
-        A worker that the request avoids is used only if no other one takes sessions of its kind.
+        A worker that the request avoids is used only if no other worker takes sessions of the
+        request's kind.
         """
         groups = [group for group in self._able(needs) if request.kind in group.kinds]
         avoided = self._avoided(request, groups)

@@ -9,7 +9,7 @@ from duplane.scheduler.store.base import Grant
 
 
 class Verdict(Enum):
-    """The meaning of a slot's report for its grant."""
+    """How the report of a slot affects the grant of the slot."""
 
     NOTHING = auto()
     CLAIMED = auto()  # the lease was accepted
@@ -18,10 +18,10 @@ class Verdict(Enum):
 
 
 def judge(grant: Grant | None, report: registry_pb2.SlotReport) -> Verdict:
-    """Compare a slot's report with its grant. Where they differ, the worker is right.
+    """Compare a slot's grant with the worker's report. Where they differ, the report is right.
 
-    If the reported fencing number is at least the grant's, the worker has seen this lease or a
-    later one. If it is lower, the report was sent before the worker saw the lease.
+    If the reported fencing number is lower than the grant's, the worker sent the report before it
+    saw the lease. Otherwise the worker has seen this lease or a later one.
     """
     is_occupied = report.state == registry_pb2.SLOT_STATE_OCCUPIED
     if grant is None:

@@ -51,7 +51,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             response.tickets.append(ticket)
         return response
 
-    # It writes the responses instead of yielding them, so that a cancelled call stops at once.
+    # Writes the responses instead of yielding them, so that a cancelled call stops at once.
     async def Watch(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: yields
         self,
         request: admin_pb2.WatchRequest,

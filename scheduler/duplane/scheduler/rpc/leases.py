@@ -63,7 +63,7 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
         self._telemetry = telemetry
         self._metrics = metrics
 
-    # It writes the responses instead of yielding them: only a write shows that it was sent.
+    # Writes the responses instead of yielding them, because only `write` returns after sending.
     async def AcquireLease(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: yields
         self, request: lease_pb2.AcquireLeaseRequest, context: _AcquireContext
     ) -> None:
@@ -128,14 +128,15 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
             if waiter.has_lost_place:
                 await self._waiters.enqueue_again(waiter)
             elif waiter.grant:
-                # This is set before the write, because a caller may cancel as soon as it has read
-                # the grant, and keeps the grant then. If the caller dies before it reads the
-                # grant, the claim times out.
+                # Set this before the write: a caller that has read the grant may end the call at
+                # once, and still uses the grant. If the caller dies before it reads the grant, the
+                # claim times out.
                 waiter.is_delivered = True
                 await context.write(self._granted(waiter.grant))
                 return
             else:
-                await self._grant_loop.settled(waiter.order)  # no `queued` before that grant
+                # If a slot is free now, the caller gets the grant without a `queued` before it.
+                await self._grant_loop.settled(waiter.order)
                 if not waiter.changed.is_set():
                     await self._send_position(waiter, context)
                     await self._wait_for_change(waiter)
@@ -148,7 +149,8 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
     async def _send_position(self, waiter: Waiter, context: _AcquireContext) -> None:
         if entry := self._waiters.entry(waiter):
             message = queued(entry, self._state)
-            # A ticket that has lost its place and returns to it may meet fewer others than before.
+            # A ticket that has lost its place and returned has a new entry. The position of this
+            # entry may be higher than the one that the caller was told before.
             message.position = waiter.position = min(waiter.position, message.position)
             await context.write(lease_pb2.AcquireLeaseResponse(queued=message))
 

@@ -34,7 +34,7 @@ from duplane.scheduler.watch import Watch
 _log = logging.getLogger(__name__)
 
 _SILENT_INTERVALS = 3  # a worker is silent after this many intervals without a report
-_MAX_REPEATED_REVOKES = 64  # at a time; a quarter of a stream's queue
+_MAX_REPEATED_REVOKES = 64  # most that are sent at once; a quarter of a stream's outbox
 
 
 class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
@@ -70,9 +70,9 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             worker = await self._register(register)
             stream = WorkerStream(worker)
             try:
-                if self._current(stream) is None:  # a later stream may be in its place already
+                if self._current(stream) is None:  # a later stream may have replaced this one
                     raise FabricError(Reason.SUPERSEDED, "the worker has attached again")
-                # Free slots may be granted from now on, so the stream must take revokes at once.
+                # Slots may be granted from now on, so revokes must find the stream at once.
                 self._streams[worker.worker_id] = stream
                 _log.info("worker %s attached: %d slots", worker.worker_id, len(register.slots))
                 await self._exchange(worker, stream, request_iterator, context)
@@ -132,7 +132,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
                     tasks.create_task(stream.raise_failure()),
                     tasks.create_task(self._watch_silence(stream)),
                 )
-                # Reports wait until the registered slots are settled, so that they apply in order.
+                # Apply the slots of `register` first, then the reports in the order of arrival.
                 await asyncio.gather(*self._settle(worker, worker.register.slots))
                 async for request in requests:
                     await self._apply_report(stream, request)
@@ -189,9 +189,9 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
     def _announce_progress(
         self, stream: WorkerStream, slots: Sequence[registry_pb2.SlotReport]
     ) -> None:
-        """Tell the worker the number that fencing numbers have reached, and unseen void numbers.
+        """Tell the worker how far fencing numbers have risen, and repeat revokes it has not seen.
 
-        This happens at most twice per interval.
+        Does nothing if the last message is younger than half the report interval.
         """
         now = self._state.clock()
         if now >= stream.progress_due:
@@ -203,9 +203,11 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
     def _repeat_revokes(
         self, stream: WorkerStream, slots: Sequence[registry_pb2.SlotReport]
     ) -> None:
-        """Revoke void numbers again that the worker has not seen: its slots stay unused until then.
+        """Repeat the revokes of void fencing numbers that the worker has not seen.
 
-        No session has such a number, so the messages name no lease. Slots above the limit wait.
+        Until the worker has seen the void number of a slot, the slot is not granted. No session has
+        such a number, so these messages name no lease. Revokes above the limit wait for a later
+        report.
         """
         numbers = ((slot, self._state.void_number(stream.worker_id, slot.slot)) for slot in slots)
         unseen = ((slot.slot, number) for slot, number in numbers if slot.fencing_number < number)
@@ -218,8 +220,8 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
     ) -> list[Coroutine[Any, Any, bool]]:
         """Return the updates of the grants that differ from the worker's report.
 
-        They run together, so that the store can make them in one step. If two slots name one lease,
-        the second waits for the next report.
+        The caller runs the updates together, so that the store can make them in one step. If two
+        slots name the same lease, the second slot waits for the next report.
         """
         updates: dict[str | int, Coroutine[Any, Any, bool]] = {}
         for slot in slots:

@@ -1,7 +1,7 @@
 """The facts that the schedulers of a fabric share, and the operations that change them.
 
-A store keeps registrations, tickets and grants, and makes each change atomic. It contains no
-policy: the modules that use it decide which ticket gets which slot.
+A store keeps registrations, tickets and grants, and makes each change atomic. A store contains no
+policy: its callers decide which ticket gets which slot.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from duplane.fabric.v1 import lease_pb2, registry_pb2
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A registration. `register` has the slots as last reported, and is never modified."""
+    """A worker's registration. `register` has the slots as last reported; it is never modified."""
 
     epoch: int
     register: registry_pb2.Register
     is_draining: bool  # reported by the worker
-    is_drain_requested: bool = False  # an operator requested it; true until the registration ends
+    is_drain_requested: bool = False  # by an operator; stays true until the registration ends
     is_silent: bool = False  # attached, but its reports are overdue
-    is_unreachable: bool = False  # a caller could not reach it, nor has a health check since
+    is_unreachable: bool = False  # a caller could not reach it, and no health check has since
 
     @property
     def worker_id(self) -> str:
@@ -32,7 +32,7 @@ class Worker:
 
     @property
     def takes_sessions(self) -> bool:
-        """Whether free slots of the worker may be granted."""
+        """True if free slots of the worker may be granted."""
         is_leaving = self.is_draining or self.is_drain_requested
         return not (is_leaving or self.is_silent or self.is_unreachable)
 
@@ -42,13 +42,14 @@ class Ticket:
     """A lease request in the queue. Tickets with a lower order are served first."""
 
     order: int
-    owner: str  # id of the waiting call; repeated calls share a request_id, not an owner
+    owner: str  # id of the waiting call; a repeated call has the same request_id, another owner
     request: lease_pb2.AcquireLeaseRequest  # never modified
 
     @property
     def ticket_id(self) -> str:
-        """The id that callers see. It contains the order, so a caller keeps its place after a
-        restart of the scheduler.
+        """The id that the caller gets.
+
+        It contains the order, so that the caller keeps its place after a restart of the scheduler.
         """
         return f"q_{self.order:016x}"
 
@@ -58,7 +59,7 @@ class Grant:
     """The assignment of a slot to a request, from the grant to the release."""
 
     claims: lease_pb2.LeaseClaims  # the claims of the lease; never modified
-    ticket: Ticket | None = None  # None: another store granted it, a worker reported it
+    ticket: Ticket | None = None  # None if the lease is known only from its worker's report
     is_claimed: bool = False
     is_revoked: bool = False  # the worker was asked to end the session
 
@@ -106,7 +107,7 @@ class TicketPut:
 
 @dataclass(frozen=True, slots=True)
 class TicketGone:
-    """A ticket was granted or cancelled, or its scheduler was without the store for too long."""
+    """A ticket was granted, cancelled, or expired while its scheduler could not reach the store."""
 
     revision: int
     ticket: Ticket
@@ -135,7 +136,7 @@ Change = WorkerPut | WorkerGone | TicketPut | TicketGone | GrantPut | GrantGone
 
 
 def replaces(register: registry_pb2.Register, known: registry_pb2.Register) -> bool:
-    """True if a registration comes from the same process as a known one, and is not older."""
+    """True if `register` comes from the same process as `known`, and was not sent earlier."""
     is_later = not register.stream_number or register.stream_number >= known.stream_number
     return register.incarnation == known.incarnation and is_later
 
@@ -157,7 +158,7 @@ class LeaseStore(ABC):
     def has_kept_queue(self) -> bool:
         """True if the store still has the tickets from before the start of this scheduler.
 
-        The value is right from the first published registration on.
+        The value is valid as soon as the store has published a registration.
         """
 
     @abstractmethod
@@ -174,7 +175,7 @@ class LeaseStore(ABC):
         key: registry_pb2.VerificationKey,
         listener: Callable[[Sequence[registry_pb2.VerificationKey]], None],
     ) -> None:
-        """Set the key that this scheduler signs with. Call this before `run`, which publishes it.
+        """Set the key that this scheduler signs with. Call this before `run`, which publishes keys.
 
         At every change `listener` is called with the keys of all schedulers, including schedulers
         that ended lately.
@@ -190,18 +191,18 @@ class LeaseStore(ABC):
 
     @abstractmethod
     async def register(self, register: registry_pb2.Register) -> Worker | None:
-        """Add a worker under a new epoch, which is above every fencing number that it has seen.
+        """Add a worker under a new epoch, higher than every fencing number the worker has seen.
 
-        An earlier registration of the same incarnation is replaced and its grants end. Returns
-        None if a later one, or another incarnation, is registered under this id.
+        An earlier registration of the same process is replaced, and its grants end. Returns None if
+        a later registration, or another process, has this worker id.
         """
 
     @abstractmethod
     async def report(self, worker: Worker) -> bool:
         """Replace slots, `is_draining` and `is_silent` of a registration.
 
-        Later fencing numbers will be above every reported one. Returns False if the epoch has
-        ended.
+        Fencing numbers of later grants are higher than every reported number. Returns False if the
+        epoch has ended.
         """
 
     @abstractmethod
@@ -224,25 +225,25 @@ class LeaseStore(ABC):
         order: int | None = None,
         offer: Offer | None = None,
     ) -> Ticket | Grant:
-        """Add a ticket: at `order` if the store issued that number before, else at the end.
+        """Add a ticket: at `order` if the store issued that order before, else at the end.
 
-        If a ticket waits at this order or for this `request_id`, `owner` becomes its owner. A
-        grant that was made for this `request_id` is returned unchanged. If a new request has no
-        order, nobody waits in its pool and `offer` can be granted, it is granted in the same step.
-        The order of the grant's ticket is then the fencing number.
+        If a ticket already waits at this order or for this `request_id`, `owner` becomes its owner.
+        If a grant was already made for this `request_id`, this grant is returned unchanged. A new
+        request without `order` is granted `offer` in the same step, if nobody waits in its pool and
+        the slot is free. The ticket of such a grant has the fencing number as its order.
         """
 
     @abstractmethod
     async def cancel(self, order: int, owner: str | None = None) -> bool:
-        """Remove a ticket. Returns False if it does not wait, or `owner` is given and differs."""
+        """Remove a ticket. Returns False if it does not wait, or not for `owner` (if given)."""
 
     @abstractmethod
     async def try_grant(self, ticket: Ticket, offer: Offer) -> Grant | None:
         """Replace `ticket` by a grant of `offer` with a new fencing number, in one step.
 
         Changes nothing and returns None if the ticket is gone or has another owner, the worker's
-        epoch has ended, or the slot is granted. The grant ends as EXPIRED if it is not claimed
-        within `claim_timeout_s`, never earlier.
+        epoch has ended, or the slot is granted. A grant that is not claimed ends as EXPIRED after
+        `claim_timeout_s`, never earlier.
         """
 
     @abstractmethod
@@ -254,7 +255,7 @@ class LeaseStore(ABC):
 
     @abstractmethod
     async def give_back(self, grant: Grant) -> bool:
-        """Give back a grant for its caller. Returns False if the grant has ended.
+        """Give a grant back, as its caller asks. Returns False if the grant has ended.
 
         An unclaimed grant ends at once as RETURNED. A claimed grant is marked `is_revoked` and
         remains until its worker releases it.

@@ -1,4 +1,4 @@
-"""The store in the memory of one scheduler. A restart loses all but the rise of the revision."""
+"""The store in the memory of one scheduler. After a restart the store is empty."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _REVISION_BITS_PER_MS = 20  # no process makes a million changes in a millisecon
 class MemoryStore(LeaseStore):
     """A store in memory. Every operation completes without waiting, which makes it atomic.
 
-    The revision starts at a value that grows with `boot_ms` (wall time). So it is greater than the
-    numbers that workers and waiting callers still have from an earlier process.
+    The revision starts at a value that grows with `boot_ms`, the wall-clock time of the start. So
+    it is greater than the numbers that workers and waiting callers have from an earlier process.
     """
 
     def __init__(self, boot_ms: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -81,7 +81,7 @@ class MemoryStore(LeaseStore):
                     await self._has_new_deadline.wait()
 
     def expire(self) -> float | None:
-        """End the unclaimed grants that are due; return the seconds to the next one, if any."""
+        """End the grants that were not claimed in time; return the seconds to the next deadline."""
         now = self._clock()
         for grant in self._deadlines.pop_expired(now):
             self._drop_grant(grant, GrantEnd.EXPIRED)
@@ -246,7 +246,7 @@ class MemoryStore(LeaseStore):
         return self._grants.get(worker_id, {}).get(slot)
 
     def _live(self, grant: Grant) -> Grant | None:
-        """Return the present form of a grant; None if it has ended."""
+        """Return the present form of a grant, or None if the grant has ended."""
         claims = grant.claims
         live = self._grant_of((claims.worker_id, claims.slot))
         return live if live and live.claims.fencing_number == claims.fencing_number else None

@@ -26,7 +26,8 @@ _log = logging.getLogger(__name__)
 # are nested in it.
 _MAX_JOINT_COUNT = 32
 _MAX_JOINT_BYTES = 512 * 1024
-# Most transactions that wait for etcd at once. With more, fewer operations would share one.
+# Most transactions that wait for etcd at once. A higher limit would let fewer operations share a
+# transaction. Arrivals, of which a transaction contains at most one, have a limit of their own.
 _MAX_SENT_COUNT = 2
 _MAX_SENT_ARRIVALS = 16
 
@@ -46,14 +47,14 @@ _Sent = tuple[_Operation[Any], Transaction[Any]]
 class Commits:
     """Applies operations to the present facts until their transactions succeed.
 
-    Operations that wait at the same time share a transaction. In it each has its own conditions, so
-    an operation can fail while the others succeed. Operations that touch the same key do not share
-    a transaction. Nor do two arrivals, because each new ticket needs the revision of a transaction
-    as its order.
+    Operations that wait at the same time share a transaction. Each has its own conditions in the
+    transaction, so an operation can fail while the others succeed. Operations that touch the same
+    key do not share a transaction. Two arrivals (operations that add a ticket or a worker) do not
+    share one either, because each needs a revision of its own as its order or epoch.
 
-    Every transaction names the revision of this scheduler's session. If the outcome of a
-    transaction is unknown, the session is written again. After that the transaction can no longer
-    be executed, and the facts show whether it was.
+    Every transaction requires that the key of this scheduler's session is unchanged. If the outcome
+    of a transaction is unknown, this key is written again. From then on the transaction cannot be
+    executed any more, and the facts show whether it was executed before.
     """
 
     def __init__(self, client: EtcdClient, mirror: Mirror, session: Session) -> None:
@@ -86,9 +87,9 @@ class Commits:
     ) -> Answer:
         """Complete an operation, even if the caller is cancelled.
 
-        If an operation with the same name `shared_as` already waits, no second one is made; both
-        callers get its answer. This bounds the operations that clients can request repeatedly.
-        `is_arrival` means that the operation may need a revision that no other operation uses.
+        If an operation with the same `shared_as` already waits, both callers get its answer. This
+        bounds the operations that a client can cause by repeating a request. `is_arrival` means
+        that the operation may need a revision that no other operation uses.
         """
         if self._is_closed:
             raise FabricError(Reason.UNAVAILABLE, "the store is closed")
@@ -106,7 +107,7 @@ class Commits:
         self._unfinished.discard(ended)
         self._shared.pop(shared_as, None)
         if not ended.cancelled():
-            ended.exception()  # mark it as read, since the caller may be gone
+            ended.exception()  # mark the error as read, because the caller may be gone
 
     def close(self) -> None:
         """Cancel every operation."""
@@ -132,7 +133,8 @@ class Commits:
     def _put(self, operation: _Operation[Any]) -> None:
         (self._arrivals if operation.is_arrival else self._others).append(operation)
         if not self._is_flush_due:
-            # Send after the callbacks that are ready now, so that their operations go together.
+            # Send after the callbacks that are ready now, so that their operations share a
+            # transaction.
             self._is_flush_due = True
             asyncio.get_running_loop().call_soon(self._flush)
 
@@ -148,8 +150,9 @@ class Commits:
             self._others and len(self._sending) < _MAX_SENT_COUNT
         ):
             if joint := self._next_joint():
-                # The values contain the present base, so the request must require it. An event can
-                # raise the base before the task runs.
+                # Make the request here and not in the task, because an event can raise the base
+                # before the task runs. The values contain the present base, so the request must
+                # require this base.
                 request = self._request([step for _, step in joint])
                 session_revision = self._facts.sessions[self._session.name]
                 task = asyncio.create_task(self._send(joint, request, session_revision))
@@ -158,12 +161,12 @@ class Commits:
 
     @property
     def _is_ready(self) -> bool:
-        """True if the facts contain the session, and a base that makes new numbers the highest."""
+        """True if the facts contain this session, and new numbers will be the highest so far."""
         has_session = self._session.name in self._facts.sessions
         return has_session and self._facts.base == self._facts.least_base
 
     async def _resume(self) -> None:
-        """Raise the base after etcd went back; send the waiting operations when they may be."""
+        """Raise the base if etcd went back to an old revision; then send waiting operations."""
         while not self._is_ready:
             await self._mirror.until(lambda: self._session.name in self._facts.sessions)
             if (base := self._facts.least_base) != self._facts.base:
@@ -178,7 +181,7 @@ class Commits:
             self._flush()
 
     def _next_joint(self) -> Sequence[_Sent]:
-        """Take operations that can share a transaction. Complete operations that change nothing."""
+        """Take waiting operations that can share a transaction. Complete those without changes."""
         joint: list[_Sent] = []
         later: list[_Operation[Any]] = []
         while self._arrivals and not joint:
@@ -228,7 +231,8 @@ class Commits:
     ) -> tuple[int, Sequence[bool]]:
         """Execute `count` steps; return their revision, and whether each step succeeded.
 
-        At the return the facts contain the changes of the transaction, or the cause of its failure.
+        When this returns, the facts contain the changes of the transaction or the cause of its
+        failure.
         """
         failed = [False] * count
         try:
@@ -262,13 +266,14 @@ class Commits:
                 )
                 for step in steps
             ]
-        # Only the outer transaction has it: etcd refuses transactions that could put a key twice.
+        # A failed transaction writes the barrier, so that there is an event to wait for. Only the
+        # outer transaction does: etcd refuses a transaction that could put a key twice.
         barrier = etcd_pb2.PutRequest(key=self._facts.keys.barrier)
         failure = [etcd_pb2.RequestOp(request_put=barrier)]
         return etcd_pb2.TxnRequest(compare=compares, success=changes, failure=failure)
 
     async def _fence(self, session_revision: int) -> None:
-        """Write the session again, so that older transactions fail, and catch up with the facts."""
+        """Write the session's key again, so that older transactions fail; wait for its event."""
         async with self._fencing:
             while self._facts.sessions.get(self._session.name) == session_revision:
                 key = self._facts.keys.session(self._session.name)
@@ -290,7 +295,7 @@ class Commits:
     async def _after_refusal(self, error: EtcdError) -> None:
         """Wait until a refused transaction, which was not executed, can be tried again."""
         if error.code is grpc.StatusCode.NOT_FOUND:
-            await self.catch_up()  # a lease has ended; wait until the facts show it
+            await self.catch_up()  # a lease has ended; wait until the facts show its end
         else:
             await self._report_refusal(error)
 
@@ -301,7 +306,7 @@ class Commits:
 
 
 def _may_share(one: Transaction[Any], other: Transaction[Any]) -> bool:
-    """True if neither transaction changes a key that the other one requires or changes."""
+    """True if neither transaction changes a key that the other transaction requires or changes."""
     if one.is_alone or other.is_alone:
         return False
     return one.written.isdisjoint(other.touched) and other.written.isdisjoint(one.touched)

@@ -1,7 +1,7 @@
-"""One scheduler's copy of the facts in etcd, and the changes that follow from events. Pure.
+"""One scheduler's copy of the facts in etcd: registrations, tickets and grants. Pure.
 
-Only events change the copy, in the order of etcd's revisions, so the copies of all schedulers go
-through the same states.
+Events of etcd change the copy, and the copy returns the changes to publish. All schedulers apply
+the events in the order of etcd's revisions, so their copies go through the same states.
 """
 
 from __future__ import annotations
@@ -71,15 +71,18 @@ class Facts:
 
     @property
     def least_base(self) -> int:
-        """The base, or a higher one that new numbers need because etcd went back."""
+        """The least base, from the present one on, with which new numbers are the highest so far.
+
+        It is higher than the present base if etcd went back to an older revision.
+        """
         return max(self.base, self._highest - self.revision)
 
     def written_at(self, key: bytes) -> int:
-        """Return the revision that wrote a key, 0 if it is absent."""
+        """Return the revision that wrote a key, or 0 if the key is absent."""
         return self._held.get(key, (0, 0))[0]
 
     def lease_of(self, key: bytes) -> int:
-        """Return the lease that a key is attached to, 0 without one."""
+        """Return the lease that a key is attached to, or 0 if there is none."""
         return self._held.get(key, (0, 0))[1]
 
     def live_slots(self, worker_id: str) -> Sequence[Slot]:
@@ -107,7 +110,7 @@ class Facts:
         return transition.changes_to(self)
 
     def replace(self, held: Iterable[etcd_pb2.KeyValue], revision: int) -> Sequence[Change]:
-        """Replace the facts by the present content of etcd, after events were missed."""
+        """Replace the facts by the content of etcd, if events were missed; return the changes."""
         present = {one.key: one for one in held}
         events = [
             etcd_pb2.Event(type=etcd_pb2.Event.DELETE, kv=etcd_pb2.KeyValue(key=key))
@@ -125,7 +128,7 @@ class Facts:
     ) -> Sequence[Change]:
         """Apply all events of one revision; return the changes in the order of publication.
 
-        `were_missed` means that the events stand for those of several revisions.
+        `were_missed` means that the events sum up several revisions.
         """
         transition = _Transition(self, were_missed=were_missed)
         for event in events:
@@ -136,7 +139,7 @@ class Facts:
                 self._held.pop(key, None)
             try:
                 self._apply_one(event.kv, is_put, transition)
-            except (ValueError, IndexError, DecodeError) as error:  # written by no scheduler
+            except (ValueError, IndexError, DecodeError) as error:  # no scheduler wrote this key
                 _log.error("%r in etcd cannot be read and is ignored: %s", key, error)
         self.revision = revision
         self._highest = max(self._highest, self.number)
@@ -227,7 +230,10 @@ class _Transition:
         self._were_missed = were_missed
 
     def note_ticket(self, order: int, request: Request | None) -> None:
-        """Note the request that waited at an order, the first time. None: look it up, if any."""
+        """Note which request waited at an order before. Only the first call for an order counts.
+
+        If `request` is None, it is looked up in the facts before the revision.
+        """
         known = self._before.tickets.get(order)
         if request is None and known:
             request = self._before.requests.get(known.request.request_id)
@@ -274,8 +280,8 @@ class _Transition:
             if slot.end is None:
                 yield GrantPut(number, slot.grant)
             elif is_new and slot.end in _VOID_ENDS:
-                # The event of the grant was missed, and it has ended. The ticket is left out,
-                # because it may be waiting again.
+                # The events of the grant and of its end were missed. Its ticket is left out,
+                # because the ticket may be waiting again.
                 grant = Grant(slot.grant.claims)
                 yield GrantPut(number, grant)
                 yield GrantGone(number, grant, slot.end)
@@ -285,8 +291,8 @@ class _Transition:
             if former and order not in after.tickets:
                 request = after.requests.get(former.ticket.request.request_id)
                 is_granted = request is not None and request.ticket.order == order
-                # If events were missed, it is unknown whether the ticket was cancelled. It may also
-                # have got a grant that has ended.
+                # If events were missed, it is unknown whether the ticket was cancelled: it may also
+                # have got a grant that has ended since.
                 may_wait = self._were_missed or f"{former.lease:x}" not in after.sessions
                 is_expired = not is_granted and may_wait
                 yield TicketGone(number, former.ticket, is_granted, is_expired)
@@ -296,7 +302,7 @@ class _Transition:
 
 
 def _was_adopted(former: Slot, slot: Slot) -> bool:
-    """True if the lease of a grant that ended was recorded again, from its worker's report."""
+    """True if `slot` has the lease of `former`, recorded again from the report of its worker."""
     one, other = former.grant, slot.grant
     is_later = one.claims.worker_epoch != other.claims.worker_epoch
     return is_later or (one.ticket is not None and other.ticket is None)

@@ -1,4 +1,4 @@
-"""The names of the keys below a prefix."""
+"""The names of the store's keys in etcd, all with one prefix."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SlotKey = tuple[str, int]  # worker id, slot
 class Keys:
     """Makes and parses keys.
 
-    - `base`: the number that is added to revisions.
+    - `base`: the number that is added to a revision to make an epoch, order or fencing number.
     - `barrier`: an empty value. Its event shows that all earlier changes have arrived.
     - `session/ID`: one scheduler. Its lease holds the scheduler's registrations and tickets too.
     - `presence/ID`: the same scheduler, with a short lease. Shows that it is alive.
@@ -22,8 +22,8 @@ class Keys:
     - `worker/ID`: a registration. `epoch/ID` is written by registrations only, not by reports.
     - `slot/WORKER/N`: the last grant of a slot.
     - `request/ID`: a request that waits or has a grant.
-    - `order/N`: reserves an order for a ticket that has returned to it.
-    - `arrivals/N`: an empty value. Every new ticket of some pools writes it.
+    - `order/N`: reserves an order for a ticket that has returned to this order.
+    - `arrivals/N`: an empty value, which every new ticket writes. Several pools share a key.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -61,7 +61,10 @@ class Keys:
         return self._key("order", str(order))
 
     def arrivals(self, pool: str) -> bytes:
-        """The key of a pool's arrivals. Pools share keys, because callers can invent any name."""
+        """The key that every new ticket of a pool writes.
+
+        Callers can send any pool name, so the number of these keys is fixed and pools share them.
+        """
         return self._key("arrivals", str(zlib.crc32(pool.encode()) % _ARRIVALS_COUNT))
 
     def parse(self, key: bytes) -> list[str]:

@@ -33,7 +33,7 @@ class Mirror:
         self.facts = facts
         self.listeners: list[Callable[[Change], None]] = []
         self.key_listeners: list[Callable[[Sequence[registry_pb2.VerificationKey]], None]] = []
-        self.has_found_sessions = False  # sessions of other schedulers at the start
+        self.has_found_sessions = False  # whether other schedulers had sessions at the start
         self._has_read = False
         self._client = client
         self._absence = RepeatedLog(_log)
@@ -80,7 +80,7 @@ class Mirror:
                 self._absence.resolve("etcd was read")
                 if revision < self.facts.revision:
                     _log.error("etcd went back from revision %d", self.facts.revision)
-                    self._release(_MAX_REVISION)  # these revisions will not come
+                    self._release(_MAX_REVISION)  # the awaited revisions will not come
                 changes = self.facts.replace(held, revision)
                 if not self._has_read:
                     self._has_read, self.has_found_sessions = True, bool(self.facts.sessions)

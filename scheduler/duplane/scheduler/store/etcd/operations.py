@@ -62,8 +62,8 @@ def unregister(facts: Facts, worker_id: str, epoch: int) -> Step[bool]:
 def end_some_grants(facts: Facts, worker_id: str, may_end: Callable[[Worker], bool]) -> Step[bool]:
     """End some grants of a worker whose registration is about to end.
 
-    The answer is False once one transaction can end the remaining grants. `may_end` returns whether
-    the present registration is the one that ends.
+    The answer is False as soon as one transaction can end all remaining grants. `may_end` returns
+    True if the present registration is the one that is about to end.
     """
     known, live = facts.workers.get(worker_id), facts.live_slots(worker_id)
     if known is None or not may_end(known) or len(live) <= MAX_ENDED_COUNT:
@@ -113,10 +113,10 @@ def enqueue(
     lease: int,
     offer: Offer | None = None,
 ) -> Step[Ticket | Grant]:
-    """Grant the offered slot if nobody waits; else add a ticket, or renew the owner of one.
+    """Grant the offered slot if nobody waits, else put the request into the queue.
 
-    If the request has a ticket in the queue, `owner` becomes its owner. A request that has a grant
-    gets the same grant again.
+    If the request has a ticket in the queue already, `owner` becomes the ticket's owner. A request
+    that has a grant gets the same grant again.
     """
     if grant := facts.granted.get(request.request_id):
         return Done(grant)
@@ -172,7 +172,7 @@ def _can_accept(facts: Facts, request: lease_pb2.AcquireLeaseRequest, offer: Off
 
 
 def _accept(facts: Facts, ticket: Ticket, offer: Offer) -> Step[Ticket | Grant]:
-    """Grant an offer to a request without a ticket, unless another request has arrived before."""
+    """Grant an offer to a request without a ticket, unless a ticket of the pool comes first."""
     value = _grant_value(facts, ticket, offer)
     step = Transaction[Ticket | Grant](facts, lambda revision: read_slot(value, revision).grant)
     step.require_unchanged(facts.keys.arrivals(ticket.request.pool))
@@ -205,7 +205,7 @@ def claim(facts: Facts, grant: Grant) -> Step[bool]:
 
 
 def give_back(facts: Facts, grant: Grant) -> Step[bool]:
-    """End an unclaimed grant; mark a claimed one as revoked."""
+    """End an unclaimed grant; mark a claimed grant as revoked."""
     slot = _live(facts, grant)
     if slot is None:
         return Done(False)
@@ -315,8 +315,8 @@ def _remove_grants(step: Transaction[Answer], worker_id: str) -> None:
 def _base_above(facts: Facts, slots: Iterable[registry_pb2.SlotReport]) -> int:
     """Return a base that makes later numbers greater than all numbers that a worker has seen.
 
-    It is above the present base if the worker comes from another store, or if etcd was restored
-    from a backup.
+    The result is above the present base if the worker comes from another store, or if etcd was
+    restored from a backup.
     """
     highest = max((slot.fencing_number for slot in slots), default=0)
     return max(facts.base, highest - facts.revision)

@@ -23,7 +23,9 @@ class Request:
 
     ticket: Ticket
     is_granted: bool
-    lease: int  # etcd lease of the ticket's scheduler; from the grant on, of the worker's
+    # The etcd lease of the scheduler at which the caller waits; from the grant on, of the scheduler
+    # to which the worker is attached.
+    lease: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Slot:
 
 
 def worker_value(worker: Worker, base: int) -> bytes:
-    """Encode a registration; epoch 0 becomes the number of the writing revision."""
+    """Encode a registration. Epoch 0 stands for `base` plus the revision that writes the value."""
     record = pb.WorkerRecord(
         base=base,
         epoch=worker.epoch,
@@ -68,7 +70,7 @@ def read_worker(value: bytes, revision: int) -> Worker:
 
 
 def request_value(ticket: Ticket, base: int, *, is_granted: bool) -> bytes:
-    """Encode a request; order 0 becomes the number of the writing revision."""
+    """Encode a request. Order 0 stands for `base` plus the revision that writes the value."""
     return _request_record(ticket, base, is_granted=is_granted).SerializeToString()
 
 
@@ -79,7 +81,7 @@ def read_request(value: bytes, revision: int, lease: int) -> Request:
 
 
 def slot_value(slot: Slot, base: int) -> bytes:
-    """Encode a grant; fencing number 0 becomes the number of the writing revision."""
+    """Encode a grant. Fencing number 0 stands for `base` plus the revision that writes it."""
     grant = slot.grant
     record = pb.SlotRecord(
         base=base,

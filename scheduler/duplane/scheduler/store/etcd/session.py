@@ -19,10 +19,11 @@ from duplane.scheduler.etcd.v3 import etcd_pb2
 from duplane.scheduler.store.etcd.mirror import RETRY_PAUSE_S, Mirror
 
 # When a scheduler dies, its key `presence/ID` ends within `PRESENCE_TTL_S`. The other schedulers
-# end its session `ABSENCE_LIMIT_S` later; until then its callers and workers return at another one.
+# end its session `ABSENCE_LIMIT_S` later. Until then, the callers and workers of the dead scheduler
+# can return at another scheduler.
 PRESENCE_TTL_S = 7
 ABSENCE_LIMIT_S = 3.0
-# This is longer than a member of etcd is likely to be frozen. See `Session`.
+# Longer than a member of etcd is likely to be frozen; `Session` says why.
 SESSION_TTL_S = 60
 # The signing key of a scheduler that dies must last as long as the leases that it has signed.
 KEY_TTL_S = int(LEASE_LIFE_S)
@@ -33,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class Session:
-    """Three leases: for the presence, for registrations and tickets, and for the signing key.
+    """Three leases of a scheduler: for its presence, its registrations and tickets, and its key.
 
     A leader of etcd that was frozen can end leases whose time ran out during the freeze, although
     the next leader has renewed them (etcd issue 15247). So only the lease of the presence is short,
@@ -60,7 +61,7 @@ class Session:
         return f"{self.lease:x}"
 
     async def run(self) -> None:
-        """Keep the leases until cancelled. The key is published before the session begins."""
+        """Keep the leases until cancelled. Publish the signing key before the session begins."""
         has_key = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._hold_key(has_key))
@@ -108,7 +109,7 @@ class Session:
             noticed = self._absent()
             await asyncio.sleep(ABSENCE_LIMIT_S)
             for name in noticed & self._absent():
-                with contextlib.suppress(EtcdError, NoAnswerError):  # then at the next pass
+                with contextlib.suppress(EtcdError, NoAnswerError):  # the next pass tries again
                     await self._client.revoke_lease(int(name, 16))
                     _log.warning("ended session %s in etcd: its scheduler is absent", name)
 
@@ -117,9 +118,9 @@ class Session:
         return facts.sessions.keys() - facts.present - {self.name}
 
     async def _until_ended(self, lease: int, ttl_s: int, names: Collection[str], name: str) -> None:
-        """Renew a lease until it ends, or until its name has vanished from the facts.
+        """Renew a lease until it ends, or until `name` has vanished from `names` of the facts.
 
-        The facts show the end sooner than the next renewal does.
+        The facts show the end of the lease sooner than the next renewal does.
         """
         keeping = asyncio.create_task(self._keep(lease, ttl_s))
         vanishing = asyncio.create_task(self._vanished(names, name))
@@ -154,7 +155,7 @@ class Session:
         await self._mirror.until(lambda: name not in names)
 
     async def _persist(self, attempt: Callable[[], Awaitable[None]]) -> None:
-        """Repeat `attempt`, which may be executed twice, until etcd confirms it."""
+        """Repeat `attempt` until etcd confirms it. More than one attempt may take effect."""
         while True:
             try:
                 await attempt()

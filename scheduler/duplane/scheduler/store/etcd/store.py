@@ -39,26 +39,28 @@ from duplane.scheduler.store.unclaimed_grants import ClaimDeadlines
 _log = logging.getLogger(__name__)
 
 ARRIVAL_TIMEOUT_S = 5.0  # time limit of `register` and `enqueue` while etcd does not answer
-# If a ticket waits at another scheduler, that scheduler may grant it first, for this long.
+# For so long, a ticket whose caller waits at another scheduler is left to that scheduler.
 _PRECEDENCE_S = 0.1
-# A scheduler ends the expired grants of other schedulers with this delay, so that they can do it.
+# A scheduler ends the expired grants of another scheduler only after this delay, because normally
+# the other scheduler ends them itself.
 _EXPIRY_PRECEDENCE_S = 0.5
-MAX_WAITING = 4096  # most operations that wait for etcd; one more arrival is refused
+MAX_WAITING = 4096  # most operations that wait for etcd; above it, new calls are refused
 
 
 class EtcdStore(LeaseStore):
     """Facts in etcd, with a copy that a watch keeps up to date.
 
-    A transaction names the revisions of the facts that it was made from, so it fails if another
-    scheduler has changed them; then the operation is applied to the new facts. An operation returns
-    when the watch has delivered its changes and they were published.
+    A transaction fails if another scheduler has changed one of the facts from which the transaction
+    was made. The operation is then applied to the new facts. An operation returns when the watch
+    has delivered its changes and they are published.
 
-    Every number is the store's base plus a revision of etcd. The base rises when a worker reports a
-    higher number, from another store or from before a backup was restored. It also rises when a
-    scheduler notices that etcd went back, before its next operation.
+    Every epoch, order and fencing number is the store's base plus a revision of etcd. The base
+    rises when a worker reports a higher number, which comes from another store or from the time
+    before a backup was restored. The base also rises when a scheduler notices that etcd went back
+    to an older revision.
 
-    While etcd does not answer, or refuses, `register` and `enqueue` are refused after 5 s, and at
-    once while many operations wait. Every other operation waits: at most once for each ticket,
+    While etcd does not answer or refuses requests, `register` and `enqueue` fail after 5 s, or at
+    once if `MAX_WAITING` operations wait. All other operations wait: at most one for each ticket,
     grant and registration.
     """
 
@@ -164,7 +166,7 @@ class EtcdStore(LeaseStore):
                 lambda facts: operations.unregister(facts, worker_id, epoch)
             )
 
-        return await asyncio.shield(self._begin(operate()))  # completed, whoever is cancelled
+        return await asyncio.shield(self._begin(operate()))  # completes even if this is cancelled
 
     async def enqueue(
         self,
@@ -178,7 +180,7 @@ class EtcdStore(LeaseStore):
         def step_of(facts: Facts) -> Step[Ticket | Grant]:
             known = facts.requests.get(request.request_id)
             if is_abandoned and not (known and known.ticket.owner == owner):
-                # Going on would take the ticket from a later call of the same caller.
+                # Otherwise this call would take the ticket from a later call of the same caller.
                 raise FabricError(Reason.UNAVAILABLE, "the caller has gone")
             return operations.enqueue(facts, request, owner, order, self._session.lease, offer)
 
@@ -231,7 +233,8 @@ class EtcdStore(LeaseStore):
         undo: Callable[[Answer], Coroutine[Any, Any, None]],
     ) -> Answer:
         """Run an operation with a time limit. If it completes too late, undo it."""
-        if max(len(self._arriving), self._commits.count) >= MAX_WAITING:  # most are in both
+        # Most operations are in both of these counts.
+        if max(len(self._arriving), self._commits.count) >= MAX_WAITING:
             operating.close()
             raise FabricError(Reason.UNAVAILABLE, "too many operations wait for the store")
         operation = self._begin(operating)
@@ -272,7 +275,7 @@ class EtcdStore(LeaseStore):
 
     @contextlib.contextmanager
     def _making(self, offer: Offer | None) -> Generator[None]:
-        """Note that a grant is this scheduler's, during the body and for the life of the grant."""
+        """Note that this scheduler makes a grant. The note lasts until the grant has ended."""
         if offer is None:
             yield
             return
@@ -301,7 +304,7 @@ class EtcdStore(LeaseStore):
                 self._left_to_others.pop(ticket.order, None)
 
     async def expire(self) -> float | None:
-        """End the unclaimed grants that are due; return the seconds to the next one, if any."""
+        """End the grants that were not claimed in time; return the seconds to the next deadline."""
         for grant in list(self._deadlines.pop_expired(self._clock())):
             await self._commits.commit(partial(operations.expire, grant=grant))
         return self._deadlines.next_in_s(self._clock())

@@ -22,7 +22,7 @@ class Done(Generic[Answer]):
 
 @dataclass(slots=True)
 class Transaction(Generic[Answer]):
-    """The keys that must not have changed, the changes to make, and the answer if they are made."""
+    """The keys that must be unchanged, the changes to make, and the answer after the changes."""
 
     facts: Facts
     answer: Callable[[int], Answer]  # takes the revision that made the changes
@@ -31,7 +31,7 @@ class Transaction(Generic[Answer]):
     touched: set[bytes] = field(default_factory=set[bytes])  # keys that it requires or changes
     written: set[bytes] = field(default_factory=set[bytes])  # keys that it changes
     size: int = 0  # bytes of the values to write
-    is_alone: bool = False  # too large to share, touches ranges of keys, or changes the base
+    is_alone: bool = False  # not shared: too large, touches ranges of keys, or changes the base
 
     def require_unchanged(self, *keys: bytes) -> None:
         """Let the transaction fail if one of the keys is newer than in the facts."""
