@@ -1,8 +1,8 @@
 """Marks tests by their path: tests that `make unit` leaves out, and tests that may run twice.
 
-Tests in `fabric/` and `cluster/`, and those of `duplane up`, use real sockets and processes with
-time limits, which a loaded machine can miss. Such a test runs a second time if it fails. The
-summary then says `1 rerun`: find the cause.
+Tests in `fabric/` and `cluster/`, and the tests of `duplane up`, use real sockets and processes
+with time limits. A loaded machine can miss such a limit, so a test of these that fails runs a
+second time. The summary then says `1 rerun`: find the cause.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import pytest
 from support.log_state import restored_logging
 from support.paths import TESTS
 
-# No deadline for an example, because the machine may be loaded; `pytest-timeout` bounds the test.
+# No deadline for an example of hypothesis, because the machine may be loaded. `pytest-timeout`
+# bounds the whole test.
 hypothesis.settings.register_profile(
     "duplane", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )

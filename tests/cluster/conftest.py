@@ -1,4 +1,4 @@
-"""One cluster for all tests of this folder; it is repaired after each test."""
+"""One cluster for all tests of this folder. It is repaired after each test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ async def running_cluster(
 ) -> AsyncGenerator[Cluster]:
     if why := why_no_hosts():
         pytest.skip(why)
-    debian_program("etcd", "etcd-server")  # skips the tests if there is none
+    debian_program("etcd", "etcd-server")  # skips the tests if there is no etcd
     async with Cluster.running(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
 

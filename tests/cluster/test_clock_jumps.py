@@ -17,7 +17,7 @@ async def test_clock_that_jumps_is_noticed_by_no_client(
     cluster: Cluster, hosts: str, tmp_path: Path
 ) -> None:
     servers = {
-        "one scheduler": cluster.schedulers[:1],  # edges call this one first
+        "one scheduler": cluster.schedulers[:1],  # edges call the first scheduler before the others
         "schedulers": cluster.schedulers,
         "workers": cluster.workers,
         "edges": cluster.edges,

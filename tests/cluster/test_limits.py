@@ -1,4 +1,4 @@
-"""A full queue and a pause that lasts too long."""
+"""Limits of a cluster: a full queue, and a pause that lasts too long."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_lasting_overload_refuses_new_clients_and_serves_the_queue_in_orde
         contextlib.AsyncExitStack() as later,
     ):
         running, waiting = deque(talkers), deque([*left, *right])
-        for number in range(TICKET_LIMIT):  # until every client of the first queue has had a slot
+        for number in range(TICKET_LIMIT):  # the clients of the first queue take turns on the slot
             await check_full(cluster)
             await running.popleft().end()
             running.append(waiting.popleft())

@@ -24,14 +24,14 @@ BLOCK = re.compile(r"^```sh\n# on (.*?)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 def network() -> Iterator[Network]:
     if why := why_no_hosts():
         pytest.skip(why)
-    debian_program("etcd", "etcd-server")  # skips the test if there is none
+    debian_program("etcd", "etcd-server")  # skips the test if there is no etcd
     network = Network()
     yield network
     network.close()
 
 
 def runnable(command: str, folder: Path) -> tuple[str, ...]:
-    """Return the command of a block of the page as arguments, with its data in `folder`."""
+    """Return the command of a block of the page as arguments. Its data is written to `folder`."""
     programs = folder / "programs"
     programs.mkdir(exist_ok=True)
     duplane = programs / "duplane"

@@ -1,4 +1,4 @@
-"""Processes that are stopped in order and started again, one after the other."""
+"""Rolling restarts: processes are stopped in order and started again, one after the other."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(240)
 
 
 async def end_and_serve(talkers: list[Caller], waiting: list[Caller]) -> None:
-    """End one session, then check that the waiting clients get its slot in their order."""
+    """End one session, then check that the waiting clients get its slot in their queue's order."""
     await talkers[0].end()
     for caller in waiting:
         await serve(caller, START_S)
@@ -74,7 +74,7 @@ async def test_queued_clients_outlast_the_loss_of_all_schedulers(cluster: Cluste
 
 async def test_frozen_scheduler_is_left_for_another(cluster: Cluster) -> None:
     for edge in (0, 1):
-        await serve_next(cluster, edge, 20)  # these clients wait at the first scheduler
+        await serve_next(cluster, edge, 20)  # these clients have waited at the first scheduler
     cluster.schedulers[0].freeze()
     for edge in (0, 1):
         await serve_next(cluster, edge, 20)

@@ -1,6 +1,4 @@
-"""Checks the rules of the source tree: imports go one way and have no cycles, and the sizes of
-folders and files are bounded.
-"""
+"""Checks rules of the source tree: directions and cycles of imports, sizes of folders and files."""
 
 from __future__ import annotations
 
@@ -38,8 +36,8 @@ FORBIDDEN = {
 MODULES_PER_FOLDER = 15
 LINES_PER_FILE = 400
 
-# Folder of the model -> the folders that it may import in addition to BASE. BASE are the modules at
-# the root of the model, except the three that build the model.
+# For each folder of the model: the folders that it may import, besides BASE. BASE are the modules
+# at the root of the model, without the three that build the model.
 MODEL = "duplane.worker.model"
 MODEL_FOLDERS = {
     "audio": (),
@@ -134,7 +132,7 @@ def test_base_install_needs_no_torch() -> None:
 
 
 def part_of_model(name: str) -> str | None:
-    """Return the folder of the model that contains a module, or the module's name at the root."""
+    """Return the folder of the model that contains a module; for a module at the root, its name."""
     if not is_below(name, MODEL) or name == MODEL:
         return None
     return name.removeprefix(f"{MODEL}.").split(".")[0]

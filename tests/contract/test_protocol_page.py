@@ -40,7 +40,8 @@ def test_every_end_of_a_transcript_is_one_that_the_page_names() -> None:
     named = {(d.__name__, end) for d in DIALECTS.values() for end in ends_of(d)}
     assert seen <= named
     unseen = {end for _, end in named} - {end for _, end in seen}
-    assert unseen == {CloseReason.TOO_SLOW}  # needs a client that does not read: see tests/fabric
+    # This reason needs a client that does not read: see tests/fabric.
+    assert unseen == {CloseReason.TOO_SLOW}
 
 
 @pytest.mark.parametrize("name", DIALECTS)
@@ -64,7 +65,7 @@ def test_the_examples_of_the_page_are_events_of_the_dialect(name: str) -> None:
         required, optional = (paths.split() for paths in server_fields(name)[kind])
         has = {path for path, _ in parts(event)} - {"type"}
         assert set(required) <= has, kind
-        roots = {"usage", "chunk_usage"}  # the page describes their parts in one place
+        roots = {"usage", "chunk_usage"}  # the page describes the parts of these two in one place
         inner = {path for path in has if path.partition(".")[0] in roots}
         assert has - inner <= {*required, *optional}, kind
     for kind in CLIENT[name]:

@@ -23,7 +23,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = [f"--{kind}_out={out}" for kind in ("python", "pyi", "grpc_python")]
     protoc = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'proto'}"]
     command = [*protoc, *flags, f"--mypy_grpc_out=quiet:{out}", *map(str, PROTOS)]
-    # PATH may lack the interpreter's folder, which has the plugin's program.
+    # buf finds protoc's plugin by PATH, which may lack the folder of this interpreter.
     path = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", "")))
     subprocess.run(command, check=True, env={**os.environ, "PATH": path})
     messages = [*protoc, f"-I{SCHEDULER}", *flags[:2], *map(str, SCHEDULER_PROTOS)]

@@ -23,7 +23,7 @@ def test_scheduler_address_without_a_port_is_refused() -> None:
 
 @pytest.mark.parametrize("iterations", range(0, 60, 3))
 async def test_request_cancelled_around_its_grant_holds_no_slot(iterations: int) -> None:
-    """The event loop runs `iterations` times between the release of a slot and the cancellation."""
+    """The request is cancelled `iterations` passes of the event loop after a slot was released."""
     async with SchedulerHarness.running(claim_timeout_s=60.0) as harness:
         operator = await harness.operator()
         worker = await harness.worker()
@@ -52,7 +52,7 @@ async def test_request_cancelled_around_its_grant_holds_no_slot(iterations: int)
 async def test_scheduler_that_does_not_answer_is_left_for_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its connection stays open, like the connection of a frozen process."""
+    """The connection to this scheduler stays open, as if the process was frozen."""
     monkeypatch.setattr(client_module, "_FIRST_ANSWER_S", 0.5)
     async with (
         SchedulerHarness.running() as harness,

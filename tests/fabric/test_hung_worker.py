@@ -1,4 +1,4 @@
-"""A worker process that hangs: SIGSTOP stops it, SIGCONT continues it."""
+"""A worker process that hangs: the signal SIGSTOP stops it, SIGCONT continues it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosed
 NOTICED_WITHIN_S = 10.0  # from the stop to the end of a call, and to /ready 503
 WAIT_S = 30.0
 REPORT_INTERVAL_S = 2.0  # the scheduler's default
-CLOCK_S = 1.0  # error of measured times on a loaded machine
+CLOCK_S = 1.0  # possible error of measured times on a loaded machine
 pytestmark = pytest.mark.timeout(180)
 
 

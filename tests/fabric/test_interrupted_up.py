@@ -23,7 +23,7 @@ CHAT = {
     "generation": {"max_new_tokens": 8000},
     "tts": {"enabled": False},
 }
-WORD_S = "0.05"  # the chat lasts for 400 s: longer than the test may take
+WORD_S = "0.05"  # 8000 words last for 400 s: longer than the test may take
 pytestmark = pytest.mark.timeout(180)
 
 

@@ -35,7 +35,7 @@ async def fabric() -> AsyncGenerator[RealFabric]:
 
 
 async def killable_client(url: str, unit_count: int) -> asyncio.subprocess.Process:
-    """Start a client in its own process. It prints a line when its units are sent."""
+    """Start a client in its own process. The client prints a line when its units are sent."""
     script = TESTS / "support" / "killable_client.py"
     return await asyncio.create_subprocess_exec(
         *(sys.executable, str(script), url, str(unit_count)), stdout=asyncio.subprocess.PIPE

@@ -16,7 +16,7 @@ from fuzz.case_runs import Tally, run_cases
 from fuzz.cases import DIALECTS
 from fuzz.socket_run import SocketRun, rage
 
-_ROUND_S = 20.0  # half of it for the pure sessions, half for sockets
+_ROUND_S = 20.0  # half of this time is for the pure sessions, half for sockets
 _SHOWN_ANSWERS = 6
 
 
@@ -87,7 +87,10 @@ def _shown(counts: Counter[str]) -> str:
 
 
 def _report(folder: Path, tallies: dict[str, Tally], storms: list[SocketRun]) -> int:
-    """Write each fault to a file, faults of pure sessions as transcripts; return the exit code."""
+    """Write each fault to a file; return the exit code.
+
+    Faults of pure sessions become transcripts.
+    """
     written: list[tuple[str, str]] = []
     for dialect, tally in tallies.items():
         written += [(f"{dialect}_{fault.case.name}", fault.transcript) for fault in tally.faults]

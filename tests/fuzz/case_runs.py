@@ -36,7 +36,10 @@ class Tally:
 def run_cases(
     seed: str, dialect: str, *, mutated_count: float = float("inf"), for_s: float = float("inf")
 ) -> Tally:
-    """Run cases through the pure session up to a number of messages or faults, or a time."""
+    """Run cases through the pure session.
+
+    Stop at a number of messages or faults, or after a time.
+    """
     tally = Tally()
     began = time.monotonic()
     for name in _names(seed, dialect):

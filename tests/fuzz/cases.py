@@ -18,7 +18,7 @@ from duplane.edge.routing import ENDPOINTS, parse_target
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import Reason
 
-# Lower bounds than the default `Limits`, so that a case stays small.
+# Lower bounds than in the default `Limits`, so that a case stays small.
 SMALL = Limits(
     append_s=3.0,
     voice_s=2.0,
@@ -50,14 +50,14 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One case; `make_case` makes the same case again from `name` and `dialect`."""
+    """One case. `make_case` makes an equal case again from `name` and `dialect`."""
 
     name: str
     dialect: str
     path: str
     limits: Limits
     lines: tuple[Line, ...]
-    is_hoarding: bool = False  # nobody takes its requests once the session is open
+    is_hoarding: bool = False  # once the session is open, nobody takes its requests to the worker
 
     @property
     def mutated_count(self) -> int:
@@ -70,7 +70,7 @@ class Corpus:
 
     transcripts: dict[str, list[Case]]
     said: dict[str, list[Any]]  # client messages, by dialect
-    told: dict[bool, list[Line]]  # worker lines; True: of chats, False: of other sessions
+    told: dict[bool, list[Line]]  # lines of the worker; the key is True for chats
 
     def others(self, dialect: str, rng: Random) -> list[Any]:
         """Return the client messages of this dialect, or sometimes of a random dialect."""
@@ -129,7 +129,7 @@ def _limits(transcript: Transcript) -> Limits:
 
 
 def make_case(seed: str, dialect: str) -> Case:
-    """Return the case for this seed, always the same."""
+    """Return the case for this seed; the same seed always gives the same case."""
     rng = Random(seed)
     all_of_it = corpus()
     base = rng.choice(all_of_it.transcripts[dialect])

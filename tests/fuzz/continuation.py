@@ -1,4 +1,4 @@
-"""Checks that a session that is still open after a case answers, and closes on request."""
+"""Checks a session that is still open after a case: it must answer, and close on request."""
 
 from __future__ import annotations
 

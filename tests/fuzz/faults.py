@@ -24,7 +24,7 @@ from duplane.fabric.v1 import session_pb2
 
 _TRIES = 600
 _VOLATILE = ("session_id", "response_id", "server_send_ts")
-_LONG_AUDIO = 200  # longer text counts as audio and is abbreviated
+_LONG_AUDIO = 200  # text longer than this counts as audio and is abbreviated
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,10 @@ def try_case(case: Case) -> tuple[SessionRun, str]:
 
 
 def find_fault(case: Case) -> Fault | None:
-    """Run a case; if it fails, return the fault with the shortest case that fails the same way."""
+    """Run a case.
+
+    If it fails, return the fault with the shortest case that fails in the same way.
+    """
     what = try_case(case)[1]
     return explain(case, what) if what else None
 

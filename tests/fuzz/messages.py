@@ -11,7 +11,7 @@ import orjson
 from fuzz import values
 from fuzz.values import Raw, clone
 
-_JSON_TO_BYTES = 50  # one of so many messages has its bytes mutated, not its JSON
+_JSON_TO_BYTES = 50  # of this many messages, one has its bytes mutated instead of its JSON
 _KEYS = ("", "type", "data", "extra", "audio", "input", "payload", "\x00", "Type", "x" * 300)
 _AUDIO_KEYS = ("audio", "ref_audio", "voice", "base64")
 _PICTURE_KEYS = ("frame", "image", "picture")

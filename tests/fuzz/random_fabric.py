@@ -1,4 +1,4 @@
-"""A fabric that serves witnesses correctly, and all other clients at random and with faults."""
+"""A fabric that serves good clients (witnesses) correctly, and all others at random with faults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ WITNESS = "witness"
 _OPENED = session_pb2.Opened(prompt_token_count=7, context_token_limit=8192)
 _CLOSE_REASONS: list[Any] = session_pb2.CloseReason.values()
 _LATE_S = 0.02
-# A live scheduler never refuses with UNAVAILABLE; the edge would retry without end.
+# The edge retries after UNAVAILABLE, so it would retry without end. A live scheduler never answers
+# this.
 _REFUSALS = [reason for reason in Reason if reason is not Reason.UNAVAILABLE]
 
 

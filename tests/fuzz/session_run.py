@@ -1,7 +1,8 @@
-"""Runs one case through a pure session and checks it after every line.
+"""Runs one case through a pure session and checks the session after every line.
 
-The run replaces the runner and the fabric: it takes the requests of the session and advances the
-clock. It passes on a response of the scheduler or the worker only if a real one could send it then.
+The run takes the place of the runner and the fabric: it takes the requests of the session and
+advances the clock. It passes on a response of the scheduler or the worker only if a real one could
+send this response then.
 """
 
 from __future__ import annotations
@@ -34,16 +35,17 @@ from duplane.fabric.v1 import lease_pb2, session_pb2
 
 IDENTITY = Identity("sess_0123456789ab", "rt_1714200000000")
 BEGIN = Moment(1000.0, 1_714_200_000_000_000_000)
-_AFTER_THE_END = 4  # number of lines to run after the end of the session
+_AFTER_THE_END = 4  # number of lines that still run after the end of the session
 _ANSWER_BYTES = 64 * 1024  # limit of the answers to one client message
 _NAMED = re.compile(r"[\w.\[\]]+(: .| base64 decode failed$)")
-# The edge sends no event before these closes. Only D sends one before UNREADABLE.
+# The edge sends no event before it closes for these reasons. Only D sends an event before
+# UNREADABLE.
 _WITHOUT_EVENT = NOT_READ | {CloseReason.UNREADABLE}
 CLIENT_CODES = frozenset(code for code in ErrorCode if code.fault == "client_error")
 
 
 class SessionRun:
-    """Runs one case. `run` raises an exception for each violation."""
+    """Runs one case. `run` raises an exception if the session breaks a rule."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -256,7 +258,10 @@ class SessionRun:
             raise IllegalError("nothing is said of a unit")
 
     def _can_say(self, response: session_pb2.ConverseResponse) -> bool:
-        """Return whether a worker could send this now; set its sequence to that of a unit."""
+        """Return whether a worker could send this message now.
+
+        A unit's answer gets the unit's sequence.
+        """
         match response.WhichOneof("message"):
             case "opened":
                 return self._was_open_sent and not self.is_opened

@@ -1,4 +1,4 @@
-"""Clients over sockets: some send invalid data, and well-behaved ones must get every reply."""
+"""Clients over sockets. Some send invalid data; others behave well and must get every reply."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from websockets.protocol import State
 CLOSE_CODES = frozenset({1000, 1001, 1002, 1003, 1007, 1008, 1009, 1011, 1013})
 _HTTP_CODES = frozenset({100, 101, *range(200, 207), *range(400, 432), 501, 503, 505})
 _WITNESS_PACE_S = 0.02
-_LINES = 40  # lines sent of each case; pure sessions run all lines
+_LINES = 40  # number of lines of each case that are sent; pure sessions run all lines
 WITHIN_S = 60.0  # far longer than any step takes
 
 
@@ -31,7 +31,7 @@ class Listener:
     """Checks that the edge's messages on one connection follow the rules of the dialect."""
 
     def __init__(self, dialect: str) -> None:
-        self.dialect = dialect  # "A" becomes "B" if an event shows it
+        self.dialect = dialect  # changes from "A" to "B" when an event of B arrives
         self.answers: Counter[str] = Counter()
         self.sent_count = 0
         self._is_over = False
@@ -48,7 +48,8 @@ class Listener:
     def hear(self, message: str | bytes) -> Any:
         event = orjson.loads(message)
         if self.dialect in ("A", "B") and event["type"] not in QUEUE_EVENTS:
-            # An invalid first event is refused in its own dialect and does not fix the dialect.
+            # The edge refuses an invalid first event in the event's own dialect, but the session's
+            # dialect stays open.
             self.dialect = "B" if "server_send_ts" in event else "A"
         if self._is_over:
             raise IllegalError(f"said after the closing event: {event}")
@@ -91,7 +92,7 @@ async def _listen(client: ClientConnection, listener: Listener) -> None:
 
 
 async def _say_all(client: ClientConnection, case: Case, listener: Listener, rng: Random) -> bool:
-    """Send the lines of a case. Return False if the client has left before the end."""
+    """Send the lines of a case. Return False if the client left before the last line."""
     is_patient = rng.random() < 0.7
     if is_patient and listener.dialect != "D":
         await listener.wait_a_little(1.0)
@@ -123,7 +124,7 @@ async def _carry_on(client: ClientConnection, listener: Listener, rng: Random) -
 
 
 async def _leave(client: ClientConnection, dialect: str, rng: Random) -> bool:
-    """End the session by an event, or close. Return whether the client closed the connection."""
+    """End the session by an event, or close the connection. Return whether it was closed."""
     with contextlib.suppress(ConnectionClosed):
         if dialect not in LEAVE or rng.random() < 0.3:
             await client.close(rng.choice([1000, 1001, 3000]), "x" * rng.choice((0, 123)))
@@ -161,7 +162,7 @@ def _frames(rng: Random) -> wire.Pieces:
 async def _exchange(
     edge: LiveEdge, greeting: bytes, pieces: wire.Pieces, rng: Random, *, is_upgrade: bool
 ) -> bytes:
-    """Write the greeting, if any, and the pieces; return the reply to the pieces."""
+    """Write the greeting, if there is one, and the pieces; return the reply to the pieces."""
     host, _, port = edge.edge.address.rpartition(":")
     async with asyncio.timeout(WITHIN_S):
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -177,7 +178,8 @@ async def _exchange(
             await asyncio.wait({heard}, timeout=rng.choice((0, 0.02, 0.1)))
             if rng.random() < 0.2:
                 writer.transport.abort()
-            elif is_upgrade or rng.random() < 0.9:  # otherwise the edge must time out
+            # In the other cases the edge must end the connection by a time limit.
+            elif is_upgrade or rng.random() < 0.9:
                 writer.write_eof()
         try:
             return await heard
@@ -234,7 +236,7 @@ def _read_frames(data: bytes) -> list[tuple[int, bytes]]:
 
 
 async def check_well_behaved(edge: LiveEdge, dialect: str, until: asyncio.Event) -> int:
-    """Converse until `until` is set; check each answer and return their number."""
+    """Converse until `until` is set. Check each answer; return the number of answers."""
     path = {
         "A": f"/v1/realtime?mode=audio&client_id={WITNESS}",
         "B chat": f"/v1/realtime?mode=chat&client_id={WITNESS}",

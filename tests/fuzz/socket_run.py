@@ -38,7 +38,8 @@ _CALLERS = 12
 _ATTACKS = 0.35  # share of the callers' actions
 _SLOTS = 64
 _ENOUGH_FAULTS = 5
-_GRPC_ACCEPTS = "_request_registered_call"  # task of gRPC for each method, renewed with each call
+# GRPC has one such task per method, and starts a new one with each call.
+_GRPC_ACCEPTS = "_request_registered_call"
 _FILES = Path("/proc/self/fd")
 
 
@@ -63,7 +64,10 @@ class SocketRun:
 async def rage(
     seed: str, *, sent_count: float = float("inf"), for_s: float = float("inf")
 ) -> SocketRun:
-    """Run callers and attackers against an edge up to a number of messages or faults, or a time."""
+    """Run callers and attackers against an edge.
+
+    Stop at a number of messages or faults, or after a time.
+    """
     storm = SocketRun(seed)
     began = time.monotonic()
 
@@ -165,7 +169,7 @@ async def _nothing_left(edge: LiveEdge, storm: SocketRun) -> AsyncGenerator[None
         async with asyncio.timeout(WITHIN_S):
             while not await _is_settled(edge):  # retry until unreleased grants have expired
                 pass
-            # Sockets close in the background, without a notification to wait for.
+            # Sockets close in the background, and no event tells when they have closed.
             while _tasks_since(before[0]) or _open_files() > before[1]:  # noqa: ASYNC110  nothing signals the end of foreign tasks
                 await asyncio.sleep(0.01)
     except TimeoutError:
@@ -200,7 +204,8 @@ class _Watch(logging.Handler):
         self._storm = storm
 
     def emit(self, record: logging.LogRecord) -> None:
-        is_session_end = " ended after " in record.msg  # expected, as the fabric fails at random
+        # Such errors are expected, because the fabric fails at random.
+        is_session_end = " ended after " in record.msg
         if is_session_end and "internal error" not in record.getMessage():
             return
         self._storm.faults.append(f"log of {record.name}: {self.format(record)[:3000]}")

@@ -1,4 +1,4 @@
-"""Values for mutated messages: some are nearly valid, others are not.
+"""Values for mutated messages: some are nearly valid, others are far from it.
 
 A value is JSON in the notation of transcripts: "@pcm:16000" stands for audio (see
 `support.transcripts`). A `Raw` fragment holds text that no JSON library would write.
@@ -138,7 +138,7 @@ def _broken_samples(rng: Random) -> bytes:
 
 
 def damaged_file(rng: Random, media: bytes) -> bytes:
-    """Return a file whose header most likely contradicts its content."""
+    """Return a file whose header contradicts its content in most cases."""
     file = bytearray(media)
     for _ in range(rng.randint(1, 3)):
         at = rng.randrange(min(64, len(file)) or 1)

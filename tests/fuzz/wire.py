@@ -169,7 +169,7 @@ def head(method: str, path: str, version: str, lines: list[str], end: str = "\r\
 
 
 def upgrade(rng: Random, path: str, *, is_right: bool) -> bytes:
-    """Return a handshake; unless `is_right`, lines are changed, left out or added."""
+    """Return a handshake. Unless `is_right`, some of its lines are changed, left out or added."""
     lines = [
         "Host: localhost",
         "Connection: Upgrade",

@@ -1,4 +1,4 @@
-"""The device of these tests: a CUDA device, or the fake one if there is none."""
+"""The device of these tests: a CUDA device, or the fake device if there is none."""
 
 from collections.abc import Iterator
 from pathlib import Path

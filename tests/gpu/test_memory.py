@@ -67,7 +67,7 @@ def converse(model: DuplexModel) -> list[tuple[int, ...]]:
 
 @pytest.mark.skipif(not HAS_CUDA, reason="there is no CUDA device")
 def test_conversations_leave_the_device_memory_as_it_was(model: DuplexModel) -> None:
-    for _ in range(3):  # libraries allocate some memory once
+    for _ in range(3):  # libraries allocate some memory in the first runs only
         converse(model)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()

@@ -1,4 +1,4 @@
-"""Simulates fabrics: `python -m simulation --seeds 1000`, or `--seed 7` to repeat one."""
+"""Simulates fabrics: `python -m simulation --seeds 1000`, or `--seed 7` to repeat one of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simulation.runs import failure_of, simulate
 
 
 def collect_rarely() -> None:
-    """Let the garbage collector skip what is imported, and look at the rest less often."""
+    """Let the garbage collector ignore all objects so far, and look at later ones less often."""
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
 

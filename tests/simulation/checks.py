@@ -1,4 +1,4 @@
-"""Checks the laws of a simulated fabric after every step. They must hold with any fault."""
+"""Checks the laws of a simulated fabric after every step. The laws must hold with any fault."""
 
 from __future__ import annotations
 
@@ -39,20 +39,23 @@ class View:
         self.live: dict[SlotKey, Grant] = {}
         self.highest = highest  # highest fencing numbers
         self.max_overtaken = max_overtaken
-        self.overtaken: Counter[int] = Counter()  # later grants, by a waiting ticket's order
+        # For each waiting ticket's order: number of later tickets granted.
+        self.overtaken: Counter[int] = Counter()
 
 
 class Laws:
     """Checks the changes of the schedulers' stores, and the observations of workers and callers.
 
-    `broken` is the first broken law. It is stored, because a scheduler's tasks may hide exceptions.
+    `broken` is the first law that was broken. It is stored, because a scheduler's tasks may hide
+    exceptions.
     """
 
     def __init__(self) -> None:
         self.broken: BrokenLawError | None = None
         self.grant_count = 0
         self.history: list[str] = []  # the kind of every change, in order
-        self._highest: dict[SlotKey, int] = {}  # of a single scheduler, over restarts
+        # Used with a single scheduler; kept over its restarts.
+        self._highest: dict[SlotKey, int] = {}
         self._leases: dict[tuple[SlotKey, int], str] = {}  # lease ids, by slot and fencing number
         self._sessions: dict[SlotKey, int] = {}
         self._claimed: dict[SlotKey, int] = {}  # highest claimed number
@@ -60,14 +63,17 @@ class Laws:
     def scheduler_began(self, state: SchedulerState, *, is_alone: bool) -> None:
         """Check every change of a scheduler, from its start.
 
-        A scheduler that shares a store may learn late that a ticket has returned to its place: it
-        may already grant slots to later tickets.
+        If schedulers share a store, one of them may learn late that a ticket has returned to its
+        place, and may already have granted slots to later tickets.
         """
         view = View(self._highest if is_alone else {}, 0 if is_alone else MAX_OVERTAKEN)
         state.listeners.append(lambda change: self._noted(self._check, change, state, view))
 
     def session_began(self, worker_id: str, slot: int, number: int) -> None:
-        """Check that no other session holds the slot, and that none had a later lease."""
+        """Check that no other session holds the slot.
+
+        No earlier session may have had a later lease.
+        """
         key = (worker_id, slot)
         self._noted(require, key not in self._sessions, f"two sessions on slot {slot}")
         is_later = number > self._claimed.get(key, 0)
@@ -83,11 +89,11 @@ class Laws:
         self._noted(require, before is None or after <= before, "a position has grown")
 
     def place_shown(self, before: str, after: str) -> None:
-        """Check the tickets of a caller: one that returns keeps its ticket."""
+        """Check the tickets of a caller: a caller that returns keeps its ticket."""
         self._noted(require, before in ("", after), "a caller has lost its place")
 
     def left(self, state: SchedulerState, waiters: Waiters) -> str:
-        """Return what a scheduler holds of callers that have gone, or an empty text."""
+        """Return which data a scheduler holds for callers that have gone; an empty text if none."""
         held = {
             "tickets": state.tickets,
             "grants": state.grants,

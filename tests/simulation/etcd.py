@@ -1,6 +1,6 @@
 """A simulated etcd: transactions, leases and watches, with lost, late and delayed messages.
 
-`simulated_etcd` replaces the etcd client of the scheduler's store by a client of this simulation.
+`simulated_etcd` replaces the etcd client of the scheduler's store by the client of this simulation.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from duplane.scheduler.etcd.watch import CompactedError
 from duplane.scheduler.store.etcd import mirror, session
 
 _LOST_SHARES = (0.0, 0.02, 0.2)  # share of lost requests
-_LATE_S = 3.0  # a request may be executed for this time after its client has given up
+_LATE_S = 3.0  # for this long after its client has given up, a request may still be executed
 _HANG_SHARES = (0.0, 0.02, 0.3)  # share of watch batches that are delayed
 _HANG_S = 4.0
-_SLOW_S = 0.5  # until a transaction is executed, below the time limit of a call
+_SLOW_S = 0.5  # until a transaction is executed; shorter than the time limit of a call
 _History = Sequence[tuple[int, Sequence[etcd_pb2.Event]]]
 
 
@@ -33,11 +33,11 @@ class _Lease:
     def __init__(self, ttl_s: float, end: asyncio.TimerHandle) -> None:
         self.ttl_s = ttl_s
         self.end = end
-        self.keys: dict[bytes, None] = {}  # a dict, because it keeps the order
+        self.keys: dict[bytes, None] = {}  # a dict, because a dict keeps the order
 
 
 class SimulatedEtcd:
-    """The etcd cluster. It never fails as a whole, but clients may not reach it."""
+    """The etcd cluster. The cluster never fails as a whole, but clients may lose the way to it."""
 
     def __init__(self) -> None:
         self.revision = 1
@@ -53,7 +53,7 @@ class SimulatedEtcd:
         self._history.clear()
 
     def since(self, revision: int) -> _History:
-        """Return the events from a revision on. Raises CompactedError."""
+        """Return the events from a revision on. Raises CompactedError if they were deleted."""
         if revision <= self._compacted and revision <= self.revision:
             raise CompactedError("compacted")
         late = itertools.takewhile(lambda one: one[0] >= revision, reversed(self._history))
@@ -79,7 +79,7 @@ class SimulatedEtcd:
             self._leases[lease] = _Lease(ttl_s, loop.call_later(ttl_s, self.revoke, lease))
 
     def renew(self, lease: int) -> bool:
-        """Restart the time of a lease. False if it has ended."""
+        """Restart the time of a lease. Return False if the lease has ended."""
         known = self._leases.get(lease)
         if known:
             known.end.cancel()
@@ -94,14 +94,14 @@ class SimulatedEtcd:
             self._apply([etcd_pb2.RequestOp(request_delete_range=one) for one in deletions])
 
     def end_one(self, chance: random.Random) -> None:
-        """End a random lease, like a leader that was frozen."""
+        """End a random lease, as a leader does that was frozen."""
         if self._leases:
             self.revoke(chance.choice(list(self._leases)))
 
     def _decide(
         self, request: etcd_pb2.TxnRequest, changes: list[etcd_pb2.RequestOp]
     ) -> etcd_pb2.TxnResponse:
-        """Evaluate all comparisons, also of inner transactions, before any change."""
+        """Evaluate all comparisons, also those of inner transactions, before any change."""
         succeeded = all(map(self._holds, request.compare))
         response = etcd_pb2.TxnResponse(succeeded=succeeded)
         for operation in request.success if succeeded else request.failure:
@@ -173,7 +173,8 @@ class SimulatedClient:
     def __init__(self, etcd: SimulatedEtcd, chance: random.Random) -> None:
         self.etcd = etcd
         self.chance = chance
-        self.hang_share = chance.choice(_HANG_SHARES)  # slow transactions are as frequent
+        # Share of delayed watch batches; also the share of slow transactions.
+        self.hang_share = chance.choice(_HANG_SHARES)
         self._lost_share = chance.choice(_LOST_SHARES)
         self._cut_until = 0.0
 
@@ -245,12 +246,12 @@ class SimulatedWatch:
     """A watch of a simulated client; it may hang for some time, but loses no event."""
 
     def __init__(self, client: SimulatedClient, prefix: bytes, start_revision: int) -> None:
-        del prefix  # the simulated etcd has no other keys
+        del prefix  # the simulated etcd has no keys without this prefix
         self._client = client
         self._next_revision = start_revision
 
     async def batches(self) -> AsyncGenerator[Sequence[etcd_pb2.Event]]:
-        """Yield events, in order. Raises CompactedError."""
+        """Yield events, in order. Raises CompactedError if events were deleted."""
         etcd, chance = self._client.etcd, self._client.chance
         while True:
             news, found = etcd.news, etcd.since(self._next_revision)
@@ -276,7 +277,7 @@ class SimulatedKeeper:
         self._ttl_s = ttl_s
 
     async def run(self) -> None:
-        """Return when the lease has ended."""
+        """Renew the lease; return when the lease has ended."""
         while self._client.etcd.renew(self._lease):
             await asyncio.sleep(self._ttl_s / 3)
             await self._client.until_reached()

@@ -21,11 +21,12 @@ from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.worker.admission import Admission, slot_reports
 
 AUDIO = lease_pb2.SESSION_KIND_AUDIO_DUPLEX
-FAULTS_S = 12.0  # faults happen during this time; then the fabric must settle
+FAULTS_S = 12.0  # faults happen during this time; afterwards the fabric must settle
 REST_S = 300.0  # within this time every caller must have had a session
-LAST_S = 20.0 + SETTINGS.claim_timeout_s  # after it unclaimed grants have returned, slots are clean
-ABSENT_S = 15.0  # after it etcd has deleted the records of dead schedulers
-CUT_S = 15.0  # longest time without etcd; longer than a scheduler counts as present
+# After this time, unclaimed grants have been returned and slots are clean.
+LAST_S = 20.0 + SETTINGS.claim_timeout_s
+ABSENT_S = 15.0  # after this time, etcd has deleted the records of dead schedulers
+CUT_S = 15.0  # longest time without etcd: longer than a scheduler without etcd counts as present
 DOWN_S = 6.0  # longest time from the death of a scheduler to its next start
 RELEASE_S = 2.0
 SLOTS = 2
@@ -75,7 +76,7 @@ class SimulatedFabric:
             await asyncio.sleep(1)
 
     def _left(self) -> str:
-        """Return what is left of the sessions, or an empty text."""
+        """Return a text about what is left of the sessions; empty if nothing."""
         left = [self.laws.left(one.state, one.waiters) for one in self.running]
         if any(left):
             return next(filter(None, left))
@@ -91,7 +92,7 @@ class SimulatedFabric:
         return [scheduler for scheduler in self.schedulers if scheduler]
 
     def check(self) -> None:
-        """Raise the first broken law, or the error that ended a scheduler."""
+        """Raise the first broken law, or the error that ended a scheduler, if there is one."""
         failures = [one.failure for one in self.running if one.failure]
         if failure := next(iter(failures), self.laws.broken):
             raise failure
@@ -302,7 +303,10 @@ class Caller:
                 position, self._ticket_id = response.queued.position, response.queued.ticket_id
 
     async def _use(self, granted: lease_pb2.Granted) -> bool:
-        """Claim a lease and hold its slot, or die before the claim. False if the claim fails."""
+        """Claim a lease and hold its slot, or die before the claim.
+
+        Return False if the claim fails.
+        """
         chance = self._fabric.chance
         if chance.random() < 0.1:
             return True  # the edge has died: nobody claims this lease or gives it back

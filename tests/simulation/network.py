@@ -58,7 +58,7 @@ class Call:
         self._to_server.put_nowait(message)
 
     async def requests(self) -> AsyncGenerator[Any]:
-        """Yield the messages to the server, as gRPC gives them to a servicer."""
+        """Yield the messages to the server, in the form in which gRPC gives them to a servicer."""
         while True:
             message = await self._to_server.get()
             await delay(self._chance)
@@ -74,7 +74,7 @@ class Call:
         return ()
 
     def peer(self) -> str:
-        """Return the client's address, as gRPC writes it."""
+        """Return the client's address, in the form in which gRPC writes it."""
         return "ipv4:127.0.0.1:1"
 
     async def abort_with_status(self, status: Any) -> None:

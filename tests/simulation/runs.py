@@ -22,7 +22,7 @@ def simulate(seed: int) -> Sequence[str]:
 
 
 def failure_of(seed: int) -> str:
-    """Simulate a fabric; return the broken law, or an empty text."""
+    """Simulate a fabric; return the law that it broke, or an empty text."""
     try:
         simulate(seed)
     except Exception as error:  # noqa: BLE001 - every exception is a fault

@@ -42,7 +42,7 @@ def open_store(client: SimulatedClient | None, boot_ms: int) -> LeaseStore:
 
 
 class Unmeasured:
-    """Takes the place of the metrics, which cost time and decide nothing."""
+    """Takes the place of the metrics, which would only cost time here."""
 
     def refused(self, reason: Reason) -> None:
         """Count nothing."""
@@ -54,7 +54,8 @@ class Scheduler:
     def __init__(self, client: SimulatedClient | None, boot_ms: int, laws: Laws) -> None:
         clock = asyncio.get_running_loop().time
         self.client = client
-        self.calls: dict[Call, None] = {}  # a dict, because it keeps the order of their start
+        # A dict, because a dict keeps the order in which calls start.
+        self.calls: dict[Call, None] = {}
         self.store = open_store(client, boot_ms)
         self.state = SchedulerState(clock)
         grants = GrantLoop(
@@ -85,7 +86,10 @@ class Scheduler:
         return next((loop.exception() for loop in ended), None)
 
     async def kill(self) -> None:
-        """End the process at once. The store ends first, so nothing is cleaned up in it."""
+        """End the process at once.
+
+        The store is stopped first, so that the process cleans up nothing in it.
+        """
         for loop in self._loops:
             loop.cancel()
         await asyncio.wait(self._loops)

@@ -28,7 +28,8 @@ ETCD_PORT, PEER_PORT, METRICS_PORT = 2379, 2380, 2381
 SCHEDULER_PORT, EDGE_PORT, WORKER_PORT = 8010, 8006, 8020
 START_S = 60.0
 SETTLE_S = 30.0
-"""Time limit for a repaired fabric to settle: store leases last 10 s, gRPC pings need 15 s."""
+"""Time limit in which a repaired fabric must settle: leases in etcd last 10 s, and gRPC's pings
+notice a lost peer after 15 s."""
 
 SCHEDULERS_NAME = "schedulers.test"
 TICKET_LIMIT = 10
@@ -110,7 +111,8 @@ class Cluster:
             )
             for index in range(4)
         ]
-        # The second edge and the last worker find schedulers by a name with several records.
+        # The second edge and the last worker find the schedulers by a name that stands for several
+        # addresses.
         by_name = ("--scheduler", f"{SCHEDULERS_NAME}:{SCHEDULER_PORT}")
         self.workers[-1].command = (*self.workers[-1].command, *by_name)
         self.edges = [
@@ -156,7 +158,7 @@ class Cluster:
     @classmethod
     @contextlib.asynccontextmanager
     async def running(cls, folder: Path) -> AsyncGenerator[Cluster]:
-        """Start all processes at once: each finds the others as soon as they listen."""
+        """Start all processes at once. Each process finds the others as soon as they listen."""
         cluster = cls(folder)
         try:
             for server in cluster.servers:
@@ -195,12 +197,12 @@ class Cluster:
         return await asyncio.to_thread(exchange)
 
     async def statuses(self) -> Sequence[dict[str, Any]]:
-        """Return each edge's `/status`; an edge that does not answer gives an empty object."""
+        """Return each edge's `/status`; an empty object for an edge that does not answer."""
         answers = [await self.get(edge, "/status") for edge in self.edges]
         return [status if code == 200 else {} for code, status in answers]
 
     async def until_count(self, name: str, count: int, within_s: float = SETTLE_S) -> None:
-        """Wait until any edge reports `count` for `name` in its status."""
+        """Wait until `name` has the value `count` in the status of any edge."""
 
         async def is_reached() -> bool:
             return any(status.get(name) == count for status in await self.statuses())

@@ -103,7 +103,7 @@ async def talking(
 async def queueing(
     cluster: Cluster, edge: int = 0, count: int = 1
 ) -> AsyncGenerator[Sequence[Caller]]:
-    """Connect clients that wait because all slots are taken, one after the other."""
+    """Connect clients one after the other, which wait because all slots are taken."""
     async with contextlib.AsyncExitStack() as stack:
         callers: list[Caller] = []
         for _ in range(count):

@@ -24,7 +24,7 @@ def debian_program(name: str, package: str) -> str:
 
 
 def debian_library(name: str, package: str) -> str:
-    """Return the path of a library that programs are started with; skip the test without it."""
+    """Return the path of a library that is loaded into programs; skip the test if it is missing."""
     found = _unpacked(f"usr/lib/*/{name}", package)
     if found is None:
         pytest.skip(f"no {name}: `apt-get download {package}` does not work here")
@@ -38,7 +38,7 @@ def _find(name: str, package: str) -> str | None:
 
 @functools.cache
 def _unpacked(pattern: str, package: str) -> str | None:
-    """Return the file of a package, unpacking it unless that was done before."""
+    """Return a file of a package. The package is unpacked if it was not unpacked before."""
 
     def found() -> str | None:
         return next((str(path) for path in _folder(package).glob(pattern)), None)
@@ -63,7 +63,8 @@ def _unpack(package: str) -> bool:
         content = Path(folder) / "content"
         if not _runs("dpkg-deb", "-x", str(file), str(content)):
             return False
-        # Renamed at the end, for test processes that unpack at the same time.
+        # The folder gets its name at the end, because several test processes may unpack at the same
+        # time.
         if not _folder(package).exists():
             shutil.move(content, _folder(package))
     return True

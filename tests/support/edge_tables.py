@@ -18,7 +18,7 @@ def is_legal(dialect: type[Dialect], before: Phase, kind: str) -> bool:
 
 
 def reachable(dialect: type[Dialect], before: Phase, kind: str | None) -> set[Phase]:
-    """Return the phases that a session may be in right after a client's event."""
+    """Return the phases in which a session may be right after a client's event."""
     if is_implied(dialect, before, kind):
         kind = INIT
     firsts = {before, dialect.transitions.get((before, kind or ""), before)}
@@ -26,12 +26,12 @@ def reachable(dialect: type[Dialect], before: Phase, kind: str | None) -> set[Ph
 
 
 def may_say(dialect: type[Dialect], before: Phase, kind: str | None, told: str) -> bool:
-    """Return whether the server may send `told` in phase `before`, or in a phase after `kind`."""
+    """Return whether the server may send `told` in phase `before`, or after the client's `kind`."""
     return bool(reachable(dialect, before, kind) & dialect.server_events[told])
 
 
 def may_answer(dialect: type[Dialect], kind: str, told: str) -> bool:
-    """Return whether `told` is a legal immediate answer to a client's event."""
+    """Return whether the event `told` is a legal immediate answer to a client's event."""
     is_first_turn = dialect is DialectBChat and kind == APPEND and told == "session.created"
     is_end = told in ("error", "session.closed")
     return is_end or is_first_turn or told in dialect.replies.get(kind, ())

@@ -1,8 +1,9 @@
 """Finds out whether a session depends on a field of a client's event.
 
-The session is replayed without the field and with another value, and the results are compared.
-A refusal of the other value does not count: a session may check a field and then not use it. The
-lists of settings without effect (`ignored_init_fields`, `ignored_fields`) do not count either.
+The session is replayed without the field and with another value, and the results are compared. If
+the session refuses the other value, this does not count as an effect: a session may check a field
+and then not use it. A change of the lists of settings without effect (`ignored_init_fields`,
+`ignored_fields`) does not count either.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from support.transcripts import Step, Transcript
 from duplane.edge.dialects.dialect import Phase
 
 _IGNORED = ("ignored_init_fields", "ignored_fields")
-_DRAWN = re.compile(r"(?:resp|sess)_[0-9a-f]{12}")  # ids that are different in each replay
+_DRAWN = re.compile(r"(?:resp|sess)_[0-9a-f]{12}")  # ids that differ in each replay
 
 
 class _Recording(PureReplay):

@@ -42,7 +42,7 @@ class EtcdProxy(grpc.GenericRpcHandler):
         await self._channel.close()
 
     def lose(self, is_chosen: Callable[[etcd_pb2.TxnRequest], bool], *, is_executed: bool) -> None:
-        """Lose the first chosen transaction or only its answer, and then all traffic."""
+        """Lose the first chosen transaction, or only its answer, and then all later traffic."""
         self._is_chosen, self._is_executed = is_chosen, is_executed
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:

@@ -119,7 +119,10 @@ class EtcdCluster:
         await self._first(Member.is_healthy)
 
     async def _first(self, has_state: Callable[[Member], bool]) -> Member:
-        """Poll the members until one satisfies the condition: they do not report changes."""
+        """Return the first member that satisfies a condition.
+
+        Polls, since members report no changes.
+        """
         async with asyncio.timeout(START_S):
             while True:
                 for member in self.members:

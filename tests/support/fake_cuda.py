@@ -1,8 +1,9 @@
 """Simulates a CUDA device on the CPU. Operations that mix device and host tensors raise an error.
 
-Its tensors are wrappers around CPU tensors. Within `elsewhere()`, `device="cuda"` creates such
-wrappers, and a `Border` records each copy between host and device and each wait, with the worker
-function that caused it. The simulation does not cover kernels, streams, memory or time.
+The tensors of the simulated device are wrappers around CPU tensors. Within `elsewhere()`,
+`device="cuda"` creates such wrappers. A `Border` then records each copy between host and device and
+each wait of the host, with the function of the worker that caused it. The simulation does not cover
+kernels, streams, memory or time.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ DEVICE = "cuda:0"
 WORKER = f"{Path('duplane', 'worker')}/"
 
 aten = torch.ops.aten
-# These may copy between host and device, in either direction.
+# These operations may copy between host and device, in either direction.
 COPIES = {"aten::copy_", "aten::_to_copy", "aten::copy"}
 # CUDA accepts indices on the host: it copies them to the device, and the host waits.
 INDEXED = {"aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_"}
-# The host waits for a value or for the size of the result.
+# The host waits for the value of a tensor, or for the size of a result.
 READS = {
     "aten::_local_scalar_dense",
     "aten::item",
@@ -46,8 +47,8 @@ READS = {
     "aten::unique_dim",
     "aten::_unique2",
 }
-# Only these functions see the simulated device. Others see a CPU tensor; otherwise torch would look
-# for a CUDA driver.
+# Only these functions see that a tensor is on the simulated device. Other functions see a CPU
+# tensor, because torch would look for a CUDA driver.
 PLACED = {
     torch.as_tensor,
     *(getattr(Tensor, name) for name in ("to", "cpu", "cuda", "is_cuda", "is_cpu")),
@@ -106,7 +107,10 @@ class Elsewhere(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call `func`; the tensor reports the CPU unless `func` is in PLACED."""
+        """Call `func`.
+
+        For a `func` that is not in PLACED, the tensor reports that it is on the CPU.
+        """
         if func is Tensor.tolist:  # PyTorch does not support it for subclasses
             return args[0].cpu().tolist()
         before, Elsewhere._seems_here = Elsewhere._seems_here, func not in PLACED
@@ -171,7 +175,7 @@ def _address(generator: torch.Generator) -> int:
 
 
 class _Generator(torch.Generator):
-    """A CPU generator that may be created for `cuda`; `_generators` lists such generators."""
+    """A CPU generator that may be created for `cuda`; `_generators` lists these generators."""
 
     def __new__(cls, device: str | torch.device = "cpu") -> _Generator:
         return super().__new__(cls)
@@ -183,7 +187,7 @@ class _Generator(torch.Generator):
 
 
 class Border(TorchDispatchMode):
-    """Carries out each operation on the inner tensors, records crossings, or raises DeviceError."""
+    """Carries out each operation on the inner tensors. Records crossings, or raises DeviceError."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,7 +196,7 @@ class Border(TorchDispatchMode):
         self._refuses_waits = False
 
     def set_sync_debug_mode(self, mode: int | str) -> None:
-        """Replace `torch.cuda.set_sync_debug_mode`, with its warning about a prototype."""
+        """Replace `torch.cuda.set_sync_debug_mode`, including its warning about a prototype."""
         self._refuses_waits = mode in (2, "error")
         warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=2)
 
@@ -331,7 +335,10 @@ class _PlayedEvent:
 
 
 class _PlayedGraph:
-    """Replaces `graphs.Graph`. A copy or wait during capture is an error. A replay calls again."""
+    """Replaces `graphs.Graph`. A copy or a wait during capture is an error.
+
+    A replay calls the function again.
+    """
 
     pool = None
 

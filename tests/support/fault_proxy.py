@@ -10,7 +10,8 @@ from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
 
 _READ_BYTES = 16 * 1024
-_PENDING_READS = 256  # per direction of a connection; with more, the proxy stops reading
+# Reads per direction of a connection that may wait; above this number the proxy stops reading.
+_PENDING_READS = 256
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: close with RST
 
 
@@ -24,7 +25,7 @@ class Direction:
         self._open.set()
 
     def hold(self) -> None:
-        """Stop delivering bytes, and the end of a connection, too."""
+        """Stop delivering bytes and the end of a connection."""
         self._open.clear()
 
     def let_go(self) -> None:
@@ -141,7 +142,8 @@ class FaultProxy:
         self.accepted_count += 1
         self._connections[task] = [writer]
         try:
-            # When one side is reset or cut, the other side ends, too.
+            # When the connection on one side is reset or cut, the connection on the other side
+            # ends, too.
             with contextlib.suppress(OSError, ExceptionGroup, asyncio.CancelledError):
                 async with self._connected() as (target_reader, target):
                     self._connections[task].append(target)

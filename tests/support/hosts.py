@@ -1,8 +1,8 @@
 """Hosts on one machine: network namespaces on one bridge, with processes and partitions.
 
-A namespace has no name and no file, so it exists as long as its first process. The kernel kills
-this process, and every process of a host, when the test process ends. So nothing is left behind,
-even if the test process is killed.
+A namespace has no name and no file, so it exists as long as its first process. When the test
+process ends, even if it is killed, the kernel kills this first process and every other process of
+the host. So nothing is left behind.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ async def live_edge(
 
 
 def impatient(limits: Limits) -> Limits:
-    """Return the limits with a very short drain, and without a wait for a client's close."""
+    """Return the limits with a very short drain, and without a wait for clients to close."""
     return replace(limits, drain_s=0.05, linger_s=0.0)
 
 
@@ -234,7 +234,7 @@ async def ended(conversation: ScriptedConversation) -> None:
 
 
 async def drip(client: RawClient, step: int) -> None:
-    """Read slowly, `step` bytes at a time; 0 reads nothing and never returns."""
+    """Read slowly, `step` bytes at a time. A `step` of 0 reads nothing and never returns."""
     while True:
         if step and not await client.read(step):
             return

@@ -36,7 +36,7 @@ class Scrape(Mapping[Series, float]):
         return self._values[name, frozenset(labels.items())]
 
     def total(self, name: str, **labels: str) -> float:
-        """Return the sum of all series with these labels; they may have other labels, too."""
+        """Return the sum of all series that have these labels, and perhaps other labels, too."""
         wanted = labels.items()
         return sum(
             value for (found, own), value in self._values.items() if found == name and wanted <= own

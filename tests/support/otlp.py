@@ -37,7 +37,7 @@ class MetricReceiver(metrics_service_pb2_grpc.MetricsServiceServicer):
         return metrics_service_pb2.ExportMetricsServiceResponse()
 
     async def next_export(self) -> tuple[str, dict[str, Metric]]:
-        """Return the service name and the metrics by name of the next export."""
+        """Return the service name of the next export, and its metrics by name."""
         async with asyncio.timeout(10.0):
             exported = await self.received.get()
         attributes = {each.key: each.value.string_value for each in exported.resource.attributes}
@@ -46,7 +46,7 @@ class MetricReceiver(metrics_service_pb2_grpc.MetricsServiceServicer):
 
 
 class SpanReceiver(trace_service_pb2_grpc.TraceServiceServicer):
-    """Stores all received spans, and the service that sent each."""
+    """Stores all received spans, and the service that sent each of them."""
 
     def __init__(self) -> None:
         self.address = ""

@@ -1,4 +1,4 @@
-"""Whether processes that a test has ended are gone."""
+"""Tells whether processes that a test has ended are gone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psutil
 def alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     """Return the processes that still run.
 
-    A process that has ended stays visible until its parent, or init, has collected it.
+    A process that has ended stays visible until its parent, or init, has read its exit status.
     """
     return [process for process in processes if _is_alive(process)]
 

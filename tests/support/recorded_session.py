@@ -1,7 +1,7 @@
-"""Sessions that are recorded without an edge.
+"""Records sessions without an edge.
 
-`python -m support.recorded_session DIRECTORY` records until it is killed. It prints `recorded`
-once three seconds of a session are on disk.
+`python -m support.recorded_session DIRECTORY` records until it is killed. It prints `recorded` once
+three seconds of a session are on disk.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ OCCUPIED = registry_pb2.SLOT_STATE_OCCUPIED
 CLEANING = registry_pb2.SLOT_STATE_CLEANING
 BROKEN = registry_pb2.SLOT_STATE_BROKEN
 
-BOUND_S = 5.0  # time limit of every wait; after it the test fails
+BOUND_S = 5.0  # time limit of every wait, after which the test fails
 _names = itertools.count(1)
 
 
@@ -59,7 +59,7 @@ def register_message(worker_id: str = "w", slot_count: int = 1, **fields: Any) -
 class SchedulerHarness:
     """One scheduler, and all connections of a test to it."""
 
-    store = "memory:"  # a test that runs with every store changes it
+    store = "memory:"  # a test that runs with every store changes this value
 
     def __init__(self, settings: SchedulerSettings, telemetry: Telemetry | None) -> None:
         self.settings = settings
@@ -101,7 +101,10 @@ class SchedulerHarness:
             self._serving = None
 
     async def kill(self) -> None:
-        """Stop the store first: like a killed scheduler, this one cannot clean up in the store."""
+        """End the scheduler like a kill.
+
+        The store is stopped first, so that nothing is cleaned up in it.
+        """
         assert self._scheduler
         running_store, *_ = self._scheduler._loops
         running_store.cancel()
@@ -129,7 +132,10 @@ class SchedulerHarness:
         return caller
 
     async def queue(self, count: int) -> list[Caller]:
-        """Call AcquireLease `count` times; each call starts when the last one has a position."""
+        """Call AcquireLease `count` times.
+
+        Each call starts when the call before it has a position.
+        """
         callers: list[Caller] = []
         for position in range(1, count + 1):
             callers.append(await self.caller())
@@ -149,7 +155,10 @@ class SchedulerHarness:
 
 
 class FakeWorker:
-    """A worker without sessions: it attaches, accepts leases and reports slots that tests set."""
+    """A worker without sessions.
+
+    It attaches, accepts leases, and reports the slots that a test sets.
+    """
 
     def __init__(self, channel: grpc.aio.Channel, register: registry_pb2.Register) -> None:
         self.register = register
@@ -179,7 +188,7 @@ class FakeWorker:
         await self.until(lambda: any(one.HasField("registered") for one in self.received))
 
     async def attach_again(self) -> None:
-        """Open a new stream as the same process, and register the current slots."""
+        """Open a new stream as the same process, and register the slots in their current state."""
         del self.register.slots[:]
         self.register.slots.extend(self.slots)
         self.received.clear()
@@ -228,7 +237,7 @@ class FakeWorker:
         return next(one.revoke for one in self.received if one.HasField("revoke"))
 
     async def obey(self, revoke: registry_pb2.Revoke) -> None:
-        """Raise the slot's fencing number to the revoked one, and report the slot."""
+        """Raise the slot's fencing number to the number of the revoke, and report the slot."""
         slot = self.slots[revoke.slot]
         slot.fencing_number = max(slot.fencing_number, revoke.fencing_number)
         # The stream may be lost.
@@ -322,7 +331,7 @@ class Caller:
         )
 
     async def stands(self, position: int) -> None:
-        """Wait until the call is queued at a position."""
+        """Wait until the call has this position in the queue."""
         while not (self.queued and self.position == position):
             response = await self.read()
             assert response.HasField("queued"), "granted before its turn"

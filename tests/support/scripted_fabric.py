@@ -27,7 +27,7 @@ from duplane.fabric.v1 import (
 
 WITHIN_S = 5.0
 _CLAIM_S = 2
-# The same options as in our servers: waiting clients send pings without data.
+# The same options as those of our servers: clients that wait send pings without data.
 _OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -139,7 +139,7 @@ class ScriptedFabric:
         self.slot_count = slot_count
         self.leases: dict[str, int] = {}
         self.claimed: set[str] = set()
-        self.given_up: set[str] = set()  # lease ids of ReleaseLease calls
+        self.given_up: set[str] = set()  # lease ids that ReleaseLease calls have named
         self.waiting: list[Acquisition] = []
         self.streams: set[ScriptedConversation | ScriptedTurn] = set()
         self.changed = asyncio.Condition()

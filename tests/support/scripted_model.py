@@ -1,7 +1,7 @@
 """The scripted model of the worker, with controls for tests and with checks of its caller.
 
 The model checks the thread, the order and the arguments of its calls. It adds each violation to
-`violations`; `running_worker` asserts at the end that there is none.
+`violations`; `running_worker` asserts at the end that `violations` is empty.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BASE_MEMORY_BYTES = 1_000_000
 
 
 def answer_loud(unit: Unit, context_length: int) -> UnitOutput:
-    """Listen to silence; else speak for 10 ms, and use the first sample of the unit as text."""
+    """Listen to silence. Otherwise speak for 10 ms, with the unit's first sample as the text."""
     text = f"{unit.audio[0]:.3f}" if unit.audio.size else ""
     return scripted_model.answer_loud(unit, context_length, text, np.zeros(240, np.float32))
 
@@ -53,8 +53,8 @@ echo = partial(scripted_model.echo, speech=np.full(240, 0.25, np.float32))
 class ScriptedModel(scripted_model.ScriptedModel):
     """Implements the worker's `Model` and `Device`.
 
-    A test may replace `answer`, `is_dirty` and the `on_*` functions. `hold()` makes the
-    device thread wait inside its next step until `let_go()`.
+    A test may replace `answer`, `is_dirty` and the `on_*` functions. `hold()` makes the device
+    thread wait inside its next step until the test calls `let_go()`.
     """
 
     def __init__(self, slot_count: int = 2, context_capacity: int = 8192) -> None:

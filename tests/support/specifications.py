@@ -2,9 +2,9 @@
 
 `specifications/` has one file per dialect: events with their fields, values, error codes, reasons,
 close codes, order, limits, defaults and examples. A field counts as found only in an event whose
-result depends on it. A field without any effect is listed with the reason. In an example, "<...>"
-stands for a payload, or for an id that the server draws. `python -m support.specifications` prints
-the place of each element.
+result depends on the field. A field without any effect is listed with the reason. In an example,
+"<...>" stands for a payload, or for an id that the server draws. `python -m support.specifications`
+prints where each element is found.
 """
 
 from __future__ import annotations
@@ -128,7 +128,10 @@ def fields_of(specification: dict[str, Any], side: str, kind: str) -> tuple[set[
 
 
 def fits(example: Any, written: Any, *, is_whole: bool) -> bool:
-    """Return whether `written` fits the example; unless `is_whole`, it may have more fields."""
+    """Return whether `written` fits the example.
+
+    Unless `is_whole`, `written` may have more fields.
+    """
     if isinstance(written, str) and written.partition(":")[0] in _DRAWN:
         return True
     if isinstance(example, str) and example.startswith("<"):
@@ -151,7 +154,7 @@ def _is_same(one: Any, other: Any) -> bool:
     return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
-# --- the elements of a specification, and their places ---
+# --- the elements of a specification, and where they are found ---
 
 Found = dict[str, str | None]  # name of an element to file and line, or None
 
@@ -198,7 +201,7 @@ def _find_settings(specification: dict[str, Any], lines: Corpus) -> Found:
 
 
 def _place(lines: Iterable[Line], path: str, without_effect: Mapping[str, str]) -> str | None:
-    """Return the place of a line that depends on a field, or the listed reason why none does."""
+    """Return the place of a line that depends on a field, or the listed reason why no line does."""
     having = [line for line in lines if path in dict(parts(line.event))]
     if having and path in without_effect:
         return f"without effect: {without_effect[path]}"

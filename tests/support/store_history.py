@@ -1,4 +1,4 @@
-"""Checks the changes that subscribers of lease stores see; loses answers of etcd transactions."""
+"""Checks the changes that subscribers of lease stores see, and loses answers of etcd."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def slot_key(grant: Grant) -> SlotKey:
 
 
 class Grants:
-    """All grants of a test, and when the first subscriber saw each."""
+    """All grants of a test, and the time at which the first subscriber saw each."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -58,7 +58,10 @@ class Grants:
 
 
 class View:
-    """The state that one subscriber knows. Checks that each change is possible in this state."""
+    """The state that one subscriber knows.
+
+    Checks each change: it must be possible in this state.
+    """
 
     def __init__(self, history: Grants) -> None:
         self.workers: dict[str, Worker] = {}
@@ -109,7 +112,10 @@ class View:
 
 
 class Faults:
-    """Loses the answer of a transaction, which is executed at once, later or never."""
+    """Loses the answer of a transaction.
+
+    The transaction itself is executed at once, later or never.
+    """
 
     def __init__(self, client: EtcdClient) -> None:
         self.next_fault = ""

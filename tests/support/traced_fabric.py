@@ -82,7 +82,7 @@ class TracedFabric:
         return list(self.receiver.spans)
 
     async def ended(self, session_count: int) -> Sequence[Span]:
-        """Wait until so many sessions have ended and their slots are free; return all spans."""
+        """Wait until this many sessions have ended and their slots are free; return all spans."""
 
         def is_over(found: Sequence[Span]) -> bool:
             return sum(span.name == spans.WORKER_CLEANUP for span in found) >= session_count

@@ -216,7 +216,8 @@ class LiveReplay:
 
     async def _client(self, step: Step, client: ClientConnection) -> None:
         message = orjson.dumps(json_of(step.rest))
-        is_cut_short = is_too_big(self.transcript, message)  # the edge may close during sending
+        # The edge may close the connection while the client still sends.
+        is_cut_short = is_too_big(self.transcript, message)
         with contextlib.suppress(ConnectionClosed) if is_cut_short else contextlib.nullcontext():
             await client.send(message, text=True)
 
@@ -279,7 +280,7 @@ class LiveReplay:
             self._conversation.say(response_of(step))
 
     async def _clock(self, step: Step, client: ClientConnection) -> None:
-        if self._acquisition is None:  # when the lease request arrives, the session has begun
+        if self._acquisition is None:  # the session begins with its request for a lease
             self._acquisition = await self._fabric.acquisition()
         self._clock_hand.advance(float(step.rest))
 

@@ -26,7 +26,10 @@ def write_voice_networks(folder: Path, seed: int = 0, code_step: int = CODE_STEP
 
 
 def _tokenizer(weight: np.ndarray, code_step: int) -> onnx.GraphProto:
-    """A convolution over four frames: its strongest channel is the token. Padding is cut off."""
+    """Build a convolution over four frames: its strongest channel is the token.
+
+    Padding is cut off.
+    """
     values = {
         "weight": weight,
         "three": np.array([3], np.int32),
@@ -58,7 +61,7 @@ def _tokenizer(weight: np.ndarray, code_step: int) -> onnx.GraphProto:
 
 
 def _speaker(matrix: np.ndarray) -> onnx.GraphProto:
-    """Multiply each frame's magnitudes by a matrix, and average over the frames."""
+    """Build a network that multiplies magnitudes by a matrix and averages over the frames."""
     nodes = [
         helper.make_node("Abs", ["input"], ["magnitude"]),
         helper.make_node("MatMul", ["magnitude", "matrix"], ["framewise"]),

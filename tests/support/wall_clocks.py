@@ -1,6 +1,7 @@
 """Wall clocks that tests can set while processes run. Monotonic clocks do not change.
 
-The library libfaketime is loaded into a process and reads the offset to the real clock from a file.
+The library libfaketime is loaded into a process. It reads the offset from the real clock from a
+file.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class WallClock:
         self.set(0)
 
     def set(self, hours: float) -> None:
-        """Set the clock ahead of the real clock by this time, or behind it if negative."""
+        """Set the clock ahead of the real clock by this time; a negative time sets it behind."""
         new = self._file.with_suffix(".new")
         new.write_text(f"{3600 * hours:+.0f}\n")
         new.replace(self._file)
@@ -38,7 +39,7 @@ class WallClock:
 
 @contextlib.contextmanager
 def wall_clock(servers: Sequence[Server], folder: Path) -> Iterator[WallClock]:
-    """Restart servers with a clock that can be set; at the end restart them with the real clock."""
+    """Restart servers with a clock that can be set. At the end restart them with the real clock."""
     clock = WallClock(folder / "clock")
     commands = [server.command for server in servers]
     try:

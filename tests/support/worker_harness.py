@@ -174,7 +174,7 @@ class Rig:
         return lease_claims
 
     def last_number(self, slot: int) -> int:
-        """Return the last fencing number granted on a slot."""
+        """Return the last fencing number that was granted on a slot."""
         return self._last_numbers[slot]
 
     def grant(self, slot: int = 0, **claims: Any) -> lease_pb2.Granted:
@@ -189,7 +189,7 @@ class Rig:
 
     @contextlib.asynccontextmanager
     async def call(self, channel: grpc.aio.Channel | None = None) -> AsyncGenerator[Client]:
-        """Begin a Converse call, without a claim."""
+        """Begin a Converse call that makes no claim."""
         own = channel or open_channel(self.address)
         stub: session_pb2_grpc.SessionServiceAsyncStub = session_pb2_grpc.SessionServiceStub(own)
         call = stub.Converse()
@@ -346,8 +346,8 @@ async def running_worker(
 ) -> AsyncIterator[Rig]:
     """Run a worker; at the end, assert that every slot is free and no task is left.
 
-    The worker attaches to `scheduler`, which must be running, or to a new one. `schedulers` are
-    additional addresses.
+    The worker attaches to `scheduler`, which must be running, or to a new scheduler. `schedulers`
+    are additional addresses.
     """
     if scheduler is None:
         scheduler = FakeScheduler()

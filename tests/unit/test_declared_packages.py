@@ -57,7 +57,10 @@ def files_of(package: str) -> frozenset[str]:
 
 @functools.cache
 def packages_of(module: str) -> frozenset[str]:
-    """Return the packages that provide a module. Several share the namespaces google and grpc."""
+    """Return the packages that provide a module.
+
+    Several packages share the names google and grpc.
+    """
     owners = set(distributions().get(module.partition(".")[0], []))
     if len(owners) > 1:
         path = module.replace(".", "/")

@@ -1,4 +1,4 @@
-"""Chats on a live edge: a turn holds its slot only until its end; bounds and close reasons."""
+"""Chats on a live edge: a turn holds its slot only until the turn ends; bounds, close reasons."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_histories_may_be_longer_than_units(path: str) -> None:
             await send(client, {**ASK, "x": "x" * 100_000})
         async with asyncio.timeout(WITHIN_S):
             await client.wait_closed()
-        # In D the answer may or may not have been sent before.
+        # In D the edge may have sent the answer before it read this message.
         assert client.close_code in ((1009,) if path == CHAT else (1000, 1009))
 
 

@@ -1,4 +1,4 @@
-"""Behaviour of existing clients that no protocol defines, but an edge must support."""
+"""Behaviour of existing clients that no protocol defines but that the edge must accept."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ every_dialect = pytest.mark.parametrize("client", CLIENTS.values(), ids=CLIENTS.
 @every_dialect
 async def test_client_that_closes_its_socket_right_after_it_stops(client: Client) -> None:
     async with live_edge() as edge:
-        for _ in range(3):  # each session needs the only slot, which the last one frees
+        for _ in range(3):  # each session needs the only slot, which the session before it frees
             async with edge.connect_to(client.path) as socket:
                 await client.begin(socket)
                 await send(socket, client.append)
@@ -102,10 +102,10 @@ async def test_client_that_still_sends_when_its_session_is_over_may_close_by_its
         cause(edge, conversation)
         assert await receive(socket) == {"type": "session.closed", "reason": reason}
         async with asyncio.timeout(WITHIN_S):
-            await conversation.is_over.wait()  # the slot is free before the client leaves
+            await conversation.is_over.wait()  # the slot is free before the client disconnects
         for event in (APPEND, APPEND, CLOSE):
             await send(socket, event)
-            await (await socket.ping())  # the event was read and not answered
+            await (await socket.ping())  # the edge has read the event and has not answered it
         await socket.close()
         await closed(socket, 1000)
 

@@ -83,7 +83,7 @@ async def test_units_above_the_rate_wait_and_the_newest_win() -> None:
         sent_count = conversation.received.qsize()
         for _ in range(4):
             await send(client, APPEND)
-        pong = await client.ping()  # the pong follows the units
+        pong = await client.ping()  # the edge answers the ping after it has read the units
         await pong
         assert conversation.received.qsize() == sent_count
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Every unit starts its own trace, links it to the session's span and carries its context."""
+"""Every unit starts a trace of its own, which links to the session's span."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Sends thousands of mutated messages and bad bytes over sockets. `make fuzz` sends other ones."""
+"""Sends thousands of mutated messages and bad bytes over sockets, the same in every run.
+
+`make fuzz` sends other messages in each run.
+"""
 
 from __future__ import annotations
 

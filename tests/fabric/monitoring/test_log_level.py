@@ -85,4 +85,4 @@ async def test_signals_change_the_level_of_every_process(up: Up) -> None:
     up.process.send_signal(signal.SIGUSR2)
     async with asyncio.timeout(WITHIN_S):
         while [line for line in await up.session() if line["level"] == "DEBUG"]:
-            pass  # repeat until the signal has reached every process
+            pass  # repeat until every process has received the signal

@@ -1,6 +1,7 @@
 """The metrics of `duplane up` in Prometheus, and their use in the alerts and the dashboard.
 
-Tests with a real Prometheus are skipped if it is neither installed nor available from Debian.
+The tests with a real Prometheus are skipped if Prometheus is neither installed nor available from
+Debian.
 """
 
 from __future__ import annotations
@@ -250,7 +251,7 @@ class Prometheus:
         return [float(each["value"][1]) for each in found["result"]]
 
     async def until(self, expression: str, value: float) -> None:
-        """Wait until an expression has exactly one result, and it is `value`."""
+        """Wait until an expression has exactly one result, which equals `value`."""
         async with asyncio.timeout(WITHIN_S):
             while True:
                 with contextlib.suppress(aiohttp.ClientError):

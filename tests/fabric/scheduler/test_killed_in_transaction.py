@@ -59,7 +59,7 @@ class Transactions:
 
 
 def _puts(request: etcd_pb2.TxnRequest) -> Iterator[etcd_pb2.PutRequest]:
-    """Yield the changes of a transaction and of those that share it."""
+    """Yield the changes of a transaction, and the changes of the transactions joined with it."""
     for one in request.success:
         yield one.request_put
         yield from _puts(one.request_txn)
@@ -89,7 +89,7 @@ class OneSlot:
         return registry_pb2.Report(slots=slot_reports(self._admission))
 
     async def serve(self, lease: lease_pb2.Lease, last: Callable[[], Awaitable[None]]) -> None:
-        """Run a session that ends after `last`."""
+        """Run a session that starts after the session `last` has ended."""
         claims = self._admission.claim(lease, time.monotonic())
         self.numbers.append(claims.fencing_number)
         await last()
@@ -100,7 +100,7 @@ class OneSlot:
 class Sessions:
     """Sessions that arrive one after the other and need the worker's only slot.
 
-    Each session lasts until the operator sees that it has claimed its lease.
+    A session ends when the operator has seen that it claimed its lease.
     """
 
     def __init__(self, client: FabricClient, worker: OneSlot, operator: Operator) -> None:

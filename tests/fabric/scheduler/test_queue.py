@@ -50,7 +50,8 @@ async def test_many_callers_are_served_in_order_and_positions_never_grow() -> No
         for granted in running:
             await worker.claim(granted)
         waiting = [await harness.caller() for _ in range(12)]
-        # Each call has its own channel, so only the ticket ids show the order of arrival.
+        # Each call has its own channel, so only the ticket ids show the order in which the calls
+        # arrived.
         await asyncio.gather(*(caller.read() for caller in waiting))
         waiting.sort(key=lambda caller: caller.ticket_id)
         assert [caller.position for caller in waiting] == list(range(1, 13))
@@ -121,7 +122,8 @@ async def test_claimed_grant_does_not_expire() -> None:
         operator, worker = await harness.operator(), await harness.worker(slot_count=2)
         granted = await (await harness.caller()).granted()
         await worker.claim(granted)
-        other = await (await harness.caller()).granted()  # expires, unlike the claimed lease
+        # This grant expires, unlike the claimed lease.
+        other = await (await harness.caller()).granted()
         assert (await worker.revoked()).lease_id == other.lease_id
         await operator.until(lambda seen: list(seen.leases) == [granted.lease_id])
         assert operator.leases[granted.lease_id].is_claimed
@@ -154,7 +156,7 @@ async def test_call_cancelled_at_the_moment_of_its_grant_leaves_no_ticket_and_no
             await caller.read()
         worker = await harness.worker(slot_count=20)
         for caller in waiting:
-            await caller.vanish()  # the other grants are made meanwhile
+            await caller.vanish()  # the scheduler makes the other grants meanwhile
         await operator.until(lambda seen: not seen.tickets)
         for lease in list(operator.leases):
             await harness.release(lease)
@@ -292,7 +294,7 @@ async def test_release_of_an_unclaimed_lease_frees_its_slot_at_once() -> None:
 
 
 async def test_slot_of_a_returned_grant_waits_for_the_report_of_its_number() -> None:
-    """The caller claims and releases at once, so its release overtakes the worker's report."""
+    """The caller claims and releases at once, so the release arrives before the worker's report."""
     async with SchedulerHarness.running() as harness:
         operator, worker = await harness.operator(), await harness.worker()
         worker.obeys_revokes = False

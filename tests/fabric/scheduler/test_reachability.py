@@ -1,4 +1,4 @@
-"""Workers that callers cannot reach: they get no grants, and callers are not refused."""
+"""Workers that callers cannot reach: they get no grants, and no caller is refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("every_store")
 
 
 class Sessions(session_pb2_grpc.SessionServiceServicer):
-    """Accepts every claim, or never answers if `is_hung`."""
+    """A worker's servicer that accepts every claim, or never answers if `is_hung`."""
 
     def __init__(self, *, is_hung: bool = False) -> None:
         self.is_hung = is_hung
@@ -106,7 +106,7 @@ async def test_worker_is_granted_again_after_it_answers_a_health_check() -> None
     async with SchedulerHarness.running() as harness:
         operator = await harness.operator()
         async with served(Sessions()) as address:
-            pass  # close the server to get a known, free port
+            pass  # the server is closed again: only its port was needed, which is now free
         await harness.worker("late", address=address)
         granted = await (await harness.caller()).granted()
         await harness.release(granted.lease_id, unreachable_worker_id="late")

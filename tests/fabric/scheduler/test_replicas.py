@@ -142,7 +142,7 @@ async def test_lost_presence_costs_nothing(
     prefix: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The presence key of every live scheduler is deleted; each scheduler writes its key again."""
+    """Delete the presence key of every live scheduler: each scheduler writes its key again."""
     first, second, _ = replicas
     worker = await first.worker(slot_count=1)
     await worker.claim(await (await first.caller()).granted())
@@ -186,7 +186,10 @@ async def test_absent_schedulers_session_is_ended_by_the_others(
 async def test_lost_session_brings_workers_and_callers_back(
     replicas: list[SchedulerHarness], client: EtcdClient, prefix: str
 ) -> None:
-    """etcd ends the lease of a live scheduler: its worker registers again, its callers wait on."""
+    """etcd ends the session of a live scheduler.
+
+    Its workers register again, and its callers continue to wait.
+    """
     first, second, _ = replicas
     worker = await first.worker(slot_count=1)
     granted = await (await first.caller()).granted()
@@ -223,7 +226,7 @@ async def test_key_of_a_stopped_scheduler_is_still_trusted(
 
 
 async def served(caller: Caller, replicas: list[SchedulerHarness]) -> lease_pb2.Granted:
-    """Wait for the grant; after a scheduler dies, wait at another one."""
+    """Wait for the grant. If the scheduler has died, wait at another one."""
     async with asyncio.timeout(6 * BOUND_S):
         for attempt in range(100):
             try:

@@ -1,4 +1,4 @@
-"""RegistryService over sockets: attach, report, drain, broken streams and new attachments."""
+"""RegistryService over sockets: attaching, reports, draining, broken streams, attaching again."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ async def test_slot_whose_cleanup_failed_is_never_granted_again() -> None:
 async def test_silent_worker_is_not_granted_until_it_reports() -> None:
     async with SchedulerHarness.running(report_interval_s=0.05) as harness:
         operator, worker = await harness.operator(), await harness.worker()
-        # One message for the registration, one for the change to silent.
+        # One message for the registration, and one for the change to silent.
         await operator.until(lambda seen: sum(one.HasField("worker") for one in seen.steps) == 2)
         assert operator.workers["w"].is_silent
         caller = await harness.caller()
@@ -308,7 +308,7 @@ async def test_malformed_report_ends_the_stream_and_nothing_else(
 
 
 async def test_two_slots_cannot_name_one_lease() -> None:
-    """If a worker reports this, the scheduler lists only one lease and continues."""
+    """If a worker reports a lease on two slots, the scheduler lists it once and continues."""
     async with SchedulerHarness.running() as harness:
         operator, slots = await harness.operator(), slot_reports(OCCUPIED, OCCUPIED)
         slots[0].lease_id = slots[1].lease_id = "same"
@@ -354,7 +354,7 @@ async def test_worker_that_vanishes_while_it_attaches_does_not_stay_registered(
 async def test_slot_that_is_given_back_while_others_are_settled_is_granted_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The worker is registered, and gets the revoke, before the store has adopted its sessions."""
+    """The revoke comes after the registration, but before the store has adopted its sessions."""
     async with SchedulerHarness.running() as harness:
         assert harness._scheduler
         operator, may_adopt, adopting = await harness.operator(), asyncio.Event(), list[str]()
@@ -377,7 +377,7 @@ async def test_slot_that_is_given_back_while_others_are_settled_is_granted_again
         assert (revoke.slot, revoke.lease_id) == (2, granted.lease_id)
         assert adopting == ["first", "second"], "settled one after another"
         assert not operator.leases.keys() & {"first", "second"}
-        await worker.finish(0)  # must count as later than the registration
+        await worker.finish(0)  # this report must count as later than the registration
         may_adopt.set()
         await operator.until(lambda seen: set(seen.leases) == {"second"})
         free = [await worker.claim(await (await harness.caller()).granted()) for _ in range(2)]

@@ -21,7 +21,7 @@ Response = session_pb2.ConverseResponse
 
 
 class Sessions(session_pb2_grpc.SessionServiceServicer):
-    """Listens to all units except one, which fails."""
+    """A worker's servicer that listens to all units except one, which fails."""
 
     def __init__(self, failed: int) -> None:
         self.failed = failed

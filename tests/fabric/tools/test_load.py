@@ -21,9 +21,9 @@ from duplane.tools.bench.load.run import bench_fabric
 from duplane.tools.bench.options import FabricBench
 
 SESSIONS, SECONDS, WARM_UP = 20, 16, 2
-# Bound of the growth of a process from the middle to the end of the soak. The allocator may keep
-# some memory of ended sessions. A process that kept the sound of each unit would grow by 5 MB
-# (20 sessions, 4 s, 64 KB).
+# A process may grow by at most this between the middle and the end of the soak, because the
+# allocator may keep some memory of ended sessions. A process that kept the sound of each unit would
+# grow by 5 MB (20 sessions, 4 s, 64 KB).
 GROWTH_MB = 4.0
 
 
@@ -38,7 +38,8 @@ def measure(*flags: str, folder: Path) -> dict[str, Any]:
 def assert_answered_once(row: Mapping[str, Any]) -> None:
     """Assert that each unit has one answer, in time unless the generator was late.
 
-    A session that is not renewed within its second, on a loaded machine, does not send that unit.
+    If a session takes longer than its second to be renewed, on a loaded machine, it does not send
+    that unit.
     """
     counts = dict(row["counts"])
     sent, late = counts.pop("sent"), counts.pop("late") - counts.pop("late_by_generator")
@@ -50,7 +51,7 @@ def assert_answered_once(row: Mapping[str, Any]) -> None:
 
 
 def break_session(unit: session_pb2.Unit) -> list[Any]:
-    """As the worker: drop the second unit, fail the fourth, end the session at the fifth."""
+    """Act as the worker: drop the second unit, fail the fourth, end the session at the fifth."""
     match unit.sequence:
         case 1:
             return []

@@ -104,7 +104,10 @@ async def test_what_cannot_work_is_said_before_connecting(
 
 
 async def connect_error(answer: bytes | None, scheme: str) -> str:
-    """Return the error of `talk` with a server that sends these bytes; None: it sends nothing."""
+    """Return the error of `talk` if a server sends these bytes.
+
+    None means that it sends nothing.
+    """
     writers: list[asyncio.StreamWriter] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -154,7 +154,8 @@ def receivers(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.subprocess.Proces
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", record)
     for name in ("OTEL_TRACES_EXPORTER", "OTEL_BSP_SCHEDULE_DELAY"):
-        monkeypatch.setenv(name, "")  # so that the test ends with the former settings
+        # Registers the variable with monkeypatch, which restores it after the test.
+        monkeypatch.setenv(name, "")
     for name in ("ENDPOINT", "INSECURE"):
         monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_TRACES_{name}", "")
     return found
@@ -166,7 +167,7 @@ async def test_report_is_read_while_the_receivers_stdin_is_open(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async def communicate(process: asyncio.subprocess.Process) -> tuple[bytes, None]:
-        """Close stdin, as Python does since 3.12."""
+        """Close stdin before reading, as Python does since 3.12."""
         assert process.stdin
         assert process.stdout
         process.stdin.close()

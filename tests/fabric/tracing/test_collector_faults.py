@@ -1,4 +1,4 @@
-"""If a collector stalls or is gone, no unit is lost, and lost spans are counted."""
+"""A collector that stalls or is gone: no unit is lost, and lost spans are counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fails in the worker has whole spans: refused units and openings."""
+"""Units and openings that the worker refuses: their spans are complete."""
 
 from __future__ import annotations
 

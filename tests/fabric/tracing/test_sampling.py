@@ -1,4 +1,7 @@
-"""With any sampler, late, failed and dropped units are exported; without sampling, no others."""
+"""With any sampler, late, failed and dropped units are exported.
+
+Without sampling, no others are.
+"""
 
 from __future__ import annotations
 

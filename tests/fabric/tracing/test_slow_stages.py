@@ -1,4 +1,4 @@
-"""A unit that is slow in one stage is late, and `duplane trace` and the metrics name that stage."""
+"""A unit that is slow in one stage: `duplane trace` and the metrics name this stage."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def report_of(fabric: TracedFabric) -> str:
     return report(collected, Choice())
 
 
-# --- functions that make the last unit of a session slow ---
+# --- functions that make one stage of a session's last unit slow ---
 
 
 def in_the_model(stage: str) -> Step:
@@ -161,7 +161,7 @@ def late_call(owner: type, name: str, *, is_async: bool = True) -> Step:
 
         patch.setattr(owner, name, call_later if is_async else call_late)
         await exchange(client)
-        await exchange(client)  # a call that waits already is not delayed, but the next one is
+        await exchange(client)  # a call that waits already is not delayed, but the next call is
 
     return make_slow
 
@@ -239,8 +239,9 @@ CASES: dict[str, Step] = {
     "edge render": late_call(DuplexSession, "responded", is_async=False),
     "edge write": in_the_socket,
 }
-"""The stage that the report must name -> the function that makes it slow."""
-TWICE = ("edge queue", "worker device")  # the earlier unit is also late, in another stage
+"""For each stage that the report must name: the function that makes it slow."""
+# In these cases the unit before is also late, but in another stage.
+TWICE = ("edge queue", "worker device")
 SUMS = "duplane_stage_duration_seconds_sum"
 
 

@@ -30,7 +30,7 @@ async def run_session(fabric: TracedFabric, values: Sequence[float]) -> None:
 
 
 def check_stages(span: Span, order: Sequence[str]) -> list[str]:
-    """Check that the stages of a span are in order and cover it; return their names."""
+    """Check that the stages of a span are in order and have no gaps; return their names."""
     names = [event.name for event in span.events]
     assert names == [stage for stage in order if stage in names]
     times = [event.time_unix_nano for event in span.events]
@@ -100,7 +100,10 @@ def check_units(by_name: Mapping[str, Sequence[Span]]) -> None:
 
 
 def durations(span: Span) -> dict[str, int]:
-    """Return the nanoseconds of each stage. It lasts until the next stage, or the span's end."""
+    """Return the nanoseconds of each stage.
+
+    A stage lasts until the next one, or until the span ends.
+    """
     begins = [event.time_unix_nano for event in span.events]
     ends = [*begins[1:], span.end_time_unix_nano]
     names = [event.name for event in span.events]

@@ -62,7 +62,8 @@ async def test_a_client_that_does_not_read_costs_the_device_nothing() -> None:
         rig.model.on_chat = shout
         async with chat(rig, asks()) as responses:
             await rig.scheduler.until_slot(0, registry_pb2.SLOT_STATE_OCCUPIED)
-            # Nobody reads, so gRPC's windows fill, the write stalls, and the worker ends the chat.
+            # Nobody reads, so gRPC's windows fill and the worker's write stalls. Then the worker
+            # ends the chat.
             await rig.all_free()
             steps = len(rig.model.chat_rounds)
             assert (await chat_failure(responses)).reason is Reason.SLOW_CLIENT

@@ -32,7 +32,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TinyModel(ScriptedModel):
-    """The scripted device, which loads a real tiny model."""
+    """The scripted device of the tests, but with a real tiny model."""
 
     def __init__(self, checkpoint: Path) -> None:
         super().__init__()

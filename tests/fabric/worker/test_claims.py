@@ -68,12 +68,12 @@ async def test_a_lease_that_was_altered_is_forged() -> None:
 async def test_a_lease_for_something_else_is_refused(claims: dict, reason: Reason) -> None:
     async with running_worker() as rig:
         assert (await refusal(rig, rig.grant(**claims))).reason is reason
-        async with rig.claimed():  # the refusal occupied no slot and raised no number
+        async with rig.claimed():  # the refused claim occupied no slot and raised no fencing number
             pass
 
 
 async def test_the_wall_clock_decides_about_no_lease() -> None:
-    """The ages of leases are counted from fencing numbers: see `test_lease_ages.py`."""
+    """The worker computes the ages of leases from fencing numbers: see `test_lease_ages.py`."""
     async with running_worker() as rig:
         for hours in (-24, 24):
             claims = rig.claims()

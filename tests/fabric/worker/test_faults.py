@@ -165,7 +165,7 @@ async def test_a_client_whose_connection_breaks_frees_its_slot() -> None:
 
 
 class _CuttingProxy:
-    """Forwards TCP to a worker until a test resets the connections, without an end of the calls."""
+    """Forwards TCP to a worker, until a test resets the connections without ending the calls."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -262,7 +262,7 @@ async def _broken(rig: Rig, client: Client) -> None:
     await client.closed()
     await rig.scheduler.until_slot(0, registry_pb2.SLOT_STATE_BROKEN)
     assert (await refusal(rig, rig.grant(0))).reason is Reason.SLOT_OCCUPIED
-    async with rig.opened(rig.grant(1)) as other:  # the other slots still work
+    async with rig.opened(rig.grant(1)) as other:  # the slots beside the broken one still work
         await other.send(unit(0))
         assert (await other.delta()).sequence == 0
 

@@ -116,7 +116,7 @@ async def test_a_picture_that_cannot_be_shown_is_refused_in_its_turn() -> None:
         assert failed.field == "video_frames[1]"
         assert failed.message == "video_frames[1] cannot be used: the frame is empty"
         assert (await client.delta()).sequence == 2
-        assert len(rig.model.rounds) == 3 + 2  # includes the rounds of the warm-up
+        assert len(rig.model.rounds) == 3 + 2  # two more rounds are the worker's warm-up
 
 
 async def test_a_client_that_leaves_while_its_picture_is_decoded_leaves_nothing() -> None:
@@ -200,7 +200,7 @@ async def test_a_window_leaves_no_context_full_but_at_the_clients_own_limit(
 
 
 class TinyModel(ScriptedModel):
-    """The scripted device, which loads a real tiny model."""
+    """The scripted device of the tests, but with a real tiny model."""
 
     def load(self) -> Any:
         torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Preparation outside the device thread: it ends with its session and delays no other session."""
+"""Preparation outside the device thread: it stops with its session and delays no other session."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORD = session_pb2.ChatMessage(
 
 
 class Workshop:
-    """Blocks the preparation of chats with several messages, and counts its steps."""
+    """Blocks the preparation of chats that have several messages, and counts its steps."""
 
     def __init__(self, model: ScriptedModel) -> None:
         self.steps = 0
@@ -46,7 +46,10 @@ class Workshop:
 
 @contextlib.asynccontextmanager
 async def asked(rig: Rig, slot: int, message_count: int) -> AsyncGenerator[asyncio.Task[int]]:
-    """Run a client that starts a chat; yield the task that counts its responses. Then it leaves."""
+    """Run a client that starts a chat; yield the task that counts its responses.
+
+    Then disconnect.
+    """
     granted = rig.grant(slot, kind=lease_pb2.SESSION_KIND_CHAT)
     request = session_pb2.ChatRequest(messages=[WORD] * message_count)
 
@@ -71,14 +74,15 @@ async def test_a_slot_is_free_only_when_nothing_is_prepared_for_it_any_more() ->
         async with asked(rig, 0, message_count=100):
             await workshop.begun()
         await rig.scheduler.until_slot(0, registry_pb2.SLOT_STATE_CLEANING)
-        # The slot is still CLEANING after a whole other chat, although the device has finished.
+        # The slot stays CLEANING while a whole other chat runs: the device has finished, but the
+        # preparation has not.
         async with asked(rig, 1, message_count=1) as asking, asyncio.timeout(WITHIN_S):
             assert await asking > 1
         await rig.all_free(1)
         assert rig.scheduler.report.slots[0].state == registry_pb2.SLOT_STATE_CLEANING
         workshop.let_go()
         await rig.all_free(0)
-        # The preparation stopped at its next step.
+        # The preparation stopped before its second step.
         assert workshop.steps == 1
 
 

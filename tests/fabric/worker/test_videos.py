@@ -116,13 +116,13 @@ async def test_the_pictures_of_all_videos_are_bounded_together() -> None:
         assert not decoders()
 
 
-# Reads the file and then hangs; the arguments contain the name, like those of the real decoder.
+# Reads the file and then hangs. Its arguments contain the file's name, like those of the decoder.
 STUCK = "import sys, time; sys.stdin.buffer.read(); time.sleep(600)"
 
 
 @pytest_asyncio.fixture
 async def stuck(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Replace decoders by hung ones; return an event that is set when one has read its file."""
+    """Let decoders hang; return an event that is set when one of them has read its file."""
     has_begun = asyncio.Event()
 
     feed, loop = videos.feed, asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""The transcripts show everything in the specifications, and nothing else."""
+"""The transcripts show everything that is in the specifications, and nothing else."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_legal_transitions_are_those_of_the_specification(dialect: type[Dialect]
 def test_every_event_comes_in_every_phase_and_does_what_is_specified(
     dialect: type[Dialect], replays: list[PureReplay]
 ) -> None:
-    """This includes illegal events: the edge answers each with one error and changes nothing."""
+    """The edge answers an illegal event with one error and does not change its phase."""
     wanted = {(phase, kind) for phase, row in specified(dialect).items() for kind in row}
     kinds = {kind for _, kind in wanted}
     wanted |= {("CLOSED", kind) for kind in kinds}
@@ -127,7 +127,7 @@ def did_as_specified(move: Move, kind: str) -> bool:
     outcome = specified(move.dialect)[move.before.name][kind]
     if outcome in {phase.name for phase in Phase}:
         led_to = Phase[outcome]
-        opened = LIFECYCLE.get((led_to, Lifecycle.OPENED))  # the phase may change again at once
+        opened = LIFECYCLE.get((led_to, Lifecycle.OPENED))  # LIFECYCLE may change the phase at once
         return move.after in (led_to, opened) and not is_refused(move)
     if len(move.told) != 1 or move.after is not move.before:
         return False
@@ -193,7 +193,7 @@ def outcome_of(default: dict[str, Any], given: dict[str, Any]) -> list[Any]:
         return [request, *(len(session.responded(answer, now)) for answer in (PIECE, DONE))]
     asked = session.requests.take()
     if asked and asked.HasField("unit") and not asked.unit.HasField("max_slice_count"):
-        asked.unit.max_slice_count = 1  # in the contract, absent means this count
+        asked.unit.max_slice_count = 1  # the contract's default
     return [told, asked]
 
 

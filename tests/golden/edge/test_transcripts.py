@@ -1,4 +1,4 @@
-"""Each transcript is replayed through the session without sockets and through a live edge."""
+"""Each transcript is replayed through the session without sockets, and through a live edge."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from duplane.edge.recording.settings import RecordingSettings
 
 TRANSCRIPTS = {transcript.name: transcript for transcript in all_transcripts()}
 
-# Only a client that does not read causes this end: see tests/fabric.
+# Only a client that does not read is closed for this reason: see tests/fabric.
 UNWRITTEN_ENDS = {CloseReason.TOO_SLOW}
 
 

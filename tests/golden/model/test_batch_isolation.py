@@ -1,4 +1,4 @@
-"""If a stage fails for one conversation, only that one ends; results of others do not change."""
+"""If a stage fails for one conversation, this one ends; the results of others do not change."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Results = dict[int, list[UnitOutput | UnitFailure]]
 
 
 def is_first(*slots: Sequence[Any] | Any) -> bool:
-    """Return whether `GUILTY` is one of these slots, or the slot of one of these units or pairs."""
+    """Return whether `GUILTY`, the slot that fails, is among these slots, units or pairs."""
     items = slots[0] if isinstance(slots[0], Sequence) else [slots[0]]
     found = (item[0] if isinstance(item, tuple) else getattr(item, "slot", item) for item in items)
     return GUILTY in found
@@ -100,7 +100,7 @@ def replaced(owner: object, name: str, call: Callable[..., Any]) -> Iterator[Non
 
 
 def count_work(model: DuplexModel, places: dict[str, Place]) -> dict[str, list[int]]:
-    """Count the operations of every call that `broken` chooses, in a run without failures."""
+    """Count the operations of every call that `is_chosen` accepts, in a run without failures."""
     counts: dict[str, list[int]] = {stage: [] for stage in places}
 
     def counting(stage: str, call: Any, is_chosen: Callable[..., bool]) -> Callable[..., Any]:
@@ -190,7 +190,8 @@ def assert_same(got: list[UnitOutput | UnitFailure], want: list[UnitOutput | Uni
         assert ours.token_ids == theirs.token_ids
         assert ours.context_length == theirs.context_length
         assert ours.audio_token_count == theirs.audio_token_count
-        # A batch changes the last bits of the frequency; after a second the error is this large.
+        # Another batch changes the last bits of the pitch; after a second the wave differs by this
+        # much.
         assert len(ours.audio) == len(theirs.audio)
         if len(ours.audio):
             assert np.sqrt(np.mean((ours.audio - theirs.audio) ** 2)) < 2e-3
@@ -217,7 +218,8 @@ def work(_loaded: DuplexModel) -> dict[str, list[int]]:
 def test_a_stage_that_fails_for_one_leaves_the_others_what_they_have_alone(
     model: DuplexModel, alone: Results, work: dict[str, list[int]], stage: str
 ) -> None:
-    # For the guilty slot, the first call succeeds, the second fails late, others fail at once.
+    # In the slot that fails, the first call succeeds, the second fails late, and later calls fail
+    # at once.
     undisturbed, disturbed = work[stage][:2]
     numbers = [undisturbed + 1, 0.9 * disturbed, 0]
     with broken(model, STAGES[stage], numbers, RuntimeError("the device says no")) as raised:

@@ -1,4 +1,4 @@
-"""Chats and duplex conversations that share a model have the same results as alone."""
+"""Chats and duplex conversations that share a model have the same results as each alone."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -156,7 +156,7 @@ def test_chats_beside_each_other_and_a_duplex_session_are_as_alone(model: Duplex
     between(1)
     seeing = players.join(2, SEEN)
     between(3)
-    players.leave(3)  # in the middle of its answer
+    players.leave(3)  # this chat is in the middle of its answer
     again = players.join(3, GREEDY)
     between(3)
     players.finish()
@@ -189,7 +189,7 @@ def test_an_answer_is_as_long_as_asked_and_says_why_it_ended(model: DuplexModel)
 
 
 def test_an_answer_that_fills_the_context_ends_there(model: DuplexModel) -> None:
-    # A length penalty this high keeps the model from ending by itself.
+    # With a length penalty as high as this, the model does not end by itself.
     request = ask("Go on.", decode_mode=DecodeMode.GREEDY, length_penalty=100.0)
     players = Players(model)
     answer = players.join(2, request)

@@ -20,7 +20,7 @@ from duplane.worker.model.types import (
 
 UNIT = 16_000
 UNITS = 400
-"""So many that every row of the cache is written and moved many times."""
+"""Enough units that every row of the cache is written and moved many times."""
 TALK = read_audio(GOLDEN / "audio" / "talk.wav", 30 * UNIT)
 BASIC = ConversationOptions(
     generate_audio=False,

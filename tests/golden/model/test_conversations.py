@@ -1,4 +1,4 @@
-"""Conversations that join and leave a model have the same results as alone."""
+"""Conversations that join and leave a model have the same results as when they run alone."""
 
 import gc
 import shutil
@@ -219,7 +219,8 @@ def test_a_listening_unit_is_one_pass_of_the_llm(
     monkeypatch.setattr(model.llm.model, "forward", counted)
     for number in range(3):
         outputs(model, [Unit(0, unit_at(number))])
-    # A pass has `<unit>` and the audio; from the second unit on also two closing ids of the last.
+    # Each pass has `<unit>` and the audio. From the second unit on, it also has two closing ids of
+    # the unit before.
     assert passes == [11, 13, 13]
 
 

@@ -70,7 +70,7 @@ def picture(name: str) -> bytes:
 
 
 def unit(slot: int, number: int) -> Unit:
-    """Return a unit of audio. Some have pictures, one has only pictures, one must listen."""
+    """Return a unit of audio. Some units have pictures, one has only pictures, one must listen."""
     audio = TALK[(3 + number) * UNIT :][:UNIT] if number != 5 or slot else SILENT
     frames = {1: (picture("sq.png"),), 3: (picture("big.png"), picture("wide.png"))}
     shown = frames.get(number, ()) if slot != 1 else ()
@@ -80,7 +80,10 @@ def unit(slot: int, number: int) -> Unit:
 
 
 def converse(model: DuplexModel, seconds: int = 7) -> list[Any]:
-    """Run four conversations with all kinds of context window; each skips some seconds."""
+    """Run four conversations with all kinds of context window.
+
+    Each sends nothing in some seconds.
+    """
     said: list[Any] = []
     options = (GREEDY, SAMPLED, BASIC, CONTEXT)
     for slot in range(SLOTS):
@@ -145,7 +148,7 @@ def answer(model: DuplexModel, slots: Sequence[int]) -> list[Any]:
 
 
 def take_turns(model: DuplexModel) -> list[Any]:
-    """Run a half-duplex conversation with speech, long enough for its window to move."""
+    """Run a half-duplex conversation with speech, which is so long that its window drops rounds."""
     options = ChatOptions(
         decode_mode=DecodeMode.GREEDY, max_new_tokens=8, seed=0, generate_audio=True
     )

@@ -1,4 +1,4 @@
-"""A thousand conversations do not increase the memory in use."""
+"""The memory in use does not grow over a thousand conversations."""
 
 import gc
 from dataclasses import replace
@@ -63,7 +63,7 @@ def test_a_thousand_conversations_leave_the_memory_as_it_was(model: DuplexModel)
     for number in (0, 1, 5, 50):  # every kind of conversation, and the largest kind twice
         converse(model, number=number)
     tensors, stated = live_tensors(), model.memory_bytes
-    # The memory of the C library's allocator grows until it has allocated every size once.
+    # The C library's allocator takes more memory until it has served every size of request once.
     for number in range(CONVERSATIONS // AT_ONCE // 4):
         converse(model, number=number)
     resident = process.memory_info().rss
@@ -72,5 +72,6 @@ def test_a_thousand_conversations_leave_the_memory_as_it_was(model: DuplexModel)
     assert live_tensors() == tensors
     assert model.memory_bytes == stated
     assert all(model.is_clean(slot) for slot in range(AT_ONCE))
-    # The allocator may hold a few more pages; the state of one conversation has 3 MiB.
+    # The allocator may hold a few more pages. This limit is far below a leak of one conversation's
+    # state (3 MiB) per conversation.
     assert process.memory_info().rss - resident < 16 * MEBIBYTE

@@ -74,7 +74,8 @@ CHANGED = {
         context_previous_max_tokens=1,
     ),
 }
-"""For each option, a conversation that differs from `BASE`, or from the last entry, in it."""
+"""For each option: a conversation whose value of this option differs from `BASE`, or from the last
+entry."""
 
 
 def play(model: DuplexModel, slots: dict[int, ConversationOptions]) -> dict[int, list[UnitOutput]]:
@@ -162,7 +163,7 @@ def test_units_listen_and_speak_as_long_as_they_may(model: DuplexModel) -> None:
     assert [output.is_listen for output in listening[:4]] == [True] * 4
     assert not all(output.is_listen for output in listening)
     short = alone(model, CHANGED["max_new_speak_tokens_per_chunk"])
-    # The terminator and the unit end are not fed while speaking.
+    # While the model speaks, the terminator and the unit end are not fed.
     assert max(len(output.token_ids) - 2 for output in short) == 4
     assert max(len(output.token_ids) - 2 for output in alone(model, BASE)) > 4
 

@@ -1,4 +1,4 @@
-"""In any schedule of conversations, each has the same results as alone."""
+"""Whenever other conversations start and end, each conversation has the same results as alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of fixed sizes meet the conditions of CUDA graphs; tested on a CPU."""
+"""Steps of fixed sizes meet the conditions of CUDA graphs. Tested on a CPU."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def load(checkpoint: Path) -> DuplexModel:
 
 @pytest.fixture(scope="module")
 def static(speaking_checkpoint: Path) -> Iterator[DuplexModel]:
-    """Yield a model that uses a step of fixed size whenever there is one."""
+    """Yield a model that uses a step of fixed size wherever it has one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graphs, "LAUNCH_S", float("inf"))
         patch.setattr(graphs, "GATHER_COST", 1)
@@ -165,7 +165,7 @@ def test_a_step_is_used_unless_launching_its_kernels_is_faster(
     assert found
     for name, value in (("LAUNCH_S", 5e-6), ("GATHER_COST", 3)):
         monkeypatch.setattr(graphs, name, value)
-    # The choice depends on the count of slots and the context length, not on slot numbers.
+    # The choice depends on the number of slots and the context length, but not on slot numbers.
     for slots, width in (([0], 1), ([3], 1), ([1, 3], SLOTS), ([0, 1, 3], SLOTS)):
         step = found.find(slots, 501)
         assert step is not None

@@ -1,4 +1,4 @@
-"""The host rarely waits for the device, and for many conversations not more often than for one."""
+"""The host rarely waits for the device, and not more often for many conversations than for one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ ALLOWED = {
 
 
 def watched(model: DuplexModel, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Return a list; each later call of a stage adds its name and its number of waits to it."""
+    """Return a list.
+
+    Each later call of a stage adds its name and its number of waits to this list.
+    """
     owners: Sequence[tuple[Any, Sequence[str]]] = (
         (model._pipeline.inputs, ("encode_frames", "encode_audio")),
         (model.llm, ("feed_units", "feed")),
@@ -85,7 +88,7 @@ def test_no_stage_waits_more_often_than_its_results_need(
         units += syncs.count
     assert {name for name, _ in seen} == set(ALLOWED)
     assert [(name, count) for name, count in seen if count > ALLOWED[name]] == []
-    # The host waits only within the stages; some stages are called by others.
+    # The host waits only within the stages. Some stages are called within others.
     calls = Counter(name for name, _ in seen)
     assert units == sum(count for _, count in seen)
     assert calls["choose"] + calls["decode_mel"] <= units

@@ -1,4 +1,4 @@
-"""An hour of half duplex: after dropping rounds, the context equals a newly built one."""
+"""An hour of half duplex: after rounds were dropped, the context equals a newly built one."""
 
 from __future__ import annotations
 
@@ -74,9 +74,10 @@ class Talk:
 
 
 def check_like_rebuilt(talk: Talk, slot: int) -> None:
-    """Compare the context with a new one, to which the prompt and the kept rounds are fed.
+    """Compare the context with a new one, which is built from the prompt and the kept rounds.
 
-    Only the first layer is compared, because there a row depends only on its own id and position.
+    Only the first layer is compared, because in the first layer a row depends only on its own id
+    and position.
     """
     model = talk.model
     ids = [*talk.system, *(token for said in talk.kept() for token in said)]

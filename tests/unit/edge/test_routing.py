@@ -1,4 +1,4 @@
-"""Reading paths, queries and headers of clients, also malformed ones."""
+"""Reading the paths, queries and headers of clients, including malformed ones."""
 
 from __future__ import annotations
 

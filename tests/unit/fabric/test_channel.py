@@ -1,4 +1,4 @@
-"""Channel options exist in gRPC, which ignores unknown names silently."""
+"""The options of channels exist in gRPC, which ignores unknown names without an error."""
 
 from __future__ import annotations
 

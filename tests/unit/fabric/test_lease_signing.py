@@ -1,4 +1,4 @@
-"""Signed leases verify; changed ones and unknown keys are refused."""
+"""Signed leases verify. Changed leases and leases signed with unknown keys are refused."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from duplane.fabric import process
 from duplane.fabric.monitoring.logs import configure_logging
 
 async def main(shutdown):
-    threading.Thread(target=threading.Event().wait).start()  # a stuck thread, not a daemon
+    # A thread that never ends and is not a daemon.
+    threading.Thread(target=threading.Event().wait).start()
     raise process.{error}("the device is lost")
 
 configure_logging("worker")

@@ -105,7 +105,8 @@ class SchedulerHistory(RuleBasedStateMachine):
         self.granted_at: dict[int, float] = {}  # key: the fencing number
         self.open_tickets: dict[int, Ticket] = {}
         self.live: dict[tuple[str, int], Grant] = {}
-        self.void: list[Grant] = []  # ended without a claim; their workers do not know yet
+        # Grants that ended without a claim and whose workers do not know this yet.
+        self.void: list[Grant] = []
 
     @initialize()
     def boot(self) -> None:
@@ -305,7 +306,7 @@ class SchedulerHistory(RuleBasedStateMachine):
                     for void in self.void
                 ), "granted before the worker knew that the former grant is void"
                 made.append(grant)
-                # Another scheduler may try the same grant before it sees this one.
+                # Another scheduler may try the same grant again before it sees this grant.
                 assert run(self.store.try_grant(ticket, Offer(claims, CLAIM_TIMEOUT_S))) is None
         return multiple(*made)
 

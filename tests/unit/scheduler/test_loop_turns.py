@@ -1,4 +1,4 @@
-"""The scheduler does only a bounded amount of work before other tasks can run."""
+"""The scheduler does a bounded amount of work before it lets other tasks run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Fabric:
 
 
 class Turns:
-    """Counts the calls of a function in one iteration of the event loop."""
+    """Counts the calls of a function in each pass of the event loop."""
 
     def __init__(self, patch: pytest.MonkeyPatch, module: object, name: str) -> None:
         self.longest = self.total = self._in_turn = 0

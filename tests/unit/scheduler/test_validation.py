@@ -1,4 +1,4 @@
-"""Checks of requests that no request over a socket reaches."""
+"""Checks of requests, for cases that no request over a socket can cause."""
 
 from __future__ import annotations
 

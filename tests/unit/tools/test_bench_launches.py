@@ -68,7 +68,7 @@ def test_composed_operations_count_by_their_parts_and_views_not_at_all(watch: St
 def test_no_stage_launches_more_than_it_may_wherever_its_slots_are(
     model: DuplexModel, watch: StageWatch, at: int
 ) -> None:
-    count_launches(model, watch, [0])  # builds what is built once
+    count_launches(model, watch, [0])  # builds everything that is built only once
     near = count_launches(model, watch, range(COUNTS[at]))
     apart = count_launches(model, watch, scattered(COUNTS[at], model.slot_count))
     assert near.keys() == apart.keys() == CEILINGS.keys()

@@ -95,7 +95,7 @@ def test_pinned_version_is_read(install: ModuleType) -> None:
         install.pinned("jax", "torch==2.13.0\n")
 
 
-# Replaces `python -m pip`: writes the first lines of pip's output, then hangs as in a download.
+# Replaces `python -m pip`: it writes the first lines of pip's output, then hangs as in a download.
 ENDLESS_PIP = """#!/bin/sh
 echo "Collecting torch==2.13.0"
 echo "  Downloading torch-2.13.0-cp311-linux_x86_64.whl (190.5 MB)"

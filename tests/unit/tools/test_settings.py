@@ -50,7 +50,7 @@ def numbers(verb: str) -> list[Setting]:
 
 OPTIONAL_NUMBERS = ("session_s", "max_age_s", "max_total_bytes")
 UNITS = {"max_age_s": 86_400, "max_total_bytes": 10**9}
-MANY = 1000  # within the bounds of every setting but these
+MANY = 1000  # within the bounds of every setting except these
 FEW = {"claim_timeout_s": 10}
 
 

@@ -1,4 +1,4 @@
-"""Ages of leases, computed from fencing numbers, compared with histories with known times."""
+"""Ages of leases are computed from fencing numbers; histories with known times check them."""
 
 from __future__ import annotations
 

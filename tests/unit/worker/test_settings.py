@@ -1,4 +1,4 @@
-"""Settings of a worker: an invalid value is refused with the name of its setting."""
+"""Settings of a worker: an invalid value is refused, and the error names its setting."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ async def test_what_is_no_comment_is_refused(tmp_path: Path, body: bytes, code: 
     ],
 )
 async def test_an_upload_is_kept_with_the_recording(tmp_path: Path, kind: str, name: str) -> None:
-    content = bytes(range(256)) * 4000  # arrives in several pieces
+    content = bytes(range(256)) * 4000  # long enough to arrive in several pieces
     async with recorded(tmp_path) as (http, directory):
         url = f"{URL}/{directory.name}"
         for sent in (b"before", content):

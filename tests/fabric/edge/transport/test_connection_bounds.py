@@ -78,7 +78,10 @@ async def test_hundreds_that_say_nothing_are_cut_and_a_session_goes_on() -> None
 
 
 async def test_slots_of_hundreds_that_never_begin_go_round() -> None:
-    """Silent sessions wait in the queue. One after the other gets a slot and loses it again."""
+    """Hundreds of sessions that send nothing wait in the queue.
+
+    Each gets a slot and loses it again.
+    """
     limits = replace(Limits(), init_s=0.01, close_s=0.2)
     async with (
         live_edge(limits, slot_count=2) as edge,

@@ -1,4 +1,4 @@
-"""The first bytes of a connection decide which server handles it."""
+"""The limits of a connection from its first byte on: its head, its kind and its open file."""
 
 from __future__ import annotations
 
@@ -132,7 +132,8 @@ async def test_websocket_at_a_wrong_path_is_refused() -> None:
 async def test_undecided_connections_end_with_the_edge() -> None:
     async with live_edge() as edge:
         saying = asyncio.ensure_future(said(edge.edge.address, b"GET "))
-        assert (await edge.get("/health"))[0] == 200  # accepted after the other connection
+        # The edge accepts this connection after the other one.
+        assert (await edge.get("/health"))[0] == 200
     assert await saying == b""
 
 

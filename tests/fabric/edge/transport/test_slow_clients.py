@@ -1,7 +1,7 @@
 """Clients that read slowly or never, stop in the middle of a message, or send without end.
 
-Such a client costs bounded memory and time and loses its slot. A good client beside it (the
-witness) gets its answers as if it were alone. `live_edge` asserts that no task is left.
+Such a client costs bounded memory and time, and loses its slot. A good client beside it (the
+witness) gets the same answers as without it. `live_edge` asserts that no task is left.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ async def test_client_that_stops_in_the_middle_of_a_message_is_cut_in_time() -> 
 
 
 async def test_message_may_take_longer_than_a_pong_as_long_as_it_comes() -> None:
-    """A client that is sending a frame cannot answer a ping before the end of the frame."""
+    """A client that is in the middle of a frame cannot answer a ping before the frame ends."""
     limits = replace(QUICK, ping_s=0.1)
     async with live_edge(limits) as edge, RawClient(edge.edge.address) as client:
         await begin_raw(edge, client)

@@ -166,7 +166,7 @@ def test_files_that_do_not_fit_leave_the_old_certificate(tmp_path: Path) -> None
     assert not certificate.reload_if_changed()
     write_certificate(tmp_path, "second")
     second_key = key.read_bytes()
-    key.write_bytes(first_key)  # between the replacements of the two files
+    key.write_bytes(first_key)  # the moment between the replacements of the two files
     assert not certificate.reload_if_changed()
     assert not certificate.reload_if_changed()
     key.unlink()

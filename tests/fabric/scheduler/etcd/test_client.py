@@ -18,7 +18,11 @@ from duplane.scheduler.etcd.v3 import etcd_pb2
 
 
 async def call(client: EtcdClient, path: str, request: Any) -> None:
-    """Call a method of etcd whose messages the client lacks; `request` has the same fields."""
+    """Call a method of etcd.
+
+    The client lacks the messages of this method, so `request` is another message with the same
+    fields.
+    """
     channel = client.endpoints.pick().channel
     send = channel.unary_unary(path, request_serializer=type(request).SerializeToString)
     await send(request, timeout=5, metadata=await client.metadata())
@@ -100,7 +104,7 @@ async def test_token_that_etcd_does_not_know_is_replaced(tmp_path: Path) -> None
         user = EtcdClient(cluster.addresses, Credentials(user="root", password="p"))
         await user.put(b"key", b"1")
         cluster.kill()
-        await cluster.start()  # tokens do not survive a restart
+        await cluster.start()  # the tokens of users do not survive a restart
         await user.read(b"key")
         await user.put(b"key", b"2")
         with pytest.raises(EtcdError):

@@ -106,7 +106,8 @@ async def test_compaction_is_reported(client: EtcdClient, prefix: str) -> None:
     first = await client.put(key, b"0")
     last = await client.put(key, b"1")
     compact: Any = client.endpoints.pick().channel.unary_unary("/etcdserverpb.KV/Compact")
-    # The client has no CompactionRequest. This message has an equal field 1: the revision.
+    # The client has no CompactionRequest. Field 1 of this other message has the same type and
+    # number as the revision in CompactionRequest.
     await compact(etcd_pb2.LeaseRevokeRequest(ID=last).SerializeToString(), timeout=5)
     await Seen(PrefixWatch(client, key, first)).failure()
     seen = Seen(PrefixWatch(client, key, last))
@@ -180,7 +181,7 @@ async def test_end_of_a_lease_is_noticed(client: EtcdClient) -> None:
 async def test_member_that_takes_a_live_lease_for_ended_is_not_believed(
     etcd: EtcdCluster, client: EtcdClient
 ) -> None:
-    """A thawed leader may report this until it learns of its successor."""
+    """A leader that was frozen may report an ended lease, until it learns that it was replaced."""
     lease = secrets.randbits(62)
     await client.grant_lease(lease, 5)
     keeper = LeaseKeeper(client, lease, 5)

@@ -1,5 +1,7 @@
-"""The laws of every lease store, in random histories. Schedulers share a store, start and stop,
-lose their sessions, and lose the answers of their transactions.
+"""The laws of every lease store, checked in random histories.
+
+In a history, schedulers share a store, start and stop, lose their sessions, and lose the answers of
+their transactions.
 """
 
 from __future__ import annotations
@@ -131,7 +133,7 @@ class StoreLaws(RuleBasedStateMachine):
         )
     )
     def race(self, verbs: list[tuple[int, str, int]]) -> None:
-        """Run several operations at once. The views check the resulting changes."""
+        """Run several operations at once. The subscribers' views check the changes that result."""
 
         async def all_at_once() -> None:
             operations = [

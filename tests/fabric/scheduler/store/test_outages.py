@@ -1,4 +1,4 @@
-"""A store whose etcd refuses calls, or does not answer for a long time: its queues stay bounded."""
+"""A store whose etcd refuses calls or does not answer for long: the store's queues stay bounded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _names = itertools.count()
 
 
 class Etcd:
-    """The client of a store, with an outage that begins and ends."""
+    """The client of a store, with an outage that a test begins and ends."""
 
     def __init__(self, store: EtcdStore) -> None:
         self.store = store
@@ -125,7 +125,7 @@ async def test_arrivals_are_refused_at_once_while_many_operations_wait(
     assert store._commits.count == limit
     etcd_client.recover()
     async with asyncio.timeout(BOUND_S):
-        while store._arriving:  # at its end, an operation may start its undo
+        while store._arriving:  # an operation that ends may start its undo
             await asyncio.wait(store._arriving)
     monkeypatch.setattr(etcd_store, "ARRIVAL_TIMEOUT_S", BOUND_S)
     ticket = await arrive(store)

@@ -1,4 +1,4 @@
-"""Two schedulers on one etcd: changes of the other one, and lost answers, at the worst moments."""
+"""Two schedulers on one etcd: changes of the other one, or lost answers, at the worst moment."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def written(case: Case) -> str:
 def test_case_that_is_written_down_is_a_transcript(dialect: str, tmp_path: Path) -> None:
     for number in range(60):
         case = make_case(f"written/{number}", dialect)
-        if case.is_hoarding:  # a transcript cannot express this
+        if case.is_hoarding:  # a transcript cannot say that nobody takes requests
             continue
         file = tmp_path / f"{dialect}_{number}.txt"
         file.write_text(written(case), encoding="utf-8", newline="")

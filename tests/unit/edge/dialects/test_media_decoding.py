@@ -1,4 +1,4 @@
-"""Decoding of media: it changes no session, decodes each sound once and stays within its bounds."""
+"""Decoding of media changes no session, decodes each sound once and stays within its bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions follow the tables of their dialect for any steps of clients, workers and clocks."""
+"""Sessions follow the tables of their dialect, for any steps of clients, workers and clocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/status describes workers with several slots in the reference's format for a single slot."""
+"""/status has the reference's format, in which a worker has one slot. Our workers have several."""
 
 from __future__ import annotations
 

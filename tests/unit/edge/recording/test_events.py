@@ -1,4 +1,4 @@
-"""Events without their payloads, names of recordings, and consent."""
+"""Recorded events without their payloads, names of recordings, and consent."""
 
 from __future__ import annotations
 

@@ -160,15 +160,16 @@ def test_what_a_reply_says_twice_is_heard_once(tmp_path: Path) -> None:
     session.down(whole)
     session.end()
     model, _ = sound(session.directory / "model.wav")
-    assert model.size == 3 * 24_000  # silence, the delta, the reply without deltas
+    # Silence, then the delta, then the reply without deltas: one second each.
+    assert model.size == 3 * 24_000
 
 
 def test_a_chat_lies_turn_by_turn_on_one_time_line(tmp_path: Path) -> None:
     session = RecordedSession(RecordingSettings(tmp_path), mode="chat")
     session.up(b"{}", after_s=1.0, heard=pcm(32_000))  # second 1 to 3
-    session.down(SPEECH, after_s=0.5)  # second 3 to 4: after the question
+    session.down(SPEECH, after_s=0.5)  # from second 3 to 4, after the question
     session.down(SPEECH)  # second 4 to 5
-    session.up(b"{}", after_s=1.0, heard=pcm(24_000))  # second 5 to 6.5: after the answer
+    session.up(b"{}", after_s=1.0, heard=pcm(24_000))  # from second 5 to 6.5, after the answer
     session.down(SPEECH, after_s=7.5)  # second 10 to 11
     session.end()
     user, _ = sound(session.directory / "user.wav")

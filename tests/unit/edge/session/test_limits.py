@@ -1,4 +1,4 @@
-"""Every bound of a session: the largest allowed value is accepted, the next value is not.
+"""For every bound of a session, the largest allowed value is accepted and the next one is refused.
 
 Tests in `tests/fabric/edge` check the bounds of sockets, processes and rates.
 """
@@ -98,7 +98,7 @@ class Size:
     name: str
     bound: float
     event: Callable[[int], dict[str, Any]]
-    at: int  # the largest size that passes
+    at: int  # the largest size that is accepted
     dialect: type = DialectA
     answer: str = ""
 

@@ -1,4 +1,4 @@
-"""The playout of speech: a client that has nothing to play within a turn hears silence."""
+"""The playout of speech: a client with nothing to play within a turn hears a gap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans: messages carry the context, so parents and links are right; no export by default."""
+"""Spans: messages carry the context, so that parents and links are right; no export by default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The FIFO queue: order is kept, and a position that was shown never grows."""
+"""The FIFO queue: its order is kept, and a position that was shown never grows."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_search_for_moved_entries_is_bounded() -> None:
     while queue.has_moved:
         queue.next_moved(50)
     queue.put(ticket(1), 0.0)
-    queue.remove(1)  # no ticket has moved up since then
+    queue.remove(1)  # no ticket has moved up since the last call
     calls = 0
     while queue.has_moved:
         assert not queue.next_moved(50)

@@ -23,7 +23,7 @@ from duplane.scheduler.policy.needs import NO_NEEDS
 from duplane.scheduler.policy.placement import Candidate, SlotIndex, next_grant
 from duplane.scheduler.store.base import Grant, Ticket, Worker
 
-GRANTED_AT = {"": 0.0}  # keys are lease ids; the grants of these tests have none
+GRANTED_AT = {"": 0.0}  # keys are lease ids; the grants of these tests have no lease id
 
 
 def ticket(

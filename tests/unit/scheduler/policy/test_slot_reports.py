@@ -25,7 +25,8 @@ UNSEEN, SEEN, OVERTAKEN = 9, 10, 11  # reported fencing numbers, for a grant of 
         (False, FREE, "", SEEN, Verdict.ENDED),
         (False, OCCUPIED, "lease-11", OVERTAKEN, Verdict.ENDED),
         (True, OCCUPIED, "lease-10", SEEN, Verdict.NOTHING),
-        (True, OCCUPIED, "lease-10", OVERTAKEN, Verdict.NOTHING),  # a later number was revoked
+        # The scheduler has revoked a later number.
+        (True, OCCUPIED, "lease-10", OVERTAKEN, Verdict.NOTHING),
         (True, CLEANING, "lease-10", SEEN, Verdict.ENDED),
         (True, FREE, "", SEEN, Verdict.ENDED),
         (True, BROKEN, "", SEEN, Verdict.ENDED),

@@ -1,4 +1,4 @@
-"""How operations are sent to etcd, with events that come between two turns of the loop."""
+"""How operations are sent to etcd, if events arrive between two passes of the event loop."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def put_base(facts: Facts) -> Transaction[bool]:
 async def test_values_are_written_only_with_the_base_that_they_contain() -> None:
     etcd = Etcd()
     committing = asyncio.create_task(etcd.commits.commit(put_base))
-    await asyncio.sleep(0)  # `commit` has asked for `_flush`, which runs at the next turn
+    # `commit` has scheduled `_flush`, which runs in the next pass of the loop.
+    await asyncio.sleep(0)
     asyncio.get_running_loop().call_soon(etcd.put, KEYS.base, b"5000", 3)  # after `_flush`
     request = await asyncio.wait_for(etcd.sent.get(), BOUND_S)
     assert request.success[0].request_put.value == b"%d" % BASE
@@ -92,7 +93,8 @@ def test_report_that_raises_the_base_shares_no_transaction() -> None:
 async def test_operation_ends_with_the_store_though_its_sending_has_not_begun() -> None:
     etcd = Etcd()
     committing = asyncio.create_task(etcd.commits.commit(put_base))
-    await asyncio.sleep(0)  # `commit` has asked for `_flush`, which runs at the next turn
+    # `commit` has scheduled `_flush`, which runs in the next pass of the loop.
+    await asyncio.sleep(0)
     asyncio.get_running_loop().call_soon(etcd.commits.close)  # after `_flush`
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(committing, BOUND_S)

@@ -32,7 +32,7 @@ def test_axis_ends_at_the_next_round_number(largest: float, end: float) -> None:
 
 
 def colours(file: Path) -> set[object]:
-    """Return the colours of a chart, without the right margin, which has the names."""
+    """Return the colours of a chart, without its right margin, which has the names of the lines."""
     with Image.open(file) as image:
         assert image.format == "PNG"
         drawn = image.convert("RGB").crop((0, 0, 740, image.height))

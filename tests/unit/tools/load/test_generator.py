@@ -29,11 +29,12 @@ class Server:
     """Sessions that answer each unit at once."""
 
     def __init__(self) -> None:
-        self.sent: list[list[tuple[int, float]]] = []  # of each session: units and their times
-        self.blocked_s: dict[int, float] = {}  # how long the server does not read a unit
+        # For each session: its units and the times of their arrival.
+        self.sent: list[list[tuple[int, float]]] = []
+        self.blocked_s: dict[int, float] = {}  # seconds for which the server does not read a unit
         self.refuses = False
         self.closes = True
-        self.opening_s: dict[int, float] = {}  # how long a session takes to open, by its number
+        self.opening_s: dict[int, float] = {}  # seconds that a session takes to open, by its number
 
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncGenerator[LoadSession]:
@@ -104,7 +105,7 @@ async def test_units_are_sent_at_their_times_and_answered(
 
 
 async def test_delays_of_the_warm_up_are_not_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    await run(Server(), warm_up_units=12)  # longer than the second between two reports
+    await run(Server(), warm_up_units=12)  # takes longer than the second between two reports
     first, last = (orjson.loads(line) for line in capsys.readouterr().out.splitlines())
     assert first["loop_ms"] == []
     assert 0 < len(last["loop_ms"]) < 60
@@ -123,7 +124,7 @@ async def test_units_whose_seconds_pass_while_a_session_opens_are_unsent(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     server = Server()
-    server.opening_s = {1: 3.5 * UNIT_S}  # from unit 2 to the middle of unit 5
+    server.opening_s = {1: 3.5 * UNIT_S}  # the opening takes from unit 2 to the middle of unit 5
     load, _ = await run(server, session_units=3)
     assert load.report.counts == Counts(sent=3, answered=3, unsent=2)
     assert [[number for number, _ in sent] for sent in server.sent] == [[0, 1, 2], [0]]
@@ -182,7 +183,8 @@ async def test_unit_is_not_sent_while_no_session_opens() -> None:
 
 def test_only_the_part_of_a_pause_within_the_time_of_a_unit_counts() -> None:
     ticks = Ticks()
-    ticks._stalls.extend([(2.0, 0.5), (4.0, 1.0)])  # from 1.5 to 2, from 3 to 4
+    # The loop was blocked from 1.5 s to 2 s and from 3 s to 4 s.
+    ticks._stalls.extend([(2.0, 0.5), (4.0, 1.0)])
     assert ticks.stalled_s(0.0, 1.0) == 0.0
     assert ticks.stalled_s(1.75, 3.25) == pytest.approx(0.5)
     assert ticks.stalled_s(0.0, 9.0) == pytest.approx(1.5)

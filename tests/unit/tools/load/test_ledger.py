@@ -1,4 +1,4 @@
-"""The ledger of a load generator: a unit has one outcome, and the time of its last message."""
+"""The ledger of a load generator: a unit has one outcome, timed by its last message."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from duplane.tools.bench.load.ledger import Answer, Counts, Ledger
 
 
 class Book:
-    """A ledger and its counts; the generator is blocked for `stalled_s` before each answer."""
+    """A ledger and its counts. The generator is blocked for `stalled_s` before each answer."""
 
     def __init__(self, stalled_s: float = 0.0) -> None:
         self.counts = Counts()

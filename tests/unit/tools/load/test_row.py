@@ -1,4 +1,4 @@
-"""The figures of a row: percentiles, costs of processes, and the judgement whether it holds."""
+"""The figures of a row: percentiles, costs of processes, and whether the row holds."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_limits_and_a_late_generator_are_named() -> None:
 
 def test_reports_of_several_generators_are_one() -> None:
     seen = Seen()
-    for generator, sent in ((0, 1), (1, 2), (0, 5)):  # counts begin at the start
+    for generator, sent in ((0, 1), (1, 2), (0, 5)):  # counts are those since the start
         seen.add(generator, Report(lateness_ms=[1.0], counts=Counts(sent=sent), failures={"x": 1}))
     assert seen.counts.sent == 7
     assert seen.lateness_ms == [1.0] * 3

@@ -1,4 +1,4 @@
-"""A run of `duplane bench fabric` is judged whatever happens to the watched processes."""
+"""A run of `duplane bench fabric` gets a verdict whatever happens to the watched processes."""
 
 from __future__ import annotations
 

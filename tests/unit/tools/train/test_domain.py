@@ -1,4 +1,4 @@
-"""Questions and answers: their words are known and whole tokens, and answers fit their units."""
+"""Questions and answers: each of their words is one known token, and answers fit their units."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def networks(config: dict[str, Any]) -> ListenerNetworks:
 def test_trained_encoder_is_the_served_encoder(
     networks: ListenerNetworks, config: dict[str, Any]
 ) -> None:
-    """Six units cover the start, the fixed and the dynamic floor, and a reset of the cache."""
+    """Six units cover the mel's start, fixed floor and dynamic floor, and a reset of the cache."""
     chance = np.random.default_rng(1)
     sound = (chance.standard_normal((2, UNITS * 16_000)) * 0.1).astype(np.float32)
     served = AudioEncoder(AudioConfig.from_json(config), 1)

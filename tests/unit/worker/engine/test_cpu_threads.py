@@ -1,4 +1,4 @@
-"""The number of CPU threads depends on cores, quota and model size."""
+"""The number of CPU threads: it depends on the cores, the CPU quota and the size of the model."""
 
 from __future__ import annotations
 

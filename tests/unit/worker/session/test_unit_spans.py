@@ -1,4 +1,4 @@
-"""The stages of a unit cover its time in the worker, whatever the model reports."""
+"""The stages of a unit cover its whole time in the worker, whatever the model reports."""
 
 from __future__ import annotations
 

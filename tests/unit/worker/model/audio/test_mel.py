@@ -35,7 +35,7 @@ def emit(stream: MelStream, slots: Sequence[int]) -> tuple[torch.Tensor, list[bo
 
 
 def whole_history_units(samples: np.ndarray, units: int) -> list[torch.Tensor]:
-    """Compute the mel of the whole history for every unit, like the reference."""
+    """Compute the mel of the whole history for every unit, as the reference does."""
     log_mel = LogMel(BINS)
     fed = np.concatenate([np.zeros(560, np.float32), samples])
     history = np.zeros(0, np.float32)

@@ -72,8 +72,8 @@ def choose(
 def test_the_end_of_a_chunk_is_decided_on_raw_logits() -> None:
     made = Sampling(replace(PLAIN, text_repetition_penalty=2.0))
     assert choose(made, logits(id_5=8.0)) == [(5, Decision.CHOICE)]
-    # The raw logit of id 5 is above that of the chunk's end, so the chunk goes on. The penalty
-    # then puts id 5 below id 6.
+    # The raw logit of id 5 is above that of the chunk's end, so the chunk continues. The penalty
+    # then lowers id 5 below id 6.
     assert choose(made, logits(id_5=8.0, chunk_eos=7.0, id_6=5.0)) == [(6, Decision.CHOICE)]
     assert choose(made, logits(id_5=8.0, chunk_eos=9.0)) == [(TOKENS.chunk_eos, Decision.CHUNK_END)]
 

@@ -159,7 +159,7 @@ def test_a_key_that_was_moved_is_the_key_computed_there(source: int, target: int
     run(there, [(1, 4)], states(2, 4))
     here.move(1, source, target)
     assert here.cache.length(1) == target + 4
-    # The earlier rows of the two are different, so only the keys of the first layer are equal.
+    # The earlier rows of the two contexts differ, so only the keys of the first layer are equal.
     rows = slice(target, target + 4)
     torch.testing.assert_close(
         here.cache.keys[0, 1, :, rows], there.cache.keys[0, 1, :, rows], atol=1e-6, rtol=0

@@ -29,7 +29,7 @@ def test_filtering_keeps_the_nucleus_of_the_top_k(
             break
         expected.add(token)
         total += share
-    # If a sum is within rounding of top_p, one id may be kept or dropped.
+    # If a sum is within rounding of top_p, one id more or less may be kept.
     assert len(expected ^ set(kept.nonzero().flatten().tolist())) <= 1
 
 
@@ -57,13 +57,13 @@ def test_drawing_among_the_candidates_draws_what_all_ids_would(
     seed: int, uniform: float, top_k: int, top_p: float
 ) -> None:
     scores = torch.randn(1, 4 * TIES, generator=torch.Generator().manual_seed(seed)) * 3
-    scores = scores.bfloat16().float()  # so that some scores are equal
+    scores = scores.bfloat16().float()  # rounded, so that some scores are equal
     columns = [torch.tensor([[value]]) for value in (0.7, float(top_k), top_p)]
     probabilities = filter_scores(scores, *columns, widest=top_k).softmax(-1)
     expected = draw(probabilities, torch.tensor([uniform], dtype=torch.float64))
     cumulative = probabilities.double().cumsum(-1)
     if bool(((cumulative - uniform).abs() < 1e-6).any()):
-        return  # the number is within rounding of a border, so either id is right
+        return  # the number is close to the boundary between two ids, so either id is right
     assert torch.equal(
         choose_ids(scores, [DrawSettings(False, 0.7, top_k, top_p)], [uniform]), expected
     )

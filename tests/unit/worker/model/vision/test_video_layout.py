@@ -1,4 +1,4 @@
-"""The scenes that a video is divided into, and joining pictures side by side."""
+"""The scenes into which a video is divided, and the joining of pictures side by side."""
 
 from __future__ import annotations
 

@@ -160,5 +160,5 @@ def test_the_parameter_counts_are_those_of_the_released_model() -> None:
     with torch.device("meta"):
         flow, hift = Flow(config, 5), HiFT(HiFTConfig())
     assert round(sum(p.numel() for p in flow.parameters()) / 1e6, 1) == 155.8
-    # The released 20.8 M include the magnitudes and directions, which are folded here.
+    # The released 20.8 M parameters include magnitudes and directions, which are joined here.
     assert round(sum(p.numel() for p in hift.parameters()) / 1e6, 1) == 20.8

@@ -20,7 +20,7 @@ chunks = st.lists(st.integers(1, 28), min_size=1, max_size=12)
 
 
 def cut(entries: list[str], prompt: int) -> list[str]:
-    """Cut a list like the reference cuts its caches."""
+    """Cut a list as the reference cuts its caches."""
     if len(entries) > prompt + RECENT_FRAMES:
         return entries[:prompt] + entries[-RECENT_FRAMES:]
     return entries

@@ -39,7 +39,7 @@ def network() -> HarmonicNetwork:
 
 
 def decoded(vocoder: HarmonicVocoder, slot: int, cuts: Sequence[int]) -> FloatArray:
-    """Decode the turn in chunks that end at `cuts`; the last chunk is the rest."""
+    """Decode the turn in chunks that end at `cuts`; the last chunk has all remaining tokens."""
     vocoder.prime(slot, vocoder.voice)
     starts, pieces = [0, *cuts], list[FloatArray]()
     for start, stop in zip(starts, cuts, strict=False):

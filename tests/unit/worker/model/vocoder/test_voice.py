@@ -190,7 +190,7 @@ def test_a_chat_opens_without_reading_its_voice_again_after_an_eviction(
     options = ChatOptions(generate_audio=True, tts_voice=clip(1.0, 330), seed=1)
     message = ChatMessage(ChatRole.USER, ("Good morning.",))
     prepared = model.prepare_chat(ChatRequest((message,), options))
-    model._voices._cache.clear()  # like an eviction because of other voices
+    model._voices._cache.clear()  # as if other voices had taken its place in the cache
 
     def read(samples: FloatArray) -> None:
         raise AssertionError("read on the device thread")
