@@ -73,12 +73,12 @@ class Admission:
 
     @property
     def is_draining(self) -> bool:
-        """Whether new sessions are refused."""
+        """True if the worker refuses new sessions."""
         return self._is_drained or self._is_stuck
 
     @property
     def is_idle(self) -> bool:
-        """Whether no slot is held or being cleaned."""
+        """True if no slot is held by a session or being cleaned."""
         held = (SlotState.OCCUPIED, SlotState.CLEANING)
         return not any(slot.state in held for slot in self._slots)
 
@@ -88,25 +88,25 @@ class Admission:
         self.on_change()
 
     def set_stuck(self, is_stuck: bool) -> None:
-        """Refuse claims while the device does not answer."""
+        """Refuse claims as long as the device does not answer (`is_stuck`)."""
         self._is_stuck = is_stuck
         self.on_change()
 
     def register(
         self, worker_epoch: int, keys: Sequence[registry_pb2.VerificationKey], now: float
     ) -> None:
-        """Record a registration at a scheduler, or new keys for the present one.
+        """Record a registration at a scheduler, or new keys for the present registration.
 
-        Leases of earlier registrations of this process stay valid, so a re-attach does not void
-        grants that are on their way: only the fencing number decides between them. The epoch only
-        excludes leases that were granted to an earlier process with the same worker id. Raises
-        ValueError for malformed keys.
+        Leases that were granted under earlier registrations of this process stay valid. So grants
+        that are on their way are not lost when the worker attaches again. If two leases name the
+        same slot, their fencing numbers decide. The epoch only excludes leases that were granted to
+        an earlier process with the same worker id. Raises ValueError for malformed keys.
         """
         self._verifier.trust(keys, now)
         self._ages.register(worker_epoch, now)
 
     def note_progress(self, fencing_number: int, now: float) -> None:
-        """Note the number that the fencing numbers of the fabric have reached."""
+        """Note how far the fencing numbers of the fabric have risen."""
         self._ages.progress(fencing_number, now)
 
     def detach(self, now: float) -> None:
@@ -175,7 +175,7 @@ class Admission:
             )
 
     def revoke(self, index: int, fencing_number: int, lease_id: str) -> bool:
-        """Refuse this fencing number and lower ones. Returns whether the lease's session runs."""
+        """Refuse this fencing number and lower ones. Return True if the lease's session runs."""
         if not 0 <= index < len(self._slots):
             return False
         slot = self._slots[index]

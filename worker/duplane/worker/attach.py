@@ -1,8 +1,8 @@
 """Keeps the worker attached to one of its schedulers: registers, reports, executes requests.
 
-All schedulers of one store know the same workers, so the worker is attached to one at a time. If
-that scheduler ends the stream or does not answer, the worker attaches to the next. While no
-scheduler can be reached, running sessions continue and granted leases stay valid.
+All schedulers of one store know the same workers, so the worker is attached to only one of them at
+a time. If this scheduler ends the stream or does not answer, the worker attaches to the next one.
+While no scheduler can be reached, running sessions continue and granted leases stay valid.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 5.0
-_ANSWER_TIMEOUT_S = 10.0  # for `registered`
+_ANSWER_TIMEOUT_S = 10.0  # longest wait for `registered`
 _MIN_REPORT_INTERVAL_S = 0.05  # lower bound of the interval that the scheduler asks for
 
 Call = grpc.aio.StreamStreamCall[registry_pb2.AttachRequest, registry_pb2.AttachResponse]
@@ -39,7 +39,7 @@ Call = grpc.aio.StreamStreamCall[registry_pb2.AttachRequest, registry_pb2.Attach
 
 @dataclass(frozen=True)
 class AttachedWorker:
-    """What the loop needs of a worker: its admission, its messages and `end_session`."""
+    """The parts of a worker that `AttachLoop` uses."""
 
     admission: Admission
     register: Callable[[], registry_pb2.Register]
@@ -60,7 +60,7 @@ class AttachLoop:
         self._absence = RepeatedLog(_log)
 
     def report_soon(self) -> None:
-        """Send a report soon. Each report has the whole state, so several changes may share one."""
+        """Send a report soon. It contains the whole state, so one report covers many changes."""
         self._changed.set()
 
     async def run(self) -> None:
@@ -83,7 +83,7 @@ class AttachLoop:
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
 
     async def _attempt(self, channel: grpc.aio.Channel) -> tuple[bool, str]:
-        """Attach once; return whether the worker was registered, and why the stream ended."""
+        """Attach once. Return True if the worker was registered, and why the stream ended."""
         call: Call = registry_pb2_grpc.RegistryServiceStub(channel).Attach()
         is_registered = False
         try:
@@ -113,7 +113,8 @@ class AttachLoop:
         register = self._worker.register()
         register.stream_number = next(self._stream_numbers)
         request = registry_pb2.AttachRequest(register=register)
-        # If the call has ended, `write` raises; the reason comes from read() and code() below.
+        # If the call has ended, `write` raises an error without the reason. `read` then raises one
+        # with the reason.
         with contextlib.suppress(asyncio.InvalidStateError):
             await call.write(request)
         response = await call.read()
@@ -142,7 +143,7 @@ class AttachLoop:
                         await self._changed.wait()
 
     async def _obey(self, call: Call) -> str:
-        """Execute the scheduler's requests until its stream ends; return why it ended."""
+        """Execute the scheduler's requests until the stream ends. Return the reason of the end."""
         try:
             while True:
                 response = await call.read()

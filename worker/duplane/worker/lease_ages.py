@@ -1,8 +1,8 @@
-"""The least age of leases, from their fencing numbers and the worker's monotonic clock. Pure.
+"""Computes how old a lease is at least, from its fencing number and a monotonic clock. Pure.
 
-Fencing numbers rise with every grant in a fabric. At intervals the scheduler sends the number that
-they have reached. Leases up to this number were granted before the message arrived. So no wall
-clock is needed, and a wrong or changed wall clock does not affect the age of a lease.
+Fencing numbers rise with every grant in a fabric. At intervals, the scheduler tells the worker how
+far they have risen. A lease with this number or a lower one was granted before the message arrived.
+So no wall clock is needed, and a wrong wall clock does not affect the age of a lease.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from __future__ import annotations
 from collections import deque
 
 _MARK_INTERVAL_S = 2.0
-_MARKS_KEPT = (
-    64  # over 128 s, longer than a lease can be claimed; older leases count from the first mark
-)
-_REGISTRATIONS_KEPT = 64  # leases of earlier ones have expired
+# These marks cover more than 128 s, which is longer than a lease can be claimed. The age of a lease
+# from an earlier time counts from the first mark.
+_MARKS_KEPT = 64
+_REGISTRATIONS_KEPT = 64  # leases of earlier registrations have expired
 _EVERY_NUMBER = 2**63
 
 
 class _Registration:
-    """One registration of the worker: the numbers that were reached, and when."""
+    """One registration of the worker. A mark notes how far fencing numbers had risen, and when."""
 
     def __init__(self, epoch: int, now: float) -> None:
         self.epoch = epoch
         self._marks = deque([(epoch, now)], maxlen=_MARKS_KEPT)  # numbers and times, both rising
 
     def mark(self, number: int, now: float) -> None:
-        """Note a number that was reached. It is ignored if it comes soon after another one."""
+        """Add a mark, unless the last mark is younger than `_MARK_INTERVAL_S`."""
         last_number, last_time = self._marks[-1]
         if number == _EVERY_NUMBER or (
             number > last_number and now >= last_time + _MARK_INTERVAL_S
@@ -33,19 +33,19 @@ class _Registration:
             self._marks.append((number, now))
 
     def age_s(self, number: int, now: float) -> float:
-        """Return the least age of a lease; 0 if its number was not reached yet."""
+        """Return the least age of a lease, or 0 if no mark has reached its number."""
         return next((now - at for reached, at in self._marks if reached >= number), 0.0)
 
 
 class LeaseAges:
-    """The ages of leases that were granted on the registrations of one worker process."""
+    """The ages of leases that were granted under the registrations of one worker process."""
 
     def __init__(self) -> None:
         self._registrations: deque[_Registration] = deque(maxlen=_REGISTRATIONS_KEPT)
         self._is_attached = False
 
     def register(self, epoch: int, now: float) -> None:
-        """Begin a registration, unless it is the present one. This ends the previous one."""
+        """End the present registration and begin another, unless it has this epoch already."""
         if self._is_attached and self._registrations[-1].epoch == epoch:
             return
         self.detach(now)
@@ -53,22 +53,22 @@ class LeaseAges:
         self._is_attached = True
 
     def progress(self, number: int, now: float) -> None:
-        """Note the number that fencing numbers have reached."""
+        """Note how far fencing numbers have risen."""
         if self._is_attached:
             self._registrations[-1].mark(number, now)
 
     def detach(self, now: float) -> None:
         """End the present registration, if there is one.
 
-        The scheduler may notice the end later. Leases that it grants until then count as granted
-        now.
+        The scheduler may notice the end later. Leases that it grants until then get an age as if
+        they were granted now.
         """
         if self._is_attached:
             self._registrations[-1].mark(_EVERY_NUMBER, now)
         self._is_attached = False
 
     def age_s(self, epoch: int, number: int, now: float) -> float | None:
-        """Return the least age of a lease; None if its registration is unknown."""
+        """Return the least age of a lease, or None if its registration is unknown."""
         found = (one for one in reversed(self._registrations) if one.epoch == epoch)
         registration = next(found, None)
         return registration.age_s(number, now) if registration else None

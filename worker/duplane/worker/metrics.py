@@ -62,7 +62,7 @@ _UNIT_TIMES_KEPT = 128
 class WorkerMetrics:
     """The metrics of one worker, and the durations of its latest units, for its reports.
 
-    `used_bytes` returns the number of bytes in use, of the device's `memory_bytes`.
+    `used_bytes` returns how many of the device's `memory_bytes` are in use.
     """
 
     def __init__(
@@ -98,14 +98,14 @@ class WorkerMetrics:
         self._stages = histograms(
             registry,
             "duplane_stage_duration_seconds",
-            "Time of each stage of a unit's batch, and of its waits before the batch.",
+            "Time of each stage of a unit's batch, and of the unit's waits before the batch.",
             _STAGE_BUCKETS_S,
             stage=STAGES,
         )
         self._batches = histograms(
             registry,
             "duplane_batch_size",
-            "Units or chats that ran together with this one, itself included.",
+            "Size of the batch in which a unit, or a step of a chat, ran.",
             _BATCH_BUCKETS,
             work=("unit", "chat"),
         )
@@ -135,14 +135,14 @@ class WorkerMetrics:
         self._chat_pieces = histograms(
             registry,
             "duplane_chat_delta_duration_seconds",
-            "Time from one delta of a chat to the next; the first counts from the request.",
+            "Time from one delta of a chat to the next; for the first delta, from the request.",
         ).of()
         Observed(registry, self._observe)
 
     def unit(
         self, output: UnitOutput, delta: session_pb2.Delta, stages_s: Mapping[str, float]
     ) -> None:
-        """Count a unit with its delta. The key `total` of `stages_s` is the whole time."""
+        """Count a unit with its delta. `stages_s` has the whole time under the key `total`."""
         unit, total_s = output.unit, stages_s["total"]
         self.unit_count += 1
         self.latest_unit_times_s.append(total_s)
@@ -170,7 +170,7 @@ class WorkerMetrics:
         self._units.of(ROLE, "failed").inc()
 
     def chat_delta(self, seconds: float, batch_size: int) -> None:
-        """Count a delta of a chat, which came `seconds` after the one before it."""
+        """Count a delta of a chat, which came `seconds` after the previous delta."""
         self._chat_pieces.observe(seconds)
         self._batches.of("chat").observe(batch_size)
 
@@ -190,7 +190,7 @@ class WorkerMetrics:
         for field, count in counts.ListFields():
             self._tokens.of(field.name.removesuffix(_TOKEN_SUFFIX)).inc(count)
 
-    # The methods below compute gauges when the metrics are collected.
+    # The methods below compute gauges whenever Prometheus reads the metrics.
 
     def _observe(self) -> Iterable[Metric]:
         states = Counter((ROLE, slot.state.name.lower()) for slot in self._admission.slots)

@@ -42,10 +42,10 @@ async def serve(
     device: Device | None = None,
     tracer: Telemetry | None = None,
 ) -> None:
-    """Run one worker until `shutdown` asks to drain and its sessions have ended.
+    """Run one worker until `shutdown` asks to drain and all sessions have ended.
 
-    The settings describe the device, unless `device` is given. Cancelling ends the sessions at
-    once. Raises FatalError if the device is lost.
+    `device` replaces the device that the settings name. A cancellation ends the sessions at once.
+    Raises FatalError if the device is lost.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     device = device or _open_device(settings)
@@ -86,7 +86,10 @@ def _open_device(settings: WorkerSettings) -> Device:
 
 
 async def _load(engine: DeviceThread, shutdown: process.Shutdown) -> bool:
-    """Load the model. Returns False if shutdown is requested meanwhile. Raises if loading does."""
+    """Load the model. Return False if a shutdown is requested meanwhile.
+
+    Raises the exceptions of loading.
+    """
     try:
         async with asyncio.TaskGroup() as tasks:
             loading = tasks.create_task(engine.start())
@@ -100,7 +103,7 @@ async def _load(engine: DeviceThread, shutdown: process.Shutdown) -> bool:
 
 
 class Worker:
-    """The parts of one worker, connected. The model must be loaded before."""
+    """One worker: builds its parts and connects them. The model must be loaded already."""
 
     def __init__(
         self, settings: WorkerSettings, device: Device, engine: DeviceThread, tracer: Telemetry

@@ -46,21 +46,22 @@ class SessionLimits:
     """Seconds of a pause without a stated duration; then the session is closed with
     PAUSE_TIMEOUT."""
     max_pause_s: PositiveFloat = 3600.0
-    """Longest pause in seconds; a longer one is shortened to it."""
+    """Longest pause in seconds; a longer pause is shortened to this."""
     max_unit_s: PositiveFloat = 2.0
-    """Most seconds of one unit; a longer one fails with UNIT_TOO_LONG."""
+    """Most seconds of one unit; a longer unit fails with UNIT_TOO_LONG."""
     frame_count: PositiveInt = 16
-    """Most pictures of one unit; more fail with INVALID_FIELD."""
+    """Most pictures of one unit; a unit with more fails with INVALID_FIELD."""
     max_frame_bytes: PositiveInt = 2 * 1024 * 1024
-    """Most bytes of one picture; more fail with INVALID_FIELD."""
+    """Most bytes of one picture; a unit with a larger picture fails with INVALID_FIELD."""
     max_slice_count: PositiveInt = 9
     """Most slices of one picture; a request for more fails with INVALID_FIELD."""
     max_voice_s: PositiveFloat = 30.0
-    """Most seconds of a reference voice; a longer one fails with INVALID_FIELD."""
+    """Most seconds of a reference voice; a longer voice fails with INVALID_FIELD."""
     max_prompt_bytes: PositiveInt = 32 * 1024
-    """Most bytes of a system prompt; a longer one fails with INVALID_FIELD."""
+    """Most bytes of a system prompt; a longer prompt fails with INVALID_FIELD."""
     inbox_unit_count: PositiveInt = 4
-    """Most units that wait for the device; above it the oldest is dropped and counted."""
+    """Most units of a session that wait for the device; of more units, the oldest is dropped and
+    counted."""
     outbox_message_count: PositiveInt = 16
     """Most deltas that wait for a slow client; one more ends the call with SLOW_CLIENT."""
     max_chat_messages: PositiveInt = 512
@@ -74,19 +75,21 @@ class SessionLimits:
     max_chat_media_bytes: PositiveInt = 24 * 1024 * 1024
     """Most bytes of media in all messages of a chat request; more fail with INVALID_FIELD."""
     max_video_s: PositiveFloat = 600.0
-    """Most seconds of a video in a chat; a longer one fails with INVALID_FIELD."""
+    """Most seconds of a video in a chat; a longer video fails with INVALID_FIELD."""
     max_video_frame_pixels: PositiveInt = 4096 * 2304
     """Most pixels of one picture of a video; more fail with INVALID_FIELD."""
     max_video_pieces: PositiveInt = 256
     """Most pictures and slices in all videos of one request; more fail with INVALID_FIELD. Each has
     66 tokens."""
     video_timeout_s: PositiveFloat = 60.0
-    """Seconds that decoding all videos of one request may take; then INVALID_FIELD."""
+    """Seconds in which all videos of one request must be decoded; then the request fails with
+    INVALID_FIELD."""
     video_memory_bytes: PositiveInt = 3 * 1024**3
-    """Most bytes of memory of the process that decodes one video; above it INVALID_FIELD."""
+    """Most bytes of memory of the process that decodes one video; a video that needs more fails
+    with INVALID_FIELD."""
     video_decoder_count: PositiveInt = 4
-    """Most videos that the whole worker decodes at once. Further ones wait, within
-    --video-timeout-s."""
+    """Most videos that the whole worker decodes at once. Further videos wait, and --video-timeout-s
+    includes the wait."""
     stall_timeout_s: PositiveFloat = 30.0
     """Seconds within which a client must read one message; then the call ends with SLOW_CLIENT."""
     flush_timeout_s: PositiveFloat = 2.0
@@ -121,21 +124,21 @@ class WorkerSettings:
 
     checkpoint: Checkpoint
     """Checkpoint directory in the public format; or `scripted` for a model without weights, to
-    test and measure the other processes. It answers a loud unit with a tone and listens to a silent
-    one."""
+    test and measure the other processes. The scripted model answers a loud unit with a tone, and
+    listens in a silent unit."""
     schedulers: Annotated[Names, Parameter("--scheduler")] = ("127.0.0.1:8010",)
     """Addresses of the schedulers, as HOST:PORT, separated by commas. The worker attaches to one of
-    them; if that one does not answer, to the next."""
+    them; if this scheduler does not answer, the worker attaches to the next."""
     listen: str = "127.0.0.1:0"
     """Address to serve at, as HOST:PORT; port 0 picks a free one."""
     advertise: str = ""
-    """Address at which edges reach this worker, as HOST:PORT. Default: the one it serves at."""
+    """Address at which edges reach this worker, as HOST:PORT. Default: the address it serves at."""
     worker_id: Annotated[str, Parameter(show_default=False)] = field(
         default_factory=_default_worker_id
     )
     """Name of this worker. Default: host name, process and a random number."""
     pool: str = ""
-    """Pool whose sessions the worker serves. Default: the unnamed one."""
+    """Pool whose sessions the worker serves. Default: the unnamed pool."""
     labels: Annotated[Names, Parameter("--label")] = ()
     """Labels that sessions can need, as KEY=VALUE, separated by commas, for example zone=a. Unless
     `model` and `device` are given, they are set from the checkpoint and the device."""
@@ -149,11 +152,12 @@ class WorkerSettings:
     """CPU threads of the model. 0 means that the worker chooses and logs the number, from its cores
     and the size of the model."""
     rows_per_round: PositiveInt = 1024
-    """Most rows of units with pictures that run in one round. The oldest of these units runs even
-    if it is larger; others wait for a later round. Units without pictures run in the next round."""
+    """Most rows (embeddings) of units with pictures in one round of the device. The oldest of these
+    units runs even if it alone has more; the other ones wait for a later round. Units without
+    pictures always run in the next round."""
     turn_row_limit: Annotated[int, Ge(128), Parameter("--turn-rows")] = 2048
-    """Most rows of the talker in one turn; a second of speech has about 35. In a longer turn the
-    talker drops its older rows."""
+    """Most rows (embeddings) that the talker keeps of one turn; a second of speech has about 35
+    rows. In a longer turn the talker drops its older rows."""
     cuda_graphs: bool = True
     """Capture short steps as CUDA graphs. Without effect on a CPU."""
     context_token_limit: Annotated[int, Ge(64), Parameter("--context")] = 8192
@@ -167,8 +171,9 @@ class WorkerSettings:
     drain_timeout_s: PositiveFloat = 600.0
     """Seconds in which running sessions can end at shutdown; then they are closed with SHUTDOWN."""
     memory_tolerance_bytes: PositiveInt = 64 * 1024 * 1024
-    """Most bytes of device memory in use after a cleanup, above those before the first session. A
-    slot whose cleanup leaves more is not granted again."""
+    """Number of bytes by which the device memory in use after a cleanup may exceed that before the
+    first session. A slot whose cleanup leaves more in use is not granted until a later cleanup
+    succeeds."""
     metrics_listen: str = ""
     """Address at which Prometheus reads the metrics of this process, at /metrics, as HOST:PORT;
     port 0 picks a free one. It has no TLS and no authentication. Default: nowhere."""

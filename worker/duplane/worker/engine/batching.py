@@ -1,10 +1,10 @@
-"""Batch formation: which units and which chats run in the next round.
+"""Forms the batch of the next round: chooses the units and the chats that run in it.
 
-Units without pictures are small, so all of them run in the next round. Units with pictures may have
-thousands of rows. They are taken by age until they have `rows_per_round` rows together; the oldest
-one is taken even if it has more. So a round has at most `max(rows_per_round, largest unit)` rows of
-such units. A unit without pictures waits until the running round ends; a unit with pictures may
-wait one more round for each older unit with pictures.
+A row is one embedding of the model's input. Units without pictures have few rows, so all of them
+run in the next round. Units with pictures may have thousands of rows. Of these, the oldest unit
+always runs in the next round. Further units run with it, oldest first, if all of them together have
+at most `rows_per_round` rows. So a unit without pictures waits only until the running round ends. A
+unit with pictures may wait one more round for each older unit with pictures.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ class Batch:
 def form_batch(
     channels: Iterable[SlotChannel], row_count: Callable[[Unit], int], rows_per_round: int
 ) -> Batch:
-    """Take the oldest unit of each ready slot, within the row limit. The caller holds the lock."""
+    """Take the oldest unit of each ready slot, within the limit of rows.
+
+    The caller holds the lock of the device thread.
+    """
     batch = Batch()
     seeing: list[tuple[float, SlotChannel, Unit]] = []
     for channel in channels:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 _CPUS = Path("/sys/devices/system/cpu")
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
-# Below this size a matrix product takes less time than passing a part of it to another thread.
+# In a smaller model, a matrix product takes less time than handing a part of it to another thread.
 _LEAST_PARAMETERS = 20_000_000
 _MOST_THREADS = 16  # more threads would only share the same memory bandwidth
 

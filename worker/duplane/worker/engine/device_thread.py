@@ -29,7 +29,7 @@ from duplane.worker.model.types import ConversationOptions, OptionError, Prepare
 
 _log = logging.getLogger(__name__)
 
-_JOIN_TIMEOUT_S = 10.0  # then the process ends although the device thread is stuck
+_JOIN_TIMEOUT_S = 10.0  # longest wait for the end of the thread; then the process ends without it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +70,8 @@ class DeviceThread:
         self._busy_since_s: float | None = None
         self._runner: ModelRunner | None = None
         self._pools = ThreadPools()
-        self.on_batch: Callable[[BatchRecord], None] = lambda _: None  # called after its settle
+        # Called after the settle of each batch.
+        self.on_batch: Callable[[BatchRecord], None] = lambda _: None
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
 
     async def start(self) -> None:
@@ -101,10 +102,11 @@ class DeviceThread:
         hung_after_s: float,
         on_stuck: Callable[[bool], Awaitable[None]],
     ) -> None:
-        """Call `on_stuck` when a call into the model exceeds `stuck_after_s`, and when it returns.
+        """Report calls into the model that take too long, until the device thread was stopped.
 
-        Returns when the device thread was stopped. If an exception ended the thread, raises it.
-        Raises DeviceLostError for a call that exceeds `hung_after_s`.
+        Calls `on_stuck(True)` when a call exceeds `stuck_after_s`, and `on_stuck(False)` when this
+        call returns. Raises DeviceLostError if a call exceeds `hung_after_s`. If an exception has
+        ended the thread, raises this exception.
         """
         is_stuck = False
         while not self._ended.done():
@@ -197,7 +199,7 @@ class DeviceThread:
             self._lock.notify()
 
     def put(self, channel: SlotChannel, entry: Entry) -> Entry | None:
-        """Queue a unit, or the answer to a refused unit. Returns the entry that this drops."""
+        """Queue a unit, or the answer to a refused unit. Return the entry that was dropped."""
         if unit := entry if isinstance(entry, Unit) else entry.unit:
             unit.queued_s = time.monotonic()
         with self._lock:
@@ -206,13 +208,13 @@ class DeviceThread:
         return dropped
 
     def mute(self, channel: SlotChannel) -> None:
-        """Run no further unit and drop the queued ones; the running one may still post events."""
+        """Drop the queued units and run no further unit. A running unit may still post events."""
         with self._lock:
             channel.is_muted, channel.is_ready = True, False
             channel.inbox.clear()
 
     async def close(self, channel: SlotChannel) -> bool:
-        """Clean and check the slot, between two rounds. Returns whether it may be leased again.
+        """Clean and check the slot, between two rounds. Return True if it may be leased again.
 
         The cleanup begins when no preparation for the slot runs any more.
         """
@@ -255,9 +257,9 @@ class DeviceThread:
     def _run_round(self, runner: ModelRunner) -> None:
         """Execute commands up to one open, then one batch of units, then one step of the chats.
 
-        At most one conversation is opened in each round, so that running ones do not wait for
-        several opens. A step of chats is short for the same reason. Commands keep their order, so
-        the close of a slot never comes before its open. If there is no work, the round waits.
+        At most one conversation is opened in each round, so that running conversations do not wait
+        for several opens. A step of chats is short for the same reason. Commands keep their order,
+        so the close of a slot never comes before its open. If there is no work, the round waits.
         """
         while self._commands:  # only this thread removes commands
             command = self._commands.popleft()

@@ -53,7 +53,7 @@ class FailedUnit:
     receive_time_ns: int = 0
     trace: TraceContext | None = None
     is_fatal: bool = False
-    unit: Unit | None = None  # if the model was called with it
+    unit: Unit | None = None  # the unit, if the model was called with it
 
 
 @dataclass(frozen=True, slots=True)

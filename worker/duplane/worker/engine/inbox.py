@@ -33,7 +33,7 @@ class Inbox:
         self.dropped_count = 0
 
     def put(self, entry: Entry) -> Entry | None:
-        """Append an entry. If its type has too many, drop and return the oldest of that type."""
+        """Append an entry. If there are too many of its type, drop and return the oldest one."""
         self.entries.append(entry)
         entry_type = type(entry)
         alike = [waiting for waiting in self.entries if type(waiting) is entry_type]

@@ -1,7 +1,7 @@
 """Calls the model on the device thread: load, warm up, open, run batches, close.
 
-Synchronous code without threads, queues or sockets. It turns exceptions of the model into events
-and results; if the device itself is lost, it raises DeviceLostError.
+This code is synchronous and has no threads, queues or sockets. It turns exceptions of the model
+into events and results. If the device itself is lost, it raises DeviceLostError.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ModelRunner:
         self._settle_s: dict[int, tuple[float, float]] = {}
 
     def open(self, slot: int, options: ConversationOptions) -> bool:
-        """Open a conversation; return whether its units may run."""
+        """Open a conversation. Return True if its units may run."""
         self._open_slots.add(slot)
         try:
             opened = self.model.open(slot, options)
@@ -67,7 +67,7 @@ class ModelRunner:
         return True
 
     def open_chat(self, slot: int, prepared: PreparedChat) -> bool:
-        """Open a chat; return whether its steps may run."""
+        """Open a chat. Return True if its steps may run."""
         self._open_slots.add(slot)
         try:
             self.model.open_chat(slot, prepared)
@@ -141,7 +141,7 @@ class ModelRunner:
         return ended
 
     def _on_batch_failed(self, slots: Sequence[int], over: set[int]) -> None:
-        """Report all slots of a batch that raised as lost: the cache of each may be broken."""
+        """Report all slots of a failed batch as lost, because the cache of each may be broken."""
         _log.exception("a batch of slots %s failed", sorted(slots))
         self._on_lost(set(slots) - over)
         over.update(slots)
@@ -159,7 +159,7 @@ class ModelRunner:
             raise DeviceLostError(f"{type(error).__name__}: {error}") from error
 
     def close(self, slot: int) -> bool:
-        """Clean the slot; return whether it may be leased again. Can be repeated."""
+        """Clean the slot. Return True if the slot may be leased again. Can be repeated."""
         self._open_slots.discard(slot)
         self._settle_s.pop(slot, None)
         try:
@@ -174,7 +174,7 @@ class ModelRunner:
         return is_clean and self._has_memory_back(slot)
 
     def _has_memory_back(self, slot: int) -> bool:
-        """Whether the device's memory is within its bound; True while other slots are in use.
+        """True if the memory in use is within its bound, or if another slot is in use.
 
         The device reports only the memory of all slots together, so a leak can be found only when
         no other slot is in use.

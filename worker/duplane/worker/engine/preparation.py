@@ -1,8 +1,8 @@
-"""Work of sessions on the CPU, before the device: pictures, voices, chat prompts.
+"""Work on the CPU that comes before the work on the device: pictures, voices, chat prompts.
 
-Each kind of work has its own thread pool. When a session ends, its work stops, and its slot is not
-freed before the last of its threads has ended. So only a few tasks of each slot wait or run, even
-if clients come and leave quickly.
+Each kind of work has its own thread pool. When a session ends, its work stops, and its slot is
+freed only when no thread works for the session any more. So only a few pieces of work wait or run
+for each slot, even if clients come and leave quickly.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Preparation:
         return await asyncio.wrap_future(future)
 
     async def end(self) -> None:
-        """Stop the work before its next step. Return when no thread runs it any more."""
+        """Stop the work before its next step. Return when no thread runs any of it."""
         self._is_over.set()
         running = [asyncio.wrap_future(work) for work in self._started if not work.cancel()]
         await asyncio.gather(*running, return_exceptions=True)

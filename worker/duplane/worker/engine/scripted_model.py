@@ -1,8 +1,8 @@
 """A scripted model, with which the fabric can be tested and measured without torch or checkpoint.
 
-It answers a loud unit with speech and a silent one with `listen`. It answers a chat with the words
-of the last message. The same seed and input give the same output. A unit whose first sample is one
-of the values of `Mark` makes the worker fail in a chosen way.
+The model answers a loud unit with speech and a silent unit with `listen`. It answers a chat with
+the words of the last message. The same seed and input give the same output. A unit whose first
+sample is one of the values of `Mark` makes the worker fail in a chosen way.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from duplane.worker.model.types import (
 )
 
 Answer = Callable[[Unit, int], UnitOutput | UnitFailure]
-"""Returns the answer to a unit, given the length of the context after it."""
+"""Returns the answer to a unit, given the length of the context after the unit."""
 
 PROMPT_TOKENS = 7
 UNIT_TOKENS = 12
@@ -132,10 +132,8 @@ class ScriptedModel:
     ) -> None:
         """Make a model whose answers depend on `seed`.
 
-        A batch of units takes `unit_s` seconds, and so does a step of the chats.
-
-        `stage_s` are the seconds of each stage, `settle` and `rebuild` among them; a test may
-        change them.
+        A batch of units takes `unit_s` seconds, and so does a step of the chats. The attribute
+        `stage_s` has the seconds of each stage, also of `settle` and `rebuild`; tests change it.
         """
         self.slot_count = slot_count
         self.context_capacity = context_capacity
@@ -231,7 +229,7 @@ class ScriptedModel:
         return UnitFailure(unit.slot, "INTERNAL", "the unit is marked to fail", True)
 
     def settle(self, slots: Sequence[int]) -> Sequence[UnitFailure]:
-        """Wait as long as the stage takes. There is nothing to settle, without a window."""
+        """Wait as long as the stage takes. There is nothing else to do without a context window."""
         begin_s = time.monotonic()
         if seconds := self.stage_s.get("settle"):
             time.sleep(seconds)
@@ -239,9 +237,9 @@ class ScriptedModel:
         return ()
 
     def rebuild(self, slot: int, units: Sequence[PastUnit]) -> Rebuilt | UnitFailure:
-        """Take the first few past units; later answers are as if this model had answered them.
+        """Take at most `REBUILT_UNITS` past units, and wait as long as the stage `rebuild` takes.
 
-        Takes as long as the stage `rebuild`.
+        Later answers are the same as if this model had answered these units itself.
         """
         if seconds := self.stage_s.get("rebuild"):
             time.sleep(seconds)
@@ -280,7 +278,7 @@ class ScriptedModel:
         self._settle_s.pop(slot, None)
 
     def is_clean(self, slot: int) -> bool:
-        """Whether the slot has no conversation and no chat."""
+        """True if the slot has no conversation and no chat."""
         return slot not in self._lengths
 
 

@@ -13,8 +13,8 @@ class SlotChannel:
     """One slot's channel, from `DeviceThread.attach` to `DeviceThread.close`.
 
     `on_event` is called on the event loop, in the order of the events. The device thread's lock
-    guards `inbox`, `is_ready` (the conversation is open and may run), `is_muted` (it must not
-    become ready again) and `credit` (number of chat steps that may still run).
+    guards `inbox`, `is_ready` (the conversation is open and may run), `is_muted` (the conversation
+    must not run any more) and `credit` (number of chat steps that may still run).
     """
 
     def __init__(self, slot: int, inbox: Inbox, on_event: Callable[[Event], None]) -> None:

@@ -73,14 +73,14 @@ class TorchDevice:
             torch.cuda.synchronize(self._device)
 
     def memory_used_bytes(self, model: Model) -> int:
-        """Return the bytes that torch has allocated on a GPU; on a CPU, those of the model."""
+        """Return the bytes that torch has allocated on a GPU; on a CPU, the model's bytes."""
         if self._device.type == "cuda":
             return torch.cuda.memory_allocated(self._device)
         return model.memory_bytes
 
 
 def open_device(name: str) -> torch.device:
-    """Return the device of that name. Raises StartError if there is none."""
+    """Return the device with this name. Raises StartError if there is no such device."""
     try:
         device = torch.device(name)
     except RuntimeError:

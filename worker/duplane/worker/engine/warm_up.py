@@ -1,7 +1,7 @@
 """Runs a conversation and a chat before the worker serves, because first calls are slow.
 
-First calls allocate buffers, load kernels and plan convolutions. The input is noise; a worker whose
-model fails on it does not start to serve.
+First calls allocate buffers, load kernels and plan convolutions. The input is noise. If the model
+fails on this input, the worker does not start to serve.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Base class of the gRPC calls that hold a slot: its end, its outbox, its reading and writing.
+"""The base class of the gRPC calls that hold a slot: it reads, writes, bounds and ends a call.
 
 `DuplexCall` and `ChatCall` read and send the messages of the two kinds of call. A call knows only
 its stream and its slot's channel to the device thread, not leases or other calls.
@@ -51,8 +51,8 @@ class Call(abc.ABC, Generic[Response]):
         self._limits = limits
         self._end: asyncio.Future[CallEnd] = asyncio.get_running_loop().create_future()
         self._outbox_capacity = outbox_capacity
-        # Each response, with a function to call when it is written. None ends the writer. There are
-        # two places more than the capacity: for the last response and for None.
+        # Each response, with a function to call when the response is written. None ends the writer.
+        # Two places more than the capacity are for the last response and for None.
         self._outbox = asyncio.Queue[tuple[Response, Callable[[], None] | None] | None](
             outbox_capacity + 2
         )
@@ -82,8 +82,8 @@ class Call(abc.ABC, Generic[Response]):
     async def run(self, on_end: Callable[[CallEnd], None]) -> None:
         """Serve the call to its end. Raises FabricError if it ends with a failure.
 
-        `on_end` is called once, as soon as the end is known. It does not wait until the client has
-        read the last responses, so that the slot can be cleaned.
+        `on_end` is called once, as soon as the end is known. This is before the client has read the
+        last responses, so that the slot can be cleaned meanwhile.
         """
         async with asyncio.TaskGroup() as tasks:
             reader = tasks.create_task(self._receive())

@@ -1,6 +1,6 @@
-"""The states of a Converse call: the legal messages in each, and how long silence may last.
+"""The states of a Converse call: the legal messages in each state, and the longest silence. Pure.
 
-Pure. An illegal message ends the call. An invalid unit does not: `unit_check` answers it.
+An illegal message ends the call. An invalid unit does not end it: `unit_check` makes an answer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LEGAL: dict[CallState, dict[str, CallState]] = {
 
 
 class CallStateMachine:
-    """The state of one call, and the time at which silence ends it (`deadline_s`).
+    """The state of one call, and `deadline_s`, the time at which it ends if no message comes.
 
     Times are monotonic seconds; callers pass the present time.
     """

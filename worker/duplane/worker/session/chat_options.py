@@ -74,7 +74,7 @@ def ignored_paths(request: session_pb2.ChatRequest, prepared: PreparedChat) -> f
 
 
 def invalid_chat(error: OptionError) -> FabricError:
-    """Translate the model's refusal of a chat. Only the paths of settings must be translated."""
+    """Return the error of a chat that the model refuses, with the contract's path of the field."""
     path = _PATHS.get(error.field, error.field)
     return FabricError(Reason.INVALID_FIELD, str(error), field=path)
 

@@ -94,7 +94,8 @@ class ChatReporter:
     def finish(self, error_reason: str | None) -> None:
         """Add the stage times to the turn's span, and the error if the turn failed.
 
-        The span that is still open ends with the error. Without an error it is discarded.
+        The span of the unfinished part ends with the error. Without an error, this span is
+        discarded.
         """
         self._metrics.chat_ended(self._counts)
         self._span.set_attributes(stage_attributes(self._stages_s))

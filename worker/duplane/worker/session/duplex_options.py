@@ -16,7 +16,7 @@ from duplane.worker.model.types import ConversationOptions, OptionError, WindowM
 from duplane.worker.session.fields import DECODE_MODES, invalid, read_numbers, read_voice
 from duplane.worker.settings import SessionLimits
 
-# Enum field of DuplexConfig -> for each of its values the model's value.
+# By enum field of DuplexConfig: for each value of the field, the model's value.
 _CHOICES: dict[str, Mapping[int, Enum]] = {
     "decode_mode": DECODE_MODES,
     "context_window": {
@@ -79,7 +79,7 @@ def conversation_options(
 
 
 def invalid_option(error: OptionError) -> FabricError:
-    """Translate the model's refusal of an option."""
+    """Return the error of an option that the model refuses, with the contract's field."""
     return FabricError(Reason.INVALID_FIELD, str(error), field=field_path(error.field))
 
 

@@ -17,7 +17,7 @@ DECODE_MODES: Mapping[int, DecodeMode] = {
 }
 
 LEAST_VOICE_SAMPLES = INPUT_RATE_HERTZ // 10
-"""Samples that a voice needs. A shorter clip is ignored and named in `ignored_fields`."""
+"""Least number of samples of a voice. A shorter clip is ignored and named in `ignored_fields`."""
 
 
 def invalid(path: str, fault: str) -> FabricError:
@@ -57,7 +57,7 @@ def read_samples(path: str, pcm: bytes) -> Samples:
 
 
 def read_voice(path: str, pcm: bytes, max_s: float) -> Samples | None:
-    """Return the samples of a voice; None if the clip is too short to be a voice.
+    """Return the samples of a voice, or None if the clip is too short to be a voice.
 
     Raises FabricError INVALID_FIELD.
     """

@@ -64,7 +64,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self._tasks = tasks
         self._rechecks: set[asyncio.Task[None]] = set()
         self._calls: dict[int, DuplexCall | ChatCall] = {}
-        # The span of each call with its attributes, by slot too.
+        # By slot: the span of the call, and the attributes of this span.
         self._spans: dict[int, tuple[Span, Mapping[str, AttributeValue]]] = {}
         self._metrics = metrics
         self._batches = BatchReporter(tracer)
@@ -189,7 +189,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     def _report_end(
         self, claims: lease_pb2.LeaseClaims, span: Span, reason: str, message: str
     ) -> None:
-        """Log and count the end of a session; log an error if the worker is at fault."""
+        """Log and count the end of a session. If the worker is at fault, log it as an error."""
         is_fault = reason in _FAULTS
         if is_fault:
             span.set_attribute(spans.ERROR_TYPE, reason)
@@ -202,7 +202,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         )
 
     def _release(self, call: DuplexCall | ChatCall) -> None:
-        """Begin the cleanup of a call's slot. Only the first call has an effect."""
+        """Begin the cleanup of a call's slot, unless it has begun already."""
         slot = call.channel.slot
         if self._calls.get(slot) is call:
             del self._calls[slot]

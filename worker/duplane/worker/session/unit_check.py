@@ -1,4 +1,4 @@
-"""Converts a client's unit to a checked `Unit`, or refuses it with an answer."""
+"""Converts a client's unit to a checked `Unit`, or to the answer that refuses the unit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_unit(
 ) -> Unit | FailedUnit:
     """Return the unit with its time of arrival, or the answer that names the invalid field.
 
-    This is the worker's only check of samples. After it the audio of a Unit is finite float32.
+    This is the worker's only check of samples: the audio of every `Unit` is finite float32.
     """
     received_s, receive_time_ns = time.monotonic(), time.time_ns()
     trace = request.trace if request.HasField("trace") else None

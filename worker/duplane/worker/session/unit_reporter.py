@@ -1,4 +1,4 @@
-"""Makes the messages about the units of one session, sums them up, and reports each unit."""
+"""Makes the messages about the units of one session, and reports each unit to metrics and spans."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class UnitReporter:
         self._spans.opened()
 
     def delta(self, output: UnitOutput, now_s: float) -> session_pb2.Delta:
-        """Return the delta of a unit. `now_s` is monotonic."""
+        """Return the delta of a unit. `now_s` is the present monotonic time."""
         unit, change = output.unit, output.change
         free_s = min(max(unit.settle_s[1], unit.queued_s), unit.started_s)
         stages_s = {

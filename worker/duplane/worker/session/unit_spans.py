@@ -184,7 +184,7 @@ class UnitSpans:
         )
 
     def _links_of(self, unit: Unit | None) -> Sequence[Link]:
-        """Return links to the unit's session and batch. This makes the batch be exported."""
+        """Return links to the unit's session and batch. The span of a linked batch is exported."""
         batch: BatchRecord | None = unit.batch if unit else None
         if batch is None:
             return self._links
@@ -215,7 +215,7 @@ class BatchReporter:
                 spans.WORKER_BATCH,
                 batch.ids,
                 start_ns,
-                end_ns if batch.ended_s else time.time_ns(),  # the batch failed
+                end_ns if batch.ended_s else time.time_ns(),  # a failed batch has no end
                 {spans.BATCH_SIZE: batch.size},
                 stages=stages,
             )

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 import orjson
 
 STACKED_FRAMES = 4
-"""Pictures that are joined side by side have at most this many times the pixels of the largest
-picture."""
+"""Most pixels of pictures joined side by side, as a multiple of `VideoBounds.frame_pixels`."""
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,7 @@ class _Pictures:
         self._picture_pts = -1
 
     def at(self, time_s: float) -> Image.Image:
-        """Return the picture shown at a time; if it is broken, the latest good one before it."""
+        """Return the picture shown at a time, or the latest good picture if that one is broken."""
         wanted = self._timeline.at(time_s)
         if self._picture is not None and self._picture_pts == wanted:
             return self._picture
@@ -253,7 +253,7 @@ def _time_of(frame: VideoFrame) -> int:
 
 
 def _sound(container: av.container.InputContainer, duration_s: float) -> np.ndarray | None:
-    """Return the first `duration_s` of the sound, mono at 16 kHz; None if there is none."""
+    """Return the first `duration_s` of the sound, mono at 16 kHz; None if none can be decoded."""
     if not container.streams.audio:
         return None
     stream = container.streams.audio[0]

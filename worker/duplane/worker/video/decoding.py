@@ -1,9 +1,9 @@
 """Decodes the video files of chats, each in a process of its own, which is killed with its chat.
 
 Files that are broken, too large or too slow to decode are refused. `video_layout` chooses pictures
-and sounds. Each picture is sliced for the model when it arrives, so none is kept at full size.
-Threads start and read the processes, because `subprocess`, unlike asyncio, always starts them
-without a copy of the worker's memory.
+and sounds. Each picture is sliced for the model when it arrives, so no picture is kept at full
+size. Threads start the processes and read their output: `subprocess` always starts a process
+without copying the worker's memory, and asyncio does not.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Videos:
     async def _decode(
         self, file: session_pb2.ChatPart, chat: ChatRequest, prepare: Prepare, tiles_left: int
     ) -> tuple[ChatVideo, int]:
-        """Decode a file. Return the video, and the rest of `tiles_left` for later videos."""
+        """Decode a file. Return the video, and the number of tiles left for later videos."""
         bounds = VideoBounds(
             stack_frames=file.video_stack_frame_count or 1,
             duration_s=self._limits.max_video_s,
@@ -147,7 +147,7 @@ class _Decoder:
                 process.kill()
 
     def stop(self) -> None:
-        """Kill the process. If it was not started yet, it never is."""
+        """Kill the process. If the process has not started yet, it never starts."""
         with self._lock:
             self._is_stopped = True
             if self._process is not None:
