@@ -172,10 +172,10 @@ class EdgeSettings:
     schedulers: Annotated[Names, Parameter("--scheduler")] = ("127.0.0.1:8010",)
     """Addresses of the schedulers, as HOST:PORT, separated by commas."""
     pool: str = ""
-    """Queue in which sessions wait. Default: the unnamed one."""
+    """Pool of workers from which sessions get slots. Default: the pool without a name."""
     needs: Annotated[Names, Parameter("--need")] = ()
-    """Labels that the worker of every session must have, as KEY=VALUE, separated by commas. A
-    client adds or replaces `model` with the query parameter of that name."""
+    """Labels that the worker of every session must have, as KEY=VALUE, separated by commas. If a
+    client's URL has the query parameter `model`, this value replaces the label `model`."""
     reuse_port: bool = False
     """Share the port with other edges on this machine; the kernel distributes connections."""
     tls_cert: ExistingFile | None = None
