@@ -2,10 +2,14 @@
 
 This package does not depend on gRPC, asyncio or sessions; the worker uses `DuplexModel`.
 
-The reference implementation is OpenBMB/MiniCPM-o-Demo at commit 28b60cf. The released model was
-tuned with its quirks. A quirk that changes the ids or the sound is copied, so the output matches
-the recorded traces. A quirk that only breaks a session, or makes one session depend on another, is
-corrected ("right").
+In this package, a *row* is one embedding in the input of a decoder (the LLM or the talker), and its
+keys and values in the decoder's cache. An *id* is the number of a token. A *tile* is a scaled
+picture or one slice of it.
+
+The *reference* is the implementation OpenBMB/MiniCPM-o-Demo at commit 28b60cf. The released model
+was tuned with the quirks of this implementation. A quirk that changes the ids or the sound is
+copied, so that the output matches the recorded traces. A quirk that only breaks a session, or makes
+one session depend on another, is corrected ("right").
 
 | the reference ...                                     | here   | reason, or behaviour here     |
 |-------------------------------------------------------|--------|-------------------------------|

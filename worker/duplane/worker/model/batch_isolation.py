@@ -1,4 +1,4 @@
-"""Isolates failures within a batch: only the conversations that make a stage raise are ended.
+"""Isolates failures in a batch: only the conversations that make a stage raise an error end.
 
 A stage runs for several conversations in one call. If that call raises, the stage runs again for
 each conversation alone, from the state before the call. Only the conversations that raise again
@@ -44,7 +44,7 @@ def run_stage(
     *,
     cache: RowCounts | None = None,
 ) -> list[tuple[Sequence[T], R]]:
-    """Call a stage for all items that have not failed; if that raises, call it for each alone.
+    """Call a stage for all items that have not failed. If that raises, call it for each item alone.
 
     Returns, for each successful call, its items and its result. All other items have a `failure`.
     If the stage changes the lengths of a cache, pass that cache as `cache`: the lengths are
@@ -58,7 +58,7 @@ def run_stage(
         return [(items, call(items))]
     except Exception:  # noqa: BLE001 - any fault of a stage is logged and becomes a UnitFailure
         _log.exception("%s failed for slots %s", stage, [item.slot for item in items])
-    # This is outside of the handler, so the memory that the failed call held is free.
+    # Outside of the handler, the memory that the failed call held is free.
     if cache is not None:
         for slot, length in lengths:
             cache.rewind(slot, length)

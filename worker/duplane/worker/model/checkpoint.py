@@ -100,15 +100,15 @@ class Checkpoint:
         return found
 
     def load_into(self, module: nn.Module, prefix: str) -> tuple[str, ...]:
-        """Fill one module like `load_all`.
+        """Fill one module as `load_all` does.
 
-        Returns the names under `prefix` that the module does not use.
+        Returns the names of tensors with this `prefix` that the module does not use.
         """
         unused = self.load_all({prefix: module})
         return tuple(name for name in unused if name.startswith(prefix))
 
     def load_all(self, modules: Mapping[str, nn.Module]) -> tuple[str, ...]:
-        """Fill every parameter and persistent buffer of modules from the tensor `prefix + name`.
+        """Fill the parameters and persistent buffers of modules from the tensors `prefix + name`.
 
         Tensors are read one at a time, file after file, and converted to the dtype and device of
         the parameter. So the whole checkpoint is never in memory. Raises one `CheckpointError` that
@@ -135,7 +135,7 @@ class Checkpoint:
         return tuple(sorted(name for name in self._file_of if name not in wanted))
 
     def _read(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield tensors file by file: the pages of a file stay mapped only while it is open."""
+        """Yield tensors file by file, because an open file keeps its pages mapped."""
         groups = groupby(sorted(names, key=self._place), key=self._file_of.__getitem__)
         for number, (path, group) in enumerate(groups, start=1):
             name = ""

@@ -27,8 +27,8 @@ def pack_linear(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:
     """Pack layers with the same input into one weight [outputs, inputs] and one bias [outputs].
 
     Returns weight and bias. The parameters of the layers become views of these tensors, so the
-    memory does not grow, and a later change of a parameter in place changes the packed tensor. A
-    layer without bias counts as zero.
+    memory does not grow, and a later change of a parameter in place changes the packed tensor. The
+    bias of a layer without bias is zero.
     """
     weight = torch.cat([layer.weight.detach() for layer in layers])
     bias = weight.new_zeros(len(weight))

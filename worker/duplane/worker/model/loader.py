@@ -85,8 +85,8 @@ class ModelParts:
     Without a talker, a vocoder or a voice for the vocoder, the model answers with text only.
     Without `vision` it refuses frames. `voice_networks` compute vocoder voices from clips;
     `vocoder_voice` is used if the client sends no clip. `prompt_voice` is the voice in the prompt
-    if the client sends none. `windows` are the values of window options that the client does not
-    set. `digest` identifies the weights and the settings that decide the output; it is empty if
+    if the client sends no voice. `windows` has the values of window options that the client does
+    not set. `digest` identifies the weights and the settings that decide the output; it is empty if
     conversations cannot be rebuilt.
     """
 
@@ -119,9 +119,9 @@ def generated_rows(max_tokens: int) -> int:
 
 
 def overhang(audio: AudioConfig, image_rows: int | None) -> int:
-    """Return the rows of a unit with default options, audio and one unsliced frame.
+    """Return the number of rows of a unit with default options, audio and one unsliced frame.
 
-    The cache has this many extra rows, so that the unit which reaches the nominal capacity can be
+    The cache has so many extra rows, so that the unit that reaches the nominal capacity can be
     completed. A unit that needs even more rows is refused. A frame has `image_rows` embeddings;
     None means that the model refuses frames.
     """
@@ -257,7 +257,7 @@ def _load_vocoder(
 
 
 def prompt_room(voice: VocoderVoice | None, *, reads_clips: bool) -> int:
-    """Return the mel frames of the longest possible voice, built in or made from a clip."""
+    """Return the number of mel frames of the longest voice, built in or made from a clip."""
     own = 0 if voice is None else len(voice.prompt_mel)
     return max(own, MEL_FRAMES_PER_TOKEN * MAX_VOICE_TOKENS if reads_clips else 0)
 

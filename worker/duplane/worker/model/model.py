@@ -270,8 +270,8 @@ class DuplexModel:
         """Complete the last unit of each of these slots: add its closing ids, apply the window.
 
         Normally the closing ids are fed with the next unit, which saves a pass over the weights. If
-        a window drops units, the closing ids are fed before, because they must be computed with the
-        dropped units in the context. Without `is_deferred` all closing ids are fed at once. Returns
+        a window drops units, the closing ids are fed first, because they must be computed while
+        these units are in the context. Without `is_deferred` all closing ids are fed now. Returns
         a failure for each slot that could not be settled and can now only be closed. A slot whose
         unit has failed or was settled before does not change.
         """
@@ -322,7 +322,7 @@ class DuplexModel:
 
     @torch.inference_mode()
     def is_clean(self, slot: int) -> bool:
-        """Check that no state of a conversation or chat is left in the slot."""
+        """True if no state of a conversation or chat is left in the slot."""
         parts = self.parts
         return (
             slot not in self.conversations

@@ -72,7 +72,9 @@ class DecodeMode(Enum):
 
 
 class WindowMode(Enum):
-    """How a long context is shortened: not at all, by dropping units, or by keeping their text."""
+    """How a long context is shortened: not at all, by dropping old units, or by keeping only their
+    text.
+    """
 
     OFF = "off"
     BASIC = "basic"
@@ -199,19 +201,24 @@ def check_samples(name: str, samples: NDArray[Any]) -> None:
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """One unit of one conversation: its input, and values that its result needs.
+    """One unit of one conversation: its input, and values that are reported with its result.
 
     `audio` is float32 mono at 16 kHz, finite, about one second. `frames` are encoded pictures, or
     pictures that `prepare` has decoded. The model gets each whole frame and, if `max_slices` is
     more than 1, also at most `max_slices` slices of it. A unit with frames may have no audio.
 
-    The model uses only the fields up to `max_slices` and returns the others in the result, for its
-    caller: the client's `sequence`, the time at which the unit was received (by the monotonic and
-    by the wall clock), its trace, the time at which the edge received it (by the wall clock, 0 if
-    unknown), and the time at which it joined the inbox. The fields from `dropped_count` on are set
-    when the unit joins a batch or after: the number of units of the conversation that were dropped
-    so far, the time at which the batch began, its number of units, begin and end of the settle of
-    the conversation's previous unit, the end of the model's work, and the record of the batch.
+    The model uses only the fields up to `max_slices`. It returns the others unchanged, because its
+    caller needs them to report the unit:
+
+    - `sequence`: the client's number of the unit.
+    - `received_s`, `receive_time_ns`: when the worker received the unit (monotonic, wall clock).
+    - `trace`: the trace context of the unit.
+    - `edge_time_ns`: when the edge received the unit (wall clock; 0 if unknown).
+    - `queued_s`: when the unit joined the inbox.
+    - `dropped_count`: how many units of the conversation were dropped before this one.
+    - `started_s`, `batch_size`, `batch`: when the unit's batch began, its size and its record.
+    - `settle_s`: begin and end of the settle of the conversation's previous unit.
+    - `finished_s`: when the model has finished the unit.
     """
 
     slot: int
@@ -252,7 +259,7 @@ class StateChange:
 class PastUnit:
     """A unit that was run before, perhaps by another worker, with parts of its `UnitOutput`.
 
-    `force_listen` of `unit` has no effect: the ids show what happened.
+    `unit.force_listen` has no effect, because the ids show whether the model listened.
     """
 
     unit: Unit
@@ -289,9 +296,9 @@ class UnitOutput(Output):
     `context_length` is the length after generation, before settle. `token_ids` include the unit's
     terminator and the unit end. `text_token_count` is the number of ids from which `text` is
     decoded, including special ids. `input_*_count` are the numbers of input rows: embeddings of
-    audio, embeddings of frames, and marks. In `stage_s`, `settle` is the time for the
-    conversation's previous unit. `end_of_turn` means that the model has finished its turn. With
-    `change` the unit can become a `PastUnit`.
+    audio, embeddings of frames, and marks. In `stage_s`, `settle` is the time that the settle of
+    the conversation's previous unit took. `end_of_turn` means that the model has finished its turn.
+    `change` is needed to rebuild the conversation; see `PastUnit`.
     """
 
     unit: Unit
@@ -320,10 +327,10 @@ class UnitFailure:
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """The result of one share of the work to rebuild a conversation from past units.
+    """The result of one call of `rebuild`, which takes some of the given past units.
 
-    `unit_count` is the number of units that were taken from the front of the given ones, and
-    `context_length` the length after the last unit taken so far, as in its `UnitOutput`. If
+    `unit_count` is the number of units that the call took, from the first one on. `context_length`
+    is the length of the context after the last of these units, as in its `UnitOutput`. If
     `is_complete`, all units were taken, and the conversation is as if it had run them.
     """
 

@@ -1,7 +1,7 @@
-"""The audio path of whole clips: voice prompts and chat audio, without caches.
+"""Encodes whole clips (voices, and the sounds of chats) to embeddings, without caches.
 
-A clip is split into segments of 30 s; a shorter position table makes them shorter. Within a segment
-each one-second block attends to itself and to the blocks before it.
+A clip is split into segments of 30 s, or of less if the encoder's position table is shorter. Within
+a segment, each one-second block attends to itself and to the blocks before it.
 Source: `MiniCPMO45/modeling_minicpmo_unified.py` of OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
 
@@ -27,7 +27,7 @@ BATCH_FRAMES = HISTORY_SAMPLES // HOP
 class ClipSegment:
     """A part of a clip that is encoded separately, to `rows` embeddings.
 
-    It has `frames` mel frames and is padded to `padded_frames`, on which its result depends.
+    The segment has `frames` mel frames. It is padded to `padded_frames`, which affects the result.
     """
 
     samples: np.ndarray
@@ -43,9 +43,9 @@ def split_clips(
 
     The reference pads all segments to the longest one and encodes them in one batch. A shorter
     segment attends to some of its padding (see `block_mask`), so its result depends on the padding.
-    Here each segment is padded as far as it attends in the reference; so the result is the same and
-    does not depend on the batch. If not `is_blockwise`, all positions of a segment attend to each
-    other. Raises ValueError for samples that are not one-dimensional or not finite.
+    Here each segment is padded as far as the reference lets it attend. So the result is the same,
+    and does not depend on the batch. If not `is_blockwise`, all positions of a segment attend to
+    each other. Raises ValueError for samples that are not one-dimensional or not finite.
     """
     for samples in clips:
         if samples.ndim != 1 or not np.isfinite(samples).all():
@@ -82,7 +82,7 @@ def encode_batch(
     *,
     is_blockwise: bool = True,
 ) -> list[Tensor]:
-    """Encode one batch of segments; returns embeddings [rows, hidden] of each.
+    """Return the embeddings [rows, hidden] of each segment of one batch.
 
     `is_blockwise` must have the same value as for `split_clips`.
     """

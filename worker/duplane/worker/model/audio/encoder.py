@@ -1,6 +1,7 @@
-"""The streaming audio encoder: mel, Whisper's encoder with slotted caches, projector and pooling.
+"""The streaming audio encoder: maps the live audio of many slots to embeddings for the LLM.
 
-Maps the live audio of many slots to embeddings for the LLM.
+Its parts are the mel spectrogram, Whisper's encoder with a cache for each slot, and the projector,
+which ends with average pooling.
 Source: `MiniCPMO45/modeling_minicpmo_unified.py` of OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
 
@@ -29,10 +30,9 @@ _CONTEXT_POSITIONS = CONTEXT_FRAMES // 2
 class AudioEncoder(nn.Module):
     """Encodes the live audio of each slot unit by unit, and whole clips.
 
-    `mel` buffers the live audio.
-
-    `Checkpoint.load_into` fills the weights of `apm` and `audio_projection_layer`, under prefixes
-    of the same names. The state of the slots is allocated once and reset, never freed.
+    `mel` buffers the live audio. The weights of `apm` and `audio_projection_layer` are loaded from
+    the tensors of the checkpoint whose names begin with these names. The state of the slots is
+    allocated once and reset, never freed.
     """
 
     cache: Tensor
@@ -72,7 +72,7 @@ class AudioEncoder(nn.Module):
 
     @torch.inference_mode()
     def encode(self, slots: Sequence[int]) -> Tensor:
-        """Encode the unit that each slot of `mel` consumed last to [n, unit_rows, hidden].
+        """Return embeddings [n, unit_rows, hidden] of the unit that `mel` consumed last per slot.
 
         The slots must be different; no result depends on another slot. After an exception the call
         can be repeated for the same units, with the same result.
@@ -82,8 +82,8 @@ class AudioEncoder(nn.Module):
         hidden = self.apm.convolve(features, upload(is_first, device))
         hidden = hidden[:, _CONTEXT_POSITIONS : _CONTEXT_POSITIONS + UNIT_POSITIONS]
 
-        # A cache that the unit would fill starts again at 0. As in the reference, the context
-        # frames of the unit count too.
+        # If the unit would fill the cache of a slot, the cache starts again at 0. As in the
+        # reference, the unit counts with its context frames.
         last = self.config.position_count - UNIT_FRAMES // 2
         begins = [self._lengths[slot] if self._lengths[slot] < last else 0 for slot in slots]
         rows, starts = upload([slots, begins], device).unsqueeze(-1).unbind()
@@ -133,7 +133,7 @@ class AudioEncoder(nn.Module):
         self._lengths[slot] = 0
 
     def is_clean(self, slot: int) -> bool:
-        """Check that all state of the slot is zero."""
+        """True if all state of the slot is zero."""
         if self._lengths[slot]:
             return False
         return not bool(self.cache[:, :, slot].any()) and self.mel.is_clean(slot)

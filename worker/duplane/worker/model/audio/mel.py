@@ -24,8 +24,9 @@ UNIT_SAMPLES = SAMPLE_RATE
 FIRST_UNIT_SAMPLES = 16480
 """Samples that the first unit consumes: 1035 ms, rounded down to whole hops."""
 FIRST_UNIT_FILL = 16560
-"""Least samples of the input at the first unit: 1035 ms. A shorter input gets silence in front. The
-first unit consumes 80 samples less, so 80 samples stay in the input for the whole session."""
+"""Least number of samples in the input at the first unit: 1035 ms. A shorter input gets silence in
+front. The first unit consumes 80 samples less, so 80 samples stay in the input for the whole
+session."""
 
 CORE_FRAMES = UNIT_SAMPLES // HOP
 CONTEXT_FRAMES = 2
@@ -33,10 +34,10 @@ CONTEXT_FRAMES = 2
 UNIT_FRAMES = CORE_FRAMES + 2 * CONTEXT_FRAMES
 
 HISTORY_SAMPLES = 30 * SAMPLE_RATE
-"""A history that has reached this length drops its oldest DROPPED_SAMPLES."""
+"""Length at which a slot's history of samples drops its oldest DROPPED_SAMPLES."""
 DROPPED_SAMPLES = 10 * SAMPLE_RATE
 FIXED_FLOOR_SAMPLES = 5 * SAMPLE_RATE
-"""A history shorter than this has a fixed floor, a longer one a floor relative to its maximum."""
+"""The log-mel of a shorter history has a fixed floor; else the floor depends on the maximum."""
 BACKLOG_SAMPLES = 30 * SAMPLE_RATE
 """Most samples of a slot that no unit has consumed yet."""
 
@@ -49,7 +50,7 @@ _HALF = FFT_SIZE // 2
 
 
 class LogMel(nn.Module):
-    """Computes the mel power of frames, and scales its logarithm as Whisper does."""
+    """Computes the mel power of frames, and scales the logarithm of this power as Whisper does."""
 
     window: Tensor
     filters: Tensor
@@ -110,9 +111,9 @@ class MelStream(nn.Module):
     """The mel of each slot's live audio, unit by unit.
 
     In the reference, a unit's features are cut from the mel of the slot's whole history (up to
-    30 s), whose floor depends on the loudest frame. Here only the frames of the unit are computed,
-    and the peak of each earlier frame is kept. The maximum is the same, because later input changes
-    only frames at the ends of the history, and the peaks of these frames are computed again.
+    30 s). The floor of this mel depends on its loudest frame. Here only the frames of the unit are
+    computed, and only the peak of each earlier frame is kept. The loudest peak is the same: later
+    input changes only frames at the ends of the history, and their peaks are computed again.
     """
 
     samples: Tensor
@@ -121,7 +122,7 @@ class MelStream(nn.Module):
     def __init__(self, mel_bins: int, slot_count: int, device: str | torch.device = "cpu") -> None:
         super().__init__()
         self.log_mel = LogMel(mel_bins, device)
-        # A row holds the last consumed unit, which ends at `_begins`, and the samples after it.
+        # A row has the last consumed unit, which ends at `_begins`, then the later samples.
         self._input = np.zeros((slot_count, FIRST_UNIT_SAMPLES + BACKLOG_SAMPLES), np.float32)
         self._begins = [0] * slot_count
         self._ends = [0] * slot_count
@@ -137,7 +138,7 @@ class MelStream(nn.Module):
         )
 
     def push(self, slot: int, samples: np.ndarray) -> bool:
-        """Append 16 kHz samples [n]; returns whether a unit is complete.
+        """Append 16 kHz samples [n]. Return True if a whole unit is buffered.
 
         Raises ValueError for samples that are not one-dimensional or not finite, and
         `AudioBacklogError` for more than the slot may hold. The slot is then unchanged.
@@ -171,7 +172,7 @@ class MelStream(nn.Module):
         return self._ends[slot] - self._begins[slot]
 
     def take(self, slot: int) -> None:
-        """Consume one unit of the slot, for `features`. Raises ValueError if none is complete."""
+        """Consume one unit of the slot, for `features`. Raises ValueError without a whole unit."""
         taken = self._unit_samples(slot)
         if self.buffered(slot) < taken:
             raise ValueError(f"slot {slot} has no whole unit of audio")
@@ -198,7 +199,8 @@ class MelStream(nn.Module):
         power = self.log_mel.power(self._window(rows, starts, lengths, _WINDOW_SAMPLES))
         power[:, :CONTEXT_FRAMES].masked_fill_(first[:, None, None], 0.0)
 
-        # The last frame contains the reflected end of the history, so its peak counts only here.
+        # The last frame contains the reflected end of the history. So its peak counts only for
+        # this unit and is not kept.
         frame_peaks = power.amax(-1)
         columns = starts[:, None] + CONTEXT_FRAMES + torch.arange(UNIT_FRAMES, device=device)
         self.peaks[rows[:, None], columns] = frame_peaks[:, :-1]
@@ -230,7 +232,7 @@ class MelStream(nn.Module):
         self.peaks[slot].zero_()
 
     def is_clean(self, slot: int) -> bool:
-        """Check that all state of the slot is zero."""
+        """True if all state of the slot is zero."""
         lengths = self._ends[slot] + self._taken[slot] + self._lengths[slot]
         held = self._input[slot].any() or self.samples[slot].any() or self.peaks[slot].any()
         return lengths == 0 and not bool(held)
@@ -257,7 +259,10 @@ class MelStream(nn.Module):
         peaks[CONTEXT_FRAMES : CONTEXT_FRAMES + 2] = power[0].amax(-1)
 
     def _window(self, rows: Tensor, starts: Tensor, lengths: Tensor, count: int) -> Tensor:
-        """Gather `count` samples, from half a window before frame `starts` on; reflect the ends."""
+        """Return `count` samples of each row, from half a window before frame `starts` on.
+
+        The history is reflected at its ends.
+        """
         offsets = torch.arange(count, device=rows.device) - _HALF
         positions = (starts[:, None] * HOP + offsets).abs()
         last = lengths[:, None] - 1

@@ -118,7 +118,7 @@ class EncoderLayer(nn.Module):
 
 @dataclass(frozen=True)
 class LayerHistory:
-    """The cached keys and values of one layer, and the places in it for the units of a batch.
+    """The cached keys and values of one layer, and where the units of a batch belong in the cache.
 
     A batch has one unit for each of its slots.
     """
@@ -132,7 +132,7 @@ class LayerHistory:
     columns: Tensor
     """The columns of the unit in each slot's cache, [n, positions]."""
     span: int
-    """Columns in use in the longest of the slots, including the unit."""
+    """Number of columns in use in the fullest of the slots, including the unit."""
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write the unit's keys and values [n, heads, positions, head_dim].

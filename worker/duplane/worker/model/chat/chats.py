@@ -4,12 +4,12 @@ A step is short, so that duplex conversations on the same device do not wait lon
 rows of prompts, or generates some ids of answers, or makes a second of their speech. The rules are
 those of the reference, except where the reference fails or changes the request:
 
-- Its generation without streaming fails. Here answers are always generated with streaming.
-- It fails if the first id is a terminator. Here the answer is empty.
-- It removes `<|listen|>` from prompts, which shifts all later rows. Here nothing is removed.
-- Its text contains the names of special tokens. Here it does not.
-- It exceeds `max_new_tokens` by up to ten ids. Here the bound is exact.
-- It truncates a prompt that is too long. Here such a prompt is refused.
+- The reference fails without streaming. Here every answer is generated with streaming.
+- The reference fails if the first id is a terminator. Here the answer is empty.
+- The reference removes `<|listen|>` from prompts, which shifts later rows. Here nothing is removed.
+- The text of the reference contains the names of special tokens. Here the text omits them.
+- The reference exceeds `max_new_tokens` by up to ten ids. Here the bound is exact.
+- The reference truncates a prompt that is too long. Here such a prompt is refused.
 
 The prompt has `<|im_end|>` twice before the answer, as in the reference. Source: `MiniCPMO` in
 `MiniCPMO45/modeling_minicpmo_unified.py` of OpenBMB/MiniCPM-o-Demo@28b60cf.
@@ -131,7 +131,7 @@ class Chats:
         self.answer(slot, prepared.prompt)
 
     def prompt_room(self, options: ChatOptions) -> int:
-        """Return the most rows that a prompt may have, so that at least one id fits after it."""
+        """Return the largest number of rows of a prompt after which at least one id fits."""
         return self._capacity - len(self._answer_mark(options)) - 1
 
     def begin(
@@ -192,8 +192,8 @@ class Chats:
 
         The stages alternate from step to step. Yields at most one result per slot: none for chats
         at other stages, and none for prompts that wait until others are fed. A chat is over after
-        an output with `finish`, or a failure. If a stage raises, the chats that cause it fail. If
-        the cause is not known, all chats of the stage that have no output yet fail.
+        an output with `finish`, or a failure. If a stage raises, the chats that cause the error
+        fail. If these are not known, all chats of the stage that have no output yet fail.
         """
         chats = [self._chat(slot) for slot in sorted(set(slots))]
         waiting = {chat.stage for chat in chats} & set(_ROTATION)
@@ -379,7 +379,7 @@ class Chats:
         self._sampling.reset(slot)
 
     def is_clean(self, slot: int) -> bool:
-        """Check that no state of a chat is left in the slot."""
+        """True if no state of a chat is left in the slot."""
         return slot not in self._chats and self._sampling.is_clean(slot)
 
 

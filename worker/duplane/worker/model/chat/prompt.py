@@ -1,8 +1,9 @@
 """The prompt of a chat: its ids, its embeddings, and the bounds of pictures and sounds in it.
 
-Pictures and sounds are checked and cut when the prompt is built. They are encoded when their rows
-are needed, so that a long prompt can be fed in several steps. As in the reference, names of special
-tokens in a text become those tokens; text that looks like a placeholder of a picture stays text.
+Pictures and sounds are checked and cut when the prompt is built. They are encoded only when their
+rows are needed, so that a long prompt can be fed in several steps. As in the reference, names of
+special tokens in a text become those tokens; text that looks like a placeholder of a picture stays
+text.
 Source: `MiniCPMO.chat` in `MiniCPMO45/modeling_minicpmo_unified.py` of
 OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
@@ -50,7 +51,8 @@ def go_on() -> None:
 class Medium:
     """A picture, or the `sounds` of one message.
 
-    `encode` returns the embeddings for all its `bounds` as one tensor.
+    `bounds` are the ranges of the prompt's rows for it, each as first row and end. `encode` returns
+    the embeddings for all these rows as one tensor.
     """
 
     encode: Callable[[], Tensor]
@@ -92,7 +94,7 @@ class ChatPrompt:
         return self.fed == len(self.ids)
 
     def unencoded_sounds(self, count: int) -> MessageSounds | None:
-        """Return the sounds to encode before the next `count` rows can be taken."""
+        """Return the sounds that must be encoded before the next `count` rows are taken, if any."""
         for medium in self.media:
             sounds, start = medium.sounds, medium.bounds[0][0]
             if sounds is not None and start < self.fed + count and not sounds.is_encoded:
@@ -100,7 +102,7 @@ class ChatPrompt:
         return None
 
     def take(self, parts: ModelParts, count: int) -> Tensor:
-        """Return at most `count` next embeddings [rows, hidden]. Media among them are encoded."""
+        """Return the next embeddings [rows, hidden], at most `count`. Encode media among them."""
         start, stop = self.fed, min(self.fed + count, len(self.ids))
         rows = parts.llm.embed(self.ids[start:stop])
         for medium in self.media:
@@ -180,7 +182,7 @@ class PromptBuilder:
         self._add_text(text)
 
     def message(self, parts: Sequence[ChatPart], name: str) -> None:
-        """Add the parts of one message, without a template. Errors name it by the path `name`."""
+        """Add the parts of one message, without a template. Errors call the message `name`."""
         sounds = Sounds(self._parts, is_blockwise=self._is_blockwise).message()
         for number, part in enumerate(parts):
             if number:
@@ -306,13 +308,13 @@ class MessageSounds:
         self.medium = Medium(self._encode, self._bounds, self)
 
     def add(self, samples: FloatArray, bound: Bound) -> bool:
-        """Add a clip whose embeddings go to `bound`. Returns whether it is the message's first."""
+        """Add a clip whose embeddings go to `bound`. Return True for the message's first clip."""
         self._clips.append(samples)
         self._bounds.append(bound)
         return len(self._bounds) == 1
 
     def clips(self, config: AudioConfig) -> list[FloatArray]:
-        """Return one joined clip; or all clips, if the joined one had too few embeddings."""
+        """Return one joined clip; or all clips, if the joined clip has too few embeddings."""
         if not self._clips:
             return []
         joined = np.concatenate(self._clips)

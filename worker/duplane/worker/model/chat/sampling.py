@@ -54,7 +54,7 @@ class ChatSampling:
         self._options[slot] = None
 
     def is_clean(self, slot: int) -> bool:
-        """Check that no state of a chat is left in the slot."""
+        """True if no state of a chat is left in the slot."""
         if self._recent[slot] or self._options[slot] is not None:
             return False
         return self._penalised.is_clean(slot)

@@ -56,9 +56,9 @@ class ChatOptions:
     """The options of an answer. Raises `OptionError` for values outside the bounds.
 
     `top_k` 0 and `top_p` 1 switch these filters off. `is_omni` joins the parts of a message without
-    line breaks. If `use_image_id` is None, the checkpoint decides whether pictures are numbered; if
-    `max_slices` is None, it decides into how many slices they may be cut. If `use_tts_template` is
-    None, the answer is worded as speech if it has audio (`generate_audio`).
+    line breaks. If `use_image_id` is None, the checkpoint decides whether pictures are numbered. If
+    `max_slices` is None, the checkpoint decides into how many slices a picture may be cut. If
+    `use_tts_template` is None, only an answer with audio (`generate_audio`) is worded as speech.
     """
 
     max_new_tokens: int = 512

@@ -1,6 +1,6 @@
 """The host-side state of a duplex conversation and of its unit in progress.
 
-The conversation's tensors are in the caches, except the results of the unit in progress.
+The tensors of a conversation are in the caches; only those of its unit in progress are here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from duplane.worker.model.vocoder.vocoder import VocoderChunk
 class Conversation:
     """The state of one conversation between its units.
 
-    `window` counts the rows of the context. A unit adds at most `generated_rows` after its input.
+    `window` counts the rows of the context. After its input, a unit adds at most `generated_rows`.
     `speech` is None for a conversation without audio. `unsettled` is the unit that settle has not
     completed yet. `pending_ids` are the closing ids of a completed unit: they count as part of the
     context, but are fed only with the next unit. After a fatal failure (`is_lost`) the conversation
@@ -58,8 +58,8 @@ class InputRows(NamedTuple):
 class RunningUnit:
     """One unit between its first stage and settle.
 
-    If a stage fails, `failure` is set; a fatal one ends the conversation. `start` is the length of
-    the context before the unit, and `images` are the unit's decoded frames. `chosen_id` is the
+    If a stage fails, `failure` is set; a fatal failure ends the conversation. `start` is the length
+    of the context before the unit, and `images` are the unit's decoded frames. `chosen_id` is the
     model's last choice, `next_id` the id to feed, and `chosen_ids` are the choices that the
     repetition penalty counts. The other fields are results of the stages: the embeddings of each
     frame and of the audio, one LLM state (`hidden`) for each id of the text, the speech tokens, the

@@ -1,9 +1,8 @@
-"""The stages of a unit in their order: accept, encode, prefill, generate text, speak.
+"""Runs the stages of units in their order: accept, encode, prefill, generate text, speak.
 
-`DuplexModel.settle` completes the unit, and applies the windows here.
-
-Runs one unit of each of several conversations together. If a stage raises, `batch_isolation` ends
-only the conversations that cause it. Source: class `DuplexCapability` of
+One unit of each of several conversations runs together. If a stage raises an error,
+`batch_isolation` ends only the conversations that cause it. Later, `DuplexModel.settle` completes
+the units with `Pipeline.apply`. Source: class `DuplexCapability` of
 `MiniCPMO45/modeling_minicpmo_unified.py` in OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
 
@@ -161,7 +160,7 @@ class Pipeline:
     def _choose(
         self, units: Sequence[RunningUnit], logits: Tensor, choosing: Sequence[RunningUnit]
     ) -> None:
-        """Choose the next id of the units in `choosing`. `units` have the `logits` [units, ids]."""
+        """Choose the next id of the units in `choosing`. `logits` are [units, ids] of `units`."""
         if len(choosing) < len(units):
             rows = {unit.slot: row for row, unit in enumerate(units)}
             logits = logits[upload([rows[unit.slot] for unit in choosing], logits.device)]
@@ -214,7 +213,7 @@ class Pipeline:
         )
 
     def apply(self, slides: Sequence[tuple[RunningUnit, Slide | None]]) -> float:
-        """Feed the pending ids of units, then apply their slides; return the seconds it took."""
+        """Feed the pending ids of units, then apply their slides. Return the seconds of both."""
         watch = Stopwatch(self._device)
         units = [unit for unit, _ in slides]
         run_stage("settle", units, self._feed_pending, cache=self._llm.cache)

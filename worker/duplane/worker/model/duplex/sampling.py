@@ -1,9 +1,10 @@
 """Chooses the ids of duplex conversations from logits, for many slots at once.
 
-A sampled conversation uses its uniform numbers in this order. Each text step uses one for the test
-of the chunk's end. It uses another one for the id, unless the test ended the chunk or
-`listen_top_k` has decided. Each step of the talker uses one. Source: `StreamDecoder.decode` in
-`MiniCPMO45/utils.py` of OpenBMB/MiniCPM-o-Demo@28b60cf.
+A sampled conversation uses its uniform numbers in this order. Each text step uses one number to
+decide whether the text of the unit ends here (`<|chunk_eos|>`). If it does not end, and
+`listen_top_k` has not decided either, the step uses a second number to draw the id. Each step of
+the talker uses one number. Source: `StreamDecoder.decode` in `MiniCPMO45/utils.py` of
+OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class DuplexSampling:
         self._penalised.reset(slot)
 
     def is_clean(self, slot: int) -> bool:
-        """Check that no state of a conversation is left in the slot."""
+        """True if no state of a conversation is left in the slot."""
         return self._penalised.is_clean(slot)
 
     def choose(
@@ -89,10 +90,10 @@ class DuplexSampling:
     ) -> list[tuple[int, Decision]]:
         """Choose one id for each conversation from raw logits, float32 `[slots, vocabulary]`.
 
-        Whether the chunk ends is drawn first, from the raw logits at temperature 1, so penalties do
-        not change the moment at which the model pauses. If it goes on, the id is chosen from the
-        logits with penalties and masks. The host waits for the device once per
-        batch. After an exception the call can be repeated.
+        A first draw, from the raw logits at temperature 1, decides whether the text of the unit
+        ends (`<|chunk_eos|>`). So penalties do not change the moment at which the model pauses. If
+        the text does not end, the id is chosen from the logits with penalties and masks. The host
+        waits for the device once per batch. After an exception the call can be repeated.
         """
         draws = [each.draws for each in conversations]
         ahead = [

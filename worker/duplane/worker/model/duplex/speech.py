@@ -39,10 +39,10 @@ class SpeechStage:
         )
 
     def run(self, units: Sequence[RunningUnit], watch: Stopwatch) -> Iterator[RunningUnit]:
-        """Compute the speech tokens and samples of each unit, or its failure; slots ascending.
+        """Yield each unit when its speech tokens and samples are complete, or when it has failed.
 
-        A unit is yielded as soon as its samples are complete. So it does not wait for units with
-        more chunks.
+        So a unit does not wait for units with more chunks of speech. The slots of `units` must be
+        ascending.
         """
         run_stage("talker", units, self._draw_tokens, cache=self._talker.cache)
         watch.lap("talker")
@@ -61,7 +61,7 @@ class SpeechStage:
             yield from ending
 
     def _draw_tokens(self, units: Sequence[RunningUnit]) -> None:
-        """Draw the speech tokens of units, and cut the chunks that are then complete."""
+        """Draw the speech tokens of units, and cut them into chunks for the vocoder."""
         requests: list[SpeechRequest] = []
         for unit in units:
             hidden = torch.stack(unit.hidden) if unit.hidden else torch.empty(0)

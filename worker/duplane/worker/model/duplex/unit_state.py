@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from duplane.worker.model.llm.tokenizer import Tokens
 
 MAX_UNIT_CHARACTERS = 28
-"""A token with which a unit's text would reach this length is dropped, and the unit ends."""
+"""Length that the text of a unit stays below: a token that would reach it ends the unit instead."""
 
 
 @dataclass
@@ -28,7 +28,7 @@ class TurnState:
 
     @property
     def must_listen(self) -> bool:
-        """Whether the next unit is one of the first ones, which listen."""
+        """True if the next unit is one of the first units, which must listen."""
         return self.unit_count < self.force_listen_count
 
 

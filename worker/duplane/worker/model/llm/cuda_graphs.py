@@ -1,8 +1,9 @@
 """CUDA graphs of decoder steps with one row per slot, over tensors with fixed addresses.
 
-A step is captured for a number of slots, whichever these are, and for a bound on the length of
-their contexts. Because of its fixed sizes a step also reads unused cache rows. It is replayed if
-reading these takes less time than launching the kernels of an ordinary pass one by one.
+A step is captured for a number of slots (not for certain slots) and for a bound on the length of
+their contexts. Because of its fixed sizes, a captured step also reads cache rows that are not in
+use. It is replayed only if reading these rows takes less time than launching the kernels of an
+ordinary pass one by one.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class StepGraphs(Generic[S]):
         self._steps: dict[tuple[int, int], tuple[S, Callable[[], None]]] = {}
 
     def capture(self, make: Callable[[int, int], S], *, is_replayed: bool = True) -> None:
-        """Make a step for every size and capture it. Without `is_replayed` nothing is captured."""
+        """Make and capture a step for every size. Without `is_replayed`, do not capture them."""
         pool: Any = None
         for size in self._sizes():
             step = make(*size)

@@ -40,7 +40,7 @@ class DecoderConfig:
     def from_json(
         cls, config: Mapping[str, Any], *, has_head_norm: bool, rope_theta: float
     ) -> DecoderConfig:
-        """Read the fields of both architectures; `rope_theta` is used if the field is absent."""
+        """Read the dimensions of either architecture; `rope_theta` is the value if it is absent."""
         heads = field(config, "num_attention_heads", int)
         key_heads = field(config, "num_key_value_heads", int, heads)
         hidden = field(config, "hidden_size", int)
@@ -97,7 +97,7 @@ class Rotary:
         return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
 
     def rotate(self, keys: Tensor, source: int, target: int) -> Tensor:
-        """Rotate keys `[..., rows, head_dim]`, whose positions begin at `source`, to `target` on.
+        """Rotate keys `[..., rows, head_dim]` from positions at `source` on to `target` on.
 
         Each key is rotated once, by the difference of the tabulated angles of its two positions.
         So it differs only by float32 rounding from a key computed at the new position.
@@ -153,7 +153,7 @@ class Attention(nn.Module):
         return self.o_proj(self._attend(queries, rows, cache, layer))
 
     def _attend(self, queries: Tensor, rows: Rows, cache: KVCache, layer: int) -> Tensor:
-        """Attend group by group. Query heads with the same key head are computed as its rows."""
+        """Attend group by group. Query heads that share a key head are computed as its rows."""
         mixed = queries
         for group in rows.groups:
             shape = (group.slot_count, group.rows_per_slot, self.key_heads, -1, self.head_dim)
@@ -234,6 +234,6 @@ class Decoder(nn.Module):
     def move(self, slot: int, source: int, target: int) -> None:
         """Move the slot's rows from `source` on so that they begin at `target`; rotate their keys.
 
-        Keys and values are not recomputed, even if rows that they were computed with are dropped.
+        Keys and values are not computed again, even if they depend on rows that are dropped.
         """
         self.cache.move(slot, source, target, self._rotary.rotate)

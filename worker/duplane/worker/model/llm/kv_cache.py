@@ -76,7 +76,7 @@ class Slide:
 class _Plan:
     """A `Group` before its indices are uploaded.
 
-    If `rows` or `slots` is None, `indices` holds its indices; if both are, those of `rows` first.
+    `indices` has the indices for `rows` if `rows` is None, then those for `slots` if it is None.
     """
 
     rows: slice | None
@@ -95,8 +95,8 @@ class KVCache:
     context: passes of a fixed size write the keys and values of padding rows there.
 
     If `is_gathering`, slots that are not evenly spaced attend in one call too, over a copy of their
-    rows. Otherwise each run of evenly spaced slots attends in its own call, without a copy. On CUDA
-    slots are gathered, because launching a call costs more than the copy.
+    rows. Otherwise each sequence of evenly spaced slots attends in a call of its own, without a
+    copy. On CUDA slots are gathered, because launching a call costs more than the copy.
     """
 
     def __init__(
@@ -300,7 +300,7 @@ class KVCache:
         self._lengths[slot] = self._touched[slot] = 0
 
     def is_clean(self, slot: int) -> bool:
-        """Check that the slot is empty and all of its memory is zero."""
+        """True if the slot is empty and all of its memory is zero."""
         if self._lengths[slot] or self._touched[slot]:
             return False
         own = slice(0, self.capacity)

@@ -26,7 +26,7 @@ PREFILL_ROWS = 512
 
 
 class _Body(Decoder):
-    """The decoder with its embedding table. The checkpoint nests their names like this."""
+    """The decoder with its embedding table, nested as the checkpoint nests their names."""
 
     def __init__(
         self,
@@ -56,13 +56,13 @@ class DecodeStep:
         self.logits = torch.zeros(width, llm.vocabulary, device=table.device)
 
     def begin(self, slots: Sequence[int], positions: Sequence[int], embeds: Tensor) -> Tensor:
-        """Set the embeddings [slots, hidden] of these slots; return their indices in results."""
+        """Set the embeddings [slots, hidden] of these slots; return the slots' rows in results."""
         index = self.rows.begin(slots, positions)
         self.embeds.index_copy_(0, index, embeds)
         return index
 
     def run(self) -> None:
-        """Run the step. It does not wait for the device, nor use values on the host."""
+        """Run the step. To be capturable, it neither waits for the device nor reads host values."""
         self.hidden.copy_(self._llm.model(self.embeds, self.rows.rows()))
         self.logits.copy_(self._llm.logits(self.hidden))
 

@@ -1,7 +1,7 @@
-"""What duplex and chat sampling have in common: uniform numbers, draws, filters, penalised ids.
+"""The parts that duplex and chat sampling share: uniform numbers, draws, filters, penalised ids.
 
 A draw chooses the first id whose cumulative probability (float64, ids ascending) exceeds a uniform
-number. Each slot has its own source of numbers, so its ids do not depend on the rest of the batch.
+number. Each slot has its own source of numbers, so its ids do not depend on the other slots.
 Source of the filters: `top_k_top_p_filtering` in `MiniCPMO45/utils.py` of
 OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
@@ -124,8 +124,8 @@ def chooses_id(
 ) -> Tensor:
     """Return whether `token` is chosen from raw logits `[rows, ids]`: bool [rows].
 
-    A greedy row chooses the most likely id. For other rows the result is the same as whether `draw`
-    chooses the token at temperature 1, but it needs no cumulative sums over all ids.
+    A greedy row chooses the most likely id. Any other row chooses the id that `draw` would choose
+    at temperature 1. Unlike `draw`, this needs no cumulative sums over all ids.
     """
     is_likeliest = logits.argmax(-1) == token
     if all(row.is_greedy for row in settings):
@@ -152,7 +152,7 @@ def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
 def filter_scores(
     scores: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, widest: int
 ) -> Tensor:
-    """Divide by the temperature, keep the top-k ids, and of these the most likely of mass top-p.
+    """Divide scores by the temperature, then keep the top-k ids and, among these, the top-p ids.
 
     `scores` are [rows, ids], the parameters [rows, 1]; `widest` is the largest top_k. The id with
     which the mass exceeds top_p is kept. So are ids that are as likely as the last kept one, so
@@ -225,5 +225,5 @@ class PenalisedIds:
         self._table[slot].zero_()
 
     def is_clean(self, slot: int) -> bool:
-        """Check that the slot has no ids."""
+        """True if the slot has no ids."""
         return not bool(self._table[slot].any().item())

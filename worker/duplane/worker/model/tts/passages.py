@@ -1,7 +1,7 @@
 """Speech of chat answers, passage by passage: each chunk of text becomes one passage.
 
-A passage lasts until the talker ends it. Each call draws a bounded number of tokens, so that it
-does not occupy the device for long. Source: class `TTSStreamingGenerator` of
+A passage lasts until the talker ends it. A call of `advance` draws a bounded number of tokens, so
+that it does not occupy the device for long. Source: class `TTSStreamingGenerator` of
 `MiniCPMO45/utils.py` in OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
 
@@ -34,7 +34,7 @@ class SpeechStream:
     """The speech of one slot: its current passage, and state of earlier passages.
 
     `history` holds the last tokens of all passages. `unfed` is a token that the talker's cache
-    does not hold yet. `passage` is the current or latest passage, `earlier` the one before it.
+    does not hold yet. `passage` is the current or latest passage, `earlier` the previous passage.
     """
 
     slot: int
@@ -63,7 +63,7 @@ class SpeechStream:
         """Start a passage with its condition rows [rows, width].
 
         The passage may end after `fewest` tokens and is cut off after `most`. Raises ValueError if
-        the passage before it has not ended.
+        the previous passage has not ended.
         """
         if not self.is_done:
             raise ValueError(f"slot {self.slot} has not finished its passage")
@@ -72,7 +72,7 @@ class SpeechStream:
         self.earlier, self.passage = self.passage, Passage(condition)
 
     def accept(self, drawn: list[int], end: int) -> list[int]:
-        """Record tokens drawn for the passage. Returns them without the end of speech."""
+        """Record the tokens drawn for the passage. Return them without the end of speech."""
         has_ended = drawn[-1] == end
         tokens = drawn[:-1] if has_ended else drawn
         if self.passage is not None:
@@ -119,8 +119,8 @@ def advance(
 def _unfed_rows(talker: Talker, stream: SpeechStream) -> Tensor:
     """Return the rows to feed: the last token, and the condition of a new passage.
 
-    If the talker `is_recomputing`, a new passage drops the cache, and the rows of the passage
-    before it are fed again.
+    If the talker `is_recomputing`, a new passage drops the cache, and the rows of the previous
+    passage are fed again.
     """
     table = talker.emb_code[0]
     device = talker.emb_text.weight.device

@@ -16,7 +16,7 @@ from duplane.worker.model.llm.sampling import Uniforms
 
 TOKENS_PER_UNIT = 25
 UNIT_DRAWS = TOKENS_PER_UNIT + 1
-"""Tokens drawn for one unit. The last one, which may be the end of speech, is not returned."""
+"""Tokens drawn for one unit. The last token, which may be the end of speech, is not returned."""
 REPETITION_PENALTY = 1.05
 REPETITION_WINDOW = 16
 TOP_P = 0.85
@@ -51,7 +51,7 @@ class SpeechRequest:
         return not self.is_greedy and self.temperature > 0
 
     def numbers(self, steps: int) -> list[float]:
-        """Return the numbers of this slot for `TalkerSteps.begin`, in its order."""
+        """Return the numbers of this slot in the order that `TalkerSteps.begin` expects."""
         missing = REPETITION_WINDOW - len(self.history)
         return [
             self.temperature or 1.0,
@@ -68,7 +68,7 @@ class SpeechRequest:
 def penalise(scores: Tensor, tokens: Tensor, is_counted: Tensor) -> Tensor:
     """Make ids less likely in `scores` [rows, ids], the more often they occur in `tokens`.
 
-    For each occurrence, a positive score is divided by the penalty, a negative one multiplied.
+    For each occurrence, a positive score is divided by the penalty; a negative score is multiplied.
     `tokens` are [rows, n]; `is_counted` [n] or [rows, n] is False for tokens to ignore.
     """
     # All occurrences of an id write the same value, so their order does not matter.

@@ -53,7 +53,7 @@ class TalkerConfig:
     text_end: int
     capacity: int
     is_recomputing: bool = False
-    """Whether a passage of a chat answer attends only to the passage before it, which is fed again.
+    """Whether a passage of a chat answer attends only to the previous passage, which is fed again.
     """
 
     @classmethod
@@ -86,9 +86,9 @@ class TalkerConfig:
 class TalkerSteps:
     """Steps of one token per slot, over tensors with fixed addresses.
 
-    A step feeds the token that was drawn last and draws the next one. `drawn` [slots, window +
-    steps] holds the last tokens before the first step (-1 for none), then the drawn tokens. If the
-    step can be captured, its cache rows come from `StaticRows`, otherwise from the cache.
+    A step feeds the last drawn token and draws the next token. `drawn` [slots, window + steps]
+    holds the last tokens before the first step (-1 for none), then the drawn tokens. The cache rows
+    of a captured step come from `StaticRows`; those of other steps come from the cache.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class TalkerSteps:
         self._uniforms = torch.zeros(count, steps, dtype=torch.float64, device=device)
 
     def begin(self, numbers: Tensor) -> None:
-        """Start with `SpeechRequest.numbers` of the requests, float64 [slots, n]."""
+        """Start with the values of `SpeechRequest.numbers`, float64 [slots, n]."""
         self._temperature.copy_(numbers[:, :1])
         self._fewest.copy_(numbers[:, 1])
         self._most.copy_(numbers[:, 2])
@@ -133,7 +133,7 @@ class TalkerSteps:
         self._step.zero_()
 
     def run(self) -> None:
-        """Run one step. It does not wait for the device, nor use values on the host."""
+        """Run one step. To be capturable, it neither waits for the device nor reads host values."""
         last = self.drawn.index_select(1, self._step + (REPETITION_WINDOW - 1)).squeeze(1)
         embeds = self._talker.emb_code[0](last.clamp(min=0))
         self.choose(self._talker.model(embeds, self._rows()))
@@ -158,7 +158,7 @@ class TalkerSteps:
         self._step.add_(1)
 
     def have_ended(self) -> Tensor:
-        """Return whether each slot has drawn the end of speech or all its tokens: bool [slots]."""
+        """Return bool [slots]: whether the slot has drawn the end of speech, or all its tokens."""
         return (self.drawn == self._talker.end).any(-1) | (self._step >= self._most)
 
 
@@ -241,11 +241,11 @@ class Talker(nn.Module):
         return rows
 
     def speak(self, requests: Sequence[SpeechRequest]) -> list[list[int]]:
-        """Draw the tokens of one unit for each slot, at most 25; slots ascending.
+        """Return the tokens of one unit for each slot, at most 25; slots ascending.
 
         Inside a turn a unit has 25 tokens; in the first and the last unit of a turn, speech may end
-        earlier. The token that is drawn last is not returned. The cache then holds the conditions
-        and the returned tokens; after the end of a turn it is empty.
+        earlier. The last drawn token is not returned. Afterwards the cache holds the conditions and
+        the returned tokens; after the end of a turn it is empty.
         """
         for request in requests:
             self.make_room(request.slot, len(request.condition) + UNIT_DRAWS)
@@ -267,10 +267,10 @@ class Talker(nn.Module):
             self.cache.truncate(slot, 0)
 
     def draw(self, requests: Sequence[SpeechRequest]) -> list[list[int]]:
-        """Feed each condition and draw tokens, up to and including the end of speech.
+        """Feed each condition; return the tokens drawn, up to and including the end of speech.
 
-        The slots must be ascending. The cache then holds the conditions and all drawn tokens but
-        the last. All slots are computed together; their tokens do not depend on each other.
+        The slots must be ascending. Afterwards the cache holds the conditions and all drawn tokens
+        but the last. All slots are computed together; their tokens do not depend on each other.
         """
         counts = [(request.slot, len(request.condition)) for request in requests]
         rows = self.cache.extend(counts)

@@ -97,7 +97,7 @@ class Vision(nn.Module):
     def encode(self, images: Sequence[PreparedImage]) -> list[Tensor]:
         """Encode images; return the embeddings [tiles, rows, hidden] of each.
 
-        The result of an image does not depend on the others.
+        The result of an image does not depend on the other images.
         """
         tiles = [tile for image in images for tile in image.tiles]
         found: list[Tensor | None] = [None] * len(tiles)

@@ -1,6 +1,6 @@
-"""The special tokens before, between and after the embeddings of an image's tiles. Pure.
+"""The layout of an image in a prompt: special tokens around the embeddings of its tiles. Pure.
 
-They depend only on the grid of slices.
+The layout depends only on the grid of slices.
 Source: `MiniCPMO45/processing_minicpmo.py` of OpenBMB/MiniCPM-o-Demo@28b60cf.
 """
 
@@ -30,7 +30,7 @@ class ImageMarks:
     unknown: str = "<unk>"
     """Placeholder of one embedding."""
     has_id: bool = False
-    """Whether images of a chat are numbered if the request does not say it."""
+    """Whether images of a chat are numbered if the request does not decide this."""
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> ImageMarks:

@@ -23,7 +23,7 @@ RULES_FILE = "preprocessor_config.json"
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 
 MAX_PIXELS = 1 << 25
-"""Most pixels of an encoded image; a larger one is refused before it is decoded."""
+"""Most pixels of an encoded image; a larger image is refused before it is decoded."""
 MAX_SLICES = 64
 """Most slices of one image. Each slice costs as much as another image."""
 MAX_SCANNED_PIXELS = 12 * MAX_PIXELS
@@ -103,7 +103,7 @@ def prepare(
 def prepare_picture(
     rules: ImageRules, picture: Image.Image, max_slices: int | None = None
 ) -> PreparedImage:
-    """Scale and cut a decoded RGB image, like `prepare`."""
+    """Scale and cut a decoded RGB image, as `prepare` does."""
     allowed = rules.max_slices if max_slices is None else max_slices
     if not 1 <= allowed <= MAX_SLICES:
         raise ImageError(f"max_slices is {allowed}, not between 1 and {MAX_SLICES}")
@@ -185,7 +185,8 @@ def _check_cost(opened: Image.Image, data: bytes, max_pixels: int) -> None:
     width, height = opened.size
     if width * height > max_pixels:
         raise ImageError(f"the image has {width} x {height} pixels, more than {max_pixels}")
-    # Entropy-coded data never contains this marker. An embedded thumbnail may, but that is rare.
+    # Each scan begins with this marker, which entropy-coded data never contains. An embedded
+    # thumbnail may contain it too, but that is rare.
     scans = 0 if opened.format in FORMATS[1:] else data.count(b"\xff\xda")
     if scans * width * height > MAX_SCANNED_PIXELS:
         raise ImageError(f"the image has {scans} scans of {width} x {height} pixels, too many")
@@ -200,7 +201,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _scaled(rules: ImageRules, size: tuple[float, float]) -> Size:
-    """Compute a size with about the configured area and the given shape, in whole patches."""
+    """Return a size of whole patches, with the shape of `size` and about the configured area."""
     shape = size[0] / size[1]
     height = int(rules.scale_resolution / math.sqrt(shape))
     width = int(height * shape)

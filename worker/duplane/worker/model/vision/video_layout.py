@@ -1,10 +1,11 @@
 """Chooses the pictures and the sound of a video that the model gets. Pure.
 
-As in the reference, a video becomes scenes: one picture per second, or `MAX_SCENES` evenly spread
-pictures for a longer video, each followed by the sound up to the next picture. With `stack_frames`
-above 1 each second has that many pictures, and all but the first are joined side by side to one.
-For videos longer than `MAX_SCENES` seconds the reference joins pictures of unrelated moments and
-drops the others; here each scene has the joined pictures of its own time span.
+As in the reference, a video becomes scenes. A scene is one picture, followed by the sound up to the
+next picture. There is one scene per second; a video longer than `MAX_SCENES` seconds has
+`MAX_SCENES` evenly spread scenes. With `stack_frames` above 1, so many pictures of each second are
+used: the first as it is, the others joined side by side to one picture. For videos longer than
+`MAX_SCENES` seconds, the reference joins pictures of unrelated moments and drops the others. Here
+each scene has the joined pictures of its own time span.
 Source: `get_video_frame_audio_segments` of the PyPI package minicpmo-utils 1.0.6.
 """
 
@@ -19,7 +20,7 @@ from PIL import Image
 
 MAX_SCENES = 64
 LEAST_LAST_SAMPLES = 1600
-"""Least samples of the last scene's sound. A shorter one is padded with silence."""
+"""Least number of samples of the last scene's sound. A shorter sound is padded with silence."""
 JOINT_PIXELS = 6
 """Pixels between pictures that are joined side by side."""
 _BACKGROUND, _JOINT = (255, 255, 255), (0, 0, 0)
@@ -77,7 +78,7 @@ def side_by_side(pictures: Sequence[Image.Image]) -> Image.Image:
     """Join pictures to one. Each is scaled to fit into a cell as large as the largest picture.
 
     Two or three pictures form a row or a column, whichever is nearer to a square. Four pictures
-    form a square, more a row.
+    form a square. More pictures form a row.
     """
     cell = (max(one.width for one in pictures), max(one.height for one in pictures))
     columns, rows = _grid(pictures, cell)

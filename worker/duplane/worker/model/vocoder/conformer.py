@@ -70,8 +70,9 @@ class ConformerConfig:
 class TimeConv1d(nn.Conv1d):
     """An unpadded `Conv1d` along dimension 1 of `[batch, time, ..., channels]`.
 
-    The parameters are those of `nn.Conv1d`. It is computed as one matrix product, which needs no
-    transposes; its result does not depend on the algorithm that a device chooses for a batch size.
+    The parameters are those of `nn.Conv1d`. The convolution is computed as one matrix product. This
+    needs no transposes, and the result does not depend on the algorithm that a device chooses for a
+    batch size.
     """
 
     def prepare(self) -> None:
@@ -181,9 +182,7 @@ class FeedForward(nn.Module):
 
 
 class ConformerLayer(nn.Module):
-    """Attention and feed-forward, each with a norm before it. Unlike a Conformer's layer in
-    general, it has no convolution.
-    """
+    """Attention and feed-forward, each with a norm before it. This Conformer has no convolution."""
 
     def __init__(self, config: ConformerConfig) -> None:
         super().__init__()
@@ -268,8 +267,8 @@ class UpsampleConformer(nn.Module):
     def forward(self, x: Tensor, batch: FlowBatch) -> Tensor:
         """Map embedded tokens `[batch, new + lookahead, input_size]` to frames.
 
-        Returns `[batch, new * stride, output_size]`. Positions marked in `batch.beyond` have no
-        token and count as zero.
+        Returns `[batch, new * stride, output_size]`. At positions where `batch.beyond` is True
+        there is no token, and the input is set to zero.
         """
         caches, slots = batch.caches, batch.slots
         x = self.embed(x)

@@ -85,8 +85,10 @@ class ChunkAttention(nn.Module):
         self.proj = nn.Linear(inner, width)
 
     def forward(self, x: Tensor, batch: FlowBatch, index: tuple[int, int]) -> Tensor:
-        """Map `[batch, new, 2, width]` to the same shape. The two halves of dimension 2 (with and
-        without condition) are independent. `index` is the solver step and the layer.
+        """Map `[batch, new, 2, width]` to the same shape.
+
+        The two halves of dimension 2 (with and without condition) do not attend to each other.
+        `index` is the solver step and the layer.
         """
         query, key, value = (
             linear(x).unflatten(-1, (self.heads, -1)).flatten(2, 3)
@@ -154,7 +156,10 @@ class DiTBlock(nn.Module):
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 9 * width))
 
     def forward(self, x: Tensor, batch: FlowBatch, index: tuple[int, int], time: Tensor) -> Tensor:
-        """Keep the shape `[batch, new, 2, width]`. `time` is `[9, width]`, scales plus 1."""
+        """Keep the shape `[batch, new, 2, width]`.
+
+        `time` `[9, width]` has three shifts, scales and gates; 1 is already added to the scales.
+        """
         attn_shift, attn_scale, attn_gate = time[0:3]
         mlp_shift, mlp_scale, mlp_gate = time[3:6]
         conv_shift, conv_scale, conv_gate = time[6:9]
@@ -211,7 +216,7 @@ class DiT(nn.Module):
         self.final_times[:, 1] += 1.0
 
     def project(self, conditions: Tensor) -> Tensor:
-        """Project the conditions mu, speaker and prompt mel, which are equal at all steps.
+        """Project the conditions (mu, speaker and prompt mel), which are the same at all steps.
 
         Maps `[batch, new, 3 * out_channels]` to `[batch, new, 2, hidden]`: with and without
         conditions.

@@ -115,8 +115,8 @@ def fold_weight_norm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _normed(magnitude: Tensor, direction: Tensor) -> Tensor:
     """Compute the weight with torch's own kernel.
 
-    Another order of operations would change the last bit of f0. The phase of the source sums f0 up,
-    so after a second the third digit of a sample would differ.
+    Another order of operations would change the last bit of the pitch f0. The phase of the source
+    is a running sum of f0, so after a second the third digit of a sample would differ.
     """
     holder = nn.Module()
     holder.register_parameter("weight", nn.Parameter(direction, requires_grad=False))

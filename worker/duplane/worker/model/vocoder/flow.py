@@ -174,7 +174,7 @@ class Flow(nn.Module):
         return self.spk_embed_affine_layer(functional.normalize(embedding, dim=-1))
 
     def encoded(self, token_count: int, is_last: bool) -> int:
-        """Return the number of tokens that become mel: without lookahead, in a last chunk all."""
+        """Return the number of tokens that become mel: without lookahead; all in a last chunk."""
         return token_count if is_last else token_count - self.lookahead
 
     def forward(
@@ -209,7 +209,7 @@ class Flow(nn.Module):
         return self.decoder(drawn, torch.cat((mu, speaker, known), -1), batch)
 
     def retain(self, chunks: Sequence[FlowChunk], caches: FlowCaches) -> None:
-        """Keep the frames to which each slot's next chunk attends; note them in `chunk.frames`."""
+        """Move the frames that each slot's next chunk needs; list them in `chunk.frames`."""
         moves: tuple[list[IntArray], ...] = ([], [], [])
         listed: list[list[int]] = []
         for chunk in chunks:

@@ -1,9 +1,9 @@
-"""The state of the flow model between two chunks of a turn: caches, and rules for their frames.
+"""The state of the flow model between two chunks of a turn: caches, and which frames they keep.
 
 A turn keeps as many frames as its voice's prompt has, plus `RECENT_FRAMES`. Each kind of cache
-keeps different frames. The rules look arbitrary, but they determine the output of the released
-vocoder, so they are reproduced exactly. Sources: `setup_cache` and `inference_chunk` of the package
-`stepaudio2` in minicpmo-utils 1.0.6.
+keeps different frames, by rules that look arbitrary. They are copied exactly, because they
+determine the output of the released vocoder. Sources: `setup_cache` and `inference_chunk` of the
+package `stepaudio2` in minicpmo-utils 1.0.6.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class FlowCaches:
     Attention caches are `[slots, (steps,) layers, 2 (key, value), heads, columns, head width]`.
     Cached frames end before column `capacity`, and the frames of a chunk follow, so a column has
     the same distance to the chunk in every slot. The estimator computes each frame with and without
-    its condition, so its head dimension has `2 * heads` entries. A chunk reads the convolution
-    tails of the previous chunk and writes the `next_` tails. So it can be computed again until
-    `keep_tails` is called.
+    its condition, so its head dimension has `2 * heads` entries. A tail is the last input of a
+    convolution, which the next chunk needs. A chunk reads the tails of the previous chunk and
+    writes the `next_` tails. So the chunk can be computed again until `keep_tails` is called.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class FlowCaches:
         )
 
     def keep_tails(self, slots: SlotIndex) -> None:
-        """Make the tails that the last chunk of these slots wrote the tails for the next chunk."""
+        """Let the next chunk of these slots read the tails that their last chunk wrote."""
         self.lookahead_tail[slots] = self.next_lookahead_tail[slots]
         self.upsample_tail[slots] = self.next_upsample_tail[slots]
         self.estimator_tails[slots] = self.next_estimator_tails[slots]
@@ -130,7 +130,7 @@ class FlowCaches:
 
 
 class CacheWindow:
-    """The columns of one attention cache to which a chunk attends: `cached`, and its own `new`."""
+    """The columns of an attention cache to which a chunk attends: `cached`, and its `new` ones."""
 
     def __init__(
         self, cache: Tensor, slots: SlotIndex, *, capacity: int, cached: int, new: int
@@ -226,7 +226,7 @@ def batch_of(rows: Sequence[Row], caches: FlowCaches, lookahead: int) -> FlowBat
 
 
 def move_columns(cache: Tensor, moves: Tensor) -> None:
-    """Copy columns of an attention cache; all of them are read before the first is written.
+    """Copy columns of an attention cache. All columns are read before the first is written.
 
     `moves` are int64 `[3, count]`: slot, source column, target column.
     """
@@ -248,7 +248,7 @@ class Moves:
 
 
 def kept_length(length: int, prompt: int) -> int:
-    """Return the number of frames to keep, of `length` frames with `prompt` prompt frames."""
+    """Return how many of `length` frames are kept, of which `prompt` are frames of the prompt."""
     return min(length, prompt + RECENT_FRAMES)
 
 
@@ -267,10 +267,10 @@ def frame_moves(cached: int, new: int, prompt: int, capacity: int) -> Moves:
 def token_moves(cached: int, new: int, prompt: int, capacity: int, stride: int) -> Moves:
     """Plan the moves for Conformer layers before the upsampling.
 
-    The reference stores the tokens of these layers `stride` times, so that all caches have the same
-    length. It drops entries as it drops frames, and then reads only the first part of the rest. So
-    the kept tokens are the first part of that. `cached`, `new` and `capacity` count tokens,
-    `prompt` counts frames.
+    The reference repeats the list of these layers' tokens `stride` times, so that all caches have
+    the same length. It drops entries of this list as it drops frames. Then it reads only the first
+    part of the remaining list, which here are the kept tokens. `cached`, `new` and `capacity` count
+    tokens, `prompt` counts frames.
     """
     length = cached + new
     kept = np.arange(length)
@@ -287,11 +287,12 @@ def estimator_moves(
 ) -> tuple[list[int], Moves]:
     """Plan the moves for the layers of the estimator.
 
-    These layers list new frames before older ones, and keep the first `prompt` and the last
-    `RECENT_FRAMES` entries of the list; the frames of a chunk are in time order. `columns` are the
-    columns of the list so far; new frames are at `capacity` and after it. Attention does not depend
-    on the order of columns, so only new frames move, into columns that are no longer used. Returns
-    the new list, whose columns are always the last ones before `capacity`, and the moves.
+    These layers have a list of frames in which the frames of a new chunk, in time order, come
+    before all older frames. They keep the first `prompt` and the last `RECENT_FRAMES` entries.
+    `columns` has the column of each entry of the list so far; the new frames are in the columns
+    from `capacity` on. Attention does not depend on the order of columns, so only new frames move,
+    into columns that are no longer used. Returns the new list, whose columns are always the last
+    ones before `capacity`, and the moves.
     """
     listed = [*range(capacity, capacity + new), *columns]
     if len(listed) > kept_length(len(listed), prompt):

@@ -1,8 +1,9 @@
 """A small vocoder for one fixed voice: a table of speech features, then sources and filters.
 
 A table maps each speech token to two frames of log-mel, pitch and voicing. A small network maps the
-frames to the spectral envelopes of a pulse train and of noise. Minimum-phase filters with these
-envelopes shape both. This design is duplane's own; the default checkpoint uses it.
+frames to two spectral envelopes: one for a train of pulses, one for noise. Minimum-phase filters
+with these envelopes shape the pulses and the noise. This design is duplane's own; the default
+checkpoint uses it.
 """
 
 from __future__ import annotations
@@ -104,9 +105,10 @@ class HarmonicNetwork(nn.Module):
     def forward(self, frames: Tensor, phase: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Map frames [n, frames, values] to samples [n, frames * FRAME].
 
-        `phase` [n] is the phase of the pulses before the second frame, in cycles. It is given there
-        because the pitch of the first frame is not exact: it depends on the frame before. `noise`
-        has a value for every sample. Also returns the phase after each sample.
+        `phase` [n] is the phase of the pulses before the second frame, in cycles. It is not the
+        phase before the first frame, because the pitch of the first frame is not exact: it depends
+        on the frame before. `noise` has a value for every sample. Also returns the phase after each
+        sample.
         """
         pulses, phases = self._pulses(frames, phase)
         voiced, unvoiced = self.envelopes(frames)
@@ -264,8 +266,8 @@ class HarmonicVocoder:
     def encode(self, chunks: Sequence[VocoderChunk]) -> list[Tensor]:
         """Look up the frames [frames, values] of one chunk of each of several slots.
 
-        They include the frames of earlier tokens and of the lookahead. In the last chunk of a turn
-        the lookahead is silence.
+        The result includes the frames of earlier tokens and of the lookahead. In the last chunk of
+        a turn the lookahead is silence.
         """
         found: list[Tensor] = []
         for chunk in chunks:
@@ -318,7 +320,7 @@ class HarmonicVocoder:
         self._phases[slot] = 0.0
 
     def is_clean(self, slot: int) -> bool:
-        """Check that the slot has no turn and that its state is zero."""
+        """True if the slot has no turn and its state is zero."""
         return self._turns[slot] is None and not bool(self._phases[slot])
 
     def _turn(self, slot: int) -> _Turn:

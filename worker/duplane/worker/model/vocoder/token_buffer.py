@@ -11,7 +11,7 @@ from dataclasses import dataclass
 WINDOW_TOKENS = 25
 """Most tokens that one chunk decodes, not counting lookahead."""
 PREFIX_TOKENS = 3
-"""Tokens of silence before a turn. With them the 25 tokens of a unit fill window and lookahead."""
+"""Tokens of silence before a turn. They and the 25 tokens of a unit fill window and lookahead."""
 FEWEST_TOKENS = 5
 """Fewest tokens that a chunk decodes, unless it is the last of its turn."""
 

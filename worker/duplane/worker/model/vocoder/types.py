@@ -58,7 +58,7 @@ class VocoderVoice:
 
 @dataclass(frozen=True)
 class VocoderChunk:
-    """One chunk of a slot's tokens. It ends with `lookahead` more tokens, unless it is the last."""
+    """One chunk of a slot's tokens. All chunks but the last end with `lookahead` more tokens."""
 
     slot: int
     tokens: Sequence[int]
@@ -100,7 +100,7 @@ class Limits:
             )
 
     def check_chunk(self, chunk: VocoderChunk, *, is_first: bool) -> None:
-        """Refuse a chunk that is too long, or too short for the cross-fade with the next one."""
+        """Refuse a chunk that is too long, or too short for the cross-fade with the next chunk."""
         where = f"slot {chunk.slot}"
         self._check_tokens(chunk.tokens, where)
         count = len(chunk.tokens)

@@ -53,9 +53,10 @@ class _Turn:
 class Vocoder:
     """Flow and HiFT with the state of `slot_count` slots, allocated once.
 
-    `live` holds the caches of the turns, one per slot. `base` holds the caches after the prompts of
-    the most recently used voices; turns start from copies of these. Slots with the same voice share
-    an entry of `base`. An evicted entry is computed again when it is needed.
+    `live` holds the caches of the present turn of each slot. `base` holds, for each of the most
+    recently used voices, the caches after the prompt of the voice; a turn starts from a copy of
+    these. Slots with the same voice share an entry of `base`. An evicted entry is computed again
+    when it is needed.
     """
 
     def __init__(
@@ -157,10 +158,10 @@ class Vocoder:
     def decode(self, chunks: Sequence[VocoderChunk]) -> list[FloatArray]:
         """Decode chunks to float32 samples at 24 kHz, one array per chunk, in the same order.
 
-        A chunk gives two mel frames per token, not counting lookahead; the last chunk of a turn
-        also gives the 160 ms that were held back. Chunks of different slots run together; chunks of
-        one slot run in the given order. After the last chunk of a turn call `start_turn`. If a
-        chunk is invalid, raises `VocoderError` and changes nothing.
+        A chunk gives two mel frames per token, not counting lookahead. All chunks but the last hold
+        back 160 ms of sound, which the next chunk of the turn adds. Chunks of different slots run
+        together; chunks of one slot run in the given order. After the last chunk of a turn call
+        `start_turn`. If a chunk is invalid, raises `VocoderError` and changes nothing.
         """
         self._check(chunks)
         samples: dict[int, FloatArray] = {}
@@ -240,7 +241,7 @@ class Vocoder:
             tensor[slot] = 0
 
     def is_clean(self, slot: int) -> bool:
-        """Check that the slot has no voice and no turn, and that its state is zero."""
+        """True if the slot has no voice and no turn, and its state is zero."""
         if self._voices[slot] is not None or self._turns[slot] is not None:
             return False
         return not any(bool(tensor[slot].any()) for tensor in self._state())
@@ -251,7 +252,7 @@ class Vocoder:
         yield from self.stream.tensors
 
     def _entry(self, voice: _SlotVoice) -> int:
-        """Return the index in `base` of the voice's prompt. Compute the entry if it is absent."""
+        """Return the index of a voice's entry in `base`. If there is no entry yet, compute it."""
         index = self._entries.get(voice.digest)
         if index is None:
             index = self._take_entry()
@@ -265,7 +266,7 @@ class Vocoder:
         return index
 
     def _take_entry(self) -> int:
-        """Return the index of a free entry of `base`. If there is none, evict a voice."""
+        """Return the index of a free entry of `base`. If no entry is free, evict a voice."""
         return self._free_entries.pop() if self._free_entries else self._entries.popitem()[1]
 
     def _condition(

@@ -221,9 +221,9 @@ def prompt_mel(samples: Tensor, frames: int) -> Tensor:
     """Map `[n]` at 24 kHz to natural-log mel `[frames, 80]`, 50 frames per second.
 
     The 80 Slaney bands, up to 8 kHz, are computed from the magnitude, not from the power. Frames
-    are centred on their hops, and the clip is reflected at its ends. The n // 480 frames of the
-    clip are brought to `frames` by repeating the last one or dropping frames at the end. Raises
-    `ValueError` for a clip that is too short to reflect.
+    are centred on their hops, and the clip is reflected at its ends. If the clip has fewer than
+    `frames` frames (n // 480), the last frame is repeated; if it has more, frames at the end are
+    dropped. Raises `ValueError` for a clip that is too short to reflect.
     """
     margin = (PROMPT_FFT - PROMPT_HOP) // 2
     if len(samples) <= margin:
