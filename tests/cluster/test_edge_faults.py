@@ -7,6 +7,7 @@ import signal
 import pytest
 from support.cluster import Cluster, until
 from support.cluster_clients import queueing, serve, serve_next, talking
+from support.time_limits import WITHIN_S
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -31,7 +32,7 @@ async def test_draining_edge_refuses_new_clients_and_ends_sessions_with_a_reason
         async def is_draining() -> bool:
             return (await cluster.get(edge, "/ready"))[0] in (0, 503)
 
-        await until(is_draining, 5)
+        await until(is_draining, WITHIN_S)
         await caller.exchange()
         end = await caller.until_closed(15)
         assert end.event == {"type": "session.closed", "reason": "server_shutdown"}

@@ -11,6 +11,7 @@ import orjson
 import pytest
 from support.cluster import TICKET_LIMIT, Cluster
 from support.cluster_clients import calling, queueing, serve, talking
+from support.time_limits import WITHIN_S
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -48,7 +49,7 @@ async def test_lasting_overload_refuses_new_clients_and_serves_the_queue_in_orde
 
 
 async def test_pause_that_lasts_too_long_ends_the_session(cluster: Cluster) -> None:
-    async with cluster.connect(0, "/ws/duplex/adx_pause") as connection, asyncio.timeout(20):
+    async with cluster.connect(0, "/ws/duplex/adx_pause") as connection, asyncio.timeout(WITHIN_S):
 
         async def receive() -> dict[str, Any]:
             return orjson.loads(await connection.recv())

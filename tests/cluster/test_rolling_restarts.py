@@ -7,6 +7,7 @@ import signal
 import pytest
 from support.cluster import START_S, Cluster, until
 from support.cluster_clients import serve_next, talking
+from support.time_limits import WITHIN_S
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -34,7 +35,7 @@ async def test_draining_workers_end_their_sessions_first(cluster: Cluster) -> No
         async def is_last() -> bool:
             return sum(worker.is_running for worker in cluster.workers) == 1
 
-        await until(is_last, 20)
+        await until(is_last, WITHIN_S)
         await caller.exchange()
         await caller.end()
     assert [worker.wait() for worker in cluster.workers] == [0] * len(cluster.workers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.cluster import Cluster, Server, until
 from support.cluster_clients import End, serve_next, talking
+from support.time_limits import WITHIN_S
 
 from duplane.worker.engine.scripted_model import Mark
 
@@ -19,7 +20,7 @@ async def ended(cluster: Cluster) -> Server:
     async def has_ended() -> bool:
         return any(not worker.is_running for worker in cluster.workers)
 
-    await until(has_ended, 20)
+    await until(has_ended, WITHIN_S)
     return next(worker for worker in cluster.workers if not worker.is_running)
 
 

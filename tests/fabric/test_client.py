@@ -8,12 +8,15 @@ import contextlib
 import grpc.aio
 import pytest
 from support.fault_proxy import FaultProxy
-from support.scheduler_harness import AUDIO, BOUND_S, SchedulerHarness
+from support.scheduler_harness import AUDIO, SchedulerHarness
+from support.time_limits import WITHIN_S
 
 from duplane.fabric import client as client_module
 from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import admin_pb2, lease_pb2, lease_pb2_grpc
+
+LIST = admin_pb2.ListTicketsRequest()
 
 
 def test_scheduler_address_without_a_port_is_refused() -> None:
@@ -62,7 +65,7 @@ async def test_scheduler_that_does_not_answer_is_left_for_the_next(
         worker = await harness.worker()
         await client.release((await client.acquire(wanted("first"))).lease_id)
         proxy.hold()
-        async with asyncio.timeout(4):  # before gRPC's ping would detect it
+        async with asyncio.timeout(8):  # gRPC's ping would detect it after 10 s or more
             await client.release((await client.acquire(wanted("second"))).lease_id)
         await worker.vanish()
 
@@ -76,19 +79,15 @@ async def test_operators_are_answered_by_the_next_scheduler_when_one_is_gone() -
         pass
     async with SchedulerHarness.running(ticket_limit=7) as harness:
         async with FabricClient([gone.address, harness.address]) as client:
-            told = await client.administer(
-                lambda admin: admin.ListTickets(admin_pb2.ListTicketsRequest(), timeout=BOUND_S)
-            )
+            told = await client.administer(lambda admin: admin.ListTickets(LIST, timeout=WITHIN_S))
             assert told.ticket_limit == 7
             wanted = admin_pb2.CancelTicketRequest(ticket_id="q_0000000000000001")
             with pytest.raises(FabricError) as refused:
-                await client.administer(lambda admin: admin.CancelTicket(wanted, timeout=BOUND_S))
+                await client.administer(lambda admin: admin.CancelTicket(wanted, timeout=WITHIN_S))
             assert refused.value.reason is Reason.UNKNOWN_TICKET
         async with FabricClient([gone.address]) as client:
             with pytest.raises(FabricError) as silent:
-                await client.administer(
-                    lambda admin: admin.ListTickets(admin_pb2.ListTicketsRequest(), timeout=BOUND_S)
-                )
+                await client.administer(lambda admin: admin.ListTickets(LIST, timeout=WITHIN_S))
             assert silent.value.reason is Reason.UNAVAILABLE
 
 
@@ -112,9 +111,7 @@ async def test_channel_to_a_former_record_of_a_name_is_closed_after_its_last_cal
             worker = await former.worker()
             await waiting
             assert not client._to_schedulers.addresses
-            await client.administer(
-                lambda admin: admin.ListTickets(admin_pb2.ListTicketsRequest(), timeout=BOUND_S)
-            )
+            await client.administer(lambda admin: admin.ListTickets(LIST, timeout=WITHIN_S))
             assert set(client._to_schedulers.addresses) == {present.address}
         await worker.vanish()
 
@@ -140,7 +137,7 @@ async def test_grant_is_used_though_its_call_does_not_end() -> None:
     lease_pb2_grpc.add_LeaseServiceServicer_to_server(NeverEnding(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with FabricClient([f"127.0.0.1:{port}"]) as client, asyncio.timeout(BOUND_S):
+    async with FabricClient([f"127.0.0.1:{port}"]) as client, asyncio.timeout(WITHIN_S):
         granted = await client.acquire(wanted("request"))
         assert granted.lease_id == "lease"
     await server.stop(None)

@@ -13,13 +13,13 @@ import orjson
 import psutil
 import pytest
 from support.real_fabric import Client, RealFabric, until
+from support.time_limits import WITHIN_S
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-NOTICED_WITHIN_S = 10.0  # from the stop to the end of a call, and to /ready 503
-WAIT_S = 30.0
+NOTICED_WITHIN_S = 20.0  # from the stop to the end of a call, and to /ready 503
 REPORT_INTERVAL_S = 2.0  # the scheduler's default
-CLOCK_S = 1.0  # possible error of measured times on a loaded machine
+CLOCK_S = 3.0  # possible error of measured times on a loaded machine
 pytestmark = pytest.mark.timeout(180)
 
 
@@ -61,7 +61,7 @@ async def until_ready(fabric: RealFabric, code: int) -> None:
     async def is_answered() -> bool:
         return (await fabric.get("/ready"))[0] == code
 
-    await until(is_answered, WAIT_S)
+    await until(is_answered, WITHIN_S)
 
 
 async def listed(fabric: RealFabric) -> dict[str, Any]:
@@ -73,7 +73,7 @@ async def listed(fabric: RealFabric) -> dict[str, Any]:
 async def serves_again(fabric: RealFabric) -> None:
     """Assert that the worker comes back with all slots and accepts a session."""
     await until_ready(fabric, 200)
-    await fabric.all_free(within_s=WAIT_S)
+    await fabric.all_free()
     row = await listed(fabric)
     assert (row["status"], row["is_silent"], row["is_unreachable"]) == ("idle", False, False)
     async with connect(fabric.url, proxy=None) as connection:
@@ -124,7 +124,7 @@ async def test_worker_that_hangs_is_silent_for_operators(fabric: RealFabric) -> 
         begin_s = time.monotonic()
         await until_ready(fabric, 503)
         assert time.monotonic() - begin_s < NOTICED_WITHIN_S
-        await until(is_silent, WAIT_S)
+        await until(is_silent, WITHIN_S)
         row, now = await listed(fabric), datetime.now(UTC)
         hung_s = time.monotonic() - begin_s
         age_s = (now - datetime.fromisoformat(row["last_heartbeat"])).total_seconds()

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from support.processes import alive
 from support.real_fabric import Client, RealFabric, until
+from support.time_limits import WITHIN_S
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
@@ -55,7 +56,7 @@ async def test_second_interrupt_closes_every_call_with_1001_and_without_a_traceb
             return any("draining" in line for line in fabric.log)
 
         fabric.process.send_signal(signal.SIGINT)
-        await until(drains, 10.0)
+        await until(drains, WITHIN_S)
         await client.exchange()  # running sessions go on
         await client.send_unit()
         fabric.process.send_signal(signal.SIGINT)

@@ -19,6 +19,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from support.paths import ROOT, TESTS
 from support.real_fabric import DUPLANE, SLOTS, Client, RealFabric, until
 from support.speech import speech_like
+from support.time_limits import WITHIN_S
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError
 
@@ -44,7 +45,7 @@ async def killable_client(url: str, unit_count: int) -> asyncio.subprocess.Proce
 
 async def heard(process: asyncio.subprocess.Process) -> str:
     assert process.stdout
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WITHIN_S):
         return (await process.stdout.readline()).decode().strip()
 
 
@@ -109,7 +110,7 @@ async def test_killed_client_frees_its_slot_and_no_other_session_feels_it(
             for _ in range(12):
                 await witness.exchange()
 
-        await asyncio.gather(keep_talking(), until(is_freed, 2.0))
+        await asyncio.gather(keep_talking(), until(is_freed, WITHIN_S))
         await witness.end()
     await fabric.all_free()
 
@@ -232,12 +233,12 @@ async def test_paused_session_keeps_its_slot_and_is_listed_as_paused(fabric: Rea
         assert (await client.receive())["type"] == "queue_done"
         await client.send({"type": "prepare"})
         assert (await client.receive())["type"] == "prepared"
-        await until(lambda: is_paused(False), 5.0)
+        await until(lambda: is_paused(False), WITHIN_S)
         await client.send({"type": "pause"})
-        await until(lambda: is_paused(True), 5.0)
+        await until(lambda: is_paused(True), WITHIN_S)
         assert (await fabric.status())["free_slot_count"] == SLOTS - 1
         await client.send({"type": "resume"})
-        await until(lambda: is_paused(False), 5.0)
+        await until(lambda: is_paused(False), WITHIN_S)
         await client.send({"type": "stop"})
         await connection.wait_closed()
     await fabric.all_free()
@@ -279,7 +280,7 @@ async def test_session_survives_the_scheduler(fabric: RealFabric) -> None:
         async def is_known_again() -> bool:
             return (await fabric.status()).get("free_slot_count") == SLOTS - 1
 
-        await until(is_known_again, 20.0)
+        await until(is_known_again, WITHIN_S)
         async with FabricClient([fabric.scheduler]) as operator:
             leases = await operator.administer(
                 lambda admin: admin.ListLeases(admin_pb2.ListLeasesRequest())

@@ -21,6 +21,7 @@ from typing import Any
 import orjson
 from support.debian_programs import debian_program
 from support.hosts import NETWORK, Host, Network
+from support.time_limits import WITHIN_S
 from websockets.asyncio.client import ClientConnection, connect
 
 DUPLANE = (sys.executable, "-m", "duplane.tools")
@@ -68,7 +69,7 @@ class Server:
         self.send(signal.SIGKILL)
         self.wait()
 
-    def wait(self, within_s: float = 20.0) -> int:
+    def wait(self, within_s: float = WITHIN_S) -> int:
         assert self.process
         return self.process.wait(within_s)
 
@@ -249,7 +250,7 @@ class Cluster:
     ) -> AsyncGenerator[ClientConnection]:
         """Connect a client to an edge."""
         server = self.edges[edge]
-        socket = await self.client.connect(server.host.ip, server.port)
+        socket = await self.client.connect(server.host.ip, server.port, WITHIN_S)
         url = f"ws://{server.address}{path}"
         async with connect(url, sock=socket, compression=None, close_timeout=1) as connection:
             yield connection

@@ -13,6 +13,7 @@ import orjson
 import pybase64
 from support.cluster import Cluster
 from support.real_fabric import Client
+from support.time_limits import WITHIN_S
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
@@ -43,14 +44,14 @@ class Caller(Client):
             self.granted_count += 1
         return event
 
-    async def until_queued(self, within_s: float = 20.0) -> int:
+    async def until_queued(self, within_s: float = WITHIN_S) -> int:
         """Wait for the next position in the queue, and return it."""
         async with asyncio.timeout(within_s):
             event = await self._next()
         assert event["type"] in ("session.queued", "session.queue_update"), event
         return event["position"]
 
-    async def until_granted(self, within_s: float = 30.0) -> None:
+    async def until_granted(self, within_s: float = WITHIN_S) -> None:
         """Wait for a slot, and check that the position in the queue never grew."""
         async with asyncio.timeout(within_s):
             while not self.granted_count:
@@ -58,7 +59,7 @@ class Caller(Client):
                 assert event["type"].startswith("session.queue"), event
         assert self.positions == sorted(self.positions, reverse=True)
 
-    async def begin(self, within_s: float = 30.0) -> None:
+    async def begin(self, within_s: float = WITHIN_S) -> None:
         """Wait for a slot and open the conversation."""
         await self.until_granted(within_s)
         await self.configure()
@@ -113,7 +114,7 @@ async def queueing(
         yield callers
 
 
-async def serve(caller: Caller, within_s: float = 30.0) -> None:
+async def serve(caller: Caller, within_s: float = WITHIN_S) -> None:
     """Run a short session of one caller."""
     await caller.begin(within_s)
     await caller.exchange()

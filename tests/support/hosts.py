@@ -106,11 +106,11 @@ class Host:
         self._processes.append(process)
         return process
 
-    async def connect(self, ip: str, port: int) -> socket.socket:
+    async def connect(self, ip: str, port: int, within_s: float = 5.0) -> socket.socket:
         """Connect a socket of this host. It can be used in any thread."""
-        return await asyncio.to_thread(self._connect, ip, port)
+        return await asyncio.to_thread(self._connect, ip, port, within_s)
 
-    def _connect(self, ip: str, port: int) -> socket.socket:
+    def _connect(self, ip: str, port: int, within_s: float) -> socket.socket:
         """Connect in the host's network namespace, which this thread enters and leaves again."""
         libc = ctypes.CDLL(None, use_errno=True)
         with (
@@ -119,7 +119,7 @@ class Host:
         ):
             _check(libc.setns(host.fileno(), _CLONE_NEWNET))
             try:
-                return socket.create_connection((ip, port), timeout=5)
+                return socket.create_connection((ip, port), timeout=within_s)
             finally:
                 _check(libc.setns(own.fileno(), _CLONE_NEWNET))
 

@@ -14,7 +14,8 @@ from urllib.parse import quote
 import aiohttp
 import orjson
 import pybase64
-from support.scripted_fabric import WITHIN_S, ScriptedConversation, ScriptedFabric
+from support.scripted_fabric import ScriptedConversation, ScriptedFabric
+from support.time_limits import WITHIN_S
 from support.transcripts import pcm
 from websockets.asyncio.client import ClientConnection, connect
 

@@ -14,6 +14,7 @@ from opentelemetry.proto.collector.metrics.v1 import (
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric, ResourceMetrics
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from support.time_limits import WITHIN_S
 
 
 class MetricReceiver(metrics_service_pb2_grpc.MetricsServiceServicer):
@@ -38,7 +39,7 @@ class MetricReceiver(metrics_service_pb2_grpc.MetricsServiceServicer):
 
     async def next_export(self) -> tuple[str, dict[str, Metric]]:
         """Return the service name of the next export, and its metrics by name."""
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(WITHIN_S):
             exported = await self.received.get()
         attributes = {each.key: each.value.string_value for each in exported.resource.attributes}
         (scope,) = exported.scope_metrics
@@ -76,7 +77,7 @@ class SpanReceiver(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
     async def until(
-        self, is_enough: Callable[[Sequence[Span]], bool], within_s: float = 10.0
+        self, is_enough: Callable[[Sequence[Span]], bool], within_s: float = WITHIN_S
     ) -> Sequence[Span]:
         """Wait until `is_enough` accepts the spans received so far, and return them."""
         async with asyncio.timeout(within_s), self._more:

@@ -21,6 +21,7 @@ import pybase64
 from support.otlp import SpanReceiver
 from support.processes import alive
 from support.speech import speech_like
+from support.time_limits import WITHIN_S
 from websockets.asyncio.client import ClientConnection
 
 DUPLANE = (sys.executable, "-m", "duplane.tools")
@@ -98,7 +99,7 @@ class RealFabric:
     async def status(self) -> dict[str, Any]:
         return (await self.get("/status"))[1]
 
-    async def all_free(self, within_s: float = 2.0) -> None:
+    async def all_free(self, within_s: float = WITHIN_S) -> None:
         async def is_free() -> bool:
             status = await self.status()
             return (
@@ -119,7 +120,7 @@ async def _read_log(stream: asyncio.StreamReader, lines: list[str]) -> None:
 
 def _get(url: str) -> tuple[int, dict[str, Any]]:
     try:
-        with urllib.request.urlopen(url, timeout=5) as response:
+        with urllib.request.urlopen(url, timeout=WITHIN_S) as response:
             return response.status, orjson.loads(response.read())
     except urllib.error.HTTPError as error:
         return error.code, orjson.loads(error.read())
@@ -142,7 +143,7 @@ class Client:
         self.sent = 0
 
     async def receive(self) -> dict[str, Any]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WITHIN_S):
             return orjson.loads(await self.connection.recv())
 
     async def begin(self) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import orjson
 import pybase64
 from support.live_edge import HandSetClock
+from support.time_limits import WITHIN_S
 from support.transcripts import pcm
 
 from duplane.edge.recording.recorder import Recorder, Recording
@@ -57,7 +58,7 @@ class RecordedSession:
         """Wait until all events passed to the recorder are on disk."""
         done = threading.Event()
         self.recorder.submit(done.set, 0)
-        assert done.wait(5)
+        assert done.wait(WITHIN_S)
 
     def end(self) -> None:
         self.recording.end("A", "client", self.clock.now())

@@ -12,10 +12,11 @@ from typing import Any
 import grpc
 import grpc.aio
 from prometheus_client import CollectorRegistry
+from support.time_limits import WITHIN_S
 
 from duplane.fabric.channel import open_channel
 from duplane.fabric.errors import FabricError, from_rpc
-from duplane.fabric.lease_signing import LeaseVerifier
+from duplane.fabric.lease_signing import MAX_CLAIM_TIMEOUT_S, LeaseVerifier
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.v1 import (
     admin_pb2,
@@ -36,7 +37,6 @@ OCCUPIED = registry_pb2.SLOT_STATE_OCCUPIED
 CLEANING = registry_pb2.SLOT_STATE_CLEANING
 BROKEN = registry_pb2.SLOT_STATE_BROKEN
 
-BOUND_S = 5.0  # time limit of every wait, after which the test fails
 _names = itertools.count(1)
 
 
@@ -75,9 +75,13 @@ class SchedulerHarness:
     async def running(
         cls, telemetry: Telemetry | None = None, **settings: Any
     ) -> AsyncGenerator[SchedulerHarness]:
-        quick: dict[str, Any] = {"listen": "127.0.0.1:0", "resume_grace_s": 0.001}
-        quick["store"] = cls.store
-        harness = cls(SchedulerSettings(**{**quick, **settings}), telemetry)
+        defaults: dict[str, Any] = {
+            "listen": "127.0.0.1:0",
+            "store": cls.store,
+            "resume_grace_s": 0.001,
+            "claim_timeout_s": MAX_CLAIM_TIMEOUT_S,  # no grant expires while a test waits
+        }
+        harness = cls(SchedulerSettings(**{**defaults, **settings}), telemetry)
         await harness.start()
         try:
             yield harness
@@ -214,14 +218,14 @@ class FakeWorker:
             self._news.notify_all()
 
     async def until(self, is_true: Callable[[], bool]) -> None:
-        async with asyncio.timeout(BOUND_S), self._news:
+        async with asyncio.timeout(WITHIN_S), self._news:
             await self._news.wait_for(lambda: is_true() or self.failure is not None)
         if self.failure and not is_true():
             raise self.failure
 
     async def ended(self) -> FabricError:
         """Wait for the stream to fail."""
-        async with asyncio.timeout(BOUND_S), self._news:
+        async with asyncio.timeout(WITHIN_S), self._news:
             await self._news.wait_for(lambda: self.failure is not None)
         assert self.failure
         return self.failure
@@ -310,7 +314,7 @@ class Caller:
     async def read(self) -> lease_pb2.AcquireLeaseResponse:
         """Return the next message, or raise FabricError."""
         try:
-            async with asyncio.timeout(BOUND_S):
+            async with asyncio.timeout(WITHIN_S):
                 response = await self._call.read()
                 if isinstance(response, lease_pb2.AcquireLeaseResponse):
                     if response.HasField("queued"):
@@ -410,7 +414,7 @@ class Operator:
 
     async def until(self, is_true: Callable[[Operator], bool]) -> None:
         """Wait until the received state satisfies a condition."""
-        async with asyncio.timeout(BOUND_S), self._news:
+        async with asyncio.timeout(WITHIN_S), self._news:
             await self._news.wait_for(lambda: is_true(self) or self.failure is not None)
         if self.failure and not is_true(self):
             raise self.failure

@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
+from support.time_limits import WITHIN_S
 
 from duplane.fabric.errors import FabricError, Reason, abort
 from duplane.fabric.v1 import (
@@ -25,7 +26,6 @@ from duplane.fabric.v1 import (
     session_pb2_grpc,
 )
 
-WITHIN_S = 5.0
 _CLAIM_S = 2
 # The same options as those of our servers: clients that wait send pings without data.
 _OPTIONS = [

@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 from PIL.Image import Image
+from support.time_limits import WITHIN_S
 
 from duplane.fabric.v1 import registry_pb2
 from duplane.worker.engine import scripted_model
@@ -111,7 +112,7 @@ class ScriptedModel(scripted_model.ScriptedModel):
 
     async def held(self) -> None:
         """Wait until the device thread waits in a step."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WITHIN_S):
             await self._entered.wait()
 
     def let_go(self) -> None:
@@ -153,10 +154,10 @@ class ScriptedModel(scripted_model.ScriptedModel):
         return super().settle(slots)
 
     def _wait(self) -> None:
-        """Block while a test holds the device, for at most ten seconds."""
+        """Block while a test holds the device. The limit only ends a test that hangs."""
         if not self._gate.is_set():
             self._loop.call_soon_threadsafe(self._entered.set)
-            self._gate.wait(10)
+            self._gate.wait(2 * WITHIN_S)
 
     def prepare_picture(self, picture: Image, max_slices: int | None) -> PreparedImage:
         held = (self._thread, self._loop_thread)

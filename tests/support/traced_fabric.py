@@ -18,6 +18,7 @@ from support.live_edge import UPDATE, receive, send
 from support.otlp import SpanReceiver
 from support.scheduler_harness import SchedulerHarness
 from support.scripted_model import ScriptedModel
+from support.time_limits import WITHIN_S
 from websockets.asyncio.client import ClientConnection, connect
 
 from duplane.edge.server import Edge
@@ -29,8 +30,6 @@ from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.process import Shutdown
 from duplane.worker.service import serve
 from duplane.worker.settings import WorkerSettings
-
-WITHIN_S = 10.0
 
 
 def append(value: float) -> dict[str, Any]:

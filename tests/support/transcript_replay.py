@@ -12,7 +12,8 @@ import orjson
 import pybase64
 import pytest
 from support.live_edge import HandSetClock, LiveEdge
-from support.scripted_fabric import WITHIN_S, Acquisition, ScriptedConversation, ScriptedTurn
+from support.scripted_fabric import Acquisition, ScriptedConversation, ScriptedTurn
+from support.time_limits import WITHIN_S
 from support.transcripts import (
     Matcher,
     Step,

@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import Sampler
 from support.scripted_model import ScriptedModel
+from support.time_limits import WITHIN_S
 
 from duplane.fabric.channel import open_channel
 from duplane.fabric.client import ConverseStream, FabricClient
@@ -40,7 +41,6 @@ from duplane.worker.settings import WorkerSettings
 
 WORKER_ID = "worker-under-test"
 ChatResponses = AsyncIterator[session_pb2.ChatResponse]
-WITHIN_S = 5.0
 
 
 def pcm(value: float = 0.0, seconds: float = 1.0) -> bytes:
@@ -62,7 +62,7 @@ class FakeScheduler(registry_pb2_grpc.RegistryServiceServicer):
         self.registers: list[registry_pb2.Register] = []
         self.report = registry_pb2.Report()
         self.report_count = 0
-        self.report_interval_s = 30
+        self.report_interval_s = 600  # only changes are reported while a test waits
         self.refusal: FabricError | None = None
         self.address = ""
         self._call: grpc.aio.ServicerContext[Any, Any] | None = None
@@ -170,7 +170,7 @@ class Rig:
             }
         )
         if not lease_claims.HasField("expire_time"):
-            lease_claims.expire_time.FromDatetime(datetime.now(UTC) + timedelta(seconds=10))
+            lease_claims.expire_time.FromDatetime(datetime.now(UTC) + timedelta(seconds=60))
         return lease_claims
 
     def last_number(self, slot: int) -> int:
@@ -184,7 +184,7 @@ class Rig:
             lease_id=lease_claims.lease_id,
             worker_address=self.address,
         )
-        granted.claim_timeout.FromSeconds(5)
+        granted.claim_timeout.FromSeconds(60)
         return granted
 
     @contextlib.asynccontextmanager

@@ -21,7 +21,7 @@ from support.live_edge import (
     receive,
     send,
 )
-from support.scripted_fabric import WITHIN_S
+from support.time_limits import WITHIN_S
 from websockets.exceptions import ConnectionClosed
 
 from duplane.edge.settings import Limits

@@ -9,7 +9,7 @@ from typing import Any
 import pybase64
 import pytest
 from support.live_edge import HandSetClock, closed, live_edge, receive, send
-from support.scripted_fabric import WITHIN_S
+from support.time_limits import WITHIN_S
 from support.transcripts import jpeg
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed

@@ -20,7 +20,8 @@ from support.live_edge import (
     receive,
     send,
 )
-from support.scripted_fabric import WITHIN_S, ScriptedConversation
+from support.scripted_fabric import ScriptedConversation
+from support.time_limits import WITHIN_S
 from websockets.asyncio.client import ClientConnection
 
 from duplane.edge.settings import Limits

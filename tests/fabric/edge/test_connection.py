@@ -24,7 +24,8 @@ from support.live_edge import (
     receive,
     send,
 )
-from support.scripted_fabric import WITHIN_S, ScriptedFabric, listened
+from support.scripted_fabric import ScriptedFabric, listened
+from support.time_limits import WITHIN_S
 from support.transcripts import pcm
 from websockets.asyncio.client import connect
 
@@ -50,7 +51,7 @@ async def test_client_that_leaves_the_queue_leaves_it_at_once() -> None:
             acquisition = await edge.fabric.acquisition()
             await send(client, UPDATE)
             client.transport.abort()
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(WITHIN_S):
                 await acquisition.is_over.wait()
 
 
@@ -64,7 +65,7 @@ async def test_client_that_vanishes_mid_unit_frees_its_slot() -> None:
             await send(client, APPEND)
             assert (await conversation.next_request()).WhichOneof("message") == "unit"
             client.transport.abort()
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(WITHIN_S):
                 await edge.fabric.settled()
 
 
@@ -74,7 +75,7 @@ async def test_ping_is_answered_and_a_leave_is_seen_while_a_unit_runs() -> None:
         await begin(client)
         for _ in range(10):
             await send(client, APPEND)
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(WITHIN_S):
             await (await client.ping())
             await end(client)
 

@@ -11,15 +11,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from google.protobuf.duration_pb2 import Duration
-from support.scheduler_harness import (
-    AUDIO,
-    BOUND_S,
-    CHAT,
-    FREE,
-    OMNI,
-    SchedulerHarness,
-    register_message,
-)
+from support.scheduler_harness import AUDIO, CHAT, FREE, OMNI, SchedulerHarness, register_message
+from support.time_limits import WITHIN_S
 
 from duplane.fabric import process
 from duplane.fabric.channel import open_channel
@@ -168,7 +161,7 @@ async def test_estimates_can_be_read_and_changed_and_callers_get_the_new_ones() 
         told = (await operator.stub.GetEstimates(admin_pb2.GetEstimatesRequest())).estimates
         audio = next(hold for hold in told.holds if hold.kind == AUDIO)
         assert audio.sample_count == 1
-        assert 0 < seconds(audio.mean_duration) < BOUND_S
+        assert 0 < seconds(audio.mean_duration) < WITHIN_S
 
 
 @pytest.mark.parametrize(
@@ -199,12 +192,12 @@ async def test_invalid_estimates_are_refused_and_change_nothing(
 
 
 async def test_stopping_ends_every_wait_within_its_bound() -> None:
-    async with SchedulerHarness.running() as harness:
+    async with SchedulerHarness.running(stop_timeout_s=4 * WITHIN_S) as harness:
         worker = await harness.worker()
         await (await harness.caller()).granted()
         (waiting,) = await harness.queue(1)
         operator = await harness.operator()
-        async with asyncio.timeout(1.5):  # below `stop_timeout_s`
+        async with asyncio.timeout(WITHIN_S):
             await harness.stop()
         assert (await waiting.refused()).reason is Reason.UNAVAILABLE
         assert (await worker.ended()).reason is Reason.UNAVAILABLE
@@ -227,7 +220,7 @@ async def test_serve_announces_itself_and_returns_on_shutdown(
 
     monkeypatch.setattr(process, "announce", announce_and_tell)
     settings = SchedulerSettings(listen="127.0.0.1:0", signing_key=pem)
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(WITHIN_S), asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(serve(settings, shutdown))
         await announced.wait()
         ready, role, address = capsys.readouterr().out.split()

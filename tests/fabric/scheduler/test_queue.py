@@ -18,6 +18,7 @@ from support.scheduler_harness import (
     SchedulerHarness,
     slot_reports,
 )
+from support.time_limits import WITHIN_S
 
 from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import Reason
@@ -106,7 +107,7 @@ async def test_estimated_wait_is_absent_while_no_worker_is_known() -> None:
 
 
 async def test_unclaimed_grant_returns_and_its_late_claim_is_void() -> None:
-    async with SchedulerHarness.running(claim_timeout_s=0.2) as harness:
+    async with SchedulerHarness.running(claim_timeout_s=1.0) as harness:
         worker = await harness.worker()
         lost = await (await harness.caller()).granted()
         granted = await (await harness.caller()).granted()
@@ -118,7 +119,7 @@ async def test_unclaimed_grant_returns_and_its_late_claim_is_void() -> None:
 
 
 async def test_claimed_grant_does_not_expire() -> None:
-    async with SchedulerHarness.running(claim_timeout_s=0.2) as harness:
+    async with SchedulerHarness.running(claim_timeout_s=1.0) as harness:
         operator, worker = await harness.operator(), await harness.worker(slot_count=2)
         granted = await (await harness.caller()).granted()
         await worker.claim(granted)
@@ -396,7 +397,7 @@ async def test_library_client_keeps_its_place_over_a_restart() -> None:
     async with SchedulerHarness.running() as harness, FabricClient([harness.address]) as client:
         places: asyncio.Queue[lease_pb2.Queued] = asyncio.Queue()
         request = lease_pb2.AcquireLeaseRequest(request_id="r", kind=AUDIO)
-        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(WITHIN_S), asyncio.TaskGroup() as tasks:
             acquiring = tasks.create_task(client.acquire(request, places.put))
             before = await places.get()
             await harness.stop()

@@ -8,7 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import pytest
-from support.scheduler_harness import AUDIO, BOUND_S, CHAT, FakeWorker, SchedulerHarness
+from support.scheduler_harness import AUDIO, CHAT, FakeWorker, SchedulerHarness
+from support.time_limits import WITHIN_S
 
 from duplane.fabric.channel import FabricServer
 from duplane.fabric.client import FabricClient
@@ -64,7 +65,7 @@ async def test_sessions_use_another_worker_when_one_cannot_be_reached() -> None:
         served(sessions) as address,
         SchedulerHarness.running() as harness,
         FabricClient([harness.address]) as client,
-        asyncio.timeout(10),
+        asyncio.timeout(WITHIN_S),
     ):
         await harness.worker("broken", slot_count=9, address=NOWHERE)
         await harness.worker("sound", slot_count=4, address=address)
@@ -78,7 +79,7 @@ async def test_session_waits_at_its_place_while_the_only_worker_cannot_be_reache
     async with (
         SchedulerHarness.running() as harness,
         FabricClient([harness.address]) as client,
-        asyncio.timeout(10),
+        asyncio.timeout(WITHIN_S),
     ):
         operator = await harness.operator()
         await harness.worker("broken", address=NOWHERE)
@@ -139,9 +140,9 @@ async def test_session_goes_to_another_worker_when_one_hangs_on_an_open_channel(
     async with (
         served(hung) as hung_address,
         served(sound) as sound_address,
-        SchedulerHarness.running(claim_timeout_s=0.5) as harness,
+        SchedulerHarness.running(claim_timeout_s=1.0) as harness,
         FabricClient([harness.address]) as client,
-        asyncio.timeout(10),
+        asyncio.timeout(WITHIN_S),
     ):
         await harness.worker("hung", slot_count=9, address=hung_address)
         await harness.worker("sound", address=sound_address)
@@ -164,7 +165,7 @@ async def test_chat_that_cannot_reach_its_worker_reports_it() -> None:
     async with (
         SchedulerHarness.running() as harness,
         FabricClient([harness.address]) as client,
-        asyncio.timeout(BOUND_S),
+        asyncio.timeout(WITHIN_S),
     ):
         operator = await harness.operator()
         worker: FakeWorker = await harness.worker("broken", kinds=[CHAT], address=NOWHERE)

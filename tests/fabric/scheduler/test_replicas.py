@@ -9,7 +9,8 @@ from collections.abc import AsyncGenerator
 import pytest
 from support.command import run_command
 from support.etcd_server import EtcdCluster
-from support.scheduler_harness import BOUND_S, Caller, FakeWorker, SchedulerHarness
+from support.scheduler_harness import Caller, FakeWorker, SchedulerHarness
+from support.time_limits import WITHIN_S
 
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2
@@ -154,7 +155,7 @@ async def test_lost_presence_costs_nothing(
     assert len(present) == COUNT
     for presence in present:
         await client.revoke_lease(presence.lease)
-    async with asyncio.timeout(BOUND_S):
+    async with asyncio.timeout(WITHIN_S):
         while True:
             _, present = await client.read_all(f"{prefix}presence/".encode())
             if len(present) == COUNT:
@@ -227,7 +228,7 @@ async def test_key_of_a_stopped_scheduler_is_still_trusted(
 
 async def served(caller: Caller, replicas: list[SchedulerHarness]) -> lease_pb2.Granted:
     """Wait for the grant. If the scheduler has died, wait at another one."""
-    async with asyncio.timeout(6 * BOUND_S):
+    async with asyncio.timeout(2 * WITHIN_S):
         for attempt in range(100):
             try:
                 return await caller.granted()
@@ -261,7 +262,7 @@ async def test_killed_scheduler_loses_no_ticket_and_no_order(
         done, _ = await asyncio.wait(
             [one for one in serving if not one.done() or one.result().lease_id not in lease_ids],
             return_when=asyncio.FIRST_COMPLETED,
-            timeout=6 * BOUND_S,
+            timeout=2 * WITHIN_S,
         )
         (granted,) = (one.result() for one in done)
         await worker.claim(granted)

@@ -19,6 +19,7 @@ from support.scheduler_harness import (
     register_message,
     slot_reports,
 )
+from support.time_limits import WITHIN_S
 
 from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError, Reason
@@ -344,7 +345,7 @@ async def test_worker_that_vanishes_while_it_attaches_does_not_stay_registered(
         register = register_message(slots=[slot])
         worker = FakeWorker(await harness.channel(), register)
         attaching = asyncio.create_task(worker.attach())
-        await asyncio.wait_for(adopting.wait(), 5)
+        await asyncio.wait_for(adopting.wait(), WITHIN_S)
         await operator.until(lambda seen: "w" in seen.workers)
         await worker.vanish()
         await asyncio.gather(attaching, return_exceptions=True)
@@ -392,7 +393,7 @@ async def test_lost_revoke_is_repeated_after_a_report() -> None:
         await harness.release(granted.lease_id)
         await worker.revoked()
         worker.received.clear()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WITHIN_S):
             while not any(one.HasField("revoke") for one in worker.received):
                 await worker.report()
         await worker.obey(await worker.revoked())

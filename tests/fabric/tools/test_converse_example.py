@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.paths import ROOT
 from support.scheduler_harness import SchedulerHarness
+from support.time_limits import WITHIN_S
 
 from duplane.fabric.channel import FabricServer
 from duplane.fabric.v1 import session_pb2, session_pb2_grpc
@@ -68,7 +69,7 @@ async def test_example_goes_on_after_a_failed_unit_and_ends(tmp_path: Path, fail
             sys.executable, *arguments, stdout=asyncio.subprocess.PIPE
         )
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(WITHIN_S):
                 out, _ = await example.communicate()
         finally:
             if example.returncode is None:

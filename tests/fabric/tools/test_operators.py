@@ -12,7 +12,8 @@ from typing import Any
 
 import orjson
 from support.command import run_command
-from support.scheduler_harness import BOUND_S, CHAT, SchedulerHarness
+from support.scheduler_harness import CHAT, SchedulerHarness
+from support.time_limits import WITHIN_S
 
 
 async def run(*arguments: str) -> tuple[int, str]:
@@ -87,7 +88,7 @@ class Watching:
     async def until_ticket_count(self, count: int) -> None:
         """Read lines of JSON until the queue has this length."""
         assert self._process.stdout
-        async with asyncio.timeout(6 * BOUND_S):
+        async with asyncio.timeout(2 * WITHIN_S):
             while True:
                 state: dict[str, Any] = orjson.loads(await self._process.stdout.readline())
                 if len(state["tickets"]) == count:

@@ -20,6 +20,7 @@ from support.live_edge import (
     receive,
     send,
 )
+from support.time_limits import WITHIN_S
 from support.transcripts import pcm
 from websockets.asyncio.client import ClientConnection
 
@@ -84,7 +85,7 @@ async def record(root: Path, dialect: str) -> Path:
 
 
 async def replay_again(edge: LiveEdge, script: Script, **changes: Any) -> Outcome:
-    options = {"is_paced": False, "timeout_s": 5.0, **changes}
+    options = {"is_paced": False, "timeout_s": WITHIN_S, **changes}
     return await play(script, edge.edge.address, **options)
 
 

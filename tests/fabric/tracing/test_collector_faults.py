@@ -18,6 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry
 from support.live_edge import APPEND, UPDATE, begin, end, exchange, live_edge, receive, send
 from support.metrics import read
+from support.time_limits import WITHIN_S
 from support.worker_harness import asks, chat_answer, running_worker, unit
 
 from duplane.fabric.monitoring.span_queue import SpanQueue, observe_spans
@@ -38,7 +39,7 @@ class StalledExporter(SpanExporter):
         self.count = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self.is_let_go.wait(30)
+        self.is_let_go.wait(2 * WITHIN_S)
         self.count += len(spans)
         return SpanExportResult.SUCCESS
 
@@ -61,7 +62,7 @@ async def test_stalled_collector_delays_no_unit_and_the_dropped_spans_are_counte
     queue = SpanQueue(exporter)
     telemetry = Telemetry("edge", queue)
     async with live_edge(telemetry=telemetry) as edge:
-        async with edge.connect() as client, asyncio.timeout(10):
+        async with edge.connect() as client, asyncio.timeout(WITHIN_S):
             await begin(client)
             for _ in range(UNITS):
                 await exchange(client)
@@ -86,7 +87,7 @@ async def test_collector_that_is_gone_costs_no_unit_and_the_failed_spans_are_cou
     queue = SpanQueue(OTLPSpanExporter("http://127.0.0.1:1", insecure=True, timeout=1))
     telemetry = Telemetry("edge", queue)
     async with live_edge(telemetry=telemetry) as edge:
-        async with edge.connect() as client, asyncio.timeout(10):
+        async with edge.connect() as client, asyncio.timeout(WITHIN_S):
             await begin(client)
             for _ in range(5):
                 await exchange(client)

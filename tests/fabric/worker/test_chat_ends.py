@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 from support.scripted_model import PROMPT_TOKENS, ScriptedModel, echo
+from support.time_limits import WITHIN_S
 from support.worker_harness import (
-    WITHIN_S,
     asks,
     chat,
     chat_answer,

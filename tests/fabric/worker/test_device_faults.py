@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 from opentelemetry.trace import StatusCode
-from support.worker_harness import WITHIN_S, running_worker, unit
+from support.time_limits import WITHIN_S
+from support.worker_harness import running_worker, unit
 
 from duplane.fabric.process import FatalError
 from duplane.fabric.v1 import registry_pb2, session_pb2
@@ -54,7 +55,7 @@ async def test_a_lost_device_closes_every_session_and_ends_the_worker(
 
 async def test_a_call_that_never_returns_ends_the_sessions_and_the_worker() -> None:
     async with (
-        running_worker(stuck_after_s=0.1, hung_after_s=0.4, is_broken_at_end=True) as rig,
+        running_worker(stuck_after_s=0.5, hung_after_s=1.5, is_broken_at_end=True) as rig,
         rig.opened() as client,
     ):
         rig.model.hold()

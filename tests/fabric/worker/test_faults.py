@@ -307,7 +307,7 @@ def shout(unit_: Unit, length: int) -> UnitOutput:
     ("limits", "unit_count"),
     [
         ({"outbox_message_count": 4, "stall_timeout_s": 100.0}, 12),
-        ({"stall_timeout_s": 0.2}, 3),
+        ({"stall_timeout_s": 1.0}, 3),
     ],
     ids=["too much waits", "it waits too long"],
 )

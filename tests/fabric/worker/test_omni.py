@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from support.paths import GOLDEN
 from support.scripted_model import ScriptedModel, answer_loud
+from support.time_limits import WITHIN_S
 from support.worker_harness import Rig, pcm, running_worker, unit
 
 from duplane.fabric.errors import Reason
@@ -125,13 +126,13 @@ async def test_a_client_that_leaves_while_its_picture_is_decoded_leaves_nothing(
     class Slow(ScriptedModel):
         def prepare(self, unit: Unit) -> Unit | UnitFailure:
             is_decoding.set()
-            may_go_on.wait(10)
+            may_go_on.wait(2 * WITHIN_S)
             return super().prepare(unit)
 
     async with running_worker(Slow()) as rig:
         async with rig.opened(omni(rig)) as client:
             await client.send(unit(0, video_frames=[b"x"]))
-            await asyncio.to_thread(is_decoding.wait, 10)
+            await asyncio.to_thread(is_decoding.wait, WITHIN_S)
         await rig.scheduler.until_slot(0, registry_pb2.SLOT_STATE_CLEANING)
         may_go_on.set()
         await rig.all_free()

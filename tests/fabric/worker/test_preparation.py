@@ -8,7 +8,8 @@ import threading
 from collections.abc import AsyncGenerator
 
 from support.scripted_model import ScriptedModel
-from support.worker_harness import WITHIN_S, Rig, running_worker, unit
+from support.time_limits import WITHIN_S
+from support.worker_harness import Rig, running_worker, unit
 
 from duplane.fabric.client import FabricClient
 from duplane.fabric.v1 import lease_pb2, registry_pb2, session_pb2
@@ -34,7 +35,7 @@ class Workshop:
             return  # a chat of one message is not blocked
         self.steps += 1
         self._loop.call_soon_threadsafe(self._begun.release)
-        assert self._gate.wait(10)
+        assert self._gate.wait(2 * WITHIN_S)
 
     async def begun(self) -> None:
         async with asyncio.timeout(WITHIN_S):

@@ -12,6 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from opentelemetry.trace import StatusCode
 from support.scripted_model import ScriptedModel
+from support.time_limits import WITHIN_S
 from support.worker_harness import FakeScheduler, pcm, running_worker, unit
 
 from duplane.fabric.errors import FabricError, Reason
@@ -137,7 +138,7 @@ async def test_a_drained_worker_lets_sessions_end_and_then_stops() -> None:
             assert not rig.worker.done()
             await client.close()
             await client.closed()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WITHIN_S):
             await rig.worker
 
 
@@ -170,7 +171,7 @@ async def health_of(address: str) -> int:
 
 async def test_a_stuck_device_is_noticed_and_forgiven() -> None:
     status = health_pb2.HealthCheckResponse
-    async with running_worker(stuck_after_s=0.3) as rig, rig.opened() as client:
+    async with running_worker(stuck_after_s=1.0) as rig, rig.opened() as client:
         assert await health_of(rig.address) == status.SERVING
         rig.model.hold()
         await client.send(unit(0))

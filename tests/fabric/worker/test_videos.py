@@ -13,8 +13,9 @@ import pytest
 import pytest_asyncio
 from PIL import Image
 from support.scripted_model import ScriptedModel
+from support.time_limits import WITHIN_S
 from support.video_files import make_video
-from support.worker_harness import WITHIN_S, Rig, running_worker
+from support.worker_harness import Rig, running_worker
 
 from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import FabricError, Reason

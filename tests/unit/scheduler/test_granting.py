@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from support.scheduler_harness import AUDIO, FREE, register_message, slot_reports
+from support.time_limits import WITHIN_S
 
 from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.granting import GrantLoop
@@ -30,7 +31,7 @@ async def test_slots_of_a_worker_that_has_served_are_held_back_after_a_start(
     ticket = await store.enqueue(request, "owner")
     assert isinstance(ticket, Ticket)
     running = asyncio.create_task(grants.run())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WITHIN_S):
         await grants.settled(ticket.order)
     assert (state.entry(ticket) is not None) == has_served
     running.cancel()
@@ -71,7 +72,7 @@ async def test_grants_do_not_wait_for_each_other() -> None:
     state.listeners.append(lambda _: all_done.set() if len(state.tickets) == 2 else None)
     running = asyncio.create_task(grants.run())
     await store.register(register_message(slot_count=10))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WITHIN_S):
         await all_begun.wait()
         answers.set()
         await all_done.wait()
@@ -97,7 +98,7 @@ async def test_ticket_that_returns_to_its_place_is_granted_before_those_behind_i
     state.reserve = noted
     running = asyncio.create_task(grants.run())
     await store.register(register_message())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WITHIN_S):
         await has_begun.wait()  # the grant of `behind` is about to begin
         back = await queued(store, "former", former.order)
         await grants.settled(back.order)

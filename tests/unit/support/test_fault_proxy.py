@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 from support.fault_proxy import FaultProxy
+from support.time_limits import WITHIN_S
 
-WITHIN_S = 10.0
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -59,7 +59,7 @@ async def running() -> AsyncGenerator[Peers]:
     peers = Peers(proxy)
     server = await asyncio.start_server(peers.echo, "127.0.0.1", 0)
     proxy.target = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server, proxy, asyncio.timeout(WITHIN_S):
+    async with server, proxy, asyncio.timeout(2 * WITHIN_S):
         yield peers
         await peers.close()
 
@@ -88,12 +88,12 @@ async def test_delay_adds_to_each_direction_and_not_to_each_message(peers: Peers
     peers.proxy.up.delay_s = peers.proxy.down.delay_s = 0.2
     began_s = time.monotonic()
     reader, writer = streams
-    for _ in range(20):
+    for _ in range(100):
         writer.write(b"message")
         await writer.drain()
         await asyncio.sleep(0.01)
-    assert await reader.readexactly(20 * len(b"message")) == 20 * b"message"
-    assert 0.4 <= time.monotonic() - began_s < 4.0
+    assert await reader.readexactly(100 * len(b"message")) == 100 * b"message"
+    assert 0.4 <= time.monotonic() - began_s < 20.0  # the sum of all delays is 40 s
 
 
 async def test_bandwidth_bounds_the_rate(peers: Peers) -> None:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from support.hosts import Host, Network, why_no_hosts
 from support.paths import TESTS
+from support.time_limits import WITHIN_S
 
 pytestmark = pytest.mark.skipif(bool(why_no_hosts()), reason=why_no_hosts())
 
@@ -34,10 +35,10 @@ def network() -> Iterator[Network]:
 
 async def echo(client: Host, server: Host) -> bytes:
     """Connect, send a message and return the answer; retry until the server listens."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WITHIN_S):
         while True:
             try:
-                connection = await client.connect(server.ip, 7)
+                connection = await client.connect(server.ip, 7, WITHIN_S)
             except ConnectionRefusedError:
                 await asyncio.sleep(0.05)
                 continue
@@ -57,7 +58,7 @@ async def test_hosts_reach_each_other_and_a_cut_separates_only_two(network: Netw
     assert await echo(near, server) == b"hello"
     network.cut(far, server)
     with pytest.raises(TimeoutError):
-        await far.connect(server.ip, 7)
+        await far.connect(server.ip, 7, within_s=2.0)
     assert await echo(near, server) == b"hello"
     network.mend(far, server)
     assert await echo(far, server) == b"hello"
@@ -81,6 +82,6 @@ time.sleep(60)
         assert len(children) == 3
         process.kill()
         process.wait()
-    gone, alive = psutil.wait_procs(children, timeout=10)
+    gone, alive = psutil.wait_procs(children, timeout=WITHIN_S)
     assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
     del gone

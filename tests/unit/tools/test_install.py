@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -17,8 +16,7 @@ import psutil
 import pytest
 from support.paths import ROOT
 from support.processes import alive
-
-AT_ONCE_S = 5.0
+from support.time_limits import WITHIN_S
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +98,7 @@ ENDLESS_PIP = """#!/bin/sh
 echo "Collecting torch==2.13.0"
 echo "  Downloading torch-2.13.0-cp311-linux_x86_64.whl (190.5 MB)"
 echo "  Downloading small-1.0.whl (12 kB)"
-exec sleep 20
+exec sleep 600
 """
 
 
@@ -127,9 +125,7 @@ def test_installation_shows_its_progress_and_ends_at_once_when_interrupted(
                 shown.append(running.stdout.readline())
             (pip,) = psutil.Process(running.pid).children()
             os.killpg(running.pid, signal.SIGINT)
-            begin_s = time.monotonic()
-            output, errors = running.communicate(timeout=AT_ONCE_S)
-            assert time.monotonic() - begin_s < AT_ONCE_S
+            output, errors = running.communicate(timeout=WITHIN_S)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(running.pid, signal.SIGKILL)

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 from support.live_edge import Asked, begin, end, live_edge
-from support.scripted_fabric import WITHIN_S
+from support.time_limits import WITHIN_S
 
 from duplane.edge.recording.retention import sweep
 from duplane.edge.recording.settings import RecordingSettings
@@ -182,10 +182,10 @@ async def test_an_upload_that_takes_too_long_or_stops_leaves_nothing(tmp_path: P
             writer.write(begun % directory.name.encode())
             await writer.drain()
             if not is_leaving:
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(WITHIN_S):
                     assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
             writer.close()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(WITHIN_S):
                 while names(directory) != before:
                     await http.get("/health")
 

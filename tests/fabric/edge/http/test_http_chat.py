@@ -13,7 +13,8 @@ import pybase64
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from support.live_edge import HandSetClock, LiveEdge, live_edge
-from support.scripted_fabric import WITHIN_S, ScriptedFabric
+from support.scripted_fabric import ScriptedFabric
+from support.time_limits import WITHIN_S
 
 from duplane.edge.recording.settings import Consent, RecordingSettings
 from duplane.edge.recording.storage import read_events, read_meta, recordings

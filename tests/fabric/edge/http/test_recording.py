@@ -19,7 +19,7 @@ import pybase64
 import pytest
 import soundfile
 from support.live_edge import AUDIO, begin, closed, end, exchange, live_edge, receive, send
-from support.scripted_fabric import WITHIN_S
+from support.time_limits import WITHIN_S
 from support.transcripts import pcm
 from websockets.asyncio.client import connect
 

@@ -25,7 +25,7 @@ from support.live_edge import (
     live_edge,
     witness_of,
 )
-from support.scripted_fabric import WITHIN_S
+from support.time_limits import WITHIN_S
 
 from duplane.edge.recording.settings import RecordingSettings
 from duplane.edge.recording.storage import Meta, write_meta
@@ -71,27 +71,24 @@ async def test_runners_of_one_client_are_bounded_and_those_of_a_proxy_are_not(
 
 
 async def test_hundreds_that_say_nothing_are_cut_and_a_session_goes_on() -> None:
-    limits = replace(Limits(), handshake_s=0.5)
+    limits = replace(Limits(), handshake_s=1.0)
     async with live_edge(limits) as edge, witness_of(edge), contextlib.AsyncExitStack() as stack:
         silent = [await stack.enter_async_context(RawClient(edge.edge.address)) for _ in range(300)]
         assert [await client.read() for client in silent] == [b""] * 300
 
 
-async def test_slots_of_hundreds_that_never_begin_go_round() -> None:
-    """Hundreds of sessions that send nothing wait in the queue.
-
-    Each gets a slot and loses it again.
-    """
-    limits = replace(Limits(), init_s=0.01, close_s=0.2)
+async def test_slots_of_many_that_never_begin_go_round() -> None:
+    """Sessions that send nothing wait in the queue. Each gets a slot and loses it again."""
+    limits = replace(Limits(), init_s=0.3, close_s=0.2)
     async with (
-        live_edge(limits, slot_count=2) as edge,
+        live_edge(limits, slot_count=11) as edge,
         witness_of(edge),
         contextlib.AsyncExitStack() as stack,
     ):
         for _ in range(100):
             client = await stack.enter_async_context(RawClient(edge.edge.address))
             await client.upgrade(AUDIO_PATH)
-        async with asyncio.timeout(4 * WITHIN_S):
+        async with asyncio.timeout(2 * WITHIN_S):
             for _ in range(100):
                 await ended(await edge.fabric.conversation())
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from support.live_edge import begin, end, exchange, live_edge
+from support.time_limits import WITHIN_S
 
 from duplane.edge.server import make_room
 from duplane.edge.settings import Limits
@@ -28,7 +29,7 @@ async def said(address: str, *pieces: bytes) -> bytes:
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WITHIN_S):
             for piece in pieces:
                 writer.write(piece)
                 await writer.drain()
@@ -43,7 +44,7 @@ async def test_handshake_in_pieces_becomes_a_websocket() -> None:
     async with live_edge() as edge:
         host, _, port = edge.edge.address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WITHIN_S):
             for index in range(len(UPGRADE)):
                 writer.write(UPGRADE[index : index + 1])
                 await writer.drain()

@@ -18,6 +18,7 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 from support.certificates import write_certificate
 from support.live_edge import LiveEdge, begin, end, exchange, live_edge
+from support.time_limits import WITHIN_S
 from websockets.asyncio.client import connect
 
 from duplane.edge import server
@@ -28,8 +29,6 @@ from duplane.edge.transport.tls import Certificate
 from duplane.fabric.client import FabricClient
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.process import Shutdown, StartError
-
-WITHIN_S = 5.0
 
 
 def served_name(address: str) -> str:
@@ -118,7 +117,7 @@ async def test_plain_and_old_clients_are_refused(tmp_path: Path) -> None:
 
 async def test_client_that_stops_in_the_middle_of_the_tls_handshake_is_cut(tmp_path: Path) -> None:
     chain, key = write_certificate(tmp_path, "edge")
-    limits = Limits(handshake_s=0.3, close_s=0.3)
+    limits = Limits(handshake_s=1.0, close_s=0.3)
     async with live_edge(limits, tls_cert=chain, tls_key=key) as edge:
         host, _, port = edge.edge.address.rpartition(":")
         hello = ssl.MemoryBIO()

@@ -11,6 +11,7 @@ import grpc
 import pytest
 from support.certificates import write_certificate
 from support.etcd_server import EtcdCluster, free_ports
+from support.time_limits import WITHIN_S
 
 from duplane.scheduler.etcd.access import Credentials
 from duplane.scheduler.etcd.client import CALL_TIMEOUT_S, EtcdClient, EtcdError, NoAnswerError
@@ -25,7 +26,7 @@ async def call(client: EtcdClient, path: str, request: Any) -> None:
     """
     channel = client.endpoints.pick().channel
     send = channel.unary_unary(path, request_serializer=type(request).SerializeToString)
-    await send(request, timeout=5, metadata=await client.metadata())
+    await send(request, timeout=WITHIN_S, metadata=await client.metadata())
 
 
 async def test_pages_are_of_one_revision(client: EtcdClient, prefix: str) -> None:
@@ -89,7 +90,7 @@ async def test_call_to_a_frozen_member_is_bounded(tmp_path: Path) -> None:
         begin = time.monotonic()
         with pytest.raises(NoAnswerError):
             await client.put(b"key", b"")
-        assert time.monotonic() - begin < 2 * CALL_TIMEOUT_S
+        assert time.monotonic() - begin < 10 * CALL_TIMEOUT_S
         await client.close()
 
 

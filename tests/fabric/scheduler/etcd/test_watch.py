@@ -108,7 +108,7 @@ async def test_compaction_is_reported(client: EtcdClient, prefix: str) -> None:
     compact: Any = client.endpoints.pick().channel.unary_unary("/etcdserverpb.KV/Compact")
     # The client has no CompactionRequest. Field 1 of this other message has the same type and
     # number as the revision in CompactionRequest.
-    await compact(etcd_pb2.LeaseRevokeRequest(ID=last).SerializeToString(), timeout=5)
+    await compact(etcd_pb2.LeaseRevokeRequest(ID=last).SerializeToString(), timeout=BOUND_S)
     await Seen(PrefixWatch(client, key, first)).failure()
     seen = Seen(PrefixWatch(client, key, last))
     await seen.until(1)
@@ -127,7 +127,7 @@ async def test_watch_leaves_a_frozen_member(three: EtcdCluster) -> None:
     begin = time.monotonic()
     await put_until_confirmed(client, b"/k/1", b"1")
     await seen.until(2)
-    assert time.monotonic() - begin < 6
+    assert time.monotonic() - begin < 15  # it takes 2 s on an idle machine
     frozen.thaw()
     await put_until_confirmed(client, b"/k/2", b"2")
     await seen.until(3)
@@ -145,7 +145,7 @@ async def test_connections_stay_open_while_idle(client: EtcdClient, prefix: str)
     await seen.until(1)
     await asyncio.sleep(25)  # more than two pings
     await client.put(prefix.encode(), b"1")
-    await seen.until(2, bound_s=0.5)
+    await seen.until(2, bound_s=5.0)
     await seen.close()
 
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import pytest
 from support.scheduler_harness import AUDIO, FREE, OCCUPIED, register_message, slot_reports
+from support.time_limits import WITHIN_S
 
 from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.store import open_store
@@ -54,7 +55,7 @@ class Changes:
 
     async def one(self, kind: type[OneChange], count: int = 1) -> OneChange:
         """Wait for the `count`-th change of a kind."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WITHIN_S):
             while len(found := self.of(kind)) < count:
                 self._has_more.clear()
                 await self._has_more.wait()
@@ -367,9 +368,9 @@ async def test_unclaimed_grant_expires_but_not_early(store: LeaseStore, changes:
 
 async def test_claimed_grant_never_expires(store: LeaseStore, changes: Changes) -> None:
     worker = await registered(store, slot_count=2)
-    claimed = await granted(store, worker, 0, claim_timeout_s=0.05)
+    claimed = await granted(store, worker, 0, claim_timeout_s=1.0)
     assert await store.claim(claimed)
-    later = await granted(store, worker, 1, claim_timeout_s=0.1)
+    later = await granted(store, worker, 1, claim_timeout_s=1.0)
     assert (await changes.one(GrantGone)).grant == later
     assert await store.release(claimed)
 

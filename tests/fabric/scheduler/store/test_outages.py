@@ -11,6 +11,7 @@ import grpc
 import pytest
 from support.etcd_server import EtcdCluster
 from support.scheduler_harness import AUDIO, register_message
+from support.time_limits import WITHIN_S
 
 from duplane.fabric.errors import FabricError
 from duplane.fabric.v1 import lease_pb2
@@ -21,7 +22,6 @@ from duplane.scheduler.store.base import Change, Offer, Ticket
 from duplane.scheduler.store.etcd import store as etcd_store
 from duplane.scheduler.store.etcd.store import EtcdStore
 
-BOUND_S = 10.0
 _names = itertools.count()
 
 
@@ -58,7 +58,7 @@ class Etcd:
     async def asked(self) -> None:
         """Wait until the store sends the next request."""
         self._has_asked.clear()
-        async with asyncio.timeout(BOUND_S):
+        async with asyncio.timeout(WITHIN_S):
             await self._has_asked.wait()
 
     async def _pass(self) -> None:
@@ -102,7 +102,7 @@ async def test_request_that_etcd_refuses_is_made_again(
     assert not arriving.done()
     assert not cancelling.done()
     etcd_client.recover()
-    async with asyncio.timeout(BOUND_S):
+    async with asyncio.timeout(WITHIN_S):
         ticket = await arriving
         await cancelling
     assert await store.cancel(ticket.order)
@@ -124,10 +124,10 @@ async def test_arrivals_are_refused_at_once_while_many_operations_wait(
         await store.register(register_message())
     assert store._commits.count == limit
     etcd_client.recover()
-    async with asyncio.timeout(BOUND_S):
+    async with asyncio.timeout(WITHIN_S):
         while store._arriving:  # an operation that ends may start its undo
             await asyncio.wait(store._arriving)
-    monkeypatch.setattr(etcd_store, "ARRIVAL_TIMEOUT_S", BOUND_S)
+    monkeypatch.setattr(etcd_store, "ARRIVAL_TIMEOUT_S", WITHIN_S)
     ticket = await arrive(store)
     assert list(store._facts.tickets.values()) == [ticket], "an arrival was not undone"
     await store.cancel(ticket.order)
@@ -157,7 +157,7 @@ async def test_operation_that_is_asked_for_again_waits_once(etcd_client: Etcd) -
     await etcd_client.asked()
     assert store._commits.count == 4
     etcd_client.recover()
-    async with asyncio.timeout(BOUND_S):
+    async with asyncio.timeout(WITHIN_S):
         assert all(await asyncio.gather(*asked))
     assert not store._facts.granted
     assert not store._facts.tickets
@@ -177,7 +177,7 @@ async def test_registration_ends_though_its_stream_is_cancelled_again(etcd_clien
     with pytest.raises(asyncio.CancelledError):
         await ending
     etcd_client.recover()
-    async with asyncio.timeout(BOUND_S):
+    async with asyncio.timeout(WITHIN_S):
         await store._mirror.until(lambda: not store._facts.workers)
 
 
@@ -193,7 +193,7 @@ async def test_registration_whose_worker_has_gone_is_not_made_after_the_outage(
         with pytest.raises(FabricError, match="the store does not answer"):
             await store.register(register_message())
     etcd_client.recover()
-    async with asyncio.timeout(BOUND_S):
+    async with asyncio.timeout(WITHIN_S):
         while store._arriving:
             await asyncio.wait(store._arriving)
     assert not changes

@@ -10,6 +10,7 @@ import pytest
 from support.etcd_server import EtcdCluster
 from support.racing_stores import Pair, Scheduler, settled
 from support.scheduler_harness import FREE, register_message
+from support.time_limits import WITHIN_S
 
 from duplane.fabric.errors import FabricError
 from duplane.fabric.v1 import registry_pb2
@@ -182,7 +183,7 @@ async def test_arrival_whose_caller_leaves_is_undone(pair: Pair) -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     behind = await one.ticket("behind")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WITHIN_S):
         await one.store._mirror.until(lambda: set(one.facts.tickets) == {behind.order})
     await settled(pair)
     assert set(other.facts.tickets) == {behind.order}
@@ -230,7 +231,7 @@ async def test_store_that_has_lost_its_data_begins_anew(tmp_path: Path) -> None:
         etcd.kill()
         shutil.rmtree(tmp_path / "m0")
         await etcd.start()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WITHIN_S):
             await gone.wait()
         assert not one.facts.tickets
         assert (await one.ticket("new")).order > highest
@@ -247,7 +248,7 @@ async def test_request_that_was_given_up_does_not_take_the_ticket_of_a_later_cal
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = pair
-    monkeypatch.setattr(etcd_store, "ARRIVAL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(etcd_store, "ARRIVAL_TIMEOUT_S", 1.0)
     answers = asyncio.Event()
     one.before_next = answers.wait
     with pytest.raises(FabricError, match="the store does not answer"):
@@ -275,4 +276,4 @@ async def test_late_end_of_a_registration_spares_the_grants_of_the_next_one(pair
 async def test_record_that_cannot_be_read_is_ignored(pair: Pair, key: str) -> None:
     one, _ = pair
     await one.store._client.put(one.facts.keys.prefix + key.encode(), b"\xff")
-    await asyncio.wait_for(settled(pair), 5)
+    await asyncio.wait_for(settled(pair), WITHIN_S)

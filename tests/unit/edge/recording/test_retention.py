@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.live_edge import HandSetClock
 from support.recorded_session import APPEND, RecordedSession
+from support.time_limits import WITHIN_S
 from support.transcripts import pcm
 
 from duplane.edge.recording.recorder import Recorder
@@ -92,7 +93,7 @@ def test_recordings_never_hold_more_than_their_total(
             for executor in (recorder._writing, recorder._upkeep):  # pyright: ignore[reportPrivateUsage] - waits for its threads
                 done = threading.Event()
                 executor.submit(done.set)
-                assert done.wait(5)
+                assert done.wait(WITHIN_S)
         sizes.append(total_bytes(tmp_path))
 
     finish_jobs()

@@ -13,6 +13,7 @@ from collections.abc import Generator
 import orjson
 import pytest
 from support.log_state import restored_logging
+from support.time_limits import WITHIN_S
 
 from duplane.fabric.monitoring.logs import configure_logging, logged_ids
 from duplane.fabric.v1.trace_pb2 import TraceContext
@@ -161,4 +162,4 @@ def test_signals_change_the_level_of_a_running_process() -> None:
         while lines() != ["asked"]:
             pass
         running.stdin.close()
-        assert running.wait(timeout=10) == 0
+        assert running.wait(timeout=WITHIN_S) == 0

@@ -6,6 +6,7 @@ import asyncio
 from typing import cast
 
 import pytest
+from support.time_limits import WITHIN_S
 
 from duplane.fabric.v1 import registry_pb2
 from duplane.scheduler.etcd.client import EtcdClient
@@ -22,7 +23,6 @@ from duplane.scheduler.store.etcd.transactions import Transaction
 
 KEYS = Keys("/test/")
 BASE = 1000
-BOUND_S = 1.0
 
 
 class FakeSession:
@@ -69,7 +69,7 @@ async def test_values_are_written_only_with_the_base_that_they_contain() -> None
     # `commit` has scheduled `_flush`, which runs in the next pass of the loop.
     await asyncio.sleep(0)
     asyncio.get_running_loop().call_soon(etcd.put, KEYS.base, b"5000", 3)  # after `_flush`
-    request = await asyncio.wait_for(etcd.sent.get(), BOUND_S)
+    request = await asyncio.wait_for(etcd.sent.get(), WITHIN_S)
     assert request.success[0].request_put.value == b"%d" % BASE
     assert {one.key: one.mod_revision for one in request.compare}[KEYS.base] == 1
     committing.cancel()
@@ -97,7 +97,7 @@ async def test_operation_ends_with_the_store_though_its_sending_has_not_begun() 
     await asyncio.sleep(0)
     asyncio.get_running_loop().call_soon(etcd.commits.close)  # after `_flush`
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(committing, BOUND_S)
+        await asyncio.wait_for(committing, WITHIN_S)
     assert not etcd.commits.count
     assert etcd.sent.empty()
 
@@ -110,13 +110,13 @@ async def test_base_rises_before_the_next_operation_after_etcd_went_back() -> No
     session = etcd_pb2.KeyValue(key=KEYS.session("a"), mod_revision=2)
     etcd.facts.replace([base, session], 500)
     committing = asyncio.create_task(etcd.commits.commit(put_base))
-    request = await asyncio.wait_for(etcd.sent.get(), BOUND_S)
+    request = await asyncio.wait_for(etcd.sent.get(), WITHIN_S)
     (change,) = request.success
     assert change.request_put.key == KEYS.base
     etcd.put(KEYS.base, change.request_put.value, 501)
     assert etcd.facts.number == highest + 1
     etcd.answer(501)
-    request = await asyncio.wait_for(etcd.sent.get(), BOUND_S)
+    request = await asyncio.wait_for(etcd.sent.get(), WITHIN_S)
     assert request.success[0].request_put.value == b"%d" % etcd.facts.base
     committing.cancel()
     etcd.commits.close()

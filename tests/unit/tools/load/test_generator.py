@@ -1,28 +1,38 @@
-"""A load generator keeps its pace, and counts what a server does to its sessions."""
+"""A load generator keeps its pace, and counts what a server does to its sessions.
+
+The tests run on virtual time, so the times are exact and do not depend on the machine.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncGenerator, AsyncIterator
 
 import orjson
 import pytest
+from simulation.virtual_time import run
 
-from duplane.tools.bench.load import generator, plan
+from duplane.tools.bench.load import generator
 from duplane.tools.bench.load.generator import Load, Ticks
 from duplane.tools.bench.load.ledger import Answer, Counts, Timed
-from duplane.tools.bench.load.plan import Plan
+from duplane.tools.bench.load.plan import UNIT_S, Plan
 from duplane.tools.bench.load.sessions import LoadSession, SessionError
 
-UNIT_S = 0.1  # ten times as fast as speech
+START_S = 10.0
+
+
+class LoopTime:
+    """Replaces the module `time` by the time of the event loop."""
+
+    @staticmethod
+    def monotonic() -> float:
+        return asyncio.get_running_loop().time()
 
 
 @pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "UNIT_S", UNIT_S)
-    monkeypatch.setattr(generator, "UNIT_S", UNIT_S)
+def virtual(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generator, "time", LoopTime)
 
 
 class Server:
@@ -54,22 +64,20 @@ class Session:
         server.sent.append(self._sent)
 
     async def send(self, number: int) -> None:
-        self._sent.append((number, time.monotonic()))
+        self._sent.append((number, LoopTime.monotonic()))
         await asyncio.sleep(self._server.blocked_s.get(number, 0.0))
         self._answers.put_nowait(Answer(unit=number, worker_ms=0.0))
 
     async def answers(self) -> AsyncIterator[tuple[float, Answer]]:
         while answer := await self._answers.get():
-            yield time.monotonic(), answer
+            yield LoopTime.monotonic(), answer
 
     async def close(self) -> None:
         self._answers.put_nowait(None)
 
 
-async def run(
-    server: Server, session_units: int = 100, warm_up_units: int = 1
-) -> tuple[Load, float]:
-    """Run one session of a warm-up and five more units; return the time of the first."""
+def measure(server: Server, session_units: int = 100, warm_up_units: int = 1) -> Load:
+    """Run one session of a warm-up and five more units."""
     load = Load(
         Plan(
             url="",
@@ -85,54 +93,57 @@ async def run(
         ),
         server.session,
     )
-    await load.open()
-    start_s = time.monotonic() + 0.05
-    await load.run(start_s)
-    return load, start_s
+
+    async def open_and_run() -> None:
+        await load.open()
+        await load.run(START_S)
+
+    run(open_and_run())
+    return load
 
 
-async def test_units_are_sent_at_their_times_and_answered(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_units_are_sent_at_their_times_and_answered(capsys: pytest.CaptureFixture[str]) -> None:
     server = Server()
-    load, start_s = await run(server)
+    load = measure(server)
     assert load.report.counts == Counts(sent=5, answered=5)
     ((numbers, times),) = [zip(*sent, strict=True) for sent in server.sent]
     assert numbers == tuple(range(6))
-    for number, at_s in enumerate(times):
-        assert at_s >= start_s + number * UNIT_S - 0.002  # the loop's timers have steps of 1 ms
+    assert times == pytest.approx([START_S + number * UNIT_S for number in range(6)])
     assert '"done":true' in capsys.readouterr().out.splitlines()[-1]
 
 
-async def test_delays_of_the_warm_up_are_not_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    await run(Server(), warm_up_units=12)  # takes longer than the second between two reports
-    first, last = (orjson.loads(line) for line in capsys.readouterr().out.splitlines())
-    assert first["loop_ms"] == []
-    assert 0 < len(last["loop_ms"]) < 60
+def test_delays_of_the_warm_up_are_not_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    measure(Server(), warm_up_units=2)
+    reports = [orjson.loads(line) for line in capsys.readouterr().out.splitlines()]
+    counts = [len(report["loop_ms"]) for report in reports]  # one report a second
+    begin = round(START_S + 2 * UNIT_S)
+    assert not any(counts[:begin])
+    assert min(counts[begin + 1 : -1]) > 90
 
 
-async def test_renewed_session_counts_its_units_from_0() -> None:
+def test_renewed_session_counts_its_units_from_0() -> None:
     server = Server()
-    load, _ = await run(server, session_units=4)
+    load = measure(server, session_units=4)
     first, second = ([number for number, _ in sent] for sent in server.sent)
     assert first == [0, 1, 2, 3]
     assert second[0] == 0
     assert load.report.counts.broken_sessions == 0
 
 
-async def test_units_whose_seconds_pass_while_a_session_opens_are_unsent(
+def test_units_whose_seconds_pass_while_a_session_opens_are_unsent(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     server = Server()
     server.opening_s = {1: 3.5 * UNIT_S}  # the opening takes from unit 2 to the middle of unit 5
-    load, _ = await run(server, session_units=3)
+    load = measure(server, session_units=3)
     assert load.report.counts == Counts(sent=3, answered=3, unsent=2)
     assert [[number for number, _ in sent] for sent in server.sent] == [[0, 1, 2], [0]]
-    (line,) = capsys.readouterr().out.splitlines()
-    assert max(orjson.loads(line)["lateness_ms"]) < 0.4 * UNIT_S * 1e3
+    reports = [orjson.loads(line) for line in capsys.readouterr().out.splitlines()]
+    late_ms = [late for report in reports for late in report["lateness_ms"]]
+    assert late_ms == pytest.approx([0.0] * 3, abs=1e-6)
 
 
-async def test_time_in_which_the_server_does_not_read_is_latency(
+def test_time_in_which_the_server_does_not_read_is_latency(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[float] = []
@@ -144,37 +155,35 @@ async def test_time_in_which_the_server_does_not_read_is_latency(
     monkeypatch.setattr(Load, "keep", keep)
     server = Server()
     server.blocked_s = {2: 3.5 * UNIT_S}  # the next three units wait behind it
-    load, _ = await run(server)
-    assert load.report.counts == Counts(sent=5, answered=5)
-    _, blocked_ms, second_ms, third_ms, _ = seen
-    assert blocked_ms > second_ms > third_ms > 0.5 * UNIT_S * 1e3
+    load = measure(server)
+    assert load.report.counts == Counts(sent=5, answered=5, late=3)
+    assert seen == pytest.approx([0.0, 3500.0, 2500.0, 1500.0, 500.0])
 
 
-async def test_server_that_never_reads_breaks_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_never_reads_breaks_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator, "_SEND_TIMEOUT_S", 0.02)
     server = Server()
     server.blocked_s = {3: 3600.0}
-    load, _ = await run(server)
+    load = measure(server)
     assert load.report.counts.broken_sessions == 1
     assert load.report.counts.unanswered == 1
     assert load.report.failures == {"the server did not read for 0.02 s": 1}
     assert len(server.sent) == 2
 
 
-async def test_session_that_does_not_close_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_that_does_not_close_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator, "_CLOSE_TIMEOUT_S", 0.02)
     server = Server()
     server.closes = False
-    async with asyncio.timeout(5.0):
-        load, _ = await run(server, session_units=4)
+    load = measure(server, session_units=4)
     assert load.report.counts == Counts(sent=5, answered=5)
     assert load.report.failures == {"the session did not close in 0.02 s": 2}
 
 
-async def test_unit_is_not_sent_while_no_session_opens() -> None:
+def test_unit_is_not_sent_while_no_session_opens() -> None:
     server = Server()
     server.refuses = True
-    load, _ = await run(server)
+    load = measure(server)
     assert load.opening().count == 0
     assert load.report.counts.unsent == 5
     assert load.report.counts.broken_sessions >= 6
