@@ -18,7 +18,7 @@ SUPPRESSION = re.compile(
 
 
 def sources(*folders: str) -> Iterator[Path]:
-    """Yield all modules below these folders, except generated ones."""
+    """Yield all modules below these folders, except generated modules."""
     for folder in folders:
         for path in (ROOT / folder).rglob("*.py"):
             if not path.stem.endswith(("_pb2", "_pb2_grpc")):

@@ -1,4 +1,4 @@
-"""The rules for server events of each dialect: fields, their types, and no other fields."""
+"""The rules for server events of each dialect: the fields of each event, and their types."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ async def _say_all(client: ClientConnection, case: Case, listener: Listener, rng
 
 
 async def _carry_on(client: ClientConnection, listener: Listener, rng: Random) -> None:
-    """Send valid messages after those of the case."""
+    """After the messages of the case, send valid messages."""
     good = [SETTINGS.get(listener.dialect), *[UNIT[listener.dialect]] * rng.randint(1, 5)]
     with contextlib.suppress(ConnectionClosed):
         for value in filter(None, good):
@@ -217,7 +217,7 @@ def _is_close_code(code: int) -> bool:
 
 
 def _read_frames(data: bytes) -> list[tuple[int, bytes]]:
-    """Return all complete frames of a server; ignore an incomplete last one."""
+    """Return all complete frames of a server. An incomplete last frame is ignored."""
     frames: list[tuple[int, bytes]] = []
     while len(data) >= 2:
         opcode, length, at = data[0] & 15, data[1], 2

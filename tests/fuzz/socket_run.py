@@ -38,7 +38,7 @@ _CALLERS = 12
 _ATTACKS = 0.35  # share of the callers' actions
 _SLOTS = 64
 _ENOUGH_FAULTS = 5
-# GRPC has one such task per method, and starts a new one with each call.
+# gRPC has one such task per method, and starts a new one with each call.
 _GRPC_ACCEPTS = "_request_registered_call"
 _FILES = Path("/proc/self/fd")
 

@@ -76,7 +76,7 @@ class SimulatedFabric:
             await asyncio.sleep(1)
 
     def _left(self) -> str:
-        """Return a text about what is left of the sessions; empty if nothing."""
+        """Return a text about data of sessions that have ended; empty if there is none."""
         left = [self.laws.left(one.state, one.waiters) for one in self.running]
         if any(left):
             return next(filter(None, left))

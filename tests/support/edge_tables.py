@@ -26,12 +26,12 @@ def reachable(dialect: type[Dialect], before: Phase, kind: str | None) -> set[Ph
 
 
 def may_say(dialect: type[Dialect], before: Phase, kind: str | None, told: str) -> bool:
-    """Return whether the server may send `told` in phase `before`, or after the client's `kind`."""
+    """Return whether the server may send an event of type `told` after this event of the client."""
     return bool(reachable(dialect, before, kind) & dialect.server_events[told])
 
 
 def may_answer(dialect: type[Dialect], kind: str, told: str) -> bool:
-    """Return whether the event `told` is a legal immediate answer to a client's event."""
+    """Return whether an event of type `told` is a legal immediate answer to a client's event."""
     is_first_turn = dialect is DialectBChat and kind == APPEND and told == "session.created"
     is_end = told in ("error", "session.closed")
     return is_end or is_first_turn or told in dialect.replies.get(kind, ())

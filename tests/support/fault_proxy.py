@@ -97,7 +97,7 @@ class FaultProxy:
         self.address = f"{host}:{self._server.sockets[0].getsockname()[1]}"
 
     async def refuse(self) -> None:
-        """Refuse new connections; existing ones stay open."""
+        """Refuse new connections. Existing connections stay open."""
         if self._server:
             self._server.close()
             self._server = None

@@ -63,7 +63,7 @@ FOLDER = TESTS / "transcripts"
 
 @dataclass(frozen=True)
 class Step:
-    """One line: its first word, its second word, and the rest."""
+    """One line: its first word, its second word, and the text after them."""
 
     line: int
     who: str

@@ -1,4 +1,7 @@
-"""Writes tiny networks that encode a voice, with the inputs and outputs of the released ones."""
+"""Writes tiny networks that encode a voice.
+
+They have the inputs and outputs of the released ones.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ def main(scheduler: str, file: str) -> None:
         if response.HasField("failed"):
             print(response.failed.sequence, response.failed.reason, response.failed.message)
         if later:
-            requests.put(later.pop(0))  # send each request after the answer to the last one
+            # Send each request after the answer to the request before it.
+            requests.put(later.pop(0))
 
 
 if __name__ == "__main__":

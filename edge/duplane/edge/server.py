@@ -166,7 +166,10 @@ class Edge:
         return self._sessions.metrics
 
     async def drain(self) -> None:
-        """Refuse new sessions and end the waiting ones; end the running ones after `drain_s`."""
+        """Refuse new sessions and end waiting sessions at once.
+
+        End running sessions after `drain_s`.
+        """
         await self._sessions.drain()
 
     async def idle(self) -> None:

@@ -100,7 +100,10 @@ class SessionRegistry:
             yield session.dialect.name, "running" if session.is_running else "waiting"
 
     async def drain(self) -> None:
-        """Refuse new sessions and end the waiting ones; end the running ones after `drain_s`."""
+        """Refuse new sessions and end waiting sessions at once.
+
+        End running sessions after `drain_s`.
+        """
         self.is_draining = True
         for runner in set(self._runners):
             runner.drain()

@@ -1,4 +1,4 @@
-"""Settings of one edge process: its address, its limits and what it offers to web clients."""
+"""Settings of one edge process: its address, its limits, and its offers to web clients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from duplane.fabric.settings import (
 @Parameter(name="*", group="Limits")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds on what clients can make the edge hold, and for how long. Times are in seconds.
+    """Bounds on the data that clients can make the edge hold, and on its time.
+
+    Times are in seconds.
 
     Raises ValueError that names the bound that is out of range.
     """
@@ -34,7 +36,7 @@ class Limits:
     # Sizes. A message that is too large closes the connection with 1009; an event that exceeds
     # another bound is refused with `invalid_payload`.
     message_bytes: NonNegativeInt = 8 * 1024 * 1024
-    """Most bytes of one message. A longer one closes the connection with code 1009."""
+    """Most bytes of one message. A longer message closes the connection with code 1009."""
     instructions_bytes: NonNegativeInt = 32 * 1024
     """Most bytes of a session's instructions."""
     voice_s: NonNegativeFloat = 30.0
@@ -49,7 +51,8 @@ class Limits:
     picture_pixels: NonNegativeInt = 16 * 1024 * 1024
     """Most pixels of one picture, as stated in its header."""
     chat_message_bytes: NonNegativeInt = 32 * 1024 * 1024
-    """Most bytes of one message of a chat. A longer one closes the connection with code 1009."""
+    """Most bytes of one message of a chat. A longer message closes the connection with code
+    1009."""
     chat_message_count: NonNegativeInt = 512
     """Most messages in the history of a chat."""
     chat_part_count: NonNegativeInt = 1024
@@ -82,7 +85,8 @@ class Limits:
     ref_audio_total_bytes: NonNegativeInt = 128 * 1024 * 1024
     """Most bytes of all uploaded reference voices together."""
 
-    # Units that the edge holds. The newest are kept; dropped ones are counted and reported.
+    # Units that the edge holds. The newest are kept. Dropped units are counted, and the client gets
+    # their number.
     early_unit_count: NonNegativeInt = 4
     """Most units kept until the conversation is ready. The newest are kept."""
     pending_unit_count: NonNegativeInt = 32
@@ -99,7 +103,7 @@ class Limits:
     """Share of one CPU core that the input of one client may use. Above it the edge reads the
     client's messages more slowly."""
 
-    # Waits. The help says what happens after the time.
+    # Time limits of waits. The help names the error or the effect when the time has passed.
     handshake_s: NonNegativeFloat = 10.0
     """Seconds that each of these may take: TLS handshake, head of a request, body of a request."""
     scheduler_s: NonNegativeFloat = 15.0
@@ -127,7 +131,7 @@ class Limits:
 
     # Bounds for clients that read more slowly than the model speaks.
     answer_bytes: NonNegativeInt = 32 * 1024 * 1024
-    """Most bytes of a chat answer that is not streamed. A larger one ends the turn with
+    """Most bytes of a chat answer that is not streamed. A longer answer ends the turn with
     `inference_error`."""
     outbox_bytes: NonNegativeInt = 4 * 1024 * 1024
     """Most bytes of events that a client has not read. Above it the connection closes with 1008."""
@@ -180,7 +184,7 @@ class EdgeSettings:
     """Share the port with other edges on this machine; the kernel distributes connections."""
     tls_cert: ExistingFile | None = None
     """Certificate chain (PEM): serve wss:// and https:// only. The file is read again when it
-    changes and on SIGHUP; sessions go on."""
+    changes and on SIGHUP; open sessions continue."""
     tls_key: ExistingFile | None = None
     """Key of --tls-cert (PEM, no password)."""
     trusted_proxies: Names = ()
@@ -189,7 +193,7 @@ class EdgeSettings:
     admin_token: str = field(default="", repr=False)
     """Token that operators send as `Authorization: Bearer`, to change settings or read recordings.
     Default: only requests for localhost from this machine are accepted. Set a token if a proxy runs
-    on this machine, because requests of its clients can look like local ones."""
+    on this machine, because requests of the proxy's clients can look like local requests."""
     default_voice: ExistingFile | None = None
     """Sound file that clients get at /api/default_ref_audio. Default: a synthetic voice."""
     presets: ExistingDirectory | None = None

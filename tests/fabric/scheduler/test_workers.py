@@ -176,7 +176,7 @@ async def test_slot_whose_cleanup_failed_is_never_granted_again() -> None:
 async def test_silent_worker_is_not_granted_until_it_reports() -> None:
     async with SchedulerHarness.running(report_interval_s=0.05) as harness:
         operator, worker = await harness.operator(), await harness.worker()
-        # One message for the registration, and one for the change to silent.
+        # One message is the registration, the other one is the change to silent.
         await operator.until(lambda seen: sum(one.HasField("worker") for one in seen.steps) == 2)
         assert operator.workers["w"].is_silent
         caller = await harness.caller()

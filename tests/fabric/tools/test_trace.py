@@ -50,7 +50,7 @@ async def started(*arguments: str) -> AsyncGenerator[tuple[asyncio.subprocess.Pr
 
 
 async def interrupted(process: asyncio.subprocess.Process) -> str:
-    """Press Ctrl-C; return what the process still writes."""
+    """Press Ctrl-C; return the output of the process after that."""
     process.send_signal(signal.SIGINT)
     async with asyncio.timeout(60):
         output, _ = await process.communicate()

@@ -102,7 +102,7 @@ def check_units(by_name: Mapping[str, Sequence[Span]]) -> None:
 def durations(span: Span) -> dict[str, int]:
     """Return the nanoseconds of each stage.
 
-    A stage lasts until the next one, or until the span ends.
+    A stage lasts until the next stage begins, or until the span ends.
     """
     begins = [event.time_unix_nano for event in span.events]
     ends = [*begins[1:], span.end_time_unix_nano]

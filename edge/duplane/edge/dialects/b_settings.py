@@ -28,7 +28,7 @@ def read_settings(
     paths: dict[str, str] = {}
     groups = [group for group in (payload.fields("defaults"), payload) if group is not None]
     nested: list[Fields] = []
-    for group in groups:  # later groups replace values of earlier ones
+    for group in groups:  # a value in a later group replaces that of an earlier group
         nested += _read_group(group, settings, limits, paths)
         group.expect("mode", modes)
     return settings, ignored(*groups, *nested), paths

@@ -181,10 +181,10 @@ def _read_part(part: Fields, limits: Limits, budget: MediaBudget) -> session_pb2
 
 
 def _read_sound(part: Fields, limits: Limits, budget: MediaBudget) -> bytes:
-    """Return a sound as PCM at 16 kHz. The sample rate is that of the WAV header, or the field's.
+    """Return a sound as PCM at 16 kHz.
 
-    A sound that exceeds its bound or the budget is refused before it is decoded. Raises
-    ClientError.
+    A WAV file states its sample rate; for raw samples the field `sample_rate` does. A sound that
+    exceeds its bound or the budget is refused before it is decoded. Raises ClientError.
     """
     rate = part.integer("sample_rate", _LOWEST_RATE_HERTZ, _HIGHEST_RATE_HERTZ)
     encoded, path = part.get("data", str, required=True), part.path("data")

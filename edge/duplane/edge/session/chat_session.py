@@ -74,7 +74,7 @@ class ChatSession(Session[ChatDialect]):
         return self._attempt_count > 0
 
     def drain(self, now: Moment) -> list[bytes]:
-        """Shut down: a running turn is the last one; without a running turn the session ends."""
+        """Shut down: end the session after the running turn; without a running turn end it now."""
         self._is_draining = True
         return super().drain(now)
 

@@ -39,5 +39,5 @@ class Playout:
         return arrival
 
     def end_turn(self) -> None:
-        """End the turn: the next speech belongs to a new one."""
+        """End the turn. The next speech begins a new turn."""
         self._last_s = None

@@ -1,7 +1,7 @@
 """Base class of the runners: connects a session with its client, the fabric and the clock.
 
-The session decides what to do; the runner waits for messages, responses and timers, and sends what
-the session decides. `DuplexRunner` and `ChatRunner` add the calls to the fabric.
+The session makes all decisions. The runner waits for messages, responses and timers, passes them to
+the session, and sends the result. `DuplexRunner` and `ChatRunner` add the calls to the fabric.
 """
 
 from __future__ import annotations

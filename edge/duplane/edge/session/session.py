@@ -165,7 +165,10 @@ class Session(ABC, Generic[D]):
     # --- time and the end ---
 
     def expire(self, now: Moment) -> list[bytes]:
-        """Apply the time limits that have passed, up to the first one that has an effect."""
+        """Apply the time limits that have passed.
+
+        Stop after the first of them that has an effect.
+        """
         for limit in self.time_limits.expired(now):
             events = self._expire(limit, now)
             if events or self.closed:

@@ -27,7 +27,7 @@ MAX_HEAD_BYTES = 32 * 1024  # of the first request; a longer head is refused
 
 _QUEUE_BYTES = 256 * 1024  # larger than aiohttp's queue of complete messages
 _HEAD_END = b"\r\n\r\n"
-_HTTP_2_PREFACE = b"PRI "  # refused, since aiohttp would wait for the rest
+_HTTP_2_PREFACE = b"PRI "  # refused: aiohttp would wait for more bytes
 _DETAILS = {HTTPStatus.INTERNAL_SERVER_ERROR: "internal error"}
 _UNREADABLE = "the request cannot be read"
 

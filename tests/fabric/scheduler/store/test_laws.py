@@ -100,7 +100,7 @@ class StoreLaws(RuleBasedStateMachine):
     @precondition(lambda self: self.url)
     @rule(which=st.integers(0, 2))
     def crash(self, which: int) -> None:
-        """One scheduler ends without cleaning up; another one starts."""
+        """End a scheduler without cleanup, and start another scheduler."""
         replica = self.replica(which)
         self.replicas.remove(replica)
         self.do(replica.close())

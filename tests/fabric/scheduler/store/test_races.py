@@ -1,4 +1,4 @@
-"""Two schedulers on one etcd: changes of the other one, or lost answers, at the worst moment."""
+"""Two schedulers on one etcd. At the worst moment, one of them changes data or loses an answer."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def load_gathering(directory: Path, slot_count: int) -> DuplexModel:
 
 
 def scattered(count: int, slot_count: int) -> list[int]:
-    """Return scattered slots below `slot_count`, always the same ones."""
+    """Return scattered slots below `slot_count`. Every call returns the same slots."""
     return sorted(random.Random(0).sample(range(slot_count), count))
 
 

@@ -46,14 +46,14 @@ class FabricBench:
     """Numbers of concurrent sessions, separated by commas; each gives one row. A session sends one
     second of sound per second."""
     dialects: Annotated[Names, Parameter("--dialect")] = ()
-    """Protocols, separated by commas, each with its own rows: A, B or C over WebSocket, or `grpc`,
-    which needs no edge. (D is a chat and has no units.) Default: B, or what the URL serves."""
+    """Protocols, separated by commas; each gives rows of its own. A, B and C run over WebSocket;
+    `grpc` needs no edge. (D is a chat and has no units.) Default: B, or the protocol of the URL."""
     phases: Phases = "spread"
     """When sessions send: `spread` evenly over each second, or all at the same time (`step`)."""
     seconds: Annotated[float, Ge(1)] = 10.0
     """Measured seconds of each row."""
     warm_up_s: NonNegativeFloat = 3.0
-    """Seconds before the measured ones, in which the sessions already send."""
+    """Seconds before the measurement, in which the sessions already send."""
     session_s: Annotated[float, Ge(1)] = 240.0
     """Seconds after which a session ends and a new one replaces it."""
     open_timeout_s: PositiveFloat = 30.0

@@ -130,7 +130,7 @@ class VocoderPlan:
 
 @dataclass(frozen=True)
 class HarmonicPlan:
-    """The vocoder that has only one voice."""
+    """The harmonic vocoder, which has only one voice."""
 
     vocoder: HarmonicVocoder
 

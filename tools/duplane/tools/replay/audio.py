@@ -127,6 +127,10 @@ def _offline(encoder: AudioEncoder, golden: Path, trace: dict[str, Any]) -> Iter
 
 
 def _source(folder: Path, clip: str) -> Path:
-    """Return the file of a clip, whose name may have a suffix: `talk31s` is part of `talk.wav`."""
+    """Return the sound file of a clip.
+
+    The name of a clip may be longer than that of its file: the clip `talk31s` is a part of
+    `talk.wav`.
+    """
     names = [path for path in folder.glob("*.wav") if clip.startswith(path.stem)]
     return max(names, key=lambda path: len(path.stem))

@@ -83,7 +83,7 @@ class HalfDuplex:
 
     @property
     def prompt(self) -> ChatPrompt:
-        """The prompt of the running answer, or of the next one."""
+        """The prompt of the running answer. If no answer runs, the prompt of the next one."""
         return self._builder.prompt
 
     def instruct(self, parts: Sequence[ChatPart]) -> int:

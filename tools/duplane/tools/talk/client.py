@@ -63,7 +63,7 @@ async def connected(url: str, ca: Path | None = None) -> AsyncGenerator[ClientCo
 
 
 def _reason(error: Exception, *, is_tls: bool) -> str:
-    """Return why a connection failed, and what to try."""
+    """Return the reason why a connection failed, and advice."""
     match error:
         case ssl.SSLCertVerificationError():
             return f"its certificate is not trusted ({error.verify_message}); see --ca"

@@ -40,8 +40,8 @@ class TalkSettings:
     mode: Mode = "audio"
     """Kind of session; dialect D is always a chat."""
     frames: Annotated[tuple[ExistingFile, ...], Parameter("--frame", negative=())] = ()
-    """Picture. Each unit has the next one in turn; a chat sends all with the first text. May be
-    repeated."""
+    """Picture; may be repeated. Each unit of a session gets the next picture in turn; a chat sends
+    all pictures with the first text."""
     videos: Annotated[tuple[ExistingFile, ...], Parameter("--video", negative=())] = ()
     """Video file that is sent with the first text of a chat. May be repeated."""
     texts: Annotated[tuple[str, ...], Parameter("--text", negative=())] = ()

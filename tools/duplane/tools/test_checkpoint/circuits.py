@@ -33,7 +33,7 @@ def unit_vectors(name: str, count: int, width: int, seed: int) -> Array:
 
 
 def orthogonal_vectors(name: str, width: int, seed: int) -> Array:
-    """Return as many orthogonal rows of unit length as there are free channels."""
+    """Return orthogonal rows of unit length, one for each free channel."""
     free = width - FREE
     square = random_numbers(name, seed).standard_normal((free, free))
     rows = np.zeros((free, width), np.float32)

@@ -63,7 +63,7 @@ class UpSettings:
     """Key of --tls-cert (PEM, no password)."""
     metrics_port: Annotated[int, Ge(1), Le(65535)] | None = None
     """Port of the edge's metrics for Prometheus, on 127.0.0.1. The scheduler has the next port, and
-    the workers those after it. Default: no metrics."""
+    the workers have the ports after that. Default: no metrics."""
     trace: Annotated[bool, Parameter(negative=())] = False
     """Receive the spans of all processes, and show the time of each stage at the end, like `duplane
     trace`. Spans go to no other collector then."""

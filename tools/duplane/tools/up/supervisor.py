@@ -115,7 +115,7 @@ class Role:
             self._process.send_signal(number)
 
     async def drain(self) -> None:
-        """Ask the process to end after its sessions, and wait for its end."""
+        """Ask the process to end when its sessions have ended, and wait until it has ended."""
         self._stopping.set()
         if self._process and self._process.returncode is None:
             self._process.terminate()

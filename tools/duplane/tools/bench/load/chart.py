@@ -31,7 +31,7 @@ class Line:
 
 
 def write_chart(file: Path, rows: Sequence[Row]) -> None:
-    """Write a PNG with two panels. If several rows have the same numbers, the last one counts."""
+    """Write a PNG with two panels. Of several rows with the same numbers, the last row counts."""
     sessions = sorted({row.sessions for row in rows})
     panels = (
         ("added ms", latency_lines(rows, sessions)),

@@ -1,4 +1,4 @@
-"""Compares the model's turns in a session with the expected ones. Pure."""
+"""Compares the model's turns in a session with the expected answers. Pure."""
 
 from __future__ import annotations
 

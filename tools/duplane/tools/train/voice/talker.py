@@ -191,7 +191,7 @@ class TalkerTraining:
 
 
 def split_answers(answers: Mapping[str, CodedAnswer]) -> tuple[list[str], list[str]]:
-    """Split the answers into those of digits only, which are the majority, and all others."""
+    """Return the answers that consist of digits only (the majority), and all other answers."""
     common = [text for text in sorted(answers) if set(text.split()) <= set(DIGITS)]
     rare = [text for text in sorted(answers) if not set(text.split()) <= set(DIGITS)]
     return common, rare
