@@ -227,7 +227,7 @@ async def test_key_of_a_stopped_scheduler_is_still_trusted(
 
 
 async def served(caller: Caller, replicas: list[SchedulerHarness]) -> lease_pb2.Granted:
-    """Wait for the grant. If the scheduler has died, wait at another one."""
+    """Wait for the grant. If the scheduler has died, wait at another scheduler."""
     async with asyncio.timeout(2 * WITHIN_S):
         for attempt in range(100):
             try:

@@ -110,7 +110,10 @@ class RequestQueue:
         return sent
 
     def take_dropped(self, worker_unit_count: int) -> Dropped:
-        """Count what this queue and the worker dropped since the last call."""
+        """Return the counts of units and pictures dropped since the last call.
+
+        They include `worker_unit_count`, the units that the worker has dropped.
+        """
         if not (self.has_dropped or worker_unit_count):
             return NOTHING_DROPPED
         frame_count = self._assembler.dropped_frame_count
