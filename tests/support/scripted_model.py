@@ -145,7 +145,7 @@ class ScriptedModel(scripted_model.ScriptedModel):
         self.rounds.append(slots)
         self.order.append("units")
         self._unsettled.update(slots)
-        self._wait()
+        self.wait()
         yield from super().step(units)
 
     def settle(self, slots: Sequence[int]) -> Sequence[UnitFailure]:
@@ -153,7 +153,7 @@ class ScriptedModel(scripted_model.ScriptedModel):
         self._unsettled.difference_update(slots)
         return super().settle(slots)
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
         """Block while a test holds the device. The limit only ends a test that hangs."""
         if not self._gate.is_set():
             self._loop.call_soon_threadsafe(self._entered.set)
@@ -187,7 +187,7 @@ class ScriptedModel(scripted_model.ScriptedModel):
         self._check(all(slot in self._chats for slot in slots), f"no chat in {slots}")
         self.chat_rounds.append(tuple(slots))
         self.order.append("chat")
-        self._wait()
+        self.wait()
         yield from super().chat_step(slots)
 
     def close(self, slot: int) -> None:

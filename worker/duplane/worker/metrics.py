@@ -45,6 +45,7 @@ END_REASONS = (
         for reason in (
             *(Reason.INVALID_FIELD, Reason.OUT_OF_ORDER, Reason.OPEN_TIMEOUT, Reason.SLOW_CLIENT),
             *(Reason.DRAINING, Reason.LEASE_STALE, Reason.UNAVAILABLE, Reason.UNKNOWN),
+            *(Reason.REBUILD_REFUSED, Reason.REBUILD_DIFFERS),
         )
     ),
 )

@@ -19,17 +19,22 @@ UNIT = Request(unit=session_pb2.Unit())
 PAUSE = Request(pause=session_pb2.Pause())
 RESUME = Request(resume=session_pb2.Resume())
 CLOSE = Request(close=session_pb2.Close())
-ALL = (CLAIM, OPEN, UNIT, PAUSE, RESUME, CLOSE, Request())
+REBUILD = Request(rebuild=session_pb2.Rebuild(is_last=True))
+ALL = (CLAIM, OPEN, REBUILD, UNIT, PAUSE, RESUME, CLOSE, Request())
 
 WAYS = {
     CallState.UNCLAIMED: (),
     CallState.CLAIMED: (CLAIM,),
-    CallState.RUNNING: (CLAIM, OPEN),
+    CallState.OPENED: (CLAIM, OPEN),
+    CallState.REBUILDING: (CLAIM, OPEN, REBUILD),
+    CallState.RUNNING: (CLAIM, OPEN, UNIT),
     CallState.PAUSED: (CLAIM, OPEN, PAUSE),
 }
 LEGAL = {
     CallState.UNCLAIMED: {CLAIM.SerializeToString()},
     CallState.CLAIMED: {r.SerializeToString() for r in (OPEN, CLOSE)},
+    CallState.OPENED: {r.SerializeToString() for r in (REBUILD, UNIT, PAUSE, RESUME, CLOSE)},
+    CallState.REBUILDING: {r.SerializeToString() for r in (REBUILD, CLOSE)},
     CallState.RUNNING: {r.SerializeToString() for r in (UNIT, PAUSE, RESUME, CLOSE)},
     CallState.PAUSED: {r.SerializeToString() for r in (UNIT, PAUSE, RESUME, CLOSE)},
 }
@@ -60,6 +65,8 @@ def test_a_message_out_of_place_changes_nothing(state: CallState, request_: Requ
 def test_each_state_has_its_own_timeout() -> None:
     assert machine_in(CallState.UNCLAIMED).deadline_s == 1
     assert machine_in(CallState.CLAIMED).deadline_s == 2
+    assert machine_in(CallState.OPENED).deadline_s == 3
+    assert machine_in(CallState.REBUILDING).deadline_s == 3
     assert machine_in(CallState.RUNNING).deadline_s == 3
     assert machine_in(CallState.PAUSED).deadline_s == 4
 
@@ -68,6 +75,14 @@ def test_every_message_of_a_running_session_starts_the_clock_again() -> None:
     machine = machine_in(CallState.RUNNING)
     machine.receive(UNIT, 10.0)
     assert machine.deadline_s == 13
+
+
+def test_units_may_come_after_the_last_past_units() -> None:
+    machine = machine_in(CallState.REBUILDING)
+    machine.rebuilt(10.0, is_last=False)
+    assert (machine.state, machine.deadline_s) == (CallState.REBUILDING, 13)
+    machine.rebuilt(20.0, is_last=True)
+    assert (machine.state, machine.deadline_s) == (CallState.RUNNING, 23)
 
 
 def test_units_do_not_prolong_a_pause() -> None:

@@ -66,3 +66,12 @@ def form_batch(
         batch.units.append(unit)
         channel.inbox.take()
     return batch
+
+
+def next_to_rebuild(channels: Iterable[SlotChannel]) -> SlotChannel | None:
+    """Return the slot of which some past units are rebuilt in the next round; the slots take turns.
+
+    Units wait for one such slot only. The caller holds the lock.
+    """
+    waiting = (channel for channel in channels if channel.past_units is not None)
+    return min(waiting, key=lambda channel: channel.share_count, default=None)

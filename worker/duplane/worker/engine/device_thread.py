@@ -11,13 +11,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from PIL.Image import Image
 
-from duplane.worker.engine.batching import form_batch
+from duplane.worker.engine.batching import form_batch, next_to_rebuild
 from duplane.worker.engine.events import BatchRecord, ChatStep, Event, FailedUnit
 from duplane.worker.engine.inbox import Entry, Inbox
 from duplane.worker.engine.interfaces import Device, DeviceLostError, Model, PreparedChat
@@ -25,7 +25,13 @@ from duplane.worker.engine.model_runner import ModelRunner
 from duplane.worker.engine.preparation import AbandonedError, ThreadPools, decode_frames
 from duplane.worker.engine.slot_channel import SlotChannel
 from duplane.worker.model.chat.types import ChatRequest
-from duplane.worker.model.types import ConversationOptions, OptionError, PreparedImage, Unit
+from duplane.worker.model.types import (
+    ConversationOptions,
+    OptionError,
+    PastUnit,
+    PreparedImage,
+    Unit,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -198,6 +204,15 @@ class DeviceThread:
             channel.credit += 1
             self._lock.notify()
 
+    def rebuild(self, channel: SlotChannel, units: Sequence[PastUnit]) -> None:
+        """Rebuild an open conversation. The event Rebuilt, RebuildRefused or Lost follows.
+
+        Units of other slots run first in each round, and the rebuilding goes on a share per round.
+        """
+        with self._lock:
+            channel.past_units = list(units)
+            self._lock.notify()
+
     def put(self, channel: SlotChannel, entry: Entry) -> Entry | None:
         """Queue a unit, or the answer to a refused unit. Return the entry that was dropped."""
         if unit := entry if isinstance(entry, Unit) else entry.unit:
@@ -212,6 +227,7 @@ class DeviceThread:
         with self._lock:
             channel.is_muted, channel.is_ready = True, False
             channel.inbox.clear()
+            channel.past_units = None
 
     async def close(self, channel: SlotChannel) -> bool:
         """Clean and check the slot, between two rounds. Return True if it may be leased again.
@@ -257,9 +273,10 @@ class DeviceThread:
     def _run_round(self, runner: ModelRunner) -> None:
         """Execute commands up to one open, then one batch of units, then one step of the chats.
 
-        At most one conversation is opened in each round, so that running conversations do not wait
-        for several opens. A step of chats is short for the same reason. Commands keep their order,
-        so the close of a slot never comes before its open. If there is no work, the round waits.
+        At most one conversation is opened in each round, so that running ones do not wait for
+        several opens. A step of chats is short for the same reason, and so is the last part of a
+        round: a share of the work to rebuild one conversation. Commands keep their order, so the
+        close of a slot never comes before its open. If there is no work, the round waits.
         """
         while self._commands:  # only this thread removes commands
             command = self._commands.popleft()
@@ -271,7 +288,8 @@ class DeviceThread:
             batch = form_batch(
                 self._channels.values(), runner.model.row_count, self._rows_per_round
             )
-            has_work = batch.units or batch.chat_slots or batch.failed
+            rebuilding = next_to_rebuild(self._channels.values())
+            has_work = batch.units or batch.chat_slots or batch.failed or rebuilding
             if not (has_work or self._commands or self._is_stopping):
                 self._busy_since_s = None
                 self._lock.wait()
@@ -284,11 +302,28 @@ class DeviceThread:
         if batch.chat_slots:
             self._busy_since_s = time.monotonic()
             over |= runner.run_chats(batch.chat_slots)
+        if rebuilding:
+            over |= self._run_rebuild(runner, rebuilding)
         self._busy_since_s = None
         if over:
             with self._lock:
                 for slot in over:
                     self._channels[slot].is_ready = False
+
+    def _run_rebuild(self, runner: ModelRunner, channel: SlotChannel) -> set[int]:
+        """Rebuild a share of the past units of a conversation. Return its slot if it is lost."""
+        units, slot = channel.past_units, channel.slot
+        if units is None:  # the session has ended meanwhile
+            return set()
+        self._busy_since_s = time.monotonic()
+        rebuilt = runner.rebuild(slot, units)
+        rest = units[rebuilt.unit_count :] if rebuilt and not rebuilt.is_complete else None
+        with self._lock:
+            channel.share_count += 1
+            channel.past_units = None if channel.is_muted else rest
+        if rebuilt and rebuilt.is_complete:
+            self._post(slot, rebuilt)
+        return set() if rebuilt else {slot}
 
     def _execute(self, runner: ModelRunner, command: _Command) -> None:
         channel = command.channel

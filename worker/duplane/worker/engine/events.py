@@ -8,7 +8,14 @@ from duplane.fabric.errors import Reason
 from duplane.fabric.monitoring.spans import SpanIds
 from duplane.fabric.v1.trace_pb2 import TraceContext
 from duplane.worker.model.chat.types import ChatOutput
-from duplane.worker.model.types import Opened, OptionError, Unit, UnitFailure, UnitOutput
+from duplane.worker.model.types import (
+    Opened,
+    OptionError,
+    Rebuilt,
+    Unit,
+    UnitFailure,
+    UnitOutput,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +28,18 @@ class OpenRefused:
 @dataclass(frozen=True, slots=True)
 class Lost:
     """A call into the model failed, and the conversation cannot continue. The log has the cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildRefused:
+    """The model cannot rebuild the conversation from the given units, which then cannot be used.
+
+    `reason` is REBUILD_REFUSED or REBUILD_DIFFERS. `field` is the path of the invalid field.
+    """
+
+    reason: Reason
+    message: str
+    field: str
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +83,7 @@ class ChatStep:
     batch_size: int
 
 
-Event = Opened | OpenRefused | Lost | UnitOutput | FailedUnit | ChatStep
+Event = Opened | OpenRefused | Lost | UnitOutput | FailedUnit | ChatStep | Rebuilt | RebuildRefused
 
 # The model's reason for a failed unit -> the invalid field of the unit. Used if the failure itself
 # names no field.

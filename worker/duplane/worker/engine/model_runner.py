@@ -11,17 +11,26 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 
+from duplane.fabric.errors import Reason
 from duplane.worker.engine.events import (
     BatchRecord,
     ChatStep,
     Event,
     Lost,
     OpenRefused,
+    RebuildRefused,
     failed_unit,
 )
 from duplane.worker.engine.interfaces import Device, DeviceLostError, PreparedChat
 from duplane.worker.engine.warm_up import warm_up
-from duplane.worker.model.types import ConversationOptions, OptionError, Unit, UnitFailure
+from duplane.worker.model.types import (
+    ConversationOptions,
+    OptionError,
+    PastUnit,
+    Rebuilt,
+    Unit,
+    UnitFailure,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -120,6 +129,23 @@ class ModelRunner:
         record.ended_s = time.monotonic()
         for slot in slots:
             self._settle_s[slot] = (record.settle_s, record.ended_s)
+
+    def rebuild(self, slot: int, units: Sequence[PastUnit]) -> Rebuilt | None:
+        """Rebuild a share of the past units of a conversation; None if the conversation is lost."""
+        try:
+            result = self.model.rebuild(slot, units)
+        except Exception:  # noqa: BLE001 - the border to the model: logged, and ends one session
+            _log.exception("slot %d: the conversation could not be rebuilt", slot)
+            self._on_lost([slot])
+            return None
+        if isinstance(result, Rebuilt):
+            return result
+        _log.error("slot %d: the conversation could not be rebuilt: %s", slot, result.message)
+        if result.reason in (Reason.REBUILD_REFUSED, Reason.REBUILD_DIFFERS):
+            self._post(slot, RebuildRefused(Reason(result.reason), result.message, result.field))
+        else:
+            self._on_lost([slot])
+        return None
 
     def run_chats(self, slots: Sequence[int]) -> set[int]:
         """Run one step of several chats together; return the slots whose chats have ended."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from duplane.worker.engine.events import Event
 from duplane.worker.engine.inbox import Inbox
 from duplane.worker.engine.preparation import Preparation
+from duplane.worker.model.types import PastUnit
 
 
 class SlotChannel:
@@ -14,7 +15,9 @@ class SlotChannel:
 
     `on_event` is called on the event loop, in the order of the events. The device thread's lock
     guards `inbox`, `is_ready` (the conversation is open and may run), `is_muted` (the conversation
-    must not run any more) and `credit` (number of chat steps that may still run).
+    must not run any more), `credit` (number of chat steps that may still run), `past_units` (units
+    that are still to be rebuilt; None if the conversation is complete) and `share_count` (number of
+    calls into the model that have rebuilt some).
     """
 
     def __init__(self, slot: int, inbox: Inbox, on_event: Callable[[Event], None]) -> None:
@@ -25,3 +28,5 @@ class SlotChannel:
         self.is_ready = False
         self.credit = 0
         self.is_muted = False
+        self.past_units: list[PastUnit] | None = None
+        self.share_count = 0

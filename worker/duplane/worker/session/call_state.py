@@ -19,13 +19,23 @@ class CallState(Enum):
 
     UNCLAIMED = "unclaimed"
     CLAIMED = "claimed"
+    OPENED = "opened"  # `open` has come, but no unit yet
+    REBUILDING = "rebuilding"  # past units come
     RUNNING = "running"
     PAUSED = "paused"
 
 
 _LEGAL: dict[CallState, dict[str, CallState]] = {
     CallState.UNCLAIMED: {"claim": CallState.CLAIMED},
-    CallState.CLAIMED: {"open": CallState.RUNNING, "close": CallState.CLAIMED},
+    CallState.CLAIMED: {"open": CallState.OPENED, "close": CallState.CLAIMED},
+    CallState.OPENED: {
+        "rebuild": CallState.REBUILDING,
+        "unit": CallState.RUNNING,
+        "pause": CallState.PAUSED,
+        "resume": CallState.RUNNING,
+        "close": CallState.OPENED,
+    },
+    CallState.REBUILDING: {"rebuild": CallState.REBUILDING, "close": CallState.REBUILDING},
     CallState.RUNNING: {
         "unit": CallState.RUNNING,
         "pause": CallState.PAUSED,
@@ -66,7 +76,7 @@ class CallStateMachine:
         match state:
             case CallState.CLAIMED | CallState.UNCLAIMED:
                 self.deadline_s = now + self._limits.open_timeout_s
-            case CallState.RUNNING:
+            case CallState.OPENED | CallState.REBUILDING | CallState.RUNNING:
                 self.deadline_s = now + self._limits.idle_timeout_s
             case CallState.PAUSED:
                 if message == "pause":
@@ -75,6 +85,12 @@ class CallStateMachine:
                 assert_never(state)
         self.state = state
         return message
+
+    def rebuilt(self, now: float, *, is_last: bool) -> None:
+        """Note that the units of a `rebuild` are part of the conversation."""
+        self.deadline_s = now + self._limits.idle_timeout_s
+        if is_last:
+            self.state = CallState.RUNNING
 
     def _pause_s(self, pause: session_pb2.Pause) -> float:
         if not pause.HasField("timeout"):
@@ -88,7 +104,7 @@ class CallStateMachine:
                 raise FabricError(Reason.OPEN_TIMEOUT, "no claim came in time")
             case CallState.CLAIMED:
                 raise FabricError(Reason.OPEN_TIMEOUT, "no open came in time")
-            case CallState.RUNNING:
+            case CallState.OPENED | CallState.REBUILDING | CallState.RUNNING:
                 return session_pb2.Closed(reason=session_pb2.CLOSE_REASON_IDLE_TIMEOUT)
             case CallState.PAUSED:
                 return session_pb2.Closed(reason=session_pb2.CLOSE_REASON_PAUSE_TIMEOUT)

@@ -6,14 +6,22 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import assert_never
 
 from duplane.fabric.durations import to_duration
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2
 from duplane.worker.engine.device_thread import DeviceThread
-from duplane.worker.engine.events import ChatStep, Event, FailedUnit, Lost, OpenRefused
-from duplane.worker.model.types import Opened, Unit, UnitOutput
+from duplane.worker.engine.events import (
+    ChatStep,
+    Event,
+    FailedUnit,
+    Lost,
+    OpenRefused,
+    RebuildRefused,
+)
+from duplane.worker.model.types import ConversationOptions, Opened, Rebuilt, Unit, UnitOutput
 from duplane.worker.session.call import MODEL_FAILED, Call, CallEnd, Stream
 from duplane.worker.session.call_state import CallState, CallStateMachine
 from duplane.worker.session.duplex_options import (
@@ -23,6 +31,7 @@ from duplane.worker.session.duplex_options import (
     sent_paths,
     token_limit,
 )
+from duplane.worker.session.rebuild_check import check_model, check_units
 from duplane.worker.session.unit_check import check_unit
 from duplane.worker.session.unit_reporter import UnitReporter
 from duplane.worker.settings import SessionLimits
@@ -57,6 +66,8 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         self._last_sequence = -1
         self._is_open = False
         self._is_bounded = True
+        self._options = ConversationOptions()
+        self._rebuilt: asyncio.Future[Rebuilt] | None = None  # while past units are rebuilt
         self._sent_paths: frozenset[str] = frozenset()
         self._short_voices: frozenset[str] = frozenset()
         claimed = session_pb2.Claimed(open_timeout=to_duration(limits.open_timeout_s))
@@ -94,6 +105,8 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
                     await self._receive_unit(request.unit)
                 elif message == "open":
                     await self._open(request.open)
+                elif message == "rebuild":
+                    await self._rebuild(request.rebuild)
                 elif message in ("pause", "resume"):
                     self._on_pause(message == "pause")
                 elif message == "close":
@@ -101,12 +114,47 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
 
     async def _open(self, request: session_pb2.Open) -> None:
         options, self._short_voices = conversation_options(request, self._limits)
+        self._options = options
         self._token_limit = token_limit(request, self._token_limit)
         self._sent_paths = sent_paths(request)
         _log.debug("opens with the settings %s", sorted(self._sent_paths))
         self._reporter.opening()
         await self._engine.prepare_options(self.channel, options)
         self._engine.open(self.channel, options)
+
+    async def _rebuild(self, request: session_pb2.Rebuild) -> None:
+        """Let the model rebuild past units, and answer when it has.
+
+        No message is read meanwhile, so a session holds the units of one message only.
+        """
+        if not self._is_open:
+            raise FabricError(Reason.OUT_OF_ORDER, "rebuild cannot come before opened")
+        check_model(request, self._engine.model.digest)
+        if self._options.seed is None and not self._options.is_greedy:
+            raise FabricError(Reason.REBUILD_REFUSED, "open has no seed", field="seed")
+        units = check_units(
+            request,
+            self._limits,
+            slot=self.channel.slot,
+            last_sequence=self._last_sequence,
+            is_omni=self._is_omni,
+        )
+        for index, past in enumerate(units):
+            if past.unit.frames:
+                entry = await self._engine.prepare_unit(self.channel, past.unit)
+                if isinstance(entry, FailedUnit):
+                    path = f"rebuild.units[{index}].{entry.field}"
+                    raise FabricError(Reason.INVALID_FIELD, entry.message, field=path)
+                units[index] = replace(past, unit=entry)
+        self._rebuilt = asyncio.get_running_loop().create_future()
+        self._engine.rebuild(self.channel, units)
+        rebuilt = await self._rebuilt
+        self._last_sequence = units[-1].unit.sequence if units else self._last_sequence
+        self._state.rebuilt(time.monotonic(), is_last=request.is_last)
+        answer = session_pb2.Rebuilt(
+            sequence=self._last_sequence, context_token_count=rebuilt.context_length
+        )
+        self._send(session_pb2.ConverseResponse(rebuilt=answer))
 
     async def _receive_unit(self, request: session_pb2.Unit) -> None:
         entry = check_unit(
@@ -142,6 +190,8 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
                 self._on_opened(event)
             case OpenRefused():
                 self.end(invalid_option(event.error))
+            case Rebuilt() | RebuildRefused():
+                self._on_rebuilt(event)
             case Lost():
                 self._on_lost()
             case ChatStep():
@@ -165,8 +215,15 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
             prompt_token_count=opened.context_length,
             context_token_limit=self._token_limit,
             ignored_fields=sorted(ignored),
+            model_digest=self._engine.model.digest,
         )
         self._send(session_pb2.ConverseResponse(opened=message))
+
+    def _on_rebuilt(self, event: Rebuilt | RebuildRefused) -> None:
+        if isinstance(event, RebuildRefused):
+            self.end(FabricError(event.reason, event.message, field=event.field))
+        elif self._rebuilt:
+            self._rebuilt.set_result(event)
 
     def _on_failed_unit(self, failure: FailedUnit) -> None:
         if failure.reason == CONTEXT_FULL:

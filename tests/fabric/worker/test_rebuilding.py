@@ -1,0 +1,312 @@
+"""Conversations that continue on a real worker with a scripted model, from their past units."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from support.scripted_model import PROMPT_TOKENS, UNIT_TOKENS, ScriptedModel
+from support.worker_harness import Client, pcm, running_worker, unit
+
+from duplane.fabric.errors import Reason
+from duplane.fabric.v1 import session_pb2
+from duplane.worker.engine.device_thread import DeviceThread
+from duplane.worker.engine.scripted_model import REBUILT_UNITS
+from duplane.worker.engine.slot_channel import SlotChannel
+from duplane.worker.model.types import PastUnit, Rebuilt, UnitFailure
+
+SEEDED = session_pb2.Open(seed=3)
+DIGEST = "scripted-0"
+
+
+def context(unit_count: int) -> int:
+    """Return the number of tokens after so many units."""
+    return PROMPT_TOKENS + unit_count * UNIT_TOKENS
+
+
+def past(sequence: int, count: int | None = None, **fields: object) -> session_pb2.PastUnit:
+    """Return a past unit, the `count`-th of its conversation (default: none was left out)."""
+    return session_pb2.PastUnit(
+        **{  # pyright: ignore[reportArgumentType] - tests replace any field
+            "sequence": sequence,
+            "audio_int16": bytes(32_000),
+            "token_ids": [1],
+            "state_change": session_pb2.StateChange(draw_count=2),
+            "context_token_count": context(sequence + 1 if count is None else count),
+            **fields,
+        }
+    )
+
+
+def rebuild(
+    *units: session_pb2.PastUnit, is_last: bool = True, model_digest: str = DIGEST
+) -> session_pb2.ConverseRequest:
+    return session_pb2.ConverseRequest(
+        rebuild=session_pb2.Rebuild(units=units, is_last=is_last, model_digest=model_digest)
+    )
+
+
+async def rebuilt(client: Client) -> session_pb2.Rebuilt:
+    response = await client.read()
+    assert response.WhichOneof("message") == "rebuilt", response
+    return response.rebuilt
+
+
+async def test_conversation_goes_on_where_it_was_on_another_worker() -> None:
+    async with running_worker() as rig:
+        async with rig.opened(settings=SEEDED) as client:
+            await client.send(unit(0, 0.5))
+            first = await client.delta()
+        await rig.all_free()
+        async with rig.opened(settings=SEEDED) as client:
+            change = first.state_change
+            units = [past(n, token_ids=first.token_ids, state_change=change) for n in range(3)]
+            await client.write(rebuild(*units))
+            answer = await rebuilt(client)
+            assert (answer.sequence, answer.context_token_count) == (2, context(3))
+            await client.send(unit(3, 0.5))
+            delta = await client.delta()
+            assert (delta.sequence, delta.context_token_count) == (3, context(4))
+            await client.close()
+            closed = await client.closed()
+            assert closed.unit_count == 1
+            assert closed.token_counts.output_text_token_count == 2
+
+
+async def test_units_come_in_several_messages_and_none_is_dropped() -> None:
+    """Far more units than the inbox or the outbox has room for."""
+    seen: list[int] = []
+
+    async with running_worker() as rig, rig.opened(settings=SEEDED) as client:
+        take = rig.model.rebuild
+
+        def watched(slot: int, units: Sequence[PastUnit]) -> Rebuilt | UnitFailure:
+            result = take(slot, units)
+            assert isinstance(result, Rebuilt)
+            seen.extend(each.unit.sequence for each in units[: result.unit_count])
+            return result
+
+        rig.model.rebuild = watched
+        for begin in range(0, 60, 20):
+            units = (past(n) for n in range(begin, begin + 20))
+            await client.write(rebuild(*units, is_last=begin == 40))
+            assert (await rebuilt(client)).sequence == begin + 19
+        await client.send(unit(60))
+        assert (await client.delta()).context_token_count == context(61)
+    assert seen == list(range(60))
+
+
+async def test_units_that_were_dropped_are_left_out() -> None:
+    async with running_worker() as rig, rig.opened(settings=SEEDED) as client:
+        await client.write(rebuild(past(2, 1), past(9, 2)))
+        assert (await rebuilt(client)).sequence == 9
+        await client.send(unit(9))
+        assert (await client.failed()).field == "sequence"
+        await client.send(unit(10))
+        assert (await client.delta()).context_token_count == context(3)
+
+
+async def test_empty_rebuild_is_answered() -> None:
+    async with running_worker() as rig, rig.opened(settings=SEEDED) as client:
+        await client.write(rebuild())
+        answer = await rebuilt(client)
+        assert (answer.sequence, answer.context_token_count) == (-1, PROMPT_TOKENS)
+        await client.send(unit(0))
+        assert (await client.delta()).sequence == 0
+
+
+async def test_past_audio_reaches_the_model_as_it_was() -> None:
+    heard: list[float] = []
+    async with running_worker() as rig, rig.opened(settings=SEEDED) as client:
+        take = rig.model.rebuild
+
+        def watched(slot: int, units: Sequence[PastUnit]) -> Rebuilt | UnitFailure:
+            heard.extend(float(each.unit.audio[0]) for each in units)
+            return take(slot, units)
+
+        rig.model.rebuild = watched
+        quiet = (-16384).to_bytes(2, "little", signed=True) * 16_000
+        await client.write(
+            rebuild(past(0, audio_int16=quiet), past(1, audio_int16=b"", audio=pcm(1.5)))
+        )
+        await rebuilt(client)
+    assert heard == [-0.5, 1.5]
+
+
+BAD: dict[str, tuple[session_pb2.ConverseRequest, Reason, str]] = {
+    "another model": (
+        rebuild(past(0), model_digest="other"),
+        Reason.REBUILD_REFUSED,
+        "rebuild.model_digest",
+    ),
+    "no ids": (rebuild(past(0, token_ids=[])), Reason.REBUILD_REFUSED, "token_ids"),
+    "another length": (rebuild(past(0, 2)), Reason.REBUILD_DIFFERS, ""),
+    "half a sample": (
+        rebuild(past(0), past(1, audio_int16=b"abc")),
+        Reason.INVALID_FIELD,
+        "rebuild.units[1].audio_int16",
+    ),
+    "no sound": (
+        rebuild(past(0, audio_int16=b"")),
+        Reason.INVALID_FIELD,
+        "rebuild.units[0].audio",
+    ),
+    "two sounds": (rebuild(past(0, audio=pcm())), Reason.INVALID_FIELD, "rebuild.units[0].audio"),
+    "too long": (
+        rebuild(past(0, audio_int16=bytes(96_000))),
+        Reason.INVALID_FIELD,
+        "rebuild.units[0].audio_int16",
+    ),
+    "no change": (
+        rebuild(past(0, state_change=None)),
+        Reason.INVALID_FIELD,
+        "rebuild.units[0].state_change",
+    ),
+    "out of order": (
+        rebuild(past(1, 1), past(0, 2)),
+        Reason.INVALID_FIELD,
+        "rebuild.units[1].sequence",
+    ),
+    "pictures without video": (
+        rebuild(past(0, video_frames=[b"x"])),
+        Reason.INVALID_FIELD,
+        "rebuild.units[0].video_frames",
+    ),
+    "too large": (
+        rebuild(*(past(n, audio_int16=bytes(64_000)) for n in range(132))),
+        Reason.INVALID_FIELD,
+        "rebuild.units",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_units_that_cannot_be_rebuilt_end_the_call_and_leave_a_clean_slot(name: str) -> None:
+    request, reason, field = BAD[name]
+    async with running_worker() as rig, rig.opened(settings=SEEDED) as client:
+        await client.write(request)
+        error = await client.refused()
+        assert (error.reason, error.field) == (reason, field)
+        await rig.all_free()
+
+
+async def test_conversation_without_a_seed_cannot_be_rebuilt() -> None:
+    async with running_worker() as rig, rig.opened() as client:
+        await client.write(rebuild(past(0)))
+        error = await client.refused()
+        assert (error.reason, error.field) == (Reason.REBUILD_REFUSED, "seed")
+
+
+async def test_model_that_raises_ends_the_session_like_a_failed_unit() -> None:
+    async with running_worker() as rig, rig.opened(settings=SEEDED) as client:
+
+        def broken(slot: int, units: Sequence[PastUnit]) -> Rebuilt | UnitFailure:
+            raise RuntimeError("a stage is broken")
+
+        rig.model.rebuild = broken
+        await client.write(rebuild(past(0)))
+        assert (await client.closed()).reason == session_pb2.CLOSE_REASON_ENGINE_FAILED
+
+
+ORDERS: dict[str, list[session_pb2.ConverseRequest]] = {
+    "after a unit": [session_pb2.ConverseRequest(unit=unit(0)), rebuild(past(0))],
+    "after a pause": [session_pb2.ConverseRequest(pause=session_pb2.Pause()), rebuild(past(0))],
+    "after the last one": [rebuild(past(0)), rebuild(past(1))],
+    "a unit between": [rebuild(is_last=False), session_pb2.ConverseRequest(unit=unit(0))],
+    "a pause between": [
+        rebuild(is_last=False),
+        session_pb2.ConverseRequest(pause=session_pb2.Pause()),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+async def test_message_out_of_its_order_ends_the_call(name: str) -> None:
+    async with running_worker() as rig, rig.opened(settings=SEEDED) as client:
+        first, second = ORDERS[name]
+        await client.write(first)
+        if not first.HasField("pause"):
+            await client.read()
+        await client.write(second)
+        assert (await client.refused()).reason is Reason.OUT_OF_ORDER
+        await rig.all_free()
+
+
+async def test_rebuild_before_opened_ends_the_call() -> None:
+    async with running_worker() as rig, rig.claimed() as client:
+        await client.write(rebuild(past(0)))
+        assert (await client.refused()).reason is Reason.OUT_OF_ORDER
+
+
+async def test_session_that_ends_while_it_is_rebuilt_leaves_a_clean_slot() -> None:
+    model = ScriptedModel()
+    entered = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    async with running_worker(model) as rig, rig.opened(settings=SEEDED) as client:
+        take = model.rebuild
+
+        def watched(slot: int, units: Sequence[PastUnit]) -> Rebuilt | UnitFailure:
+            loop.call_soon_threadsafe(entered.set)
+            model.wait()
+            return take(slot, units)
+
+        model.rebuild = watched
+        model.hold()
+        await client.write(rebuild(*(past(n) for n in range(40))))
+        async with asyncio.timeout(5):
+            await entered.wait()
+        client.vanish()
+        model.let_go()
+        await rig.all_free()
+
+
+async def test_neighbours_wait_for_one_share_of_the_work_per_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two conversations are rebuilt in turns; between two of their calls, units of others run."""
+    model = ScriptedModel(slot_count=3)
+    calls: list[int] = []
+    waiting = asyncio.Semaphore(0)  # conversations that wait to be rebuilt
+    begin = DeviceThread.rebuild
+
+    def noted(thread: DeviceThread, channel: SlotChannel, units: Sequence[PastUnit]) -> None:
+        begin(thread, channel, units)
+        waiting.release()
+
+    monkeypatch.setattr(DeviceThread, "rebuild", noted)
+    async with (
+        running_worker(model) as rig,
+        rig.opened(rig.grant(0)) as neighbour,
+        rig.opened(rig.grant(1), SEEDED) as one,
+        rig.opened(rig.grant(2), SEEDED) as other,
+    ):
+        take = model.rebuild
+
+        def watched(slot: int, units: Sequence[PastUnit]) -> Rebuilt | UnitFailure:
+            calls.append(slot)
+            model.order.append("rebuild")
+            return take(slot, units)
+
+        model.rebuild = watched
+        model.hold()
+        await neighbour.send(unit(0))
+        await model.held()
+        count = 10 * REBUILT_UNITS
+        for client in (one, other):
+            await client.write(rebuild(*(past(n) for n in range(count))))
+        async with asyncio.timeout(5):
+            await waiting.acquire()
+            await waiting.acquire()
+        for sequence in range(1, 5):
+            await neighbour.send(unit(sequence))
+        await rig.received(5)
+        model.order.clear()
+        model.let_go()
+        for sequence in range(5):
+            assert (await neighbour.delta()).sequence == sequence
+        await rebuilt(one)
+        await rebuilt(other)
+    assert len(calls) == 20
+    assert calls == [1, 2] * 10 or calls == [2, 1] * 10
+    assert model.order[:9] == ["units", "rebuild"] * 4 + ["rebuild"]

@@ -1,0 +1,90 @@
+"""Checks the past units of a `Rebuild` and translates them for the model. Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from duplane.fabric.audio import pcm_from_samples
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import session_pb2
+from duplane.worker.engine.events import FailedUnit
+from duplane.worker.model.types import PastUnit, StateChange
+from duplane.worker.session.fields import invalid
+from duplane.worker.session.unit_check import check_unit
+from duplane.worker.settings import SessionLimits
+
+MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+_FULL_SCALE = np.float32(32768)
+
+
+def check_model(request: session_pb2.Rebuild, digest: str) -> None:
+    """Raise FabricError REBUILD_REFUSED if the units ran on another model."""
+    if not digest:
+        raise FabricError(Reason.REBUILD_REFUSED, "this worker cannot rebuild conversations")
+    if request.model_digest != digest:
+        message = f"the units ran on the model {request.model_digest!r}, this one is {digest!r}"
+        raise FabricError(Reason.REBUILD_REFUSED, message, field="rebuild.model_digest")
+
+
+def check_units(
+    request: session_pb2.Rebuild,
+    limits: SessionLimits,
+    *,
+    slot: int,
+    last_sequence: int,
+    is_omni: bool,
+) -> list[PastUnit]:
+    """Return the past units. Raises FabricError INVALID_FIELD with the path of the field."""
+    if len(request.units) > 1 and (size := request.ByteSize()) > MAX_MESSAGE_BYTES:
+        raise invalid("rebuild.units", f"are {size} bytes, more than {MAX_MESSAGE_BYTES}")
+    past_units: list[PastUnit] = []
+    for index, past in enumerate(request.units):
+        path = f"rebuild.units[{index}]"
+        audio_name, unit = _unit_of(past, path)
+        entry = check_unit(
+            unit,
+            limits,
+            slot=slot,
+            last_sequence=last_sequence,
+            is_omni=is_omni,
+            is_paused=False,
+        )
+        if isinstance(entry, FailedUnit):
+            field = audio_name if entry.field == "audio" else entry.field
+            raise FabricError(
+                Reason.INVALID_FIELD, f"{path}: {entry.message}", field=f"{path}.{field}"
+            )
+        if not past.HasField("state_change"):
+            raise invalid(f"{path}.state_change", "is missing")
+        change = past.state_change
+        past_units.append(
+            PastUnit(
+                entry,
+                tuple(past.token_ids),
+                StateChange(
+                    tuple(change.speech_token_ids),
+                    tuple(change.chosen_token_ids),
+                    change.draw_count,
+                    change.interrupted_turn,
+                ),
+                past.context_token_count,
+            )
+        )
+        last_sequence = past.sequence
+    return past_units
+
+
+def _unit_of(past: session_pb2.PastUnit, path: str) -> tuple[str, session_pb2.Unit]:
+    """Return a past unit as the unit that it was, and the name of the field of its audio."""
+    name, audio = "audio", past.audio
+    if past.audio_int16:
+        if past.audio:
+            raise invalid(f"{path}.audio", "and audio_int16 are both set")
+        if len(past.audio_int16) % 2:
+            raise invalid(f"{path}.audio_int16", "is not a whole number of samples")
+        samples = np.frombuffer(past.audio_int16, "<i2").astype(np.float32) / _FULL_SCALE
+        name, audio = "audio_int16", pcm_from_samples(samples)
+    unit = session_pb2.Unit(sequence=past.sequence, audio=audio, video_frames=past.video_frames)
+    if past.HasField("max_slice_count"):
+        unit.max_slice_count = past.max_slice_count
+    return name, unit
