@@ -1,4 +1,4 @@
-"""PCM in the contract's format (mono float32, little endian), and its decoding from files."""
+"""Converts PCM in the contract's format (mono float32, little endian), and decodes sound files."""
 
 # pyright: reportMissingTypeStubs=false
 

@@ -164,8 +164,8 @@ class FabricClient:
         self._preferred = 0
         self._to_schedulers, self._to_workers = ChannelPool(), ChannelPool()
         self._silence = RepeatedLog(_log)
-        # Ids of workers that could not be reached lately; and, by the id of each lease that could
-        # not be claimed for this reason, the id of its worker.
+        # `_avoided` has the ids of workers that could not be reached lately. `_unreachable` has, by
+        # lease id, the id of the worker that could not be reached with this lease.
         self._avoided = TTLCache[str, bool, float](_MAX_AVOIDED, _AVOID_S)
         self._unreachable = TTLCache[str, str, float](_MAX_UNREPORTED, _AVOID_S)
 

@@ -35,8 +35,8 @@ from duplane.scheduler.watch import Watch
 
 _log = logging.getLogger(__name__)
 
-# This time can be long, because missing reports show much earlier that a worker hangs. Until the
-# connection is closed, operators see the worker as silent.
+# The wait for the answer to a ping can be long, because missing reports show much earlier that a
+# worker hangs. Until the connection is closed, operators see the worker as silent.
 _PING_TIMEOUT_S = 30.0
 _SERVICES = tuple(
     file.DESCRIPTOR.services_by_name[name].full_name

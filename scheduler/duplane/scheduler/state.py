@@ -48,7 +48,7 @@ class _Forecast:
         self.waits = waits
 
     def is_fresh(self, revision: int, now: float) -> bool:
-        """True if the forecast is not older than a second and, if exact, nothing has changed."""
+        """True if the forecast is younger than a second. An exact one ends at the next change."""
         return now < self._deadline and (revision == self._revision or not self._is_exact)
 
 
@@ -183,7 +183,7 @@ class SchedulerState:
         return self._slots.get(worker_id, {}).get(slot)
 
     def void_number(self, worker_id: str, slot: int) -> int:
-        """Return the number that the worker must have seen before the slot is granted, or 0."""
+        """Return the fencing number that the worker must see before the slot's next grant, or 0."""
         return self._void_numbers.get(worker_id, {}).get(slot, 0)
 
     def grants_of_order(self, order: int) -> Collection[Grant]:
@@ -310,7 +310,7 @@ class SchedulerState:
             self._pools.setdefault(worker.register.pool, _Pool()).slots.put(candidate)
 
     def _drop_empty(self, name: str) -> None:
-        """Delete a pool that has neither tickets nor workers: callers can invent any pool name."""
+        """Delete a pool without tickets and workers, because callers can send any pool name."""
         pool = self._pools[name]
         if not pool.queues and not len(pool.slots):
             del self._pools[name]

@@ -230,7 +230,7 @@ def span_context(ids: SpanIds) -> SpanContext:
 
 
 def link_to(context: TraceContext | None) -> tuple[Link, ...]:
-    """Return one link, to the span in a message's trace context; empty without a context."""
+    """Return a link to the span in a message's trace context, or no link without a context."""
     linked = extract(context)
     return (Link(linked),) if linked.is_valid else ()
 

@@ -62,7 +62,7 @@ class Endpoints:
         return len(self._all)
 
     def pick(self, avoided: Endpoint | None = None) -> Endpoint:
-        """Return the member to call: not `avoided`, if there is another one."""
+        """Return the member to call. This is `avoided` only if there is no other member."""
         now = self._clock()
         candidates = [one for one in self._all if one is not avoided] or self._all
         return min(

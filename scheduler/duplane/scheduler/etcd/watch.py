@@ -110,7 +110,7 @@ class PrefixWatch:
             call.cancel()
 
     async def _check_history(self) -> None:
-        """Raise CompactedError if etcd's revision is lower than the last one that was delivered.
+        """Raise CompactedError if etcd's revision is lower than the last delivered revision.
 
         Then etcd has lost data, or was restored from a backup.
         """

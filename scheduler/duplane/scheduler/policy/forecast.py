@@ -97,7 +97,10 @@ def forecast(
 
 
 def _arrivals(which: int, demand: Demand, resolution: int) -> Iterator[tuple[int, int, int]]:
-    """Yield each portion of a demand: the order of its first ticket, `which`, and its size."""
+    """Yield for each portion of a demand: the order of its first ticket, `which`, and its size.
+
+    `which` is the index of the demand.
+    """
     for start, count in _portions(len(demand.orders), resolution):
         yield demand.orders[start], which, count
 

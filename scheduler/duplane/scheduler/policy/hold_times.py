@@ -17,7 +17,7 @@ OVERDUE_S = 15.0  # expected remaining time of a session that has outlasted its 
 
 
 class HoldTimes:
-    """The expected hold time of each kind: a base value, then the average of ended sessions."""
+    """The expected hold time of each kind: a base value at first, later an average of sessions."""
 
     def __init__(self) -> None:
         self.base_s = dict(BASE_S)

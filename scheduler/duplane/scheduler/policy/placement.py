@@ -87,7 +87,7 @@ class Candidate:
 
     @property
     def rank(self) -> _Rank:
-        """Sort key: most free slots first, then longest unused first, then oldest first."""
+        """Sort key: most free slots first, then longest unused, then earliest registered."""
         return -len(self.free_slots), self.last_number, self.worker.epoch, self.worker.worker_id
 
     @property

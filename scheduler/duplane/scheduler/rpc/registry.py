@@ -58,7 +58,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         store.share_key(signer.verification_key, self._on_keys)
         state.listeners.append(self._on_change)
 
-    # It writes the responses instead of yielding them, so that a cancelled stream stops at once.
+    # Writes the responses instead of yielding them, so that a cancelled stream stops at once.
     async def Attach(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: yields
         self,
         request_iterator: AsyncIterator[registry_pb2.AttachRequest],

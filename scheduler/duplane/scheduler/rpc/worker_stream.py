@@ -32,7 +32,7 @@ class WorkerStream:
         self._has_failed = asyncio.Event()
 
     def send(self, message: registry_pb2.AttachResponse) -> None:
-        """Queue a message. If the queue is full, the worker no longer reads; its stream ends."""
+        """Queue a message. If the queue is full, the worker does not read, and the stream ends."""
         try:
             self._outbox.put_nowait(message)
         except asyncio.QueueFull:

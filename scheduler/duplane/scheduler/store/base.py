@@ -235,7 +235,7 @@ class LeaseStore(ABC):
 
     @abstractmethod
     async def cancel(self, order: int, owner: str | None = None) -> bool:
-        """Remove a ticket. Returns False if it does not wait, or not for `owner` (if given)."""
+        """Remove a ticket. Returns False if it does not wait, or if it has another `owner`."""
 
     @abstractmethod
     async def try_grant(self, ticket: Ticket, offer: Offer) -> Grant | None:

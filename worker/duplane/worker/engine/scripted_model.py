@@ -147,7 +147,7 @@ class ScriptedModel:
         self._chats: dict[int, Iterator[ChatOutput | UnitFailure]] = {}
 
     def row_count(self, unit: Unit) -> int:
-        """Return the rows of a unit; each frame has as many rows as the sound."""
+        """Return the number of rows of a unit. Each frame has as many rows as the sound."""
         return UNIT_TOKENS * (1 + len(unit.frames))
 
     def prepare_voice(self, options: ConversationOptions) -> None:

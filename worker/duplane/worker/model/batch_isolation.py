@@ -58,7 +58,7 @@ def run_stage(
         return [(items, call(items))]
     except Exception:  # noqa: BLE001 - any fault of a stage is logged and becomes a UnitFailure
         _log.exception("%s failed for slots %s", stage, [item.slot for item in items])
-    # Outside of the handler, the memory that the failed call held is free.
+    # Continue after the `except` block, where the memory that the failed call held is free again.
     if cache is not None:
         for slot, length in lengths:
             cache.rewind(slot, length)
@@ -69,5 +69,5 @@ def run_stage(
 
 
 def stage_failure(slot: int, stage: str) -> UnitFailure:
-    """Make the failure of a unit whose stage has raised. It ends the conversation."""
+    """Return the failure for a stage that raised an error. This failure ends the conversation."""
     return UnitFailure(slot, STAGE_FAILED, f"the stage {stage!r} failed", is_fatal=True)

@@ -111,7 +111,7 @@ class ModelParts:
 
 
 def generated_rows(max_tokens: int) -> int:
-    """Return the most rows that a unit adds after its input.
+    """Return the largest number of rows that a unit adds after its input.
 
     These are the id that ends an interrupted turn, the generated ids, and the closing ids.
     """

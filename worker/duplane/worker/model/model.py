@@ -45,7 +45,7 @@ from duplane.worker.model.vocoder.voice import Voices
 
 
 class DuplexModel:
-    """One model on one device. `conversations` are the open ones, by slot."""
+    """One model on one device. `conversations` has the open conversations, by slot."""
 
     def __init__(self, parts: ModelParts, *, probe: Probe | None = None) -> None:
         """Combine loaded parts; all must have the same number of slots."""
@@ -103,8 +103,8 @@ class DuplexModel:
     def capture(self, *, is_replayed: bool = True) -> None:
         """Capture the steps of the LLM and the talker, before any conversation.
 
-        See `cuda_graphs`. Without `is_replayed` the same steps of fixed sizes are called directly
-        and not captured; this works on any device.
+        `llm.cuda_graphs` says which steps. Without `is_replayed` the same steps of fixed sizes are
+        called directly and not captured; this works on any device.
         """
         self.llm.capture(is_replayed=is_replayed)
         if self.parts.talker is not None:
@@ -135,7 +135,7 @@ class DuplexModel:
         return [part for part in every if part is not None]
 
     def context_length(self, slot: int) -> int:
-        """Return the rows of the slot's context, including pending ids that are not fed yet."""
+        """Return the number of rows of the slot's context, including pending ids."""
         conversation = self.conversations.get(slot)
         pending = () if conversation is None else conversation.pending_ids
         return self.llm.cache.length(slot) + len(pending)
@@ -233,7 +233,7 @@ class DuplexModel:
         return self.parts.vision is not None
 
     def row_count(self, unit: Unit) -> int:
-        """Return the rows of a prepared unit's input in the context; safe in any thread."""
+        """Return the number of rows of a prepared unit's input; safe in any thread."""
         return sum(self._pipeline.inputs.count_rows(unit))
 
     def prepare(self, unit: Unit) -> Unit | UnitFailure:

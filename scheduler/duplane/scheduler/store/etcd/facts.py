@@ -71,9 +71,9 @@ class Facts:
 
     @property
     def least_base(self) -> int:
-        """The least base, from the present one on, with which new numbers are the highest so far.
+        """The base that new numbers need, so that they are higher than all earlier numbers.
 
-        It is higher than the present base if etcd went back to an older revision.
+        This is the present base, or a higher base if etcd went back to an older revision.
         """
         return max(self.base, self._highest - self.revision)
 

@@ -118,7 +118,7 @@ class Session:
         return facts.sessions.keys() - facts.present - {self.name}
 
     async def _until_ended(self, lease: int, ttl_s: int, names: Collection[str], name: str) -> None:
-        """Renew a lease until it ends, or until `name` has vanished from `names` of the facts.
+        """Renew a lease until it ends, or until the facts no longer list `name` in `names`.
 
         The facts show the end of the lease sooner than the next renewal does.
         """

@@ -335,6 +335,6 @@ class EtcdStore(LeaseStore):
 
 
 def _is_of_stream(known: Worker, register: registry_pb2.Register) -> bool:
-    """True if a registration was made by `register`."""
+    """True if the message `register` made the registration `known`."""
     one, other = known.register, register
     return (one.incarnation, one.stream_number) == (other.incarnation, other.stream_number)

@@ -136,11 +136,11 @@ def rows_of(frames: int, pool: int) -> int:
 
 
 def block_mask(frames: list[int], positions: int, block: int) -> Tensor:
-    """Compute the mask bool [segments, 1, positions, positions], True where attention is allowed.
+    """Return a mask, bool [segments, 1, positions, positions], True where attention is allowed.
 
-    As in the reference, the limit of a padded segment is its number of mel frames, which is about
-    twice its number of positions. So a short last segment attends to its padding, up to the end of
-    its block. The model was trained with this.
+    As in the reference, a padded segment may attend to as many positions as it has mel frames. This
+    is about twice its own number of positions. So a short last segment attends to its padding, up
+    to the end of its block. The model was trained with this.
     """
     index = torch.arange(positions)
     inside = index < torch.tensor(frames)[:, None]

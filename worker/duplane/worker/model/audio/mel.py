@@ -129,7 +129,7 @@ class MelStream(nn.Module):
         self._taken = [0] * slot_count
         self._lengths = [0] * slot_count
         capacity = HISTORY_SAMPLES + FIRST_UNIT_SAMPLES
-        # Column j of `peaks` belongs to frame j - CONTEXT_FRAMES; it is 0 without such a frame.
+        # Column j of `peaks` belongs to frame j - CONTEXT_FRAMES. Columns without a frame are 0.
         columns = capacity // HOP + CONTEXT_FRAMES
         samples = torch.zeros(slot_count, capacity, device=device)
         self.register_buffer("samples", samples, persistent=False)
@@ -183,10 +183,11 @@ class MelStream(nn.Module):
         self._taken[slot] = taken
 
     def features(self, slots: Sequence[int]) -> tuple[Tensor, list[bool]]:
-        """Compute features [n, UNIT_FRAMES, mel_bins] of the unit that each slot consumed last.
+        """Return features [n, UNIT_FRAMES, mel_bins] of the unit that each slot consumed last.
 
-        The second value is True for a slot's first unit, which has no left context: its first
-        CONTEXT_FRAMES rows are zero. The call can be repeated until the next unit is consumed.
+        Also returns, for each slot, whether this is the slot's first unit. A first unit has no left
+        context: its first CONTEXT_FRAMES rows are zero. The call can be repeated until the next
+        unit is consumed.
         """
         device = self.samples.device
         numbers = [(slot, self._lengths[slot], self._taken[slot]) for slot in slots]

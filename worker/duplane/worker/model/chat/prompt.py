@@ -51,8 +51,8 @@ def go_on() -> None:
 class Medium:
     """A picture, or the `sounds` of one message.
 
-    `bounds` are the ranges of the prompt's rows for it, each as first row and end. `encode` returns
-    the embeddings for all these rows as one tensor.
+    `bounds` are the ranges of rows that its embeddings fill in the prompt, each as (first row, row
+    after the last). `encode` returns the embeddings for all these rows as one tensor.
     """
 
     encode: Callable[[], Tensor]

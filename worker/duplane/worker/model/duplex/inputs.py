@@ -86,7 +86,7 @@ class UnitInputs:
             unit.frame_embeds = [next(embeds) for _ in unit.images]
 
     def encode_audio(self, units: Sequence[RunningUnit]) -> None:
-        """Encode the audio of each unit, which `buffer_audio` has consumed, to [rows, hidden]."""
+        """Encode the audio that `buffer_audio` consumed for each unit to [rows, hidden]."""
         embeds = self._audio.encode([unit.slot for unit in units])
         for unit, rows in zip(units, embeds.unbind(), strict=True):
             unit.audio_embeds = rows
@@ -125,5 +125,5 @@ class UnitInputs:
 
 
 def refusal(unit: Unit, reason: str, message: str) -> UnitFailure:
-    """Make the failure of a unit that has not changed its conversation."""
+    """Return the failure of a refused unit, which has not changed its conversation."""
     return UnitFailure(unit.slot, reason, message, is_fatal=False)

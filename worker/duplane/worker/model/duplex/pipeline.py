@@ -48,7 +48,7 @@ class Pipeline:
         self.inputs = UnitInputs(parts)
 
     def run(self, units: Sequence[tuple[Unit, Conversation]]) -> Iterator[UnitOutput | UnitFailure]:
-        """Run units, slots ascending. Yield the output or failure of each as soon as it is done."""
+        """Run units with ascending slots. Yield the output or failure of each when it is done."""
         watch = Stopwatch(self._device)
         accepted: list[RunningUnit] = []
         for unit, conversation in units:

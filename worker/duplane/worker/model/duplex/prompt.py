@@ -29,7 +29,7 @@ class Prompt:
 
 
 def embed_prompt(parts: ModelParts, text: str, voice: FloatArray | None, room: int) -> Prompt:
-    """Embed the prompt for these instructions.
+    """Return the prompt with the instructions `text`.
 
     `voice` (float32 [n] at 16 kHz) is optional. Raises `OptionError` if the prompt has more than
     `room` rows.

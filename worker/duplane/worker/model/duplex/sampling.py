@@ -67,7 +67,7 @@ class DuplexSampling:
         return self._penalised.memory_bytes
 
     def open(self, slot: int, options: ConversationOptions, uniforms: Uniforms) -> SlotSampling:
-        """Return the sampling of a new conversation in a clean slot."""
+        """Return the sampling state of a new conversation in a clean slot."""
         draws = DrawSettings(
             is_greedy=options.is_greedy,
             temperature=options.temperature,

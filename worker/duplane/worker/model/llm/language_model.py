@@ -62,7 +62,7 @@ class DecodeStep:
         return index
 
     def run(self) -> None:
-        """Run the step. To be capturable, it neither waits for the device nor reads host values."""
+        """Run the step. A graph can capture it: it does not wait for the device or use the host."""
         self.hidden.copy_(self._llm.model(self.embeds, self.rows.rows()))
         self.logits.copy_(self._llm.logits(self.hidden))
 

@@ -154,9 +154,9 @@ def filter_scores(
 ) -> Tensor:
     """Divide scores by the temperature, then keep the top-k ids and, among these, the top-p ids.
 
-    `scores` are [rows, ids], the parameters [rows, 1]; `widest` is the largest top_k. The id with
-    which the mass exceeds top_p is kept. So are ids that are as likely as the last kept one, so
-    that the result does not depend on the order in which equal scores are sorted.
+    `scores` are [rows, ids], the parameters [rows, 1]; `widest` is the largest top_k. The id at
+    which the sum of probabilities exceeds top_p is kept. Ids that are as likely as the last kept id
+    are kept too, so that the result does not depend on the order of equal scores.
     """
     scores = scores / temperature.clamp(min=1e-6)
     ranked = scores.topk(min(widest, scores.shape[-1]), dim=-1).values

@@ -133,7 +133,7 @@ class TalkerSteps:
         self._step.zero_()
 
     def run(self) -> None:
-        """Run one step. To be capturable, it neither waits for the device nor reads host values."""
+        """Run one step. A graph can capture it: it does not wait for the device or use the host."""
         last = self.drawn.index_select(1, self._step + (REPETITION_WINDOW - 1)).squeeze(1)
         embeds = self._talker.emb_code[0](last.clamp(min=0))
         self.choose(self._talker.model(embeds, self._rows()))
@@ -227,10 +227,11 @@ class Talker(nn.Module):
         cast("WeightNormHead", self.head_code[0]).fold()
 
     def condition(self, ids: Sequence[int], hidden: Tensor, *, is_text_end: bool = False) -> Tensor:
-        """Sum text embeddings and normalised projections of `hidden` [ids, LLM hidden size].
+        """Return condition rows [ids + 1, width] for the text `ids` with their LLM states `hidden`.
 
-        The result is [ids + 1, width]; its last row is the mark that begins audio. If
-        `is_text_end`, the mark of the end of the text precedes that mark.
+        Each row is the sum of a text embedding and the normalised projection of a state. The last
+        row is the mark that begins audio. If `is_text_end`, a row with the mark of the end of the
+        text precedes that row.
         """
         table = self.emb_text.weight
         marks = [self.dims.text_end, self.dims.bos] if is_text_end else [self.dims.bos]

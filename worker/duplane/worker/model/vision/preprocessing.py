@@ -160,9 +160,9 @@ def plan_sizes(rules: ImageRules, size: Size, max_slices: int) -> Plan:
 def slice_grid(rules: ImageRules, size: Size, max_slices: int) -> Grid | None:
     """Choose columns and rows of slices for an image; None for an image that is not sliced.
 
-    The number of slices is at most `max_slices`; apart from that it is the image's area divided by
-    the area of a scaled tile, plus or minus one. Of the possible grids, the one whose shape is
-    nearest to the image's is chosen.
+    The wanted number of slices is the image's area divided by the area of a scaled tile, rounded
+    up. The chosen number may be one more or less, and is at most `max_slices`. Of the possible
+    grids, the one whose shape is nearest to the image's is chosen.
     """
     width, height = size
     areas = width * height / rules.scale_resolution**2

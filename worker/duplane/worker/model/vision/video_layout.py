@@ -30,7 +30,10 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class Scene:
-    """One picture at `time_s`, the times of its stacked pictures, and its sound up to `until_s`."""
+    """One picture at `time_s`, and the sound up to `until_s`.
+
+    `stacked_s` are the times of the pictures that are joined to one more picture.
+    """
 
     time_s: float
     until_s: float

@@ -76,7 +76,7 @@ class TimeConv1d(nn.Conv1d):
     """
 
     def prepare(self) -> None:
-        """Store the weight as `[out, kernel, in]`, the order in which it is multiplied."""
+        """Store the weight as `[out, kernel, in]`, the order that `forward` needs."""
         stored = self.weight.detach().transpose(1, 2).contiguous().transpose(1, 2)
         self.weight = nn.Parameter(stored, requires_grad=False)
 

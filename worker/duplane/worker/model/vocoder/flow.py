@@ -105,7 +105,7 @@ class TurnFrames:
 
 @dataclass(frozen=True)
 class FlowChunk:
-    """One chunk of a slot's tokens. The last chunk of a turn has no lookahead, all others have."""
+    """One chunk of a slot's tokens. All chunks of a turn but the last have a lookahead."""
 
     slot: int
     frames: TurnFrames
@@ -116,7 +116,7 @@ class FlowChunk:
 def cosine_schedule(steps: int) -> tuple[list[float], list[float]]:
     """Compute the times and lengths of the solver's steps in [0, 1], short steps first.
 
-    As in the reference, they are float32 and summed step by step.
+    As in the reference, the values are float32 and are summed step by step.
     """
     grid = 1 - torch.cos(torch.linspace(0, 1, steps + 1, device="cpu") * 0.5 * torch.pi)
     time, times, lengths = grid[0], list[float](), list[float]()
@@ -182,10 +182,10 @@ class Flow(nn.Module):
     ) -> Tensor:
         """Map one chunk per slot, slots ascending, to mel `[batch, frames, mel]`.
 
-        Rows are padded to the longest; a row has `encoded * stride` valid frames. `noise` is
-        `[columns, mel]`; a chunk uses it from its number of cached frames on. `mel` `[batch,
+        Rows are padded to the longest; a row has `encoded * stride` valid frames. A chunk uses the
+        columns of `noise` `[columns, mel]` from the number of its cached frames on. `mel` `[batch,
         frames, mel]` is the known mel of a prompt. The new frames are written after the capacity of
-        the caches; `retain` moves the ones that are kept.
+        the caches; `retain` moves the frames that are kept.
         """
         rows = [
             Row(

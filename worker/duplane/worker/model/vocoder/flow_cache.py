@@ -186,7 +186,7 @@ class Row:
 
 
 def batch_of(rows: Sequence[Row], caches: FlowCaches, lookahead: int) -> FlowBatch:
-    """Lay out one chunk per row; the rows have different slots, ascending."""
+    """Return the batch of these rows, whose slots must be ascending."""
     device, stride = caches.speaker.device, caches.stride
     slots = slot_index([row.slot for row in rows], device)
     cached, new = max(row.cached for row in rows), max(row.new for row in rows)
@@ -255,7 +255,7 @@ def kept_length(length: int, prompt: int) -> int:
 def frame_moves(cached: int, new: int, prompt: int, capacity: int) -> Moves:
     """Plan the moves for Conformer layers after the upsampling.
 
-    They keep the prompt and the most recent frames.
+    These layers keep the frames of the prompt and the most recent frames.
     """
     length = cached + new
     kept = np.arange(length)

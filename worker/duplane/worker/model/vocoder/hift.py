@@ -104,8 +104,8 @@ class Snake(nn.Module):
 class SameConv1d(nn.Conv1d):
     """A convolution padded to keep the length; the parameters are those of `nn.Conv1d`.
 
-    On a CPU it runs with channels last, in which oneDNN needs a half to a quarter of the time: its
-    one-dimensional kernels reorder input and output, and are slow for few channels.
+    On a CPU it runs as a 2D convolution with channels last, which takes a half to a quarter of the
+    time: the 1D kernels of oneDNN reorder input and output, and are slow for few channels.
     """
 
     def prepare(self) -> None:
@@ -352,7 +352,7 @@ class HiFTStream:
         computed: list[tuple[list[int], Tensor, Tensor, Tensor]] = []
         for _, group in groupby(order, key=lambda index: _shape(chunks[index])):
             indices = list(group)
-            # With TF32 the error would be audible, because the phase sums the errors of the pitch.
+            # TF32 would cause audible errors, because the phase is a running sum of the pitch.
             with cudnn.flags(enabled=True, allow_tf32=False):
                 mel, source, speech = self._generate([chunks[index] for index in indices])
             computed.append(([chunks[index].slot for index in indices], mel, source, speech))
