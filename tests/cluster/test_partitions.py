@@ -75,3 +75,22 @@ async def test_cut_between_a_scheduler_and_etcd_leaves_the_others_at_work(
             await serve_next(cluster, 1, 40)
             await talker.exchange()
             await talker.end()
+
+
+async def test_schedulers_cut_off_from_etcd_lose_their_workers_and_queue_to_the_others(
+    cluster: Cluster,
+) -> None:
+    """The cut lasts for the whole test, so workers and callers must leave by themselves."""
+    async with (
+        talking(cluster, 1, len(cluster.workers)) as talkers,
+        queueing(cluster, 0, 2) as early,
+        queueing(cluster, 1, 1) as late,
+    ):
+        with cut(cluster, cluster.schedulers[:2], cluster.etcd):
+            await talkers[0].end()
+            for caller in (*early, *late):
+                await serve(caller, 60)
+            for talker in talkers[1:]:
+                await talker.exchange()
+                await talker.end()
+            await cluster.settled(60)

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import random
-from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 from unittest import mock
 
 import grpc
@@ -271,14 +271,23 @@ class SimulatedWatch:
 class SimulatedKeeper:
     """Renews a lease of a simulated client while the client reaches etcd."""
 
-    def __init__(self, client: SimulatedClient, lease: int, ttl_s: int) -> None:
+    def __init__(
+        self,
+        client: SimulatedClient,
+        lease: int,
+        ttl_s: int,
+        on_renewed: Callable[[float], None] | None = None,
+    ) -> None:
         self._client = client
         self._lease = lease
         self._ttl_s = ttl_s
+        self._on_renewed = on_renewed
 
     async def run(self) -> None:
         """Renew the lease; return when the lease has ended."""
         while self._client.etcd.renew(self._lease):
+            if self._on_renewed:
+                self._on_renewed(asyncio.get_running_loop().time())
             await asyncio.sleep(self._ttl_s / 3)
             await self._client.until_reached()
 

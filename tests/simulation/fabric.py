@@ -26,7 +26,7 @@ REST_S = 300.0  # within this time every caller must have had a session
 # After this time, unclaimed grants have been returned and slots are clean.
 LAST_S = 20.0 + SETTINGS.claim_timeout_s
 ABSENT_S = 15.0  # after this time, etcd has deleted the records of dead schedulers
-CUT_S = 15.0  # longest time without etcd: longer than a scheduler without etcd counts as present
+CUT_S = 25.0  # longest time without etcd: longer than a scheduler waits for etcd
 DOWN_S = 6.0  # longest time from the death of a scheduler to its next start
 RELEASE_S = 2.0
 SLOTS = 2

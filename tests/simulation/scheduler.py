@@ -13,6 +13,7 @@ from simulation.network import Call
 from duplane.fabric.errors import Reason
 from duplane.fabric.lease_signing import LeaseSigner
 from duplane.fabric.monitoring.spans import Telemetry
+from duplane.scheduler.availability import Availability
 from duplane.scheduler.etcd.access import Credentials, EtcdUrl
 from duplane.scheduler.granting import GrantLoop
 from duplane.scheduler.metrics import SchedulerMetrics
@@ -73,9 +74,10 @@ class Scheduler:
             _telemetry,
             cast(SchedulerMetrics, Unmeasured()),
         )
-        watch = Watch(self.state, SETTINGS.ticket_limit)
-        self.registry = RegistryServicer(SETTINGS, self.store, self.state, watch, _signer)
+        self.watch = Watch(self.state, SETTINGS.ticket_limit)
+        self.registry = RegistryServicer(SETTINGS, self.store, self.state, self.watch, _signer)
         laws.scheduler_began(self.state, is_alone=client is None)
+        self.availability = Availability(self.store, self.waiters, self.registry, self.watch)
         self.store.subscribe(self.state.apply)
         self._loops = [asyncio.create_task(loop.run()) for loop in (self.store, grants, positions)]
 

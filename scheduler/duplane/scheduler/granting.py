@@ -8,6 +8,7 @@ import uuid
 from datetime import UTC, datetime, timedelta
 
 from duplane.fabric.durations import to_duration
+from duplane.fabric.errors import FabricError
 from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.policy.placement import Candidate
 from duplane.scheduler.state import SchedulerState
@@ -51,6 +52,7 @@ class GrantLoop:
         self._has_change = asyncio.Event()
         self._is_idle = asyncio.Event()
         state.listeners.append(self._on_change)
+        store.watch_contact(self._on_contact)
 
     def _expect_returning(self, worker: Worker) -> None:
         """Hold grants back after a restart, so that waiting callers can return to their places.
@@ -114,6 +116,10 @@ class GrantLoop:
             self._expect_returning(change.worker)
         self._wake()
 
+    def _on_contact(self, is_lost: bool) -> None:
+        if not is_lost:
+            self._wake()
+
     def _wake(self) -> None:
         if self._hold_s() is None:
             self._is_idle.clear()
@@ -145,6 +151,8 @@ class GrantLoop:
         try:
             if return_count == self._state.return_count:
                 grant = await self._store.try_grant(ticket, offer)
+        except FabricError as error:  # no contact to the store; its return wakes this loop
+            _log.debug("no grant: %s", error)
         finally:
             del self._running[ticket.order]
             self._state.unreserve(offer.claims.worker_id, offer.claims.slot, ticket.order)

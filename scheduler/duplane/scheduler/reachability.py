@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Any
 
@@ -12,6 +13,7 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1 import health_pb2_grpc as _typed_health_grpc
 
 from duplane.fabric.channel import open_channel
+from duplane.fabric.errors import FabricError
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import Change, LeaseStore, Worker, WorkerPut
 
@@ -67,8 +69,9 @@ class ReachabilityChecks:
                 interval_s = min(2 * interval_s, MAX_INTERVAL_S)
         finally:
             self._checked.discard((worker_id, worker.epoch))
-        if await self._store.set_unreachable(worker_id, worker.epoch, is_unreachable=False):
-            _log.info("worker %s answers again", worker_id)
+        with contextlib.suppress(FabricError):  # without contact, the store does it later
+            if await self._store.set_unreachable(worker_id, worker.epoch, is_unreachable=False):
+                _log.info("worker %s answers again", worker_id)
 
     def _is_attached(self, worker: Worker) -> bool:
         known = self._state.workers.get(worker.worker_id)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from datetime import UTC, datetime
+from typing import NoReturn
 
 from duplane.fabric import process
 from duplane.fabric.channel import FabricServer
@@ -19,6 +20,7 @@ from duplane.fabric.v1 import (
     registry_pb2,
     registry_pb2_grpc,
 )
+from duplane.scheduler.availability import Availability
 from duplane.scheduler.granting import GrantLoop
 from duplane.scheduler.metrics import SchedulerMetrics
 from duplane.scheduler.position_updates import PositionUpdates
@@ -79,6 +81,7 @@ class Scheduler:
         )
         self._registry = RegistryServicer(settings, self._store, state, self._watch, signer)
         self._admin = AdminServicer(self._store, self._watch, state.hold_times)
+        self._availability = Availability(self._store, self._waiters, self._registry, self._watch)
         self._store.subscribe(state.apply)
 
     async def start(self, tasks: asyncio.TaskGroup) -> str:
@@ -93,6 +96,7 @@ class Scheduler:
             tasks.create_task(self._grant_loop.run()),
             tasks.create_task(self._position_updates.run()),
             tasks.create_task(self._reachability.run()),
+            tasks.create_task(self._report_health()),
         ]
         return address
 
@@ -102,13 +106,18 @@ class Scheduler:
         Waiting callers and workers get UNAVAILABLE, so they call another scheduler. Leases stay
         valid.
         """
-        self._waiters.close()
-        self._registry.close()
-        self._watch.close()
+        self._availability.stop()
         await self._server.stop(self._settings.stop_timeout_s)
         await self._store.leave()
         for loop in self._loops:
             loop.cancel()
+
+    async def _report_health(self) -> NoReturn:
+        """Let the health service report whether this scheduler accepts calls, until cancelled."""
+        while True:
+            await self._availability.changed.wait()
+            self._availability.changed.clear()
+            await self._server.set_serving(self._availability.is_serving)
 
 
 async def serve(settings: SchedulerSettings, shutdown: process.Shutdown) -> None:

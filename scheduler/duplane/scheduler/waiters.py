@@ -31,7 +31,6 @@ from duplane.scheduler.validation import parse_ticket_id
 
 Enqueue = Callable[[lease_pb2.AcquireLeaseRequest, str, int | None], Awaitable[Ticket | Grant]]
 MAX_POSITION = 2**31 - 1  # of the contract's int32
-_STOPPING = "the scheduler is stopping"
 
 
 class Waiter:
@@ -73,7 +72,7 @@ class Waiters:
         self._store = store
         self._enqueue_request = enqueue or store.enqueue
         self._state = state
-        self._is_closed = False
+        self._why_refused = ""
         self._waiters: dict[str, Waiter] = {}  # by owner
         self._by_order: dict[int, Waiter] = {}
         self._by_request: dict[str, set[Waiter]] = {}  # by request id
@@ -92,8 +91,8 @@ class Waiters:
         Raises FabricError if the request is refused.
         """
         order = parse_ticket_id(request.ticket_id) if request.ticket_id else None
-        if self._is_closed:
-            raise FabricError(Reason.UNAVAILABLE, _STOPPING)
+        if self._why_refused:
+            raise FabricError(Reason.UNAVAILABLE, self._why_refused)
         if not self._is_known(request, order):
             self._admit(request, is_returning=order is not None)
         waiter = Waiter(request)
@@ -120,11 +119,11 @@ class Waiters:
         for waiter in self._by_request.get(request_id, ()):
             waiter.fail(Reason.SUPERSEDED, "the request was cancelled")
 
-    def close(self) -> None:
-        """End every wait with UNAVAILABLE, and refuse new ones."""
-        self._is_closed = True
-        for waiter in self._waiters.values():
-            waiter.fail(Reason.UNAVAILABLE, _STOPPING)
+    def refuse(self, why: str) -> None:
+        """End every wait with UNAVAILABLE and refuse new ones. An empty text accepts them again."""
+        self._why_refused = why
+        for waiter in self._waiters.values() if why else ():
+            waiter.fail(Reason.UNAVAILABLE, why)
 
     def entry(self, waiter: Waiter) -> QueueEntry | None:
         """Return the queue entry of a waiter, or None until the store has published its ticket."""
@@ -140,10 +139,11 @@ class Waiters:
             del self._by_request[waiter.request.request_id]
         if waiter.order is not None and self._by_order.get(waiter.order) is waiter:
             del self._by_order[waiter.order]
-        if waiter.grant is None and waiter.order is not None:
-            await self._store.cancel(waiter.order, waiter.owner)
-        elif waiter.grant and not waiter.is_delivered:
-            await self._store.give_back(waiter.grant)
+        with contextlib.suppress(FabricError):  # without contact, the store does it later
+            if waiter.grant is None and waiter.order is not None:
+                await self._store.cancel(waiter.order, waiter.owner)
+            elif waiter.grant and not waiter.is_delivered:
+                await self._store.give_back(waiter.grant)
 
     def _is_known(self, request: lease_pb2.AcquireLeaseRequest, order: int | None) -> bool:
         """True if an earlier request has the same `request_id`, or its ticket waits at `order`.

@@ -60,7 +60,7 @@ class Watch:
         self.ticket_limit = ticket_limit
         self._reports: dict[str, tuple[registry_pb2.Report, float]] = {}  # latest, by worker id
         self._watchers: set[_Watcher] = set()
-        self._is_closed = False
+        self._why_refused = ""
         state.listeners.append(self._on_change)
         state.position_listeners.append(self._on_moved)
 
@@ -112,11 +112,11 @@ class Watch:
         yield part
 
     async def steps(self) -> AsyncGenerator[admin_pb2.WatchResponse]:
-        """Yield a snapshot, then each change. Raises UNAVAILABLE at shutdown."""
+        """Yield a snapshot, then each change. Raises UNAVAILABLE when calls are refused."""
         watcher = _Watcher()
         self._watchers.add(watcher)
         try:
-            while not self._is_closed:
+            while not self._why_refused:
                 await watcher.has_more.wait()
                 watcher.has_more.clear()
                 if watcher.is_behind:
@@ -127,13 +127,18 @@ class Watch:
                     yield watcher.backlog.popleft()
         finally:
             self._watchers.discard(watcher)
-        raise FabricError(Reason.UNAVAILABLE, "the scheduler is stopping")
+        self.require_accepted()
 
-    def close(self) -> None:
-        """End every watch."""
-        self._is_closed = True
-        for watcher in self._watchers:
+    def refuse(self, why: str) -> None:
+        """End every watch with UNAVAILABLE. An empty text accepts new ones again."""
+        self._why_refused = why
+        for watcher in self._watchers if why else ():
             watcher.has_more.set()
+
+    def require_accepted(self) -> None:
+        """Raise UNAVAILABLE if calls are refused, because the state may be old."""
+        if self._why_refused:
+            raise FabricError(Reason.UNAVAILABLE, self._why_refused)
 
     def _worker_status(self, worker: Worker) -> admin_pb2.WorkerStatus:
         report, at = self._reports.get(worker.worker_id, (None, None))

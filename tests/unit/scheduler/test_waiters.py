@@ -228,7 +228,7 @@ async def test_call_with_the_ticket_of_an_undelivered_grant_ends_the_former_call
 async def test_close_ends_every_wait_and_refuses_new_ones() -> None:
     fabric = Fabric()
     async with fabric.waiters.waiting(request()) as waiter:
-        fabric.waiters.close()
+        fabric.waiters.refuse("the scheduler is stopping")
         assert reason(waiter) is Reason.UNAVAILABLE
     with pytest.raises(FabricError) as refused:
         async with fabric.waiters.waiting(request()):
@@ -253,7 +253,7 @@ async def test_slow_watcher_gets_a_snapshot_in_place_of_what_it_missed() -> None
     assert [one.ticket_id for one in snapshot.tickets] == [last.ticket_id]
     await fabric.store.cancel(last.order)
     assert (await anext(slow)).removed_ticket_id == last.ticket_id
-    fabric.watch.close()
+    fabric.watch.refuse("the scheduler is stopping")
     for reader in (quick, slow):
         with pytest.raises(FabricError):
             await drained(reader)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import grpc.aio
@@ -34,8 +35,16 @@ class LeaseKeeper:
     it believes such a report.
     """
 
-    def __init__(self, client: EtcdClient, lease: int, ttl_s: int) -> None:
+    def __init__(
+        self,
+        client: EtcdClient,
+        lease: int,
+        ttl_s: int,
+        on_renewed: Callable[[float], None] | None = None,
+    ) -> None:
+        """Call `on_renewed` after each renewal, with the loop's time before its request."""
         self.lease = lease
+        self._on_renewed = on_renewed
         self._client = client
         self._ttl_s = ttl_s
         self._endpoints = client.open_endpoints()
@@ -44,13 +53,15 @@ class LeaseKeeper:
         """Renew the lease until it has ended or the task is cancelled."""
         failed: Endpoint | None = None
         while True:
-            endpoint = self._endpoints.pick(failed)
+            endpoint, sent_at = self._endpoints.pick(failed), asyncio.get_running_loop().time()
             ttl_s = await self._renew(endpoint)
             if ttl_s is None:
                 self._endpoints.note_failure(endpoint)
                 failed = endpoint
                 await asyncio.sleep(_PAUSE_S)
             elif ttl_s > 0:
+                if self._on_renewed:
+                    self._on_renewed(sent_at)
                 self._endpoints.note_answer(endpoint)
                 failed = None
                 await asyncio.sleep(self._ttl_s / _RENEWALS_PER_TTL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import grpc.aio
 
@@ -15,6 +16,8 @@ from duplane.scheduler.store.base import LeaseStore
 from duplane.scheduler.validation import check_estimates, parse_ticket_id
 from duplane.scheduler.watch import Watch
 
+_Context = grpc.aio.ServicerContext[Any, Any]
+
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """Answers queries from `Watch`, and passes changes to the store."""
@@ -25,31 +28,41 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._hold_times = hold_times
 
     async def ListWorkers(
-        self, request: admin_pb2.ListWorkersRequest, context: object
+        self, request: admin_pb2.ListWorkersRequest, context: _Context
     ) -> admin_pb2.ListWorkersResponse:
-        del request, context
+        del request
+        await self._require_accepted(context)
         response = admin_pb2.ListWorkersResponse()
         async for worker in self._watch.workers():
             response.workers.append(worker)
         return response
 
     async def ListLeases(
-        self, request: admin_pb2.ListLeasesRequest, context: object
+        self, request: admin_pb2.ListLeasesRequest, context: _Context
     ) -> admin_pb2.ListLeasesResponse:
-        del request, context
+        del request
+        await self._require_accepted(context)
         response = admin_pb2.ListLeasesResponse()
         async for lease in self._watch.leases():
             response.leases.append(lease)
         return response
 
     async def ListTickets(
-        self, request: admin_pb2.ListTicketsRequest, context: object
+        self, request: admin_pb2.ListTicketsRequest, context: _Context
     ) -> admin_pb2.ListTicketsResponse:
-        del request, context
+        del request
+        await self._require_accepted(context)
         response = admin_pb2.ListTicketsResponse(ticket_limit=self._watch.ticket_limit)
         async for ticket in self._watch.tickets():
             response.tickets.append(ticket)
         return response
+
+    async def _require_accepted(self, context: _Context) -> None:
+        """Abort the call if the state that it would read may be old."""
+        try:
+            self._watch.require_accepted()
+        except FabricError as error:
+            await abort(context, error)
 
     # Writes the responses instead of yielding them, so that a cancelled call stops at once.
     async def Watch(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: yields
@@ -72,10 +85,13 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             admin_pb2.DrainWorkerRequest, admin_pb2.DrainWorkerResponse
         ],
     ) -> admin_pb2.DrainWorkerResponse:
-        if await self._store.drain(request.worker_id):
-            return admin_pb2.DrainWorkerResponse()
-        message = f"no worker is attached as {request.worker_id!r}"
-        return await abort(context, FabricError(Reason.UNKNOWN_WORKER, message, field="worker_id"))
+        try:
+            if await self._store.drain(request.worker_id):
+                return admin_pb2.DrainWorkerResponse()
+            message = f"no worker is attached as {request.worker_id!r}"
+            raise FabricError(Reason.UNKNOWN_WORKER, message, field="worker_id")
+        except FabricError as error:
+            return await abort(context, error)
 
     async def CancelTicket(
         self,

@@ -38,6 +38,9 @@ _log = logging.getLogger(__name__)
 _AcquireContext = grpc.aio.ServicerContext[
     lease_pb2.AcquireLeaseRequest, lease_pb2.AcquireLeaseResponse
 ]
+_ReleaseContext = grpc.aio.ServicerContext[
+    lease_pb2.ReleaseLeaseRequest, lease_pb2.ReleaseLeaseResponse
+]
 
 
 class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
@@ -86,9 +89,16 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
                 await abort(context, error)
 
     async def ReleaseLease(
-        self, request: lease_pb2.ReleaseLeaseRequest, context: object
+        self, request: lease_pb2.ReleaseLeaseRequest, context: _ReleaseContext
     ) -> lease_pb2.ReleaseLeaseResponse:
-        del context
+        try:
+            return await self._release(request)
+        except FabricError as error:
+            return await abort(context, error)
+
+    async def _release(
+        self, request: lease_pb2.ReleaseLeaseRequest
+    ) -> lease_pb2.ReleaseLeaseResponse:
         if request.request_id:
             self._waiters.cancel_request(request.request_id)
         if worker := self._state.workers.get(request.unreachable_worker_id):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -53,7 +54,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self._state = state
         self._watch = watch
         self._streams: dict[str, WorkerStream] = {}  # by worker id
-        self._is_closed = False
+        self._why_refused = ""
         self._keys: Sequence[registry_pb2.VerificationKey] = (signer.verification_key,)
         store.share_key(signer.verification_key, self._on_keys)
         state.listeners.append(self._on_change)
@@ -70,6 +71,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             worker = await self._register(register)
             stream = WorkerStream(worker)
             try:
+                self._require_accepted()
                 if self._current(stream) is None:  # a later stream may have replaced this one
                     raise FabricError(Reason.SUPERSEDED, "the worker has attached again")
                 # Slots may be granted from now on, so revokes must find the stream at once.
@@ -79,16 +81,23 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             finally:
                 if self._streams.get(worker.worker_id) is stream:
                     del self._streams[worker.worker_id]
-                await self._store.unregister(worker.worker_id, worker.epoch)
+                with contextlib.suppress(FabricError):  # without contact, the store does it later
+                    await self._store.unregister(worker.worker_id, worker.epoch)
                 _log.info("worker %s detached", worker.worker_id)
         except FabricError as error:
             await abort(context, error)
 
-    def close(self) -> None:
-        """End every stream with UNAVAILABLE and refuse new ones. Workers try another scheduler."""
-        self._is_closed = True
-        for stream in self._streams.values():
-            stream.fail(Reason.UNAVAILABLE, "the scheduler is stopping")
+    def refuse(self, why: str) -> None:
+        """End every stream with UNAVAILABLE and refuse new ones, so that workers try another
+        scheduler. An empty text accepts streams again.
+        """
+        self._why_refused = why
+        for stream in self._streams.values() if why else ():
+            stream.fail(Reason.UNAVAILABLE, why)
+
+    def _require_accepted(self) -> None:
+        if self._why_refused:
+            raise FabricError(Reason.UNAVAILABLE, self._why_refused)
 
     async def _read_register(
         self, requests: AsyncIterator[registry_pb2.AttachRequest]
@@ -106,8 +115,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         return first.register
 
     async def _register(self, register: registry_pb2.Register) -> Worker:
-        if self._is_closed:
-            raise FabricError(Reason.UNAVAILABLE, "the scheduler is stopping")
+        self._require_accepted()
         worker = await self._store.register(register)
         if worker is None:
             raise FabricError(

@@ -150,7 +150,9 @@ class LeaseStore(ABC):
     returns False or None.
 
     While etcd cannot be reached, `register` and `enqueue` raise FabricError UNAVAILABLE after a
-    time limit, and every other operation waits.
+    time limit, and every other operation waits. Once the contact is lost (`watch_contact`), every
+    operation raises FabricError UNAVAILABLE at once. `cancel`, `give_back`, `unregister`, `drain`
+    and `set_unreachable` are then completed later.
     """
 
     @property
@@ -167,6 +169,14 @@ class LeaseStore(ABC):
 
         The listener is called on the event loop and must not call the store. A change may be
         delivered before or after the return of the operation that made it.
+        """
+
+    @abstractmethod
+    def watch_contact(self, listener: Callable[[bool], None]) -> None:
+        """Call `listener` with True at the loss of the contact to the store, False at its end.
+
+        It is lost after a time in which other schedulers end the registrations and tickets of this
+        one. It is back when the facts are those of the store again.
         """
 
     @abstractmethod

@@ -19,7 +19,7 @@ OPERATIONS = tuple(
         if name not in ("run", "leave") and inspect.iscoroutinefunction(getattr(LeaseStore, name))
     )
 )
-"""The operations of a store, which do not include `subscribe`, `share_key`, `run` and `leave`."""
+"""The operations of a store, without those that set it up, run it and end it."""
 
 _OUTCOMES = ("done", "void", "failed")  # void: the operation's object had ended or changed
 _BUCKETS_S = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
@@ -54,6 +54,7 @@ class _MeasuredStore:
         self.leave = store.leave
         self._store = store
         self.share_key = store.share_key
+        self.watch_contact = store.watch_contact
         for name in OPERATIONS:
             setattr(self, name, self._measured(name, getattr(store, name)))
 

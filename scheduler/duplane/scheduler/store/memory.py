@@ -65,6 +65,9 @@ class MemoryStore(LeaseStore):
             listener(GrantPut(self._revision, grant))
         self._listeners.append(listener)
 
+    def watch_contact(self, listener: Callable[[bool], None]) -> None:
+        """Do nothing, because this store cannot be lost."""
+
     def share_key(
         self,
         key: registry_pb2.VerificationKey,

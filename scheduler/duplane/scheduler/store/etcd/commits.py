@@ -85,7 +85,17 @@ class Commits:
         *,
         is_arrival: bool = False,
     ) -> Answer:
-        """Complete an operation, even if the caller is cancelled.
+        """Complete an operation, even if the caller is cancelled. See `begin`."""
+        return await asyncio.shield(self.begin(step_of, shared_as, is_arrival=is_arrival))
+
+    def begin(
+        self,
+        step_of: Callable[[Facts], Step[Answer]],
+        shared_as: object = None,
+        *,
+        is_arrival: bool = False,
+    ) -> asyncio.Future[Answer]:
+        """Begin an operation; return the future of its answer, which must not be cancelled.
 
         If an operation with the same `shared_as` already waits, both callers get its answer. This
         bounds the operations that a client can cause by repeating a request. `is_arrival` means
@@ -101,7 +111,7 @@ class Commits:
             if shared_as is not None:
                 self._shared[shared_as] = future
             self._put(_Operation(step_of, future, is_arrival))
-        return await asyncio.shield(future)
+        return future
 
     def _on_ended(self, ended: asyncio.Future[Any], shared_as: object) -> None:
         self._unfinished.discard(ended)

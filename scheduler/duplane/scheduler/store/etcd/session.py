@@ -16,6 +16,7 @@ from duplane.fabric.v1 import registry_pb2
 from duplane.scheduler.etcd.client import EtcdClient, EtcdError, NoAnswerError
 from duplane.scheduler.etcd.lease import LeaseKeeper
 from duplane.scheduler.etcd.v3 import etcd_pb2
+from duplane.scheduler.store.etcd.contact import Contact
 from duplane.scheduler.store.etcd.mirror import RETRY_PAUSE_S, Mirror
 
 # When a scheduler dies, its key `presence/ID` ends within `PRESENCE_TTL_S`. The other schedulers
@@ -33,6 +34,11 @@ _LEASE_BITS = 62
 _log = logging.getLogger(__name__)
 
 
+def contact_limit_s() -> float:
+    """Return how long after its last confirmed presence a scheduler's session can be ended."""
+    return PRESENCE_TTL_S + ABSENCE_LIMIT_S
+
+
 class Session:
     """Three leases of a scheduler: for its presence, its registrations and tickets, and its key.
 
@@ -45,13 +51,14 @@ class Session:
     the old session are gone: workers register again, and callers return to their places.
     """
 
-    def __init__(self, client: EtcdClient, mirror: Mirror, base: int) -> None:
+    def __init__(self, client: EtcdClient, mirror: Mirror, contact: Contact, base: int) -> None:
         self.lease = 0  # the lease of the present session; 0 before the first
         self.signing_key: registry_pb2.VerificationKey | None = None
         self._has_left = False
         self._client = client
         self._absence = RepeatedLog(_log)
         self._mirror = mirror
+        self._contact = contact
         self._keys = mirror.facts.keys
         self._base = base
 
@@ -59,6 +66,12 @@ class Session:
     def name(self) -> str:
         """The name of the session's key."""
         return f"{self.lease:x}"
+
+    @property
+    def is_known(self) -> bool:
+        """True if the facts contain the present session, and that its scheduler is alive."""
+        facts = self._mirror.facts
+        return self.name in facts.sessions and self.name in facts.present
 
     async def run(self) -> None:
         """Keep the leases until cancelled. Publish the signing key before the session begins."""
@@ -99,7 +112,9 @@ class Session:
         facts = self._mirror.facts
         while True:
             lease = await self._grant(PRESENCE_TTL_S, partial(self._announce, name))
-            await self._until_ended(lease, PRESENCE_TTL_S, facts.present, name)
+            await self._until_ended(
+                lease, PRESENCE_TTL_S, facts.present, name, self._contact.confirm
+            )
             _log.warning("etcd took session %s for absent; announcing it again", name)
 
     async def _end_absent(self) -> NoReturn:
@@ -117,12 +132,19 @@ class Session:
         facts = self._mirror.facts
         return facts.sessions.keys() - facts.present - {self.name}
 
-    async def _until_ended(self, lease: int, ttl_s: int, names: Collection[str], name: str) -> None:
+    async def _until_ended(
+        self,
+        lease: int,
+        ttl_s: int,
+        names: Collection[str],
+        name: str,
+        on_renewed: Callable[[float], None] | None = None,
+    ) -> None:
         """Renew a lease until it ends, or until the facts no longer list `name` in `names`.
 
         The facts show the end of the lease sooner than the next renewal does.
         """
-        keeping = asyncio.create_task(self._keep(lease, ttl_s))
+        keeping = asyncio.create_task(self._keep(lease, ttl_s, on_renewed))
         vanishing = asyncio.create_task(self._vanished(names, name))
         try:
             await asyncio.wait((keeping, vanishing), return_when=asyncio.FIRST_COMPLETED)
@@ -142,8 +164,10 @@ class Session:
         await self._persist(attempt)
         return lease
 
-    async def _keep(self, lease: int, ttl_s: int) -> None:
-        keeper = LeaseKeeper(self._client, lease, ttl_s)
+    async def _keep(
+        self, lease: int, ttl_s: int, on_renewed: Callable[[float], None] | None = None
+    ) -> None:
+        keeper = LeaseKeeper(self._client, lease, ttl_s, on_renewed)
         try:
             await keeper.run()
         finally:

@@ -29,11 +29,12 @@ from duplane.scheduler.store.base import (
 )
 from duplane.scheduler.store.etcd import operations
 from duplane.scheduler.store.etcd.commits import Commits
+from duplane.scheduler.store.etcd.contact import Contact
 from duplane.scheduler.store.etcd.facts import Facts
 from duplane.scheduler.store.etcd.keys import Keys
 from duplane.scheduler.store.etcd.mirror import Mirror
-from duplane.scheduler.store.etcd.session import Session
-from duplane.scheduler.store.etcd.transactions import Answer, Step
+from duplane.scheduler.store.etcd.session import Session, contact_limit_s
+from duplane.scheduler.store.etcd.transactions import Answer, Done, Step
 from duplane.scheduler.store.unclaimed_grants import ClaimDeadlines
 
 _log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class EtcdStore(LeaseStore):
 
     While etcd does not answer or refuses requests, `register` and `enqueue` fail after 5 s, or at
     once if `MAX_WAITING` operations wait. All other operations wait: at most one for each ticket,
-    grant and registration.
+    grant and registration. When the contact is lost, no caller waits any longer.
     """
 
     def __init__(
@@ -76,7 +77,8 @@ class EtcdStore(LeaseStore):
         self._keys = Keys(url.prefix)
         self._facts = Facts(self._keys)
         self._mirror = Mirror(self._client, self._facts)
-        self._session = Session(self._client, self._mirror, boot_ms << 20)
+        self._contact = Contact()
+        self._session = Session(self._client, self._mirror, self._contact, boot_ms << 20)
         self._commits = Commits(self._client, self._mirror, self._session)
         self._deadlines = ClaimDeadlines(self._facts.grant_of)
         self._has_new_deadline = asyncio.Event()
@@ -95,6 +97,9 @@ class EtcdStore(LeaseStore):
             listener(change)
         self._mirror.listeners.append(listener)
 
+    def watch_contact(self, listener: Callable[[bool], None]) -> None:
+        self._contact.listeners.append(listener)
+
     def share_key(
         self,
         key: registry_pb2.VerificationKey,
@@ -109,6 +114,7 @@ class EtcdStore(LeaseStore):
                 tasks.create_task(self._mirror.run())
                 tasks.create_task(self._session.run())
                 tasks.create_task(self._expire())
+                tasks.create_task(self._contact.run(contact_limit_s(), self._until_current))
         finally:
             self._is_closed = True
             self._commits.close()
@@ -146,15 +152,15 @@ class EtcdStore(LeaseStore):
             is_abandoned = True  # no effect if the operation is complete
 
     async def report(self, worker: Worker) -> bool:
-        return await self._commits.commit(lambda facts: operations.report(facts, worker))
+        return await self._commit(lambda facts: operations.report(facts, worker))
 
     async def drain(self, worker_id: str) -> bool:
-        return await self._commits.commit(
+        return await self._commit(
             lambda facts: operations.drain(facts, worker_id), ("drain", worker_id)
         )
 
     async def set_unreachable(self, worker_id: str, epoch: int, *, is_unreachable: bool) -> bool:
-        return await self._commits.commit(
+        return await self._commit(
             lambda facts: operations.set_unreachable(facts, worker_id, epoch, is_unreachable),
             ("set_unreachable", worker_id, epoch, is_unreachable),
         )
@@ -166,7 +172,8 @@ class EtcdStore(LeaseStore):
                 lambda facts: operations.unregister(facts, worker_id, epoch)
             )
 
-        return await asyncio.shield(self._begin(operate()))  # completes even if this is cancelled
+        # It completes even if the caller is cancelled.
+        return await self._contact.wait(self._begin(operate()))
 
     async def enqueue(
         self,
@@ -202,30 +209,47 @@ class EtcdStore(LeaseStore):
             is_abandoned = True  # no effect if the operation is complete
 
     async def cancel(self, order: int, owner: str | None = None) -> bool:
-        return await self._commits.commit(
+        return await self._commit(
             lambda facts: operations.cancel(facts, order, owner), ("cancel", order, owner)
         )
 
     async def try_grant(self, ticket: Ticket, offer: Offer) -> Grant | None:
         await self._let_others_grant(ticket)
-        with self._making(offer):
-            return await self._commits.commit(
-                lambda facts: operations.try_grant(facts, ticket, offer)
-            )
+        is_abandoned = False
+
+        def step_of(facts: Facts) -> Step[Grant | None]:
+            return Done(None) if is_abandoned else operations.try_grant(facts, ticket, offer)
+
+        try:
+            with self._making(offer):
+                return await self._commit(step_of)
+        finally:
+            is_abandoned = True  # no effect if the operation is complete
 
     async def claim(self, grant: Grant) -> bool:
-        return await self._commits.commit(lambda facts: operations.claim(facts, grant))
+        return await self._commit(lambda facts: operations.claim(facts, grant))
 
     async def give_back(self, grant: Grant) -> bool:
-        return await self._commits.commit(
+        return await self._commit(
             lambda facts: operations.give_back(facts, grant), ("give_back", grant.claims.lease_id)
         )
 
     async def release(self, grant: Grant) -> bool:
-        return await self._commits.commit(lambda facts: operations.release(facts, grant))
+        return await self._commit(lambda facts: operations.release(facts, grant))
 
     async def adopt(self, grant: Grant) -> bool:
-        return await self._commits.commit(lambda facts: operations.adopt(facts, grant))
+        return await self._commit(lambda facts: operations.adopt(facts, grant))
+
+    async def _commit(
+        self, step_of: Callable[[Facts], Step[Answer]], shared_as: object = None
+    ) -> Answer:
+        """Complete an operation for a caller, who does not wait while the contact is lost.
+
+        Then operations with a name are completed later, which bounds their number.
+        """
+        if shared_as is None:
+            self._contact.require()
+        return await self._contact.wait(self._commits.begin(step_of, shared_as))
 
     async def _arrive(
         self,
@@ -233,10 +257,11 @@ class EtcdStore(LeaseStore):
         undo: Callable[[Answer], Coroutine[Any, Any, None]],
     ) -> Answer:
         """Run an operation with a time limit. If it completes too late, undo it."""
-        # Most operations are in both of these counts.
-        if max(len(self._arriving), self._commits.count) >= MAX_WAITING:
+        try:
+            self._require_room()
+        except FabricError:
             operating.close()
-            raise FabricError(Reason.UNAVAILABLE, "too many operations wait for the store")
+            raise
         operation = self._begin(operating)
 
         def on_done(done: asyncio.Task[Answer]) -> None:
@@ -245,13 +270,18 @@ class EtcdStore(LeaseStore):
 
         try:
             async with asyncio.timeout(ARRIVAL_TIMEOUT_S):
-                return await asyncio.shield(operation)
+                return await self._contact.wait(operation)
         except TimeoutError:
             operation.add_done_callback(on_done)
             raise FabricError(Reason.UNAVAILABLE, "the store does not answer") from None
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, FabricError):
             operation.add_done_callback(on_done)
             raise
+
+    def _require_room(self) -> None:
+        self._contact.require()
+        if max(len(self._arriving), self._commits.count) >= MAX_WAITING:  # most are in both
+            raise FabricError(Reason.UNAVAILABLE, "too many operations wait for the store")
 
     def _begin(self, operating: Coroutine[Any, Any, Answer]) -> asyncio.Task[Answer]:
         if self._is_closed:
@@ -265,6 +295,11 @@ class EtcdStore(LeaseStore):
     async def catch_up(self) -> None:
         """Wait until the facts contain everything that etcd has confirmed by now."""
         await self._commits.catch_up()
+
+    async def _until_current(self) -> None:
+        """Wait until the facts are those of etcd, and contain this scheduler's session."""
+        await self.catch_up()
+        await self._mirror.until(lambda: self._session.is_known)
 
     async def _end_grants_of(self, worker_id: str, may_end: Callable[[Worker], bool]) -> None:
         """End grants of a worker until one transaction can end the remaining ones."""

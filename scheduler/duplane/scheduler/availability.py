@@ -1,0 +1,45 @@
+"""Whether this scheduler accepts calls."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from duplane.scheduler.store.base import LeaseStore
+
+
+class Refusing(Protocol):
+    """A part of the scheduler that can refuse calls."""
+
+    def refuse(self, why: str) -> None:
+        """End all calls with UNAVAILABLE and refuse new ones. An empty text accepts them again."""
+        ...
+
+
+class Availability:
+    """Makes parts refuse calls while the store has lost its contact, and from the stop on.
+
+    Callers and workers then use another scheduler. `changed` is set at every change.
+    """
+
+    def __init__(self, store: LeaseStore, *parts: Refusing) -> None:
+        self.is_serving = True
+        self.changed = asyncio.Event()
+        self._parts = parts
+        self._is_stopping = False
+        store.watch_contact(self._on_contact)
+
+    def stop(self) -> None:
+        """Refuse calls for ever."""
+        self._is_stopping = True
+        self._refuse("the scheduler is stopping")
+
+    def _on_contact(self, is_lost: bool) -> None:
+        if not self._is_stopping:
+            self._refuse("the scheduler has no contact to its store" if is_lost else "")
+
+    def _refuse(self, why: str) -> None:
+        self.is_serving = not why
+        for part in self._parts:
+            part.refuse(why)
+        self.changed.set()

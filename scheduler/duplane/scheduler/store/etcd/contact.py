@@ -1,0 +1,99 @@
+"""Whether etcd still knows that this scheduler is alive."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, TypeVar
+
+from duplane.fabric.errors import FabricError, Reason
+
+Answer = TypeVar("Answer")
+_log = logging.getLogger(__name__)
+
+
+class Contact:
+    """The contact is lost when etcd has not confirmed the presence of this scheduler for some time.
+
+    The other schedulers have then ended its session, so nobody should wait for it any longer. Times
+    are those of the event loop.
+    """
+
+    def __init__(self) -> None:
+        self.is_lost = False
+        self.listeners: list[Callable[[bool], None]] = []  # called with `is_lost`
+        self._confirmed_at = 0.0
+        self._is_confirmed = asyncio.Event()
+        self._waiting: set[asyncio.Future[Any]] = set()
+
+    def confirm(self, at: float) -> None:
+        """Record that etcd has confirmed the presence, in answer to a request sent at `at`."""
+        self._confirmed_at = max(self._confirmed_at, at)
+        self._is_confirmed.set()
+
+    async def run(self, limit_s: float, until_current: Callable[[], Awaitable[None]]) -> NoReturn:
+        """Notice the loss of contact and its end, until cancelled.
+
+        The contact is lost `limit_s` after the latest confirmation. It ends with the next
+        confirmation and the return of `until_current`.
+        """
+        loop = asyncio.get_running_loop()
+        self.confirm(loop.time())
+        while True:
+            self._is_confirmed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(self._confirmed_at + limit_s):
+                    await self._is_confirmed.wait()
+            if loop.time() < self._confirmed_at + limit_s:
+                continue
+            _log.error("etcd has confirmed nothing for %.0f s; refusing all calls", limit_s)
+            self._set_lost(True)
+            await self._is_confirmed.wait()
+            await until_current()
+            self._set_lost(False)
+            _log.info("etcd answers again; accepting calls")
+
+    def require(self) -> None:
+        """Raise FabricError UNAVAILABLE while the contact is lost."""
+        if self.is_lost:
+            raise _unavailable()
+
+    async def wait(self, future: asyncio.Future[Answer]) -> Answer:
+        """Wait for an operation. Raises FabricError UNAVAILABLE while the contact is lost.
+
+        The operation continues if the wait ends before it.
+        """
+        self.require()
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def pass_on(ended: asyncio.Future[Answer]) -> None:
+            if answer.done():
+                return
+            if ended.cancelled():
+                answer.cancel()
+            elif error := ended.exception():
+                answer.set_exception(error)
+            else:
+                answer.set_result(ended.result())
+
+        future.add_done_callback(pass_on)
+        self._waiting.add(answer)
+        try:
+            return await answer
+        finally:
+            self._waiting.discard(answer)
+            future.remove_done_callback(pass_on)
+
+    def _set_lost(self, is_lost: bool) -> None:
+        self.is_lost = is_lost
+        for listener in self.listeners:
+            listener(is_lost)
+        for answer in self._waiting if is_lost else ():
+            if not answer.done():
+                answer.set_exception(_unavailable())
+
+
+def _unavailable() -> FabricError:
+    return FabricError(Reason.UNAVAILABLE, "the scheduler has no contact to its store")
