@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Collection
 
 import grpc.aio
 import pytest
@@ -12,6 +13,7 @@ from support.scheduler_harness import AUDIO, SchedulerHarness
 from support.time_limits import WITHIN_S
 
 from duplane.fabric import client as client_module
+from duplane.fabric.channel_pool import ChannelPool
 from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import admin_pb2, lease_pb2, lease_pb2_grpc
@@ -141,3 +143,67 @@ async def test_grant_is_used_though_its_call_does_not_end() -> None:
         granted = await client.acquire(wanted("request"))
         assert granted.lease_id == "lease"
     await server.stop(None)
+
+
+class Restarting(lease_pb2_grpc.LeaseServiceServicer):
+    """A scheduler that has lost its queue: it counts more tickets ahead than before."""
+
+    def __init__(self) -> None:
+        self.positions = [2, 5]
+
+    async def AcquireLease(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: yields
+        self, request: object, context: grpc.aio.ServicerContext[object, object]
+    ) -> None:
+        queued = lease_pb2.Queued(ticket_id="q_1", position=self.positions.pop(0))
+        await context.write(lease_pb2.AcquireLeaseResponse(queued=queued))
+        if self.positions:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "restarting")
+        await context.write(lease_pb2.AcquireLeaseResponse(granted=lease_pb2.Granted()))
+
+    async def ReleaseLease(
+        self, request: object, context: object
+    ) -> lease_pb2.ReleaseLeaseResponse:
+        raise NotImplementedError
+
+
+async def test_position_never_grows_when_a_scheduler_has_lost_its_queue() -> None:
+    server = grpc.aio.server()
+    lease_pb2_grpc.add_LeaseServiceServicer_to_server(Restarting(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    positions: list[int] = []
+
+    async def on_queued(queued: lease_pb2.Queued) -> None:
+        positions.append(queued.position)
+
+    async with FabricClient([f"127.0.0.1:{port}"]) as client, asyncio.timeout(WITHIN_S):
+        await client.acquire(wanted("request"), on_queued)
+    await server.stop(None)
+    assert positions == [2, 2]
+
+
+async def test_waiting_request_returns_as_soon_as_a_scheduler_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "_CONNECT_S", 10 * WITHIN_S)
+    until_any_ready, waits = ChannelPool.until_any_ready, asyncio.Event()
+
+    async def noted(pool: ChannelPool, addresses: Collection[str], timeout_s: float) -> None:
+        waits.set()
+        await until_any_ready(pool, addresses, timeout_s)
+
+    monkeypatch.setattr(ChannelPool, "until_any_ready", noted)
+    async with SchedulerHarness.running() as harness:
+        await harness.stop()
+        async with FabricClient([harness.address]) as client, asyncio.timeout(WITHIN_S):
+            is_queued = asyncio.Event()
+
+            async def on_queued(_: lease_pb2.Queued) -> None:
+                is_queued.set()
+
+            acquiring = asyncio.create_task(client.acquire(wanted("request"), on_queued))
+            await waits.wait()
+            await harness.start()
+            await is_queued.wait()
+            acquiring.cancel()
+            await asyncio.wait([acquiring])

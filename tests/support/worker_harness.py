@@ -20,7 +20,8 @@ from support.scripted_model import ScriptedModel
 from support.time_limits import WITHIN_S
 
 from duplane.fabric.channel import open_channel
-from duplane.fabric.client import ConverseStream, FabricClient
+from duplane.fabric.client import FabricClient
+from duplane.fabric.converse import ConverseStream
 from duplane.fabric.errors import FabricError, abort
 from duplane.fabric.lease_signing import LeaseSigner
 from duplane.fabric.monitoring.spans import Telemetry

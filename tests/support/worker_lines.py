@@ -20,7 +20,7 @@ from support.scripted_model import ScriptedModel
 from support.transcripts import FOLDER, Transcript, message_of, read_transcript
 from support.worker_harness import running_worker
 
-from duplane.fabric.client import ConverseStream
+from duplane.fabric.converse import ConverseStream
 from duplane.fabric.v1 import session_pb2
 from duplane.tools.test_checkpoint.build import build_test_checkpoint
 from duplane.worker.model.model import DuplexModel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Collection
 
@@ -36,6 +37,18 @@ class ChannelPool:
         finally:
             self._user_counts[address] -= 1
             await self._close_unused()
+
+    async def until_any_ready(self, addresses: Collection[str], timeout_s: float) -> None:
+        """Connect to the peers; wait until one connection is ready, at most `timeout_s`."""
+        async with contextlib.AsyncExitStack() as stack:
+            channels = [await stack.enter_async_context(self.use(one)) for one in addresses]
+            ready = [asyncio.ensure_future(channel.channel_ready()) for channel in channels]
+            try:
+                await asyncio.wait(ready, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for one in ready:
+                    one.cancel()
+                await asyncio.gather(*ready, return_exceptions=True)
 
     async def close_others(self, addresses: Collection[str]) -> None:
         """Close the channels to all addresses but these. Running calls keep their channel open."""

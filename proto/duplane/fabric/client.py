@@ -19,7 +19,7 @@ from cachetools import TTLCache
 
 from duplane.fabric.addresses import parse_address, resolve
 from duplane.fabric.channel_pool import ChannelPool
-from duplane.fabric.durations import to_seconds
+from duplane.fabric.converse import ConverseStream
 from duplane.fabric.errors import FabricError, Reason, from_rpc
 from duplane.fabric.repeated_log import RepeatedLog
 from duplane.fabric.v1 import (
@@ -40,113 +40,17 @@ _AcquireCall = grpc.aio.UnaryStreamCall[
 OnQueued = Callable[[lease_pb2.Queued], Awaitable[None]]
 OnGranted = Callable[[lease_pb2.Granted], None]
 _UNREACHABLE_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-_SCHEDULER_RETRY_S = 0.5  # between rounds of calls to schedulers that do not answer
+# Between rounds of calls to schedulers that do not answer: a pause, then a wait for a connection.
+_RETRY_S = 0.2
+_CONNECT_S = 0.5
 _FIRST_ANSWER_S = 3.0  # wait for a scheduler's first answer, if there is another scheduler
 _END_S = 0.5  # longest wait after a grant for the end of the call; then the grant is used anyway
 _RELEASE_TIMEOUT_S = 2.0
-_CLOSE_TIMEOUT_S = 1.0
 _CLAIM_ATTEMPTS = 6  # failed claims after which a session is given up
 _FIRST_CLAIM_BACKOFF_S = 0.2  # doubled after each grant that could not be claimed
 _AVOID_S = 15.0  # how long a worker that could not be reached is avoided
 _MAX_UNREPORTED = 1024  # leases on unreachable workers that are not given back yet
 _MAX_AVOIDED = 64  # as AcquireLeaseRequest.avoided_worker_ids allows
-
-
-class ConverseStream:
-    """The client's side of one Converse call. Only one task at a time may write."""
-
-    def __init__(
-        self,
-        call: grpc.aio.StreamStreamCall[session_pb2.ConverseRequest, session_pb2.ConverseResponse],
-        granted: lease_pb2.Granted,
-    ) -> None:
-        self._call = call
-        self.granted = granted
-        self.claimed = session_pb2.Claimed()  # the worker's answer to the claim; empty until then
-
-    async def claim_slot(self, trace: trace_pb2.TraceContext | None) -> None:
-        """Claim the granted slot within the grant's claim timeout. Raises FabricError."""
-        claim = session_pb2.Claim(lease=self.granted.lease, trace=trace)
-        try:
-            async with asyncio.timeout(to_seconds(self.granted.claim_timeout)):
-                await self.write(session_pb2.ConverseRequest(claim=claim))
-                self.claimed.CopyFrom((await self.read()).claimed)
-        except TimeoutError:
-            raise FabricError(Reason.UNAVAILABLE, "the worker did not answer") from None
-
-    async def open(self, settings: session_pb2.Open) -> session_pb2.Opened:
-        """Configure the conversation. Raises FabricError."""
-        await self.write(session_pb2.ConverseRequest(open=settings))
-        response = await self.read()
-        if response.WhichOneof("message") == "closed":
-            raise FabricError(Reason.UNAVAILABLE, response.closed.message or "session closed")
-        return response.opened
-
-    async def send(self, unit: session_pb2.Unit) -> None:
-        """Send one unit; waits while the connection to the worker is full."""
-        await self.write(session_pb2.ConverseRequest(unit=unit))
-
-    async def close(self, reason: str = "") -> None:
-        """Ask the worker to end the session; the last response is then `closed`."""
-        await self.write(session_pb2.ConverseRequest(close=session_pb2.Close(reason=reason)))
-
-    async def write(self, request: session_pb2.ConverseRequest) -> None:
-        """Send any message. Raises FabricError when the call has ended."""
-        try:
-            await self._call.write(request)
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc(error) from None
-        except asyncio.InvalidStateError:  # raised by grpc.aio when the call has ended
-            raise await self._failure() from None
-
-    async def read(self) -> session_pb2.ConverseResponse:
-        """Receive one message. Raises FabricError when the call has ended."""
-        try:
-            response = await self._call.read()
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc(error) from None
-        if isinstance(response, session_pb2.ConverseResponse):
-            return response
-        raise await self._failure()
-
-    async def responses(self) -> AsyncIterator[session_pb2.ConverseResponse]:
-        """Yield the responses, up to and including `closed`."""
-        while True:
-            response = await self.read()
-            yield response
-            if response.WhichOneof("message") == "closed":
-                return
-
-    async def _failure(self) -> FabricError:
-        code, details = await self._call.code(), await self._call.details()
-        if code == grpc.StatusCode.OK:
-            return FabricError(Reason.UNAVAILABLE, "the worker ended the call")
-        return from_rpc(
-            grpc.aio.AioRpcError(
-                code,
-                await self._call.initial_metadata(),
-                await self._call.trailing_metadata(),
-                details=details,
-            )
-        )
-
-    async def end_input(self) -> None:
-        """Half-close the call, which ends the session. The last responses can still be read."""
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await self._call.done_writing()
-
-    async def finish(self) -> None:
-        """Half-close the call, wait a short time until the worker ends it, then cancel it."""
-        if self._call.done():  # grpc.aio raises CancelledError from a read of a cancelled call
-            return
-        try:
-            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
-                async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                    await self._call.done_writing()
-                    while await self._call.read() is not grpc.aio.EOF:
-                        pass
-        finally:
-            self._call.cancel()
 
 
 class FabricClient:
@@ -163,6 +67,7 @@ class FabricClient:
         self._schedulers: Sequence[str] = ()  # resolved addresses
         self._preferred = 0
         self._to_schedulers, self._to_workers = ChannelPool(), ChannelPool()
+        self._connecting: asyncio.Task[None] | None = None
         self._silence = RepeatedLog(_log)
         # `_avoided` has the ids of workers that could not be reached lately. `_unreachable` has, by
         # lease id, the id of the worker that could not be reached with this lease.
@@ -180,6 +85,9 @@ class FabricClient:
         await self._to_schedulers.close_others(self._schedulers)
 
     async def __aexit__(self, *_: object) -> None:
+        if self._connecting:
+            self._connecting.cancel()
+            await asyncio.wait([self._connecting])
         await self._to_schedulers.close()
         await self._to_workers.close()
 
@@ -214,6 +122,7 @@ class FabricClient:
         """
         current = lease_pb2.AcquireLeaseRequest()
         current.CopyFrom(request)
+        on_queued = on_queued and _never_growing(on_queued)
         for attempt in itertools.count(1):
             current.ClearField("avoided_worker_ids")
             current.avoided_worker_ids.extend(self._avoided)
@@ -230,9 +139,17 @@ class FabricClient:
             if self._preferred == used:  # no other request has chosen another scheduler meanwhile
                 self._preferred = (used + 1) % len(self._schedulers)
             if attempt % len(self._schedulers) == 0:
-                await asyncio.sleep(_SCHEDULER_RETRY_S)
+                await asyncio.sleep(_RETRY_S * random.uniform(0.5, 1.0))
+                await self._until_connected()
                 await self._find_schedulers()
         raise AssertionError("itertools.count does not end")
+
+    async def _until_connected(self) -> None:
+        """Wait for a connection to a scheduler, for a limited time. All requests share one wait."""
+        if self._connecting is None or self._connecting.done():
+            connecting = self._to_schedulers.until_any_ready(self._schedulers, _CONNECT_S)
+            self._connecting = asyncio.create_task(connecting)
+        await asyncio.wait([self._connecting])
 
     async def _acquire_once(
         self,
@@ -337,9 +254,10 @@ class FabricClient:
             if on_queued:
                 await on_queued(queued)
 
+        pass_on = _never_growing(keep_ticket)
         for attempt in range(_CLAIM_ATTEMPTS):
             current.request_id = f"{request.request_id}/{attempt}"
-            granted = await self.acquire(current, keep_ticket)
+            granted = await self.acquire(current, pass_on)
             current.ticket_id = granted.ticket_id
             if on_granted:
                 on_granted(granted)
@@ -395,3 +313,19 @@ class FabricClient:
                 self._avoided[granted.worker_id] = True
                 self._unreachable[granted.lease_id] = granted.worker_id
             raise
+
+
+def _never_growing(on_queued: OnQueued) -> OnQueued:
+    """Return a callback that passes each position on, but never one above an earlier one.
+
+    A scheduler that has restarted without its queue can count more tickets ahead than the earlier
+    one did: the tickets whose grants were lost with it return too.
+    """
+    lowest: int | None = None
+
+    async def pass_on(queued: lease_pb2.Queued) -> None:
+        nonlocal lowest
+        queued.position = lowest = min(queued.position, lowest or queued.position)
+        await on_queued(queued)
+
+    return pass_on

@@ -26,6 +26,10 @@ _log = logging.getLogger(__name__)
 
 MAX_RUNNING = 256  # most grants that wait for the store at once
 PORTION = 8  # grants that are begun before other tasks can run
+# After a start that has lost the queue, grants wait for the callers of the earlier scheduler: this
+# time, and as long as one has returned lately. A caller needs about 0.4 s for its connection.
+RETURN_S = 0.75
+LATE_RETURN_S = 0.3
 
 
 class GrantLoop:
@@ -45,7 +49,8 @@ class GrantLoop:
         self._store = store
         self._state = state
         self._claim_timeout_s = claim_timeout_s
-        self._resume_until = state.clock() + resume_grace_s
+        self._resume_limit = state.clock() + resume_grace_s
+        self._resume_until = min(self._resume_limit, state.clock() + RETURN_S)
         self._is_resuming = False
         self._epochs: dict[str, int] = {}  # by worker id; of workers seen until `_resume_until`
         self._running: dict[int, asyncio.Task[None]] = {}  # grants, by order of the ticket
@@ -75,6 +80,9 @@ class GrantLoop:
         self, request: lease_pb2.AcquireLeaseRequest, owner: str, order: int | None = None
     ) -> Ticket | Grant:
         """Enqueue a request; grant it in the same step if a slot is free and nobody waits."""
+        if order is not None:
+            latest = min(self._resume_limit, self._state.clock() + LATE_RETURN_S)
+            self._resume_until = max(self._resume_until, latest)
         candidate = self._state.free_candidate(request) if order is None else None
         if candidate is None or self._hold_s() is not None:
             return await self._store.enqueue(request, owner, order)

@@ -52,8 +52,8 @@ class SchedulerSettings:
     queued_interval_s: PositiveFloat = 3.0
     """Seconds between two updates to a waiting caller whose position does not change."""
     resume_grace_s: PositiveFloat = 1.5
-    """Seconds after a restart in which nothing is granted if the queue was lost, so that waiting
-    sessions can return to their places."""
+    """Most seconds after a restart in which nothing is granted if the queue was lost, so that
+    waiting sessions can return to their places. Grants begin earlier if no more sessions return."""
     register_timeout_s: PositiveFloat = 10.0
     """Seconds within which a connected worker must register; then its stream ends."""
     stop_timeout_s: PositiveFloat = 2.0

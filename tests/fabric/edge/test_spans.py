@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.sampling import Sampler
 from opentelemetry.trace import StatusCode
 from support.live_edge import APPEND, begin, closed, end, exchange, live_edge, receive, send
 
-from duplane.fabric.client import ConverseStream
+from duplane.fabric.converse import ConverseStream
 from duplane.fabric.monitoring import spans
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.v1 import lease_pb2, session_pb2

@@ -23,7 +23,7 @@ import duplane.worker.session.unit_spans
 from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.session.runner import SessionRunner
 from duplane.edge.transport.client_protocol import ClientProtocol
-from duplane.fabric.client import ConverseStream
+from duplane.fabric.converse import ConverseStream
 from duplane.tools.trace.units import Collected
 from duplane.tools.trace.views import Choice, report
 from duplane.worker.engine.device_thread import DeviceThread

@@ -19,6 +19,7 @@ from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.monitoring import spans
 from duplane.fabric.process import Shutdown
 from duplane.fabric.v1 import lease_pb2, registry_pb2, session_pb2, trace_pb2
+from duplane.worker import attach
 from duplane.worker.engine.model_runner import ModelRunner
 from duplane.worker.service import serve
 from duplane.worker.settings import WorkerSettings
@@ -102,6 +103,17 @@ async def test_a_worker_that_is_refused_comes_back() -> None:
         rig.scheduler.refusal = None
         count = rig.scheduler.report_count
         await rig.scheduler.until(lambda: rig.scheduler.report_count > count)
+
+
+async def test_a_worker_attaches_as_soon_as_its_scheduler_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attach, "_FIRST_BACKOFF_S", 600.0)
+    monkeypatch.setattr(attach, "_MAX_BACKOFF_S", 600.0)
+    async with running_worker() as rig:
+        await rig.scheduler.stop()
+        await rig.scheduler.start(rig.scheduler.address)
+        await rig.scheduler.until(lambda: len(rig.scheduler.registers) == 2)
 
 
 async def test_a_worker_goes_to_the_next_scheduler_and_keeps_its_sessions() -> None:

@@ -9,7 +9,7 @@ from support.scheduler_harness import AUDIO, FREE, register_message, slot_report
 from support.time_limits import WITHIN_S
 
 from duplane.fabric.v1 import lease_pb2
-from duplane.scheduler.granting import GrantLoop
+from duplane.scheduler.granting import LATE_RETURN_S, RETURN_S, GrantLoop
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import Grant, Offer, Ticket
 from duplane.scheduler.store.memory import MemoryStore
@@ -35,6 +35,52 @@ async def test_slots_of_a_worker_that_has_served_are_held_back_after_a_start(
         await grants.settled(ticket.order)
     assert (state.entry(ticket) is not None) == has_served
     running.cancel()
+
+
+async def test_slots_are_held_back_as_long_as_callers_return_but_not_for_ever() -> None:
+    now = 0.0
+    state, store = SchedulerState(lambda: now), MemoryStore(boot_ms=1)
+    grants = GrantLoop(store, state, claim_timeout_s=5.0, resume_grace_s=1.0)
+    store.subscribe(state.apply)
+    slots = slot_reports(FREE, FREE)
+    slots[0].fencing_number = 7
+    await store.register(register_message(slots=slots))
+
+    async def is_granted(name: str) -> bool:
+        request = lease_pb2.AcquireLeaseRequest(request_id=name, kind=AUDIO)
+        found = await grants.enqueue(request, "owner")
+        if isinstance(found, Ticket):
+            await store.cancel(found.order)
+        return isinstance(found, Grant)
+
+    async def returns(name: str) -> None:
+        request = lease_pb2.AcquireLeaseRequest(request_id=name, kind=AUDIO)
+        ticket = await grants.enqueue(request, "owner", 1)
+        assert isinstance(ticket, Ticket)
+        await store.cancel(ticket.order)
+
+    now = RETURN_S - 0.01
+    await returns("one")
+    now = RETURN_S + LATE_RETURN_S - 0.06
+    assert not await is_granted("early")
+    await returns("another")
+    now = 0.99
+    assert not await is_granted("still early")
+    now = 1.0
+    assert await is_granted("late")
+
+
+async def test_slots_are_granted_soon_if_no_caller_returns() -> None:
+    now = 0.0
+    state, store = SchedulerState(lambda: now), MemoryStore(boot_ms=1)
+    grants = GrantLoop(store, state, claim_timeout_s=5.0, resume_grace_s=60.0)
+    store.subscribe(state.apply)
+    slots = slot_reports(FREE)
+    slots[0].fencing_number = 7
+    await store.register(register_message(slots=slots))
+    request = lease_pb2.AcquireLeaseRequest(request_id="r", kind=AUDIO)
+    now = RETURN_S
+    assert isinstance(await grants.enqueue(request, "owner"), Grant)
 
 
 async def test_slots_are_granted_at_once_after_a_start_if_the_store_has_kept_the_queue(

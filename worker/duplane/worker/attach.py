@@ -29,6 +29,7 @@ from duplane.worker.admission import Admission
 
 _log = logging.getLogger(__name__)
 
+_PAUSE_S = 0.1  # between two attempts, unless a scheduler has refused the worker
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 5.0
 _ANSWER_TIMEOUT_S = 10.0  # longest wait for `registered`
@@ -66,21 +67,25 @@ class AttachLoop:
     async def run(self) -> None:
         """Attach to a scheduler; whenever the stream breaks, attach to the next one.
 
-        The pause between two attempts grows with each round in which no scheduler answers.
+        A time limit grows with each round in which no scheduler answers: it is the longest wait for
+        a connection, or the pause after a scheduler that is connected but refuses the worker.
         """
-        failure_count = 0
+        failure_count, backoff_s = 0, _FIRST_BACKOFF_S
         index = random.getrandbits(16)  # random, so that the workers use all schedulers
         while True:
             addresses = await resolve(self._schedulers)
             self._scheduler = addresses[index % len(addresses)]
             async with open_channel(self._scheduler) as channel:
+                is_connected = await _connects(channel, backoff_s)
                 was_registered, why = await self._attempt(channel)
             failure_count = 0 if was_registered else failure_count + 1
             self._absence.report(f"not attached at {self._scheduler}: {why}")
             index += 1
             round_count = failure_count // len(addresses)
             backoff_s = min(_FIRST_BACKOFF_S * 2 ** min(round_count, 10), _MAX_BACKOFF_S)
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            is_refused = is_connected and not was_registered
+            pause_s = backoff_s if is_refused else _PAUSE_S
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
 
     async def _attempt(self, channel: grpc.aio.Channel) -> tuple[bool, str]:
         """Attach once. Return True if the worker was registered, and why the stream ended."""
@@ -173,3 +178,13 @@ class AttachLoop:
                 pass  # an unknown message of a newer scheduler
             case unknown:
                 assert_never(unknown)
+
+
+async def _connects(channel: grpc.aio.Channel, timeout_s: float) -> bool:
+    """Wait for a connection; return whether there is one."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await channel.channel_ready()
+    except TimeoutError:
+        return False
+    return True

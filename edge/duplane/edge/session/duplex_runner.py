@@ -12,7 +12,8 @@ from duplane.edge.settings import Limits
 from duplane.edge.spans import SessionSpans
 from duplane.edge.transport.client import Client
 from duplane.edge.transport.rate_limit import unit_rate
-from duplane.fabric.client import ConverseStream, FabricClient
+from duplane.fabric.client import FabricClient
+from duplane.fabric.converse import ConverseStream
 from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError
 from duplane.fabric.monitoring.spans import EDGE_OPEN

@@ -26,7 +26,7 @@ from duplane.scheduler.etcd.access import EtcdUrl
 from duplane.scheduler.etcd.client import EtcdClient
 from duplane.tools.bench.options import LeaseBench
 from duplane.tools.bench.report import percentile, show
-from duplane.tools.up.restarts import RestartDelay
+from duplane.tools.up.restarts import FIRST_DELAY_S, RestartDelay
 from duplane.tools.up.supervisor import Role
 from duplane.worker.admission import Admission, slot_reports
 from duplane.worker.attach import AttachedWorker, AttachLoop
@@ -34,7 +34,6 @@ from duplane.worker.attach import AttachedWorker, AttachLoop
 _KIND = lease_pb2.SESSION_KIND_AUDIO_DUPLEX
 _QUIET_COUNT = 200  # grants with a free slot, one after the other
 _GRANTS_PER_KILL = 200
-_RESTART_DELAY_S = 0.5
 _GRANT_TIMEOUT_S = 60.0  # a request that has no grant by then is lost
 _CLIENTS = 4  # channels over which the requests are sent
 
@@ -176,7 +175,7 @@ class _Bench:
             "scheduler",
             ("scheduler", "--store", self._options.store, "--log-level", "ERROR"),
             "127.0.0.1:0",
-            RestartDelay(max_delay_s=_RESTART_DELAY_S),
+            RestartDelay(max_delay_s=FIRST_DELAY_S),  # each kill stands for a single failure
         )
         stack.push_async_callback(role.stop)
         tasks.create_task(role.keep_running())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FIRST_DELAY_S = 0.5
+FIRST_DELAY_S = 0.1
 MAX_DELAY_S = 60.0
 STABLE_S = 120.0
 

@@ -18,7 +18,8 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from duplane.fabric.audio import INPUT_RATE_HERTZ, pcm_from_samples
-from duplane.fabric.client import ConverseStream, FabricClient
+from duplane.fabric.client import FabricClient
+from duplane.fabric.converse import ConverseStream
 from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError
 from duplane.fabric.v1 import lease_pb2, session_pb2
