@@ -1,8 +1,8 @@
 """Marks tests by their path: tests that `make unit` leaves out, and tests that may run twice.
 
 Tests in `fabric/` and `cluster/`, and the tests of `duplane up`, use real sockets and processes
-with time limits. A loaded machine can miss such a limit, so a test of these that fails runs a
-second time. The summary then says `1 rerun`: find the cause.
+with time limits. A loaded machine can miss such a limit. So these tests run a second time if they
+fail. The summary then says `1 rerun`: find the cause.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
 def wants_cpu_build(build: str, *, has_driver: bool, system: str) -> bool:
     """Return whether to install torch from the index of CPU builds.
 
-    This is never necessary outside Linux, because the default index has the CPU build there.
+    Outside Linux the answer is no, because the default index has the CPU build there.
     """
     return system == "Linux" and (build == "cpu" or (build == "auto" and not has_driver))
 

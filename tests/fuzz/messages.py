@@ -95,7 +95,10 @@ def _rename(rng: Random, place: Any, key: Any, others: list[Any]) -> None:
 
 
 def _add(rng: Random, place: Any, key: Any, others: list[Any]) -> None:
-    """Add a list item, or a field from another message or with any value."""
+    """Add an item to a list or a field to an object.
+
+    A field comes from another message, or has any value.
+    """
     added = values.anything(rng)
     if isinstance(place, list):
         place.insert(rng.randint(0, len(place)), clone(rng.choice([place[key], added])))

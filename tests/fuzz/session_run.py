@@ -131,7 +131,7 @@ class SessionRun:
         return events
 
     def _is_too_much(self, frame: bytes) -> bool:
-        """Return whether the edge may refuse a frame because of its size, before it parses it."""
+        """Return whether the edge may refuse a frame for its size alone, without parsing it."""
         limits = self.case.limits
         opening_count = frame.count(b"[") + frame.count(b"{")
         is_many = opening_count + frame.count(b",") > limits.json_value_count
@@ -260,7 +260,7 @@ class SessionRun:
     def _can_say(self, response: session_pb2.ConverseResponse) -> bool:
         """Return whether a worker could send this message now.
 
-        A unit's answer gets the unit's sequence.
+        If the message answers a unit, it gets the sequence of the unit.
         """
         match response.WhichOneof("message"):
             case "opened":

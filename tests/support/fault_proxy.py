@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
 
 _READ_BYTES = 16 * 1024
-# Reads per direction of a connection that may wait; above this number the proxy stops reading.
+# Most reads that wait in one direction of a connection; then the proxy stops reading.
 _PENDING_READS = 256
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: close with RST
 
@@ -25,7 +25,7 @@ class Direction:
         self._open.set()
 
     def hold(self) -> None:
-        """Stop delivering bytes and the end of a connection."""
+        """Deliver neither bytes nor the end of a connection."""
         self._open.clear()
 
     def let_go(self) -> None:

@@ -1,7 +1,7 @@
 """Wall clocks that tests can set while processes run. Monotonic clocks do not change.
 
-The library libfaketime is loaded into a process. It reads the offset from the real clock from a
-file.
+The library libfaketime is loaded into a process. The library reads from a file by how much the
+clock of the process differs from the real clock.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def _gaps(device: torch.device) -> list[float]:
 
 
 def packed_attention(options: Options, report: Report) -> None:
-    """Measure attention over packed rows. A row's result may be independent of the other rows."""
+    """Measure `varlen_attn`: attention over packed rows that may be independent of each other."""
     title = "varlen_attn of one layer, ms; 32 query heads, 8 key heads of 128 channels"
     table = report.table(title, ("rows per conversation, contexts", "1", "8", "32"))
     try:

@@ -53,9 +53,9 @@ def peaks(options: Options, report: Report) -> None:
 
 
 def settings(options: Options, report: Report) -> None:
-    """Show torch's settings before and after loading.
+    """Show torch's settings before and after the model is loaded.
 
-    After it, cuDNN attention and TF32 must be off.
+    After loading, cuDNN attention and TF32 must be off.
     """
     table = report.table("settings of torch", ("", "before", "after load"))
     before = _settings()

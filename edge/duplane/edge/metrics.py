@@ -149,7 +149,8 @@ class EdgeMetrics:
 class SessionMetrics:
     """Adds the units of one duplex session to the metrics of its edge.
 
-    The caller appends the sequence and the wall time of receipt of each sent unit to `sent`.
+    For each sent unit, the caller appends its sequence number and the wall time of its receipt to
+    `sent`.
     """
 
     def __init__(self, metrics: EdgeMetrics) -> None:

@@ -43,9 +43,10 @@ class Route(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a client asks for by URL and headers. `client_id` is shown to operators, never trusted.
+    """The wishes of a client, from its URL and headers.
 
-    `model` is the model that the client asks for; empty means any.
+    `client_id` is shown to operators and is never trusted. `model` is the name of a model; empty
+    means any model.
     """
 
     mode: str

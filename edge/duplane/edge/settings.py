@@ -26,9 +26,7 @@ from duplane.fabric.settings import (
 @Parameter(name="*", group="Limits")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds on the data that clients can make the edge hold, and on its time.
-
-    Times are in seconds.
+    """Bounds on the data and the time that clients can take up in the edge. Times are in seconds.
 
     Raises ValueError that names the bound that is out of range.
     """
@@ -103,7 +101,7 @@ class Limits:
     """Share of one CPU core that the input of one client may use. Above it the edge reads the
     client's messages more slowly."""
 
-    # Time limits of waits. The help names the error or the effect when the time has passed.
+    # Time limits of waits. The help of each says what happens when the time has passed.
     handshake_s: NonNegativeFloat = 10.0
     """Seconds that each of these may take: TLS handshake, head of a request, body of a request."""
     scheduler_s: NonNegativeFloat = 15.0

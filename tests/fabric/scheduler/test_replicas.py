@@ -215,7 +215,7 @@ async def test_lost_session_brings_workers_and_callers_back(
 async def test_key_of_a_stopped_scheduler_is_still_trusted(
     replicas: list[SchedulerHarness],
 ) -> None:
-    """An edge may hold a lease that it has just signed."""
+    """An edge may hold a lease that the scheduler has signed just before it stopped."""
     first, second, _ = replicas
     worker = await first.worker()
     await keys_of_all(worker)

@@ -100,7 +100,7 @@ async def test_sessions_of_a_worker_that_attaches_again_are_listed_again() -> No
 
 
 async def test_claim_that_overtakes_a_lost_stream_shows_when_reported() -> None:
-    """The grant ends with the stream, but the worker has accepted the claim. Its report counts."""
+    """The grant ends with the stream, but the worker has accepted the claim and reports it."""
     async with SchedulerHarness.running() as harness:
         operator, worker = await harness.operator(), await harness.worker()
         granted = await (await harness.caller()).granted()

@@ -21,7 +21,7 @@ from duplane.tools.bench.load.run import bench_fabric
 from duplane.tools.bench.options import FabricBench
 
 SESSIONS, SECONDS, WARM_UP = 20, 16, 2
-# A process may grow by at most this between the middle and the end of the soak, because the
+# A process may grow by at most this much between the middle and the end of the soak, because the
 # allocator may keep some memory of ended sessions. A process that kept the sound of each unit would
 # grow by 5 MB (20 sessions, 4 s, 64 KB).
 GROWTH_MB = 4.0

@@ -72,6 +72,6 @@ def test_a_thousand_conversations_leave_the_memory_as_it_was(model: DuplexModel)
     assert live_tensors() == tensors
     assert model.memory_bytes == stated
     assert all(model.is_clean(slot) for slot in range(AT_ONCE))
-    # The allocator may hold a few more pages. This limit is far below a leak of one conversation's
-    # state (3 MiB) per conversation.
+    # The allocator may hold a few more pages. A leak of one conversation's state (3 MiB) in each
+    # conversation would be far above this limit.
     assert process.memory_info().rss - resident < 16 * MEBIBYTE

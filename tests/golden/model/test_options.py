@@ -79,7 +79,7 @@ entry."""
 
 
 def play(model: DuplexModel, slots: dict[int, ConversationOptions]) -> dict[int, list[UnitOutput]]:
-    """Run conversations together over the same talk; return the outputs of each slot."""
+    """Run conversations together over the same sound; return the outputs of each slot."""
     said: dict[int, list[UnitOutput]] = {slot: [] for slot in slots}
     for slot, options in slots.items():
         model.open(slot, options)

@@ -33,7 +33,7 @@ ROWS = 5e-5
 
 @dataclass(frozen=True)
 class Shown:
-    """One unit: its second of the talk, its sample count, its frames and its options."""
+    """One unit: its second of the sound, its sample count, its frames and its options."""
 
     second: int
     samples: int

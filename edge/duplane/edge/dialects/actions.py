@@ -48,7 +48,7 @@ class Configure:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Audio of any length (float32 PCM, 16 kHz, checked), with or without pictures; or pictures.
+    """Audio of any length (float32 PCM, 16 kHz, checked), pictures, or both.
 
     `max_slice_count` None means one slice per picture.
     """

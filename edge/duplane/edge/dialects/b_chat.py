@@ -43,7 +43,8 @@ from duplane.edge.settings import Limits
 from duplane.fabric.v1 import session_pb2
 
 DEFAULTS = ChatDefaults(max_new_token_count=256, length_penalty=1.1, generates_audio=False)
-# The protocol's field `reason` has only one value, so `finish_reason` is added: it is more precise.
+# The protocol's field `reason` has only one value. So `finish_reason` is added: it says why an
+# answer was cut off.
 FINISH_REASONS: Mapping[int, str] = {
     session_pb2.FINISH_REASON_LENGTH: "length",
     session_pb2.FINISH_REASON_CONTEXT_FULL: "context_full",

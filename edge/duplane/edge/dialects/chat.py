@@ -73,7 +73,7 @@ class ChatDialect(Dialect):
     def _final_token_count(self, done: session_pb2.Done) -> int:
         """Return the number of tokens in the context at the end.
 
-        It is never below the last delta's.
+        This number is never below the number in the last delta.
         """
         answer_count = done.token_counts.output_text_token_count
         return max(self._context_token_count, self._prompt_token_count + answer_count)

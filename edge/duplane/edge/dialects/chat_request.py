@@ -43,7 +43,7 @@ class ChatDefaults:
 
 
 class MediaBudget:
-    """The bytes of media that the messages not yet read of one history may have."""
+    """The bytes of media that a request may still contain, after the messages read so far."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._left_bytes = limit_bytes

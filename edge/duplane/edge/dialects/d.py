@@ -34,7 +34,7 @@ DEFAULTS = ChatDefaults(
     top_p=0.8,
     use_image_id=True,
 )
-# These reasons keep their close code from CLOSE_CODES; for all others the code is 1000.
+# For these reasons the close code is that of CLOSE_CODES. For all other reasons the code is 1000.
 _CODED = frozenset(
     {
         CloseReason.SHUTDOWN,

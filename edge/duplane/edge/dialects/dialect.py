@@ -177,7 +177,7 @@ class Dialect(ABC):
         return []
 
     def _closed_events(self, close: Close, now: Moment) -> list[bytes]:
-        """Render the event of an end, unless it is a refusal. Empty if the dialect has no event."""
+        """Render the event for the end of a session that was not refused; empty without one."""
         del close, now
         return []
 

@@ -51,7 +51,10 @@ class FabricRoutes:
         ]
 
     async def _health(self, _: web.Request) -> web.Response:
-        """Answer that the process is alive, and with the worker status in the reference's words."""
+        """Answer that the process is alive.
+
+        The answer includes the worker status in the words of the reference.
+        """
         alive = {"status": "healthy", "timestamp": now().isoformat()}
         try:
             async with asyncio.timeout(HEALTH_DEADLINE_S):

@@ -47,7 +47,7 @@ def free_slots(
 def worker_health(
     workers: Sequence[admin_pb2.WorkerStatus], leases: Sequence[admin_pb2.LeaseStatus]
 ) -> dict[str, object]:
-    """Return the health fields of the reference, which has one worker, for all workers together."""
+    """Return the health fields of the reference's only worker, computed over all our workers."""
     is_loaded = any(map(is_serving, workers))
     status = "idle" if free_slots(workers, leases) else "busy" if is_loaded else "offline"
     return {"model_loaded": is_loaded, "worker_status": status}

@@ -1,4 +1,7 @@
-"""The routes of uploaded reference voices. A client downloads one and sends it in its session."""
+"""The routes of uploaded reference voices.
+
+A client downloads a voice and sends it when it opens a session.
+"""
 
 from __future__ import annotations
 

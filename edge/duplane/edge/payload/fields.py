@@ -33,7 +33,8 @@ _MAX_IGNORED_CHARACTERS = 80
 def parse(message: bytes, limits: Limits = _DEFAULTS) -> Fields:
     """Parse one text frame.
 
-    Raises UnreadableError, or ClientError when it is not an object or exceeds a bound.
+    Raises UnreadableError if the frame is not JSON, and ClientError if the JSON is not an object or
+    exceeds a bound.
     """
     # Count before parsing: parsing makes an object of a hundred bytes from a value of two bytes.
     max_count = limits.json_value_count
@@ -59,7 +60,7 @@ def _deep(limits: Limits) -> ClientError:
 
 
 def _count(message: bytes, character: bytes) -> int:
-    """Count a character. This is fast if it is rare in a long message, because of `find`."""
+    """Count a character. `find` makes this fast for a character that is rare in a long message."""
     at = -1
     for count in range(_FEW):
         at = message.find(character, at + 1)

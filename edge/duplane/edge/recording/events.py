@@ -17,7 +17,7 @@ import pybase64
 _MIN_ENCODED = 64  # characters; shorter base64 (a dozen samples) stays in the event
 _REFERENCE = re.compile(r"@(blob/\d{1,9}\.[a-z0-9]{1,4})")
 _MAX_DEPTH = 64
-# File types by their first bytes, which begin at an offset.
+# File types: the bytes that identify each type, and the offset of these bytes.
 _SIGNATURES = (
     (8, b"WAVE", "wav"),
     (8, b"WEBP", "webp"),

@@ -55,7 +55,10 @@ class Asset:
 
 
 def session_list(root: Path, limit: int = 1000) -> Json:
-    """Return the newest `limit` recordings, newest first; `total` is the number of all."""
+    """Return the newest `limit` recordings, newest first.
+
+    `total` is the number of all recordings.
+    """
     known = [meta for directory in recordings(root) if (meta := read_meta(directory))]
     known.sort(key=lambda meta: meta.created_at, reverse=True)
     return {"total": len(known), "sessions": [_row(meta) for meta in known[:limit]]}

@@ -83,7 +83,8 @@ class Recorder:
         # difference is the size of the queue.
         self._submitted_bytes = 0
         self._written_bytes = 0
-        # At this value of `_submitted_bytes`, `max_total_bytes` is used up. A sweep raises it.
+        # If `_submitted_bytes` reaches this value, `max_total_bytes` is used up. Deleting old
+        # recordings (a sweep) raises this value.
         self._limit_bytes = math.inf
         self._sweep_at_bytes = -1  # value of `_submitted_bytes` when a sweep was last requested
         if settings.max_total_bytes is not None:
@@ -94,7 +95,10 @@ class Recorder:
         self._sweep()
 
     def close(self) -> None:
-        """Write all queued events, within `_CLOSE_S` per thread. Later events are not recorded."""
+        """Write all queued events; take at most `_CLOSE_S` per thread.
+
+        Later events are not recorded.
+        """
         if self._timer:
             self._timer.cancel()
         self._writing.close(_CLOSE_S)

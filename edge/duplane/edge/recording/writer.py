@@ -72,7 +72,7 @@ class RecordingWriter:
             self._guard(lambda: self._write(direction, frame, at_s, audio))
 
     def end(self, update: Callable[[Meta], None]) -> None:
-        """Let `update` complete the meta, write it, and close all files."""
+        """Let `update` complete the meta, write the meta, and close all files."""
         update(self._meta)
         self._meta.is_incomplete = bool(self._meta.error or self._meta.lost_event_count)
         with contextlib.suppress(OSError):  # the error that ended the recording is in the log
@@ -100,7 +100,8 @@ class RecordingWriter:
         part = self.directory / f"{STREAM}.part"
         self._stream = os.open(part, flags, 0o600)
         lock(self._stream)
-        # True until the recording is complete: a disk that is full later could prevent writing it.
+        # True until the recording is complete. If the disk becomes full, True could not be written
+        # later.
         self._meta.is_incomplete = True
         write_meta(self.directory, self._meta)
         part.rename(self.directory / STREAM)  # from now on it is listed as running

@@ -81,7 +81,7 @@ class ChatRunner(SessionRunner[ChatSession]):
     async def _stop_call(self, calling: asyncio.Task[None]) -> None:
         """Stop the running turn at once, since nobody reads its answer.
 
-        A release is finished first.
+        If a slot is being released, finish the release first.
         """
         if self._is_releasing:
             await asyncio.wait({calling}, timeout=self._limits.end_s)

@@ -36,7 +36,7 @@ class PendingReplies:
         return len(self._ends) >= self._LIMIT
 
     def add_append(self, unit_count: int) -> None:
-        """Add an append, after which `unit_count` units are complete."""
+        """Add an append. After it, `unit_count` units are complete in total."""
         self._ends.append(unit_count)
 
     def add_outcome(self, ordinal: int, outcome: Outcome) -> None:

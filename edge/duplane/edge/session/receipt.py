@@ -10,8 +10,8 @@ from duplane.edge.clock import Moment
 class Receipt(NamedTuple):
     """The times of one message, in wall-clock nanoseconds.
 
-    `received_ns` is the time at which its last byte arrived, `read_ns` the time at which the
-    session began to handle it.
+    `received_ns` is the time at which the message's last byte arrived. `read_ns` is the time at
+    which the session began to handle the message.
     """
 
     received_ns: int

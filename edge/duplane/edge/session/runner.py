@@ -172,7 +172,7 @@ class SessionRunner(ABC, Generic[S]):
     def _set_timer(self, deadline: float) -> None:
         """Set the timer to an earlier deadline.
 
-        When it fires, the session gives the next deadline.
+        When the timer fires, the session gives the next deadline.
         """
         if self._timer:
             self._timer.cancel()

@@ -137,7 +137,10 @@ class Session(ABC, Generic[D]):
         self.time_limits.start(TimeLimit.SLOT, self._limits.queue_s, now)
 
     def queued(self, queued: lease_pb2.Queued, now: Moment) -> list[bytes]:
-        """Render a queue position. The scheduler sends one on every change and at intervals."""
+        """Render a queue position.
+
+        The scheduler sends a position on every change and at intervals.
+        """
         del now
         if self.closed:
             return []

@@ -13,7 +13,7 @@ from duplane.edge.close import Close, CloseReason
 class TimeLimit(Enum):
     """The time limits of a session.
 
-    `Limits` has their durations, but `Mode` has WHOLE_SESSION's.
+    `Limits` has the duration of each limit except WHOLE_SESSION, which `Mode` has.
     """
 
     SCHEDULER = auto()  # until a scheduler answers
@@ -25,7 +25,8 @@ class TimeLimit(Enum):
     WHOLE_SESSION = auto()  # from `queue_done`
 
 
-# The close after each limit has passed. For other limits the subclass decides.
+# How a session is closed when each of these limits has passed. For other limits the subclass
+# decides.
 EXPIRED: Mapping[TimeLimit, Close] = {
     TimeLimit.SCHEDULER: Close(CloseReason.SERVICE_UNAVAILABLE, "no scheduler answers"),
     TimeLimit.SLOT: Close(CloseReason.WORKER_BUSY, "no worker became free in time"),
@@ -63,5 +64,5 @@ class TimeLimits:
         self.next_deadline = math.inf
 
     def expired(self, now: Moment) -> list[TimeLimit]:
-        """Return the limits whose deadline has passed. This does not stop them."""
+        """Return the limits whose deadline has passed. Does not stop these limits."""
         return [limit for limit, at in self._deadlines.items() if at <= now.monotonic_s]

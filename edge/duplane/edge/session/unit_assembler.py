@@ -13,10 +13,10 @@ UNIT_BYTES = INPUT_RATE_HERTZ * 4
 class UnitAssembler:
     """Cuts and joins appends. Holds the audio of an incomplete unit until more audio arrives.
 
-    If one append of a unit is forced to listen, the unit is. A unit has the tag of its last append.
-    Pictures belong to the unit with the last sample of their append; the largest slice bound of a
-    unit applies to all its pictures. Of the pictures that wait with incomplete audio, the newest
-    `frame_count` are kept.
+    If one append of a unit has `force_listen`, the model must listen to the whole unit. A unit has
+    the tag of its last append. Pictures belong to the unit with the last sample of their append;
+    the largest slice bound of a unit applies to all its pictures. Of the pictures that wait with
+    incomplete audio, the newest `frame_count` are kept.
     """
 
     def __init__(self, frame_count: int) -> None:

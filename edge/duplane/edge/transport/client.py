@@ -1,4 +1,4 @@
-"""Interfaces: `Client` is a client's connection, `Receiver` handles the messages from it."""
+"""Interfaces: `Client` is a client's connection, `Receiver` handles the client's messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Client(Protocol):
     def send(self, events: list[bytes], on_written: Callable[[], None] | None = None) -> None:
         """Send events to the client, or queue them. Raises OutboxFullError.
 
-        `on_written` is called when the connection has taken them.
+        `on_written` is called when the connection has taken the events.
         """
         ...
 

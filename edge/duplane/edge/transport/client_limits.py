@@ -8,7 +8,7 @@ from enum import Enum, auto
 
 
 class LimitReached(Enum):
-    """The limit that was reached, so that no further one is allowed."""
+    """The limit that allows no further connection or session."""
 
     TOTAL = auto()
     CLIENT = auto()

@@ -247,8 +247,8 @@ class ClientProtocol(web.RequestHandler):
 class _AnonymousResponse(web.Response):
     """A response without the `Server` header.
 
-    A signal `on_response_prepare` cannot remove the header: aiohttp sends none for answers to
-    requests that it cannot parse. So this class overrides a private method.
+    The signal `on_response_prepare` could not remove the header: aiohttp does not send this signal
+    for answers to requests that it cannot parse. So this class overrides a private method.
     """
 
     async def _prepare_headers(self) -> None:

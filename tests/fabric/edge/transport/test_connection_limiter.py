@@ -1,4 +1,4 @@
-"""The limits of a connection from its first byte on: its head, its kind and its open file."""
+"""The start of a connection: its first bytes, the size of its head, and the file that it needs."""
 
 from __future__ import annotations
 

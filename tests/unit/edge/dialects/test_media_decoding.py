@@ -137,7 +137,7 @@ async def test_a_message_can_be_decoded_in_a_thread_while_its_session_ends() -> 
 def test_what_is_legal_while_a_conversation_opens_is_legal_once_it_is_open(
     kind: type[Dialect],
 ) -> None:
-    """So an event stays legal if the conversation opens while a thread decodes the event."""
+    """The conversation may open while a thread decodes an event; the event must stay legal."""
     opening = {event for phase, event in kind.transitions if phase is Phase.OPENING}
     active = {event for phase, event in kind.transitions if phase is Phase.ACTIVE}
     assert opening <= active

@@ -60,7 +60,7 @@ class _Watch:
 
 
 class _Witness:
-    """A good session of dialect B. Its units are silent; their times show the cost of others."""
+    """A good session of dialect B with silent units. Their times show what bad clients cost."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection

@@ -113,9 +113,9 @@ def leases(options: LeaseBench = LeaseBench()) -> None:
 def model(options: ModelBench = ModelBench()) -> None:
     """Measure every stage of the model, by batch size, and compare it with the device's peak rates.
 
-    MB and GFLOP are those of one call: the bytes of weights and caches that it reads, and its
-    floating point operations. Waits: how often the host waits for the device in one call. The row
-    of the whole unit shows the waits of each kind of unit.
+    The columns MB, GFLOP and waits are for one call of a stage: the bytes of weights and caches
+    that the call reads, its floating point operations, and how often the host waits for the device.
+    The row of the whole unit shows the waits of each kind of unit.
     """
     from duplane.tools.bench.model import bench_model
     from duplane.worker.model.checkpoint import CheckpointError

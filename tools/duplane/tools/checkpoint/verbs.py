@@ -92,7 +92,7 @@ def random(
 
 @checkpoint.command
 def inspect(directory: ExistingDirectory, /, *, options: MemoryOptions = MemoryOptions()) -> int:
-    """Print the content of a checkpoint directory, what is missing, and the memory of the model.
+    """Print the content of a checkpoint directory, its missing parts, and the model's memory.
 
     Reads no weights. Exit code 1 means that tensors are missing or have the wrong shape.
 
@@ -213,7 +213,8 @@ def evaluate(
     workspace
         Folder for the sound of the questions.
     sessions
-        Number of sessions in the first row of the table, of 16 units each. Other rows have fewer.
+        Number of sessions in the first row of the table, of 16 units each. Other rows have fewer
+        sessions.
     json
         Write all numbers, and the wrong answers, to this file.
     """

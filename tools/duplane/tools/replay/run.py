@@ -35,7 +35,8 @@ def replay(
     The exit code is 1 if a check fails, if a part cannot run, or if there is nothing to check.
     Tolerances are for float32: in another dtype a check prints its error and does not fail.
     """
-    # Here, because most parts are loaded without the whole model.
+    # Configured here, because most parts are loaded without the whole model, which would configure
+    # it.
     precision.configure(target.device)
     counts = dict.fromkeys(Verdict, 0)
     print(f"{'check':<56} {'error':>9} {'allowed':>9}  verdict")

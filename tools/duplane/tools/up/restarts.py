@@ -11,7 +11,10 @@ STABLE_S = 120.0
 
 @dataclass
 class RestartDelay:
-    """A delay that doubles with each exit. After a run of `STABLE_S` or more it is short again."""
+    """A delay that doubles with each exit.
+
+    After a run of `STABLE_S` or more the delay is short again.
+    """
 
     max_delay_s: float = MAX_DELAY_S
     _delay_s: float = FIRST_DELAY_S

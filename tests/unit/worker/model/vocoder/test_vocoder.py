@@ -59,7 +59,7 @@ def vocoder(module_vocoder: Vocoder) -> Vocoder:
 
 
 def mels(vocoder: Vocoder, chunks: Sequence[VocoderChunk]) -> list[torch.Tensor]:
-    """Decode one batch; returns the mel of the flow model."""
+    """Decode one batch; return the mel of the flow model."""
     mel = vocoder.encode(chunks)
     vocoder.decode_mel(chunks, mel)
     return mel

@@ -8,9 +8,10 @@ _RESOLUTION = 20  # the search ends when the interval is less than 1/20 of the n
 
 
 def search(first: int, largest: int) -> Generator[int, bool, int]:
-    """Yield numbers to try; the caller sends back whether each holds. Return the largest that does.
+    """Yield numbers of sessions to try; return the largest number that holds, or 0.
 
-    The number doubles until one does not hold; then the interval is halved. Returns 0 if none does.
+    The caller sends back whether each number holds. The number doubles until a number does not
+    hold; then the interval between the two last numbers is halved.
     """
     good, bad = 0, largest + 1  # a `bad` above `largest` has not been tried
     number = min(first, largest)

@@ -115,7 +115,7 @@ class Ledger:
         self._waiting.clear()
 
     def _drop(self, answer: Answer) -> None:
-        """Remove the oldest units: the server dropped them before the answered unit."""
+        """Remove the oldest units, which the server dropped before the answered unit."""
         for unit in list(self._older(answer.unit))[: answer.dropped_count]:
             del self._waiting[unit.number]
             self._counts.dropped += unit.is_measured

@@ -38,7 +38,7 @@ PER_TASK = 250
 class CorpusPlan:
     """The size and the random seed of a corpus.
 
-    A held-out one has other speakers and unknown words.
+    A held-out corpus has other speakers and unknown words.
     """
 
     count: int

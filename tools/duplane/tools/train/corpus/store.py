@@ -35,8 +35,8 @@ class Utterance:
 class Corpus:
     """A folder of utterances, which are read on demand.
 
-    `word_names` and `phoneme_names` are the names of the numbers. Number 0 is silence. The last
-    number of a word stands for all words that do not occur in the questions of the domain.
+    `word_names` and `phoneme_names` are the names of the numbers. Number 0 is silence. The last of
+    the word numbers stands for all words that do not occur in the questions of the domain.
     """
 
     def __init__(self, folder: Path) -> None:
