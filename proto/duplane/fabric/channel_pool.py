@@ -51,7 +51,7 @@ class ChannelPool:
                 await asyncio.gather(*ready, return_exceptions=True)
 
     async def close_others(self, addresses: Collection[str]) -> None:
-        """Close the channels to all addresses but these. Running calls keep their channel open."""
+        """Close the channels to all other addresses. Running calls keep their channel open."""
         self._former = self._channels.keys() - set(addresses)
         await self._close_unused()
 

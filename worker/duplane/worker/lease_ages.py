@@ -45,7 +45,7 @@ class LeaseAges:
         self._is_attached = False
 
     def register(self, epoch: int, now: float) -> None:
-        """End the present registration and begin another, unless it has this epoch already."""
+        """Begin a registration and end the present one, unless that one has the same epoch."""
         if self._is_attached and self._registrations[-1].epoch == epoch:
             return
         self.detach(now)

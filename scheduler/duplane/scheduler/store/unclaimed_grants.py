@@ -23,7 +23,7 @@ class ClaimDeadlines:
         heapq.heappush(self._heap, (deadline, grant.claims.fencing_number, key))
 
     def pop_expired(self, now: float) -> Iterator[Grant]:
-        """Yield each grant that is still unclaimed at its deadline. The caller ends it."""
+        """Yield each grant that is still unclaimed at its deadline. The caller ends the grants."""
         while (grant := self._first()) and self._heap[0][0] <= now:
             heapq.heappop(self._heap)
             yield grant

@@ -69,9 +69,10 @@ def form_batch(
 
 
 def next_to_rebuild(channels: Iterable[SlotChannel]) -> SlotChannel | None:
-    """Return the slot of which some past units are rebuilt in the next round; the slots take turns.
+    """Return the slot that rebuilds some past units in the next round. The slots take turns.
 
-    Units wait for one such slot only. The caller holds the lock.
+    Only one slot does so in each round, so that the units of other slots do not wait for several.
+    The caller holds the lock of the device thread.
     """
     waiting = (channel for channel in channels if channel.past_units is not None)
     return min(waiting, key=lambda channel: channel.share_count, default=None)

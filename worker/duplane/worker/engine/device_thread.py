@@ -207,7 +207,7 @@ class DeviceThread:
     def rebuild(self, channel: SlotChannel, units: Sequence[PastUnit]) -> None:
         """Rebuild an open conversation. The event Rebuilt, RebuildRefused or Lost follows.
 
-        Units of other slots run first in each round, and the rebuilding goes on a share per round.
+        Each round first runs the units of other slots, then rebuilds a part of `units`.
         """
         with self._lock:
             channel.past_units = list(units)
@@ -273,10 +273,11 @@ class DeviceThread:
     def _run_round(self, runner: ModelRunner) -> None:
         """Execute commands up to one open, then one batch of units, then one step of the chats.
 
-        At most one conversation is opened in each round, so that running ones do not wait for
-        several opens. A step of chats is short for the same reason, and so is the last part of a
-        round: a share of the work to rebuild one conversation. Commands keep their order, so the
-        close of a slot never comes before its open. If there is no work, the round waits.
+        The round ends with a part of the work to rebuild one conversation. At most one conversation
+        is opened in each round, so that running conversations do not wait for several opens. For
+        the same reason, the step of chats and the part of a rebuild are short. Commands keep their
+        order, so the close of a slot never comes before its open. If there is no work, the round
+        waits.
         """
         while self._commands:  # only this thread removes commands
             command = self._commands.popleft()
@@ -311,7 +312,7 @@ class DeviceThread:
                     self._channels[slot].is_ready = False
 
     def _run_rebuild(self, runner: ModelRunner, channel: SlotChannel) -> set[int]:
-        """Rebuild a share of the past units of a conversation. Return its slot if it is lost."""
+        """Rebuild some past units of a conversation. Return the slot of a lost conversation."""
         units, slot = channel.past_units, channel.slot
         if units is None:  # the session has ended meanwhile
             return set()

@@ -32,7 +32,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class RebuildRefused:
-    """The model cannot rebuild the conversation from the given units, which then cannot be used.
+    """The model cannot rebuild the conversation from the given units. The conversation is lost.
 
     `reason` is REBUILD_REFUSED or REBUILD_DIFFERS. `field` is the path of the invalid field.
     """

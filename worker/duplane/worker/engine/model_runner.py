@@ -131,7 +131,7 @@ class ModelRunner:
             self._settle_s[slot] = (record.settle_s, record.ended_s)
 
     def rebuild(self, slot: int, units: Sequence[PastUnit]) -> Rebuilt | None:
-        """Rebuild a share of the past units of a conversation; None if the conversation is lost."""
+        """Rebuild some past units of a conversation. Return None if the conversation is lost."""
         try:
             result = self.model.rebuild(slot, units)
         except Exception:  # noqa: BLE001 - the border to the model: logged, and ends one session

@@ -25,7 +25,7 @@ class AbandonedError(Exception):
 
 
 class ThreadPools:
-    """The thread pools of one worker. Each kind of work has one, so that no kind delays another."""
+    """The thread pools of one worker: one for each kind of work, so that no kind delays another."""
 
     def __init__(self) -> None:
         self.frames = ThreadPoolExecutor(4, "frames")  # running conversations wait for these

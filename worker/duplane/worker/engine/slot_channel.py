@@ -17,7 +17,7 @@ class SlotChannel:
     guards `inbox`, `is_ready` (the conversation is open and may run), `is_muted` (the conversation
     must not run any more), `credit` (number of chat steps that may still run), `past_units` (units
     that are still to be rebuilt; None if the conversation is complete) and `share_count` (number of
-    calls into the model that have rebuilt some).
+    calls into the model that have rebuilt units of this slot).
     """
 
     def __init__(self, slot: int, inbox: Inbox, on_event: Callable[[Event], None]) -> None:

@@ -75,7 +75,7 @@ def check_units(
 
 
 def _unit_of(past: session_pb2.PastUnit, path: str) -> tuple[str, session_pb2.Unit]:
-    """Return a past unit as the unit that it was, and the name of the field of its audio."""
+    """Return the name of the field that has the past unit's audio, and the unit as it was sent."""
     name, audio = "audio", past.audio
     if past.audio_int16:
         if past.audio:

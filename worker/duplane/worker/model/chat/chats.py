@@ -325,7 +325,7 @@ class Chats:
                 chat.stage = Stage.DONE
 
     def _speak(self, chats: Sequence[Chat]) -> Results:
-        """Draw speech tokens of the current passages; decode the chunks that are then complete."""
+        """Draw speech tokens for the chats' passages; decode the token chunks that are complete."""
         watch, parts = Stopwatch(self._device), self._parts
         assert parts.talker, "it began the passages"
         assert parts.vocoder, "it was primed"

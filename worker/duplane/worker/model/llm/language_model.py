@@ -62,7 +62,7 @@ class DecodeStep:
         return index
 
     def run(self) -> None:
-        """Run the step. A graph can capture it: it does not wait for the device or use the host."""
+        """Run the step. It never waits for the device, so that a CUDA graph can capture it."""
         self.hidden.copy_(self._llm.model(self.embeds, self.rows.rows()))
         self.logits.copy_(self._llm.logits(self.hidden))
 

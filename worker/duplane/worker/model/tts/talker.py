@@ -133,7 +133,7 @@ class TalkerSteps:
         self._step.zero_()
 
     def run(self) -> None:
-        """Run one step. A graph can capture it: it does not wait for the device or use the host."""
+        """Run one step. It never waits for the device, so that a CUDA graph can capture it."""
         last = self.drawn.index_select(1, self._step + (REPETITION_WINDOW - 1)).squeeze(1)
         embeds = self._talker.emb_code[0](last.clamp(min=0))
         self.choose(self._talker.model(embeds, self._rows()))

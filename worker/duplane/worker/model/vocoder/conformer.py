@@ -221,7 +221,10 @@ class Lookahead(nn.Module):
         self.conv2 = TimeConv1d(width, width, LOOKAHEAD_TAIL + 1)
 
     def forward(self, x: Tensor, last: Tensor, ends: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Map `[batch, new + length, width]` to `[batch, new, width]` and the next tail."""
+        """Map `[batch, new + length, width]` to `[batch, new, width]`.
+
+        `last` is the tail of the previous chunk. Also returns the tail of this chunk.
+        """
         seen = torch.cat((last, functional.leaky_relu(self.conv1(x))), 1)
         return x[:, : x.shape[1] - self.length] + self.conv2(seen), tail(seen, last.shape[1], ends)
 
@@ -235,7 +238,10 @@ class Upsample(nn.Module):
         self.conv = TimeConv1d(width, width, 2 * stride + 1)
 
     def forward(self, x: Tensor, last: Tensor, ends: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Map `[batch, new, width]` to `[batch, new * stride, width]` and the next tail."""
+        """Map `[batch, new, width]` to `[batch, new * stride, width]`.
+
+        `last` is the tail of the previous chunk. Also returns the tail of this chunk.
+        """
         seen = torch.cat((last, x.repeat_interleave(self.stride, 1)), 1)
         return self.conv(seen), tail(seen, last.shape[1], ends)
 
