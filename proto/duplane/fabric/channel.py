@@ -53,8 +53,8 @@ _CLIENT_OPTIONS: Sequence[tuple[str, Any]] = (
     *_OPTIONS,
     *_ping_timeout(_PING_TIMEOUT_S),
     ("grpc.enable_http_proxy", 0),  # ignore proxies that the environment names
-    # A peer that has restarted is connected to soon: a restarted scheduler without its queue waits
-    # for its callers. The last value limits the time of one attempt.
+    # Try often to connect to a peer that may have restarted: a scheduler that has lost its queue
+    # waits only a short time for its callers. The last value limits the time of one attempt.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 300),
     ("grpc.min_reconnect_backoff_ms", 500),

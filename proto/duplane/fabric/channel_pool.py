@@ -39,7 +39,7 @@ class ChannelPool:
             await self._close_unused()
 
     async def until_any_ready(self, addresses: Collection[str], timeout_s: float) -> None:
-        """Connect to the peers; wait until one connection is ready, at most `timeout_s`."""
+        """Connect to all `addresses`. Wait for the first connection, but at most `timeout_s`."""
         async with contextlib.AsyncExitStack() as stack:
             channels = [await stack.enter_async_context(self.use(one)) for one in addresses]
             ready = [asyncio.ensure_future(channel.channel_ready()) for channel in channels]

@@ -40,7 +40,8 @@ _AcquireCall = grpc.aio.UnaryStreamCall[
 OnQueued = Callable[[lease_pb2.Queued], Awaitable[None]]
 OnGranted = Callable[[lease_pb2.Granted], None]
 _UNREACHABLE_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-# Between rounds of calls to schedulers that do not answer: a pause, then a wait for a connection.
+# If no scheduler answers, the client pauses for _RETRY_S and waits up to _CONNECT_S for a
+# connection. Then it calls all schedulers again.
 _RETRY_S = 0.2
 _CONNECT_S = 0.5
 _FIRST_ANSWER_S = 3.0  # wait for a scheduler's first answer, if there is another scheduler
@@ -145,7 +146,7 @@ class FabricClient:
         raise AssertionError("itertools.count does not end")
 
     async def _until_connected(self) -> None:
-        """Wait for a connection to a scheduler, for a limited time. All requests share one wait."""
+        """Wait a limited time for a connection to any scheduler. All requests share one wait."""
         if self._connecting is None or self._connecting.done():
             connecting = self._to_schedulers.until_any_ready(self._schedulers, _CONNECT_S)
             self._connecting = asyncio.create_task(connecting)
@@ -316,10 +317,10 @@ class FabricClient:
 
 
 def _never_growing(on_queued: OnQueued) -> OnQueued:
-    """Return a callback that passes each position on, but never one above an earlier one.
+    """Return a callback that passes positions on to `on_queued`, but never a growing position.
 
-    A scheduler that has restarted without its queue can count more tickets ahead than the earlier
-    one did: the tickets whose grants were lost with it return too.
+    A scheduler that has restarted without its queue can count more tickets ahead of the caller than
+    before, because callers whose grants were lost return too.
     """
     lowest: int | None = None
 

@@ -1,4 +1,4 @@
-"""Whether this scheduler accepts calls."""
+"""Decides whether this scheduler accepts calls."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ class Refusing(Protocol):
     """A part of the scheduler that can refuse calls."""
 
     def refuse(self, why: str) -> None:
-        """End all calls with UNAVAILABLE and refuse new ones. An empty text accepts them again."""
+        """End all calls with UNAVAILABLE and refuse new calls. If `why` is empty, accept calls."""
         ...
 
 
 class Availability:
-    """Makes parts refuse calls while the store has lost its contact, and from the stop on.
+    """Makes `parts` refuse calls while the contact to the store is lost, and after `stop`.
 
-    Callers and workers then use another scheduler. `changed` is set at every change.
+    Callers and workers then use another scheduler. `changed` is set at every change of
+    `is_serving`.
     """
 
     def __init__(self, store: LeaseStore, *parts: Refusing) -> None:

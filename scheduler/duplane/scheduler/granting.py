@@ -26,8 +26,9 @@ _log = logging.getLogger(__name__)
 
 MAX_RUNNING = 256  # most grants that wait for the store at once
 PORTION = 8  # grants that are begun before other tasks can run
-# After a start that has lost the queue, grants wait for the callers of the earlier scheduler: this
-# time, and as long as one has returned lately. A caller needs about 0.4 s for its connection.
+# If a restart has lost the queue, grants wait for the callers of the earlier scheduler to return:
+# for RETURN_S, and until no caller has returned for LATE_RETURN_S. A caller needs about 0.4 s to
+# connect.
 RETURN_S = 0.75
 LATE_RETURN_S = 0.3
 

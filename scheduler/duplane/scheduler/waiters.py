@@ -120,7 +120,7 @@ class Waiters:
             waiter.fail(Reason.SUPERSEDED, "the request was cancelled")
 
     def refuse(self, why: str) -> None:
-        """End every wait with UNAVAILABLE and refuse new ones. An empty text accepts them again."""
+        """End every wait with UNAVAILABLE and refuse new calls. If `why` is empty, accept calls."""
         self._why_refused = why
         for waiter in self._waiters.values() if why else ():
             waiter.fail(Reason.UNAVAILABLE, why)

@@ -130,13 +130,13 @@ class Watch:
         self.require_accepted()
 
     def refuse(self, why: str) -> None:
-        """End every watch with UNAVAILABLE. An empty text accepts new ones again."""
+        """End every watch with UNAVAILABLE. If `why` is empty, accept new watches again."""
         self._why_refused = why
         for watcher in self._watchers if why else ():
             watcher.has_more.set()
 
     def require_accepted(self) -> None:
-        """Raise UNAVAILABLE if calls are refused, because the state may be old."""
+        """Raise UNAVAILABLE if calls are refused, because the state may be out of date."""
         if self._why_refused:
             raise FabricError(Reason.UNAVAILABLE, self._why_refused)
 

@@ -67,8 +67,8 @@ class AttachLoop:
     async def run(self) -> None:
         """Attach to a scheduler; whenever the stream breaks, attach to the next one.
 
-        A time limit grows with each round in which no scheduler answers: it is the longest wait for
-        a connection, or the pause after a scheduler that is connected but refuses the worker.
+        If a scheduler connects but refuses the worker, the loop pauses. This pause, and the longest
+        wait for a connection, grow with each round in which no scheduler accepts the worker.
         """
         failure_count, backoff_s = 0, _FIRST_BACKOFF_S
         index = random.getrandbits(16)  # random, so that the workers use all schedulers
@@ -181,7 +181,7 @@ class AttachLoop:
 
 
 async def _connects(channel: grpc.aio.Channel, timeout_s: float) -> bool:
-    """Wait for a connection; return whether there is one."""
+    """Return True if the channel connects within `timeout_s`."""
     try:
         async with asyncio.timeout(timeout_s):
             await channel.channel_ready()

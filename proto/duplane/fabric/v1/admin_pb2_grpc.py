@@ -137,8 +137,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UpdateEstimates(self, request, context):
-        """Changes the values from which this scheduler estimates waits, until it stops. Other schedulers
-        have values of their own.
+        """Changes the values from which this scheduler estimates waits. The change lasts until the
+        scheduler stops. Other schedulers have values of their own.
 
         Errors: INVALID_ARGUMENT / INVALID_FIELD; then nothing has changed.
         """

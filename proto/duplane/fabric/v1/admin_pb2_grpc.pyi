@@ -57,8 +57,8 @@ class AdminServiceStub:
     GetEstimates: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetEstimatesRequest, _admin_pb2.GetEstimatesResponse]
     """Returns the values from which waits are estimated."""
     UpdateEstimates: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UpdateEstimatesRequest, _admin_pb2.UpdateEstimatesResponse]
-    """Changes the values from which this scheduler estimates waits, until it stops. Other schedulers
-    have values of their own.
+    """Changes the values from which this scheduler estimates waits. The change lasts until the
+    scheduler stops. Other schedulers have values of their own.
 
     Errors: INVALID_ARGUMENT / INVALID_FIELD; then nothing has changed.
     """
@@ -92,8 +92,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     GetEstimates: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetEstimatesRequest, _admin_pb2.GetEstimatesResponse]  # type: ignore[assignment]
     """Returns the values from which waits are estimated."""
     UpdateEstimates: _aio.UnaryUnaryMultiCallable[_admin_pb2.UpdateEstimatesRequest, _admin_pb2.UpdateEstimatesResponse]  # type: ignore[assignment]
-    """Changes the values from which this scheduler estimates waits, until it stops. Other schedulers
-    have values of their own.
+    """Changes the values from which this scheduler estimates waits. The change lasts until the
+    scheduler stops. Other schedulers have values of their own.
 
     Errors: INVALID_ARGUMENT / INVALID_FIELD; then nothing has changed.
     """
@@ -172,8 +172,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.UpdateEstimatesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.UpdateEstimatesResponse, _abc.Awaitable[_admin_pb2.UpdateEstimatesResponse]]:
-        """Changes the values from which this scheduler estimates waits, until it stops. Other schedulers
-        have values of their own.
+        """Changes the values from which this scheduler estimates waits. The change lasts until the
+        scheduler stops. Other schedulers have values of their own.
 
         Errors: INVALID_ARGUMENT / INVALID_FIELD; then nothing has changed.
         """

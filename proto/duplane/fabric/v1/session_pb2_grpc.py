@@ -67,8 +67,8 @@ class SessionServiceServicer:
 
         Between `opened` and the first unit, a client can rebuild the conversation of a session that
         ran on another worker. It sends `rebuild` messages with all past units, in order, and waits for
-        the `rebuilt` of each before it sends the next message. Until the answer to the message with
-        `is_last`, only `close` may come in between.
+        the `rebuilt` of each before it sends the next message. Until it has the answer to the message
+        with `is_last`, it may send only `rebuild` and `close`.
 
         Errors that end the call: UNAUTHENTICATED / LEASE_FORGED; FAILED_PRECONDITION / LEASE_STALE,
         LEASE_EXPIRED, WRONG_WORKER, WRONG_EPOCH, SLOT_OCCUPIED or KIND_NOT_SERVED; UNAVAILABLE /

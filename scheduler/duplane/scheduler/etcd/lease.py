@@ -42,7 +42,7 @@ class LeaseKeeper:
         ttl_s: int,
         on_renewed: Callable[[float], None] | None = None,
     ) -> None:
-        """Call `on_renewed` after each renewal, with the loop's time before its request."""
+        """Call `on_renewed` after each renewal, with the time at which the request was sent."""
         self.lease = lease
         self._on_renewed = on_renewed
         self._client = client

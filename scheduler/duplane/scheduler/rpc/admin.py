@@ -58,7 +58,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return response
 
     async def _require_accepted(self, context: _Context) -> None:
-        """Abort the call if the state that it would read may be old."""
+        """Abort the call if the state may be out of date."""
         try:
             self._watch.require_accepted()
         except FabricError as error:

@@ -88,8 +88,9 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             await abort(context, error)
 
     def refuse(self, why: str) -> None:
-        """End every stream with UNAVAILABLE and refuse new ones, so that workers try another
-        scheduler. An empty text accepts streams again.
+        """End every stream with UNAVAILABLE and refuse new streams. If `why` is empty, accept them.
+
+        Workers then attach to another scheduler.
         """
         self._why_refused = why
         for stream in self._streams.values() if why else ():

@@ -150,9 +150,9 @@ class LeaseStore(ABC):
     returns False or None.
 
     While etcd cannot be reached, `register` and `enqueue` raise FabricError UNAVAILABLE after a
-    time limit, and every other operation waits. Once the contact is lost (`watch_contact`), every
-    operation raises FabricError UNAVAILABLE at once. `cancel`, `give_back`, `unregister`, `drain`
-    and `set_unreachable` are then completed later.
+    time limit, and every other operation waits. While the contact is lost (`watch_contact`), every
+    operation raises FabricError UNAVAILABLE at once; but `cancel`, `give_back`, `unregister`,
+    `drain` and `set_unreachable` are completed when the contact is back.
     """
 
     @property
@@ -173,10 +173,10 @@ class LeaseStore(ABC):
 
     @abstractmethod
     def watch_contact(self, listener: Callable[[bool], None]) -> None:
-        """Call `listener` with True at the loss of the contact to the store, False at its end.
+        """Call `listener` with True when the contact to the store is lost, False at its return.
 
-        It is lost after a time in which other schedulers end the registrations and tickets of this
-        one. It is back when the facts are those of the store again.
+        The contact counts as lost when the other schedulers may have ended the registrations and
+        tickets of this scheduler. It is back when this scheduler has the facts of the store again.
         """
 
     @abstractmethod

@@ -85,7 +85,7 @@ class Commits:
         *,
         is_arrival: bool = False,
     ) -> Answer:
-        """Complete an operation, even if the caller is cancelled. See `begin`."""
+        """Complete an operation, even if the caller is cancelled. `begin` has the details."""
         return await asyncio.shield(self.begin(step_of, shared_as, is_arrival=is_arrival))
 
     def begin(
@@ -95,7 +95,7 @@ class Commits:
         *,
         is_arrival: bool = False,
     ) -> asyncio.Future[Answer]:
-        """Begin an operation; return the future of its answer, which must not be cancelled.
+        """Begin an operation and return the future of its answer. Do not cancel this future.
 
         If an operation with the same `shared_as` already waits, both callers get its answer. This
         bounds the operations that a client can cause by repeating a request. `is_arrival` means

@@ -1,4 +1,4 @@
-"""Whether etcd still knows that this scheduler is alive."""
+"""The contact of this scheduler to etcd: whether etcd has lately confirmed its presence."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _log = logging.getLogger(__name__)
 
 
 class Contact:
-    """The contact is lost when etcd has not confirmed the presence of this scheduler for some time.
+    """The contact to etcd. It is lost when etcd has not confirmed this scheduler's presence lately.
 
-    The other schedulers have then ended its session, so nobody should wait for it any longer. Times
-    are those of the event loop.
+    By then the other schedulers have ended the session of this scheduler, so its callers should not
+    wait any longer. Times are those of the event loop.
     """
 
     def __init__(self) -> None:
@@ -29,15 +29,15 @@ class Contact:
         self._waiting: set[asyncio.Future[Any]] = set()
 
     def confirm(self, at: float) -> None:
-        """Record that etcd has confirmed the presence, in answer to a request sent at `at`."""
+        """Record that etcd has confirmed the presence, by the answer to a request sent at `at`."""
         self._confirmed_at = max(self._confirmed_at, at)
         self._is_confirmed.set()
 
     async def run(self, limit_s: float, until_current: Callable[[], Awaitable[None]]) -> NoReturn:
-        """Notice the loss of contact and its end, until cancelled.
+        """Call the listeners when the contact is lost and when it is back, until cancelled.
 
-        The contact is lost `limit_s` after the latest confirmation. It ends with the next
-        confirmation and the return of `until_current`.
+        The contact is lost `limit_s` after the latest confirmation. It is back when etcd has
+        confirmed the presence again and `until_current` has returned.
         """
         loop = asyncio.get_running_loop()
         self.confirm(loop.time())
@@ -63,7 +63,7 @@ class Contact:
     async def wait(self, future: asyncio.Future[Answer]) -> Answer:
         """Wait for an operation. Raises FabricError UNAVAILABLE while the contact is lost.
 
-        The operation continues if the wait ends before it.
+        If the wait ends early, the operation continues.
         """
         self.require()
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 def contact_limit_s() -> float:
-    """Return how long after its last confirmed presence a scheduler's session can be ended."""
+    """Return the least time from the last confirmed presence to the end of a session by others."""
     return PRESENCE_TTL_S + ABSENCE_LIMIT_S
 
 
@@ -69,7 +69,7 @@ class Session:
 
     @property
     def is_known(self) -> bool:
-        """True if the facts contain the present session, and that its scheduler is alive."""
+        """True if the facts contain the key of the present session and its presence."""
         facts = self._mirror.facts
         return self.name in facts.sessions and self.name in facts.present
 

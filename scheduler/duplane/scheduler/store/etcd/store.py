@@ -172,7 +172,7 @@ class EtcdStore(LeaseStore):
                 lambda facts: operations.unregister(facts, worker_id, epoch)
             )
 
-        # It completes even if the caller is cancelled.
+        # The operation completes even if the caller is cancelled.
         return await self._contact.wait(self._begin(operate()))
 
     async def enqueue(
@@ -243,9 +243,10 @@ class EtcdStore(LeaseStore):
     async def _commit(
         self, step_of: Callable[[Facts], Step[Answer]], shared_as: object = None
     ) -> Answer:
-        """Complete an operation for a caller, who does not wait while the contact is lost.
+        """Complete an operation. Raises FabricError UNAVAILABLE while the contact is lost.
 
-        Then operations with a name are completed later, which bounds their number.
+        An operation with a name (`shared_as`) is then completed later. The names bound the number
+        of such operations.
         """
         if shared_as is None:
             self._contact.require()
@@ -297,7 +298,7 @@ class EtcdStore(LeaseStore):
         await self._commits.catch_up()
 
     async def _until_current(self) -> None:
-        """Wait until the facts are those of etcd, and contain this scheduler's session."""
+        """Wait until the facts are up to date with etcd and contain this scheduler's session."""
         await self.catch_up()
         await self._mirror.until(lambda: self._session.is_known)
 

@@ -283,7 +283,7 @@ class Chats:
                 chat.choose(token, self._sampling.terminators)
 
     def _generate(self, chats: Sequence[Chat]) -> Results:
-        """Feed ids of the answers and choose the next ones; begin to speak them."""
+        """Feed ids of the answers, choose the next ids, and begin to speak the new ids."""
         watch = Stopwatch(self._device)
         for chat in chats:
             if chat.fed_count:

@@ -143,7 +143,7 @@ class CacheWindow:
     def extend(self, index: tuple[int, ...], key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Write the chunk's keys and values; return the keys and values of all columns.
 
-        `index` is the layer, in the estimator the solver step and the layer. Maps
+        `index` is the layer; for the estimator it is the solver step and the layer. Maps
         `[batch, heads, new, width]` to `[batch, heads, cached + new, width]`.
         """
         slots, cache = self._slots, self._cache

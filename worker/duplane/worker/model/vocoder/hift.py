@@ -131,7 +131,7 @@ def channels_last(x: Tensor) -> Tensor:
 
 
 def same_conv(inputs: int, outputs: int, kernel: int, dilation: int = 1) -> SameConv1d:
-    """Make a `SameConv1d` whose padding keeps the length."""
+    """Return a `SameConv1d` whose padding keeps the length."""
     margin = (kernel - 1) * dilation // 2
     return SameConv1d(inputs, outputs, kernel, dilation=dilation, padding=margin)
 
