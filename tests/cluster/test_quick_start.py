@@ -31,7 +31,10 @@ def network() -> Iterator[Network]:
 
 
 def runnable(command: str, folder: Path) -> tuple[str, ...]:
-    """Return the command of a block of the page as arguments. Its data is written to `folder`."""
+    """Return the command in a block of the page, as arguments.
+
+    The command uses `folder` for its data.
+    """
     programs = folder / "programs"
     programs.mkdir(exist_ok=True)
     duplane = programs / "duplane"

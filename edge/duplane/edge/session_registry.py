@@ -160,8 +160,8 @@ class SessionRegistry:
     def new_identity(self, request: ClientRequest) -> Identity:
         """Return the ids of a new session.
 
-        The id of dialect A is the time in milliseconds. It is increased if another session has the
-        same id.
+        The id of dialect A is the time in milliseconds. This id is increased if another session has
+        the same id.
         """
         self._last_realtime_ms = max(
             self._clock.now().wall_ns // 1_000_000, self._last_realtime_ms + 1

@@ -42,8 +42,8 @@ class Limits:
     append_s: NonNegativeFloat = 30.0
     """Most seconds of audio in one message."""
     frame_count: NonNegativeInt = 16
-    """Most pictures in one append, and in one unit. A unit with more keeps the newest, and the
-    client gets the number of dropped pictures."""
+    """Most pictures in one append, and in one unit. A unit with more pictures keeps the newest, and
+    the client gets the number of dropped pictures."""
     picture_bytes: NonNegativeInt = 2 * 1024 * 1024
     """Most bytes of one picture."""
     picture_pixels: NonNegativeInt = 16 * 1024 * 1024
@@ -95,11 +95,11 @@ class Limits:
     context_token_count: NonNegativeInt = 8192
     """Most tokens in a session's context, in dialects A and B."""
     pending_turn_count: NonNegativeInt = 4
-    """Most turns of a chat that wait while one runs. One more is refused with `not_ready`."""
+    """Most turns of a chat that wait while one runs. A further turn is refused with `not_ready`."""
 
     read_share: PositiveFloat = 0.02
-    """Share of one CPU core that the input of one client may use. Above it the edge reads the
-    client's messages more slowly."""
+    """Share of one CPU core that the input of one client may use. If the input needs more, the edge
+    reads the client's messages more slowly."""
 
     # Time limits of waits. The help of each says what happens when the time has passed.
     handshake_s: NonNegativeFloat = 10.0
@@ -132,7 +132,8 @@ class Limits:
     """Most bytes of a chat answer that is not streamed. A longer answer ends the turn with
     `inference_error`."""
     outbox_bytes: NonNegativeInt = 4 * 1024 * 1024
-    """Most bytes of events that a client has not read. Above it the connection closes with 1008."""
+    """Most bytes of events that a client has not read. If there are more, the connection closes
+    with 1008."""
     send_s: NonNegativeFloat = 10.0
     """Seconds for which a client may read nothing, or almost nothing, while events wait; then the
     connection is cut."""
@@ -148,15 +149,15 @@ class Limits:
 
     # Bounds of the whole process.
     connection_count: NonNegativeInt = 4096
-    """Most connections of this edge, of any kind. More are cut."""
+    """Most connections of this edge, of any kind. Further connections are cut."""
     client_connection_count: NonNegativeInt = 2048
-    """Most connections of one client address (IPv6: of one /64). More are cut. Trusted proxies are
-    exempt."""
+    """Most connections of one client address (IPv6: of one /64). Further connections are cut.
+    Trusted proxies are exempt."""
     session_count: NonNegativeInt = 2000
-    """Most sessions of this edge. More are refused with close code 1013."""
+    """Most sessions of this edge. Further sessions are refused with close code 1013."""
     client_session_count: NonNegativeInt = 2000
-    """Most sessions of one client address (IPv6: of one /64). More are refused with code 1013.
-    All clients behind a proxy that is not trusted count as one."""
+    """Most sessions of one client address (IPv6: of one /64). Further sessions are refused with
+    code 1013. All clients behind a proxy that is not trusted count as one."""
     drain_s: NonNegativeFloat = 600.0
     """Seconds in which running sessions can end at shutdown; then they get `server_shutdown`."""
 

@@ -21,7 +21,7 @@ NO_TAG = Tag()
 
 
 class Dropped(NamedTuple):
-    """Counts of the input that was dropped since the last reply, before the model received it."""
+    """Counts of input that was dropped before it reached the model, since the last reply."""
 
     unit_count: int = 0
     frame_count: int = 0  # pictures above a unit's bound; not the pictures of dropped units

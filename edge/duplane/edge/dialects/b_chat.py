@@ -108,7 +108,10 @@ class DialectBChat(ChatDialect):
         return read_close(event, self.limits)
 
     def _decode_settings(self, event: Fields) -> Configure:
-        """Check settings as in a duplex session. They have no effect: each turn has its own."""
+        """Check settings as in a duplex session.
+
+        These settings have no effect, because each turn has its own.
+        """
         settings, *_ = read_settings(event.required_fields("payload"), self.limits, _MODES)
         # A new reader, so that `event` counts all fields as unused.
         unread = event.required_fields("payload")

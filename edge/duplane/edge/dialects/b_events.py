@@ -29,7 +29,8 @@ TRANSITIONS: Transitions = {
     (Phase.ACTIVE, CLOSE): Phase.CLOSED,
 }
 CLOSED_REASONS: Mapping[CloseReason, str] = {
-    CloseReason.CLIENT: "client_closed",  # if the client gave no reason; its reason is echoed
+    # Only if the client gave no reason; a given reason is repeated.
+    CloseReason.CLIENT: "client_closed",
     CloseReason.TIMEOUT: "timeout",
     CloseReason.CONTEXT_FULL: "context_full",
     CloseReason.SHUTDOWN: "server_shutdown",

@@ -67,8 +67,8 @@ def identify(
     """Return the client behind a connection from the address `connected`.
 
     If that address is a trusted proxy, the client is the last address in `X-Forwarded-For` that is
-    not a trusted proxy, or else `X-Real-IP`. Other connections are direct, and these headers are
-    ignored. The names of `headers` are in lower case.
+    not a trusted proxy, or else `X-Real-IP`. If it is not a trusted proxy, the connection is
+    direct, and these headers are ignored. The names of `headers` are in lower case.
     """
     client = parse_ip(connected)
     if client is None:

@@ -57,8 +57,8 @@ class FabricBench:
     session_s: Annotated[float, Ge(1)] = 240.0
     """Seconds after which a session ends and a new one replaces it."""
     open_timeout_s: PositiveFloat = 30.0
-    """Time limit to open a session, with its wait for a slot; after it the session counts as
-    broken."""
+    """Time limit to open a session, including its wait for a slot. A session that takes longer
+    counts as broken."""
     generators: PositiveInt = 1
     """Number of processes that generate the load; they share the sessions."""
     url: str = ""

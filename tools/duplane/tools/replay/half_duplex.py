@@ -112,7 +112,8 @@ class HalfDuplex:
         before = self._prompt_rows + sum(self._round_rows)
         self._round_rows.append(self.context_length + self._end_rows - before)
         if not self._make_room(len(self.prompt.ids) - self._end_rows):
-            # The last answer was dropped, so the next prompt has no mark of its end.
+            # The last answer was dropped, so the next prompt does not begin with the end mark of
+            # that answer.
             self._builder = self._next_prompt()
             self._add_turn(said)
 

@@ -30,7 +30,7 @@ class Counts:
     late: int = 0  # answered, but after the deadline
     # Part of `late`: the generator itself was blocked for at least the excess.
     late_by_generator: int = 0
-    dropped: int = 0  # the server has reported them as dropped
+    dropped: int = 0  # units that the server has reported as dropped
     failed: int = 0  # answered with an error
     unanswered: int = 0
     doubled: int = 0  # surplus answers, also during the warm-up

@@ -45,7 +45,7 @@ def _fast_size(count: int) -> int:
 
 
 def normalise(samples: FloatArray, rms: float = 0.1) -> FloatArray:
-    """Scale to an RMS, or to a lower one if the samples would clip."""
+    """Scale to an RMS, or to a lower RMS if the samples would clip."""
     level = float(np.sqrt(np.square(samples, dtype=np.float64).mean())) + 1e-9
     peak = float(np.abs(samples).max()) + 1e-9
     return (samples * min(rms / level, 0.98 / peak)).astype(np.float32)

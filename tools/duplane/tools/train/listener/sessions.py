@@ -117,7 +117,7 @@ class SessionBuilder:
         self._duration_s = float(rules.unit_count)
 
     def draw(self, seed: Sequence[int]) -> Session:
-        """Draw one session; the same seed gives the same one."""
+        """Draw one session; the same seed gives the same session."""
         chance = np.random.default_rng(list(seed))
         rules = self.rules
         count = rules.unit_count * UNIT_SAMPLES
