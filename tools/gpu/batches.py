@@ -158,7 +158,7 @@ def fill(model: DuplexModel, slot: int, length: int) -> None:
 
 
 def unit(model: DuplexModel, units: Sequence[Unit], device: torch.device, figures: Figures) -> None:
-    """Run one unit of each conversation and settle. Raises an error if one fails."""
+    """Run and settle one unit of each conversation. Raises an error if a unit fails."""
     synchronize(device)
     start = time.perf_counter()
     listening: list[float] = []

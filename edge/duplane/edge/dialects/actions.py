@@ -32,7 +32,7 @@ NOTHING_DROPPED = Dropped()
 
 @dataclass(frozen=True, slots=True)
 class Configure:
-    """The settings of a duplex session. The conversation can be opened after them.
+    """The settings of a duplex session, with which the conversation can be opened.
 
     `ignored` holds the paths of fields without effect. `paths` maps fields of `settings` to their
     paths in the client's event. `max_slice_count` applies to the pictures of each append that has

@@ -12,8 +12,8 @@ from duplane.fabric.audio import Samples
 
 _HEADER = struct.Struct("<4sI4s4sIHHIIHH4sI")
 _SAMPLE_BYTES = 2
-# Audio that begins less than this after the end of the file is appended without a gap, because a
-# small delay of the network is not a pause in the speech.
+# Audio that begins less than this many seconds after the end of the file is appended without a gap,
+# because a small delay of the network is not a pause in the speech.
 _MAX_JITTER_S = 0.3
 # The sizes in a WAV header have 32 bits, so longer audio does not fit into a file. The events of a
 # longer session are still recorded.

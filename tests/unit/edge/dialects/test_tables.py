@@ -121,7 +121,7 @@ class Watched:
         return told
 
     def _pass_on(self) -> None:
-        """Remove the session's requests to the worker from their queue."""
+        """Take the session's requests to the worker out of the queue, as the runner does."""
         if isinstance(self.session, ChatSession):
             self.session.next_turn(self.now)
             return

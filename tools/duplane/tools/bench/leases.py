@@ -101,7 +101,7 @@ class _Worker:
         return self._register.worker_id
 
     async def serve(self, granted: lease_pb2.Granted) -> bool:
-        """Run a session; False if the lease is refused."""
+        """Run a session. Return False if the lease is refused."""
         try:
             claims = self._admission.claim(granted.lease, time.monotonic())
         except FabricError:

@@ -77,7 +77,7 @@ def _chunk(talker: Talker, chunk: dict[str, Any], arrays: Any) -> Iterator[Check
 
 
 def _streaming(talker: Talker, trace: dict[str, Any], arrays: Any) -> Iterator[Check]:
-    """Check an answer in several passages. The trace groups their tokens by units."""
+    """Check an answer in several passages. The trace groups the tokens of the passages by units."""
     talker.reset(0)
     stream = SpeechStream(0, SeededUniforms(0), is_greedy=True, temperature=TEMPERATURE)
     held: list[int] = []
