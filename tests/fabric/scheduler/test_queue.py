@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("every_store")
 
 
 async def test_free_slot_is_granted_without_queueing() -> None:
-    async with SchedulerHarness.running() as harness:
+    async with SchedulerHarness.running(claim_timeout_s=5.0) as harness:
         worker = await harness.worker(slot_count=2)
         caller = await harness.caller(session_id="s1")
         granted = await caller.granted()

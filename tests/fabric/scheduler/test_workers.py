@@ -348,6 +348,7 @@ async def test_worker_that_vanishes_while_it_attaches_does_not_stay_registered(
         await asyncio.wait_for(adopting.wait(), WITHIN_S)
         await operator.until(lambda seen: "w" in seen.workers)
         await worker.vanish()
+        attaching.cancel()
         await asyncio.gather(attaching, return_exceptions=True)
         await operator.until(lambda seen: not seen.workers)
 
