@@ -5,6 +5,7 @@ This module knows the file formats, not the torch modules that it fills.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
@@ -19,6 +20,10 @@ from torch import nn
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 MODEL_TYPE = "minicpmo"
+
+_DIGESTED = frozenset((".json", ".npz", ".onnx", ".pt", ".safetensors", ".txt", ".wav", ".yaml"))
+_PART_BYTES = 1 << 16
+_PARTS = 64
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +103,23 @@ class Checkpoint:
             except (OSError, SafetensorError) as error:
                 raise CheckpointError(f"{path} cannot be read: {error}") from error
         return found
+
+    def digest(self) -> str:
+        """Return a digest of all files that decide the output, equal for equal checkpoints.
+
+        Of a large file only its size and some parts are read.
+        """
+        digest = hashlib.blake2b(digest_size=16)
+        paths = (path for path in self.directory.rglob("*") if path.suffix in _DIGESTED)
+        for path in sorted(paths):
+            size = path.stat().st_size
+            digest.update(f"{path.relative_to(self.directory).as_posix()} {size}\n".encode())
+            starts = range(0, size, max(_PART_BYTES, size // _PARTS))
+            with path.open("rb") as file:
+                for start in starts:
+                    file.seek(start)
+                    digest.update(file.read(_PART_BYTES))
+        return digest.hexdigest()
 
     def load_into(self, module: nn.Module, prefix: str) -> tuple[str, ...]:
         """Fill one module as `load_all` does.

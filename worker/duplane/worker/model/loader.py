@@ -74,6 +74,8 @@ class SpeechVocoder(Protocol):
     def decode_mel(
         self, chunks: Sequence[VocoderChunk], mels: Sequence[Tensor]
     ) -> list[FloatArray]: ...
+    def skip(self, chunks: Sequence[VocoderChunk]) -> None: ...
+    def repeat(self, chunk: VocoderChunk, *, is_recent: bool) -> None: ...
     def reset(self, slot: int) -> None: ...
     def is_clean(self, slot: int) -> bool: ...
 
@@ -189,6 +191,7 @@ def load_parts(
         vocoder_voice=voice,
         voice_networks=networks,
         prompt_voice=prompt_voice,
+        digest=f"{checkpoint.digest()} {dtype} {context_capacity} {turn_rows}",
         windows=window_rules(read_json(generation) if generation.exists() else {}),
         vision=vision,
         chat_template=ChatTemplate.load(directory),

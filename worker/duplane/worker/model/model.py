@@ -20,6 +20,7 @@ from duplane.worker.model.duplex.context_window import Window
 from duplane.worker.model.duplex.conversation import Conversation, RunningUnit
 from duplane.worker.model.duplex.pipeline import Pipeline
 from duplane.worker.model.duplex.prompt import embed_prompt
+from duplane.worker.model.duplex.rebuild import Rebuilder
 from duplane.worker.model.duplex.sampling import DuplexSampling
 from duplane.worker.model.duplex.speech import SpeechStage
 from duplane.worker.model.duplex.unit_state import TurnState, UnitRecord
@@ -60,6 +61,7 @@ class DuplexModel:
         if parts.talker and parts.vocoder:
             self._speech_stage = SpeechStage(parts.talker, parts.vocoder, probe)
         self._pipeline = Pipeline(parts, self.sampling, self._speech_stage, probe)
+        self._rebuilder = Rebuilder(parts, self.sampling, self._pipeline, self._speech_stage)
         self.conversations: dict[int, Conversation] = {}
         self.chats = Chats(parts, self.context_capacity, self._voices, probe)
         self.has_chat = parts.chat_template is not None
@@ -248,22 +250,29 @@ class DuplexModel:
         Read the generator to its end, then call `settle`; otherwise the slots of the remaining
         units can only be closed. If a unit is refused because its audio is too short, the audio is
         kept for the next unit. Raises ValueError and changes nothing if a slot is named twice, has
-        no conversation, has lost it, or was not settled. If a stage raises, only the conversations
-        that cause it are lost; see `batch_isolation`.
+        no conversation, has lost it, was not settled, or is not rebuilt. If a stage raises, only
+        the conversations that cause it are lost; see `batch_isolation`.
         """
         entering: dict[int, tuple[Unit, Conversation]] = {}
         for unit in units:
-            conversation = self.conversations.get(unit.slot)
-            if conversation is None:
-                raise ValueError(f"slot {unit.slot} has no conversation")
-            if conversation.is_lost:
-                raise ValueError(f"slot {unit.slot} has lost its conversation")
-            if conversation.unsettled is not None:
-                raise ValueError(f"slot {unit.slot} was not settled")
+            conversation = self._settled(unit.slot)
+            if conversation.is_rebuilding:
+                raise ValueError(f"slot {unit.slot} is not rebuilt yet")
             entering[unit.slot] = unit, conversation
         if len(entering) < len(units):
             raise ValueError(f"a slot is named twice: {[unit.slot for unit in units]}")
         yield from self._pipeline.run([entering[slot] for slot in sorted(entering)])
+
+    def _settled(self, slot: int) -> Conversation:
+        """Return the slot's conversation; raises ValueError if it cannot take units."""
+        conversation = self.conversations.get(slot)
+        if conversation is None:
+            raise ValueError(f"slot {slot} has no conversation")
+        if conversation.is_lost:
+            raise ValueError(f"slot {slot} has lost its conversation")
+        if conversation.unsettled is not None:
+            raise ValueError(f"slot {slot} was not settled")
+        return conversation
 
     @torch.inference_mode()
     def settle(self, slots: Sequence[int], *, is_deferred: bool = True) -> list[UnitFailure]:
@@ -300,11 +309,18 @@ class DuplexModel:
                 self._probe.settled(unit.slot, self.context_length(unit.slot))
         return [unit.failure for unit in units if unit.failure is not None]
 
+    @torch.inference_mode()
     def rebuild(self, slot: int, units: Sequence[PastUnit]) -> Rebuilt | UnitFailure:
-        """Refuse past units: this model cannot rebuild conversations yet."""
-        del units
-        message = "this model cannot rebuild conversations"
-        return UnitFailure(slot, "REBUILD_REFUSED", message, is_fatal=True)
+        """Do a bounded share of the work to rebuild a conversation from past units.
+
+        Call it again with the units that are left, until the result `is_complete`; then units may
+        run, or more past units follow. The conversation is then as if it had run the past units,
+        up to rounding. A failure ends it. Raises ValueError like `step`.
+        """
+        conversation = self._settled(slot)
+        if wrong := {past.unit.slot for past in units} - {slot}:
+            raise ValueError(f"past units of slots {sorted(wrong)} are not of slot {slot}")
+        return self._rebuilder.run(conversation, units)
 
     @torch.inference_mode()
     def close(self, slot: int) -> None:

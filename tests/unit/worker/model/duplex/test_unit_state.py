@@ -1,3 +1,6 @@
+import random
+from dataclasses import replace
+
 import pytest
 from support.paths import GOLDEN
 
@@ -115,3 +118,46 @@ def test_a_forced_listen_closes_the_open_turn_first() -> None:
     assert unit.is_listen
     assert not unit.text_ids
     assert not unit.end_of_turn
+
+
+def test_recorded_choices_give_the_same_unit_and_turn() -> None:
+    """Random choices: `retraced` must end in the state in which `advance` ended."""
+    numbers = random.Random(5)
+    words = [TOKENS.encode(text)[0] for text in (" last", " a", "ing", " the")]
+    choices = [*words * 2, TOKENS.listen, TOKENS.speak, TOKENS.turn_eos, TOKENS.eos, None]
+    for _ in range(400):
+        live = turn(max_tokens=numbers.choice((1, 2, 5, 20)), force_listen_count=1)
+        past = replace(live)
+        for _ in range(6):
+            is_forced = numbers.random() < 0.1
+            is_interrupting = is_forced and live.is_open
+            unit = begin(live, force_listen=is_forced)
+            if is_interrupting:
+                unit.interrupt()
+            chosen: list[int] = []
+            while not unit.is_over:
+                token = numbers.choice(choices) if unit.needs_choice else None
+                # None is the end of the chunk, and a listen rank may choose the end of sequence.
+                is_counted = token is not None and (token != TOKENS.eos or numbers.random() < 0.5)
+                chosen += [token] if token is not None and is_counted else []
+                unit.advance(TOKENS.chunk_eos if token is None else token)
+            found = UnitState.retraced(
+                TOKENS, past, unit.token_ids, chosen, is_interrupting=is_interrupting
+            )
+            assert found is not None
+            assert replace(found, is_forced=False) == replace(unit, is_forced=False)
+            assert past == live
+
+
+def test_choices_that_do_not_give_the_ids_are_refused() -> None:
+    ids = (TOKENS.speak, WORD, TOKENS.chunk_eos, TOKENS.unit_end)
+
+    def retraced(*chosen: int, ids: tuple[int, ...] = ids) -> UnitState | None:
+        return UnitState.retraced(TOKENS, turn(), ids, chosen, is_interrupting=False)
+
+    assert retraced(TOKENS.speak, WORD)
+    assert retraced(TOKENS.speak, WORD, WORD) is None  # this word would not have been dropped
+    assert retraced(TOKENS.speak) is None
+    assert retraced(TOKENS.speak, WORD, ids=ids[:-1]) is None
+    assert retraced(TOKENS.speak, WORD, ids=(*ids, WORD)) is None
+    assert retraced(ids=()) is None

@@ -6,6 +6,7 @@ The tensors of a conversation are in the caches; only those of its unit in progr
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,14 +21,32 @@ from duplane.worker.model.vocoder.vocoder import VocoderChunk
 
 
 @dataclass
+class PastSpeech:
+    """Speech of past units that talker and vocoder have not repeated yet, oldest first.
+
+    `units` are those of the talker's open turn: the ids of the text, the LLM's state [ids, hidden]
+    for each, and the speech tokens. `chunks` are those of the vocoder's open turn.
+    """
+
+    units: list[tuple[Sequence[int], Tensor, Sequence[int]]] = field(
+        default_factory=list[tuple[Sequence[int], Tensor, Sequence[int]]]
+    )
+    chunks: deque[VocoderChunk] = field(default_factory=deque[VocoderChunk])
+
+    def __bool__(self) -> bool:
+        return bool(self.units or self.chunks)
+
+
+@dataclass
 class Conversation:
     """The state of one conversation between its units.
 
     `window` counts the rows of the context. After its input, a unit adds at most `generated_rows`.
     `speech` is None for a conversation without audio. `unsettled` is the unit that settle has not
     completed yet. `pending_ids` are the closing ids of a completed unit: they count as part of the
-    context, but are fed only with the next unit. After a fatal failure (`is_lost`) the conversation
-    can only be closed.
+    context, but are fed only with the next unit. No unit may run while the conversation
+    `is_rebuilding`; `past_speech` is the rest of that work. After a fatal failure (`is_lost`) the
+    conversation can only be closed.
     """
 
     slot: int
@@ -39,6 +58,8 @@ class Conversation:
     unsettled: RunningUnit | None = None
     pending_ids: tuple[int, ...] = ()
     settle_s: float = 0.0
+    is_rebuilding: bool = False
+    past_speech: PastSpeech = field(default_factory=PastSpeech)
     is_lost: bool = False
 
 

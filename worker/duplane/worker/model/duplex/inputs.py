@@ -94,26 +94,33 @@ class UnitInputs:
     def feed(self, units: Sequence[RunningUnit]) -> Tensor:
         """Feed the input of each unit to its context; return the last rows' logits [units, ids].
 
-        The input is, in this order: the pending ids of the conversation, `<unit>`, the frames
-        between their marks, and the audio.
+        The pending ids of the conversation come first.
         """
-        pending = [unit.conversation.pending_ids for unit in units]
-        ids = [self._tokens.unit, *self._marks.values(), *chain.from_iterable(pending)]
-        sizes = [1] * (1 + len(self._marks)) + [len(own) for own in pending]
+        embedded = self.embed(units, [unit.conversation.pending_ids for unit in units])
+        logits = self._llm.feed_units([unit.slot for unit in units], embedded)
+        for unit in units:
+            unit.conversation.pending_ids = ()
+        return logits
+
+    def embed(self, units: Sequence[RunningUnit], before: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Return the rows [n, hidden] of each unit's input.
+
+        These are, in this order: the ids `before` the unit, `<unit>`, the frames between their
+        marks, and the audio.
+        """
+        ids = [self._tokens.unit, *self._marks.values(), *chain.from_iterable(before)]
+        sizes = [1] * (1 + len(self._marks)) + [len(own) for own in before]
         unit_mark, *others = torch.split_with_sizes(self._llm.embed(ids), sizes)
         marks = dict(zip(self._marks, others, strict=False))
         embedded: list[Tensor] = []
-        for unit, closing in zip(units, others[len(marks) :], strict=True):
-            rows = [closing, unit_mark]
+        for unit, first in zip(units, others[len(marks) :], strict=True):
+            rows = [first, unit_mark]
             for image, tiles in zip(unit.images, unit.frame_embeds, strict=True):
                 rows += self._frame_rows(image, tiles, marks)
             if unit.audio_embeds is not None:
                 rows.append(unit.audio_embeds)
             embedded.append(torch.cat([row.to(unit_mark.dtype) for row in rows]))
-        logits = self._llm.feed_units([unit.slot for unit in units], embedded)
-        for unit in units:
-            unit.conversation.pending_ids = ()
-        return logits
+        return embedded
 
     def _frame_rows(
         self, image: PreparedImage, tiles: Tensor, marks: dict[str, Tensor]

@@ -99,22 +99,26 @@ class Pipeline:
                 continue
             unit.unit, unit.rows = prepared, self.inputs.count_rows(prepared)
             unit.images = [image for image in prepared.frames if isinstance(image, PreparedImage)]
-            unit.failure = self._make_room(unit)
+            unit.failure = self.make_room(unit)
             if unit.failure is None and unit.rows.audio:
                 unit.failure = self.inputs.buffer_audio(prepared)
             if unit.failure is None:
                 unit.conversation.unsettled = unit
 
-    def _make_room(self, unit: RunningUnit) -> UnitFailure | None:
+    def row_limit(self, unit: RunningUnit) -> int:
+        """Return the most rows of a context to which the unit and its longest output fit."""
+        conversation, cache = unit.conversation, self._llm.cache
+        rows = sum(unit.rows) + conversation.generated_rows + conversation.window.spare_rows
+        return min(cache.capacity - rows, self._capacity - 1)
+
+    def make_room(self, unit: RunningUnit) -> UnitFailure | None:
         """Let the window drop units until the new unit and its longest possible output fit."""
         conversation, cache = unit.conversation, self._llm.cache
-        window = conversation.window
-        rows = sum(unit.rows) + conversation.generated_rows + window.spare_rows
-        limit = min(cache.capacity - rows, self._capacity - 1)
+        window, limit = conversation.window, self.row_limit(unit)
         while (held := cache.length(unit.slot) + len(conversation.pending_ids)) > limit:
             slide = window.slide(limit)
             if slide is None:
-                message = f"{held} rows of {self._capacity}, the unit takes up to {rows}"
+                message = f"{held} rows of {self._capacity}, the unit needs at most {limit}"
                 return refusal(unit.unit, "CONTEXT_FULL", message)
             self._feed_pending([unit])
             self._llm.splice(unit.slot, slide)

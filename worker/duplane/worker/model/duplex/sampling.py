@@ -77,6 +77,11 @@ class DuplexSampling:
         recent = RecentIds(options.text_repetition_window_size)
         return SlotSampling(slot, options, CountedUniforms(uniforms), draws, recent)
 
+    def repeat(self, conversation: SlotSampling, chosen: Sequence[int], draw_count: int) -> None:
+        """Count choices that were made before, and use up the uniform numbers they needed."""
+        self._penalised.extend(conversation.slot, chosen, conversation.recent)
+        conversation.uniforms.advance(draw_count)
+
     def reset(self, slot: int) -> None:
         """Remove the penalised ids of the slot's conversation."""
         self._penalised.reset(slot)

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from duplane.worker.model.batch_isolation import run_stage
-from duplane.worker.model.duplex.conversation import RunningUnit
+from duplane.worker.model.duplex.conversation import Conversation, RunningUnit
 from duplane.worker.model.loader import SpeechVocoder
 from duplane.worker.model.probe import Probe, SpokenUnit
 from duplane.worker.model.stopwatch import Stopwatch
@@ -24,6 +25,11 @@ from duplane.worker.model.vocoder.token_buffer import SpeechTokens
 from duplane.worker.model.vocoder.vocoder import VocoderChunk
 
 UNIT_SAMPLES = 24_000
+SHARE_CHUNKS = 4
+"""Most chunks that one share of a rebuild repeats."""
+TURN_CHUNKS = 30
+"""Most chunks of an open turn that are repeated. The vocoder of a longer turn starts afresh."""
+RECENT_CHUNKS = 2
 
 
 class SpeechStage:
@@ -64,12 +70,11 @@ class SpeechStage:
         """Draw the speech tokens of units, and cut them into chunks for the vocoder."""
         requests: list[SpeechRequest] = []
         for unit in units:
-            hidden = torch.stack(unit.hidden) if unit.hidden else torch.empty(0)
             sampling = unit.conversation.sampling
             requests.append(
                 SpeechRequest(
                     slot=unit.slot,
-                    condition=self._talker.condition(unit.state.text_ids, hidden),
+                    condition=self._talker.condition(unit.state.text_ids, _stacked(unit.hidden)),
                     is_turn_end=unit.state.end_of_turn,
                     is_greedy=sampling.draws.is_greedy,
                     temperature=sampling.options.tts_temperature,
@@ -105,6 +110,52 @@ class SpeechStage:
             if self._probe is not None:
                 self._probe.vocoded(unit.slot, list(chunk.tokens), chunk.is_last, len(samples))
 
+    def note(self, unit: RunningUnit) -> None:
+        """Note the speech of a past unit, whose turn may be open, for `repeat`."""
+        conversation, past = unit.conversation, unit.conversation.past_speech
+        if conversation.speech is None:
+            return
+        if unit.is_interrupting:
+            self._skip_chunks(conversation)
+            self.end_turns([unit])
+        if unit.state.is_listen:
+            return
+        past.units.append((unit.state.text_ids, _stacked(unit.hidden), unit.speech_tokens))
+        cut = conversation.speech.push(unit.speech_tokens, end_of_turn=unit.state.end_of_turn)
+        past.chunks += [VocoderChunk(unit.slot, new.tokens, new.is_last) for new in cut]
+        if unit.state.end_of_turn:
+            past.units.clear()
+            self._talker.cache.truncate(unit.slot, 0)
+            self._skip_chunks(conversation)
+            self.end_turns([unit])
+
+    def _skip_chunks(self, conversation: Conversation) -> None:
+        self._vocoder.skip(conversation.past_speech.chunks)
+        conversation.past_speech.chunks.clear()
+
+    def repeat(self, conversation: Conversation, watch: Stopwatch) -> None:
+        """Do one bounded share of what remains of the noted speech: the talker, or some chunks."""
+        slot, past = conversation.slot, conversation.past_speech
+        if past.units:
+            self._talker.repeat(
+                slot,
+                [
+                    (self._talker.condition(text_ids, hidden), tokens)
+                    for text_ids, hidden, tokens in past.units
+                ],
+            )
+            past.units.clear()
+            watch.lap("talker")
+            return
+        if len(past.chunks) > TURN_CHUNKS and conversation.speech is not None:
+            self._skip_chunks(conversation)
+            self._vocoder.start_turn(slot)
+            conversation.speech.reset()
+        for _ in range(min(SHARE_CHUNKS, len(past.chunks))):
+            chunk = past.chunks.popleft()
+            self._vocoder.repeat(chunk, is_recent=len(past.chunks) < RECENT_CHUNKS)
+        watch.lap("vocoder")
+
     def end_turns(self, units: Sequence[RunningUnit]) -> None:
         """Reset the vocoder and the token buffer for the next turns of conversations with speech.
 
@@ -115,6 +166,10 @@ class SpeechStage:
             if unit.conversation.speech is not None:
                 self._vocoder.start_turn(unit.slot)
                 unit.conversation.speech.reset()
+
+
+def _stacked(rows: Sequence[Tensor]) -> Tensor:
+    return torch.stack(tuple(rows)) if rows else torch.empty(0)
 
 
 def unit_audio(pieces: Sequence[FloatArray], *, end_of_turn: bool) -> FloatArray:

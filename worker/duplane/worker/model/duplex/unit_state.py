@@ -6,6 +6,8 @@ Plain Python over chosen ids, without tensors. Source: `DuplexCapability.streami
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from duplane.worker.model.llm.tokenizer import Tokens
@@ -72,6 +74,31 @@ class UnitState:
         """Whether the model chooses the next id."""
         return not (self.is_over or self.is_forced) and self._step < self.turn.max_tokens - 1
 
+    @classmethod
+    def retraced(
+        cls,
+        tokens: Tokens,
+        turn: TurnState,
+        token_ids: Sequence[int],
+        chosen_ids: Sequence[int],
+        *,
+        is_interrupting: bool,
+    ) -> UnitState | None:
+        """Apply the rules to the recorded choices of a unit; return its state when it was over.
+
+        `token_ids` are the ids that the unit added to the context, `chosen_ids` the choices that
+        the repetition penalty counted. Returns None if these choices do not give these ids.
+        """
+        choices = deque(chosen_ids)
+        unit = cls(tokens, turn, is_forced=not choices and tokens.listen in token_ids)
+        if is_interrupting:
+            unit.interrupt()
+        while not unit.is_over and len(unit.token_ids) < len(token_ids):
+            expected = token_ids[len(unit.token_ids)]
+            unit.advance(_choice(tokens, expected, choices) if unit.needs_choice else None)
+        is_same = unit.is_over and tuple(unit.token_ids) == tuple(token_ids)
+        return unit if is_same and not choices else None
+
     def interrupt(self) -> int:
         """End the open turn for a forced listen; return the id to feed before all others."""
         self.turn.is_open = False
@@ -109,3 +136,16 @@ class UnitState:
             turn.is_open = False
         self._step += 1
         return token
+
+
+def _choice(tokens: Tokens, expected: int, choices: deque[int]) -> int | None:
+    """Return the choice that the rules turned into the id `expected`; None if there is none.
+
+    `choices` lacks the choices that the penalty does not count: the end of a chunk, and the
+    end-of-sequence id if `listen_top_k` decided. It has the words that the rules dropped.
+    """
+    if expected == tokens.eos and (not choices or choices[0] != tokens.eos):
+        return tokens.eos
+    if choices:
+        return choices.popleft()
+    return tokens.chunk_eos if expected == tokens.chunk_eos else None

@@ -130,9 +130,9 @@ class LanguageModel(nn.Module):
         self.graphs = StepGraphs[DecodeStep](self.cache)
         self.graphs.capture(partial(DecodeStep, self), is_replayed=is_replayed)
 
-    def append(self, counts: Sequence[tuple[int, int]], embeds: Tensor) -> None:
-        """Add rows to contexts like `feed`, without logits."""
-        self.model(embeds, self.cache.extend(counts))
+    def append(self, counts: Sequence[tuple[int, int]], embeds: Tensor) -> Tensor:
+        """Add rows to contexts like `feed`; return the hidden state of each, without logits."""
+        return self.model(embeds, self.cache.extend(counts))
 
     def splice(self, slot: int, slide: Slide) -> None:
         """Change the slot's context as a window requires: move rows, then feed ids before them.
@@ -147,11 +147,14 @@ class LanguageModel(nn.Module):
             self.append_long(slot, self.embed(slide.ids))
             self.cache.restore(slot, length)
 
-    def append_long(self, slot: int, embeds: Tensor) -> None:
-        """Append any number of rows `[rows, hidden]` to one slot, in passes of bounded size."""
-        for start in range(0, len(embeds), PREFILL_ROWS):
-            rows = embeds[start : start + PREFILL_ROWS]
-            self.append([(slot, len(rows))], rows)
+    def append_long(self, slot: int, embeds: Tensor) -> list[Tensor]:
+        """Append any number of rows `[rows, hidden]` to one slot, in passes of bounded size.
+
+        Returns the hidden states of each pass.
+        """
+        starts = range(0, len(embeds), PREFILL_ROWS)
+        parts = [embeds[start : start + PREFILL_ROWS] for start in starts]
+        return [self.append([(slot, len(rows))], rows) for rows in parts]
 
     def feed_units(self, slots: Sequence[int], embeds: Sequence[Tensor]) -> Tensor:
         """Feed the rows `[n, hidden]` of each slot, ascending; return the logits of each last row.

@@ -220,6 +220,17 @@ class PenalisedIds:
                 if not recent.counts[oldest]:
                     del recent.counts[oldest]
 
+    def extend(self, slot: int, chosen: Sequence[int], recent: RecentIds) -> None:
+        """Add ids that the slot's conversation chose before, oldest first."""
+        if not (chosen and recent.size):
+            return
+        recent.ids.extend(chosen)
+        while len(recent.ids) > recent.size:
+            recent.ids.popleft()
+        recent.counts = Counter(recent.ids)
+        self.reset(slot)
+        self.update([(slot, token, True) for token in recent.counts])
+
     def reset(self, slot: int) -> None:
         """Remove all ids of a slot."""
         self._table[slot].zero_()

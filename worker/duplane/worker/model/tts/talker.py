@@ -20,6 +20,7 @@ from duplane.worker.model.layers import embedding, linear
 from duplane.worker.model.llm.cuda_graphs import StaticRows, StepGraphs
 from duplane.worker.model.llm.decoder import Decoder, DecoderConfig
 from duplane.worker.model.llm.kv_cache import Rows
+from duplane.worker.model.llm.language_model import PREFILL_ROWS
 from duplane.worker.model.llm.sampling import draw
 from duplane.worker.model.transfer import download, upload
 from duplane.worker.model.tts.sampling import (
@@ -261,6 +262,24 @@ class Talker(nn.Module):
             if request.is_turn_end:
                 self.cache.truncate(request.slot, 0)
         return [tokens[:-1] for tokens in drawn]
+
+    def repeat(self, slot: int, spoken: Sequence[tuple[Tensor, Sequence[int]]]) -> None:
+        """Add the conditions and tokens of units of a turn that were spoken before.
+
+        The cache is then as after `speak`. Earlier rows are dropped at the same units.
+        """
+        rows: list[Tensor] = []
+        for condition, tokens in spoken:
+            held = self.cache.length(slot) + sum(map(len, rows))
+            if held + len(condition) + UNIT_DRAWS > self.cache.capacity:
+                self.cache.truncate(slot, 0)
+                rows.clear()
+            codes = self.emb_code[0](upload(tokens, condition.device, torch.long))
+            rows += [condition, codes]
+        embeds = torch.cat(rows)
+        for start in range(0, len(embeds), PREFILL_ROWS):
+            part = embeds[start : start + PREFILL_ROWS]
+            self.model(part, self.cache.extend([(slot, len(part))]))
 
     def make_room(self, slot: int, rows: int) -> None:
         """Drop the rows of the slot if `rows` more do not fit into its cache."""

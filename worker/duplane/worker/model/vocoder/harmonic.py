@@ -314,6 +314,14 @@ class HarmonicVocoder:
             tokens = len(chunk.tokens) - (0 if chunk.is_last else self.lookahead)
             yield tokens * TOKEN_FRAMES
 
+    def skip(self, chunks: Sequence[VocoderChunk]) -> None:
+        """Do nothing: no state lasts longer than a turn."""
+
+    def repeat(self, chunk: VocoderChunk, *, is_recent: bool) -> None:
+        """Set the state after a chunk of an open turn that was decoded before."""
+        del is_recent
+        self.decode([chunk])
+
     def reset(self, slot: int) -> None:
         """Remove the slot's turn and zero its state."""
         self._turns[slot] = None

@@ -201,10 +201,9 @@ class Vocoder:
         """
         mel_chunks: list[MelChunk] = []
         for chunk, mel in zip(chunks, mels, strict=True):
-            turn, voice = self._turn(chunk.slot), self._voices[chunk.slot]
-            if turn.noise is None and voice is not None and voice.generator is not None:
-                count = self.stream.source_samples(len(mel), turn.is_first)
-                turn.noise = torch.randn(count, generator=voice.generator, device=self.device)
+            turn = self._turn(chunk.slot)
+            if turn.noise is None:
+                turn.noise = self._source_noise(chunk.slot, len(mel))
             mel_chunks.append(MelChunk(chunk.slot, mel, turn.is_first, chunk.is_last, turn.noise))
         samples = self.stream.decode(mel_chunks)
         for chunk in chunks:
@@ -213,6 +212,36 @@ class Vocoder:
             if chunk.is_last:
                 self._turns[chunk.slot] = None
         return samples
+
+    def _source_noise(self, slot: int, frames: int) -> Tensor | None:
+        """Draw the source noise of the slot's next chunk, which has `frames` mel frames."""
+        voice = self._voices[slot]
+        if voice is None or voice.generator is None:
+            return None
+        count = self.stream.source_samples(frames, self._turn(slot).is_first)
+        return torch.randn(count, generator=voice.generator, device=self.device)
+
+    def skip(self, chunks: Sequence[VocoderChunk]) -> None:
+        """Use up the noise of chunks of one turn that were decoded before; then start a turn."""
+        for chunk in chunks:
+            frames = self.flow.encoded(len(chunk.tokens), chunk.is_last) * self.flow.stride
+            self._source_noise(chunk.slot, frames)
+            self._turn(chunk.slot).is_first = False
+
+    @torch.inference_mode()
+    def repeat(self, chunk: VocoderChunk, *, is_recent: bool) -> None:
+        """Set the state after a chunk of an open turn that was decoded before.
+
+        The flow model needs every chunk of the turn, in order. HiFT needs only the most recent two:
+        its state after a chunk depends on that chunk, on the source of the chunk before it, and on
+        the mel before that one.
+        """
+        mel = self.encode([chunk])[0]
+        if is_recent:
+            self.decode_mel([chunk], [mel])
+        else:
+            self.skip([chunk])
+            self.stream.mel[chunk.slot] = mel[-OVERLAP_FRAMES:].T
 
     @torch.inference_mode()
     def render_mel(self, voice: VocoderVoice, tokens: Sequence[int]) -> Tensor:

@@ -1,0 +1,53 @@
+"""Runs units of a conversation, and rebuilds it in another slot from their outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from duplane.worker.model.model import DuplexModel
+from duplane.worker.model.types import PastUnit, Rebuilt, Unit, UnitOutput
+
+
+def run_unit(model: DuplexModel, unit: Unit) -> UnitOutput:
+    """Run and settle one unit."""
+    (result,) = model.step([unit])
+    assert isinstance(result, UnitOutput), result
+    assert not model.settle([unit.slot])
+    return result
+
+
+def past_units(slot: int, outputs: Sequence[UnitOutput]) -> list[PastUnit]:
+    """Make past units for `slot` of outputs."""
+    return [
+        PastUnit(
+            replace(output.unit, slot=slot, force_listen=False),
+            output.token_ids,
+            output.change,
+            output.context_length,
+        )
+        for output in outputs
+    ]
+
+
+def rebuild(model: DuplexModel, slot: int, units: Sequence[PastUnit]) -> list[Rebuilt]:
+    """Rebuild the slot's conversation; return the result of each share."""
+    shares: list[Rebuilt] = []
+    while not (shares and shares[-1].is_complete):
+        result = model.rebuild(slot, units)
+        assert isinstance(result, Rebuilt), result
+        units = units[result.unit_count :]
+        shares.append(result)
+    return shares
+
+
+def assert_same_units(got: Sequence[UnitOutput], want: Sequence[UnitOutput]) -> None:
+    """Assert that units gave the same ids, speech tokens and samples."""
+    for ours, theirs in zip(got, want, strict=True):
+        assert ours.token_ids == theirs.token_ids
+        assert ours.change == theirs.change
+        assert ours.context_length == theirs.context_length
+        assert (ours.is_listen, ours.end_of_turn) == (theirs.is_listen, theirs.end_of_turn)
+        assert np.array_equal(ours.audio, theirs.audio)
