@@ -48,7 +48,7 @@ class _Forecast:
         self.waits = waits
 
     def is_fresh(self, revision: int, now: float) -> bool:
-        """True if the forecast is younger than 1 s and, if exact, there was no change since."""
+        """True if the forecast is younger than 1 s. A change also ends an exact forecast."""
         return now < self._deadline and (revision == self._revision or not self._is_exact)
 
 

@@ -131,7 +131,7 @@ class Waiters:
         return self._state.entry(ticket) if ticket else None
 
     async def _leave(self, waiter: Waiter) -> None:
-        """Cancel the waiter's ticket or give its undelivered grant back, if it still has one."""
+        """Forget a waiter: cancel its ticket, or give its grant back if it was not delivered."""
         del self._waiters[waiter.owner]
         same = self._by_request[waiter.request.request_id]
         same.remove(waiter)
@@ -203,7 +203,7 @@ class Waiters:
                     self._by_order[waiter.order] = waiter
 
     def _supersede(self, owner: str) -> bool:
-        """End a call whose ticket or grant another call takes. Return False if it has ended."""
+        """End a call whose ticket or grant another call takes. False if the call has ended."""
         waiter = self._waiters.get(owner)
         if waiter:
             waiter.grant = None

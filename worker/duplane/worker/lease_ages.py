@@ -45,7 +45,7 @@ class LeaseAges:
         self._is_attached = False
 
     def register(self, epoch: int, now: float) -> None:
-        """Begin a registration and end the present one, unless that one has the same epoch."""
+        """Begin a registration and end the present one, unless the epoch is unchanged."""
         if self._is_attached and self._registrations[-1].epoch == epoch:
             return
         self.detach(now)

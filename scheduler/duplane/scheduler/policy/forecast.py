@@ -97,7 +97,7 @@ def forecast(
 
 
 def _arrivals(which: int, demand: Demand, resolution: int) -> Iterator[tuple[int, int, int]]:
-    """Yield for each portion of a demand: the order of its first ticket, `which`, and its size.
+    """Yield (order of the first ticket, `which`, number of tickets) for each portion of a demand.
 
     `which` is the index of the demand.
     """

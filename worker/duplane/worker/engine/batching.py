@@ -71,8 +71,8 @@ def form_batch(
 def next_to_rebuild(channels: Iterable[SlotChannel]) -> SlotChannel | None:
     """Return the slot that rebuilds some past units in the next round. The slots take turns.
 
-    Only one slot does so in each round, so that the units of other slots do not wait for several.
-    The caller holds the lock of the device thread.
+    Only one slot rebuilds units in each round, so that the units of other slots wait only for this
+    slot. The caller holds the lock of the device thread.
     """
     waiting = (channel for channel in channels if channel.past_units is not None)
     return min(waiting, key=lambda channel: channel.share_count, default=None)

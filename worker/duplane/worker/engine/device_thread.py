@@ -241,7 +241,7 @@ class DeviceThread:
         return await is_clean
 
     async def close_again(self, slot: int) -> bool:
-        """Clean and check a slot that no call holds, as `close` does."""
+        """Clean and check, as `close` does, a slot that no call holds."""
         return await self.close(self.attach(slot, _ignore))
 
     def _queue(self, command: _Command) -> None:

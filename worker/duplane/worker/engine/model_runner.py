@@ -57,7 +57,7 @@ class ModelRunner:
         self.memory_used_bytes = device.memory_used_bytes(self.model)
         self._memory_bound_bytes = self.memory_used_bytes + memory_tolerance_bytes
         self._open_slots: set[int] = set()
-        # Begin and end of the settle of each slot's last unit.
+        # When `Model.settle` began and ended for the last unit of each slot.
         self._settle_s: dict[int, tuple[float, float]] = {}
 
     def open(self, slot: int, options: ConversationOptions) -> bool:

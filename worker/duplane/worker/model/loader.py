@@ -123,8 +123,8 @@ def generated_rows(max_tokens: int) -> int:
 def overhang(audio: AudioConfig, image_rows: int | None) -> int:
     """Return the number of rows of a unit with default options, audio and one unsliced frame.
 
-    The cache has so many extra rows, so that the unit that reaches the nominal capacity can be
-    completed. A unit that needs even more rows is refused. A frame has `image_rows` embeddings;
+    The cache has this number of extra rows, so that the unit that reaches the nominal capacity can
+    be completed. A unit that needs even more rows is refused. A frame has `image_rows` embeddings;
     None means that the model refuses frames.
     """
     seen = 0 if image_rows is None else duplex_rows((None,), image_rows)

@@ -217,7 +217,7 @@ class Unit:
     - `queued_s`: when the unit joined the inbox.
     - `dropped_count`: how many units of the conversation were dropped before this one.
     - `started_s`, `batch_size`, `batch`: when the unit's batch began, its size and its record.
-    - `settle_s`: begin and end of the settle of the conversation's previous unit.
+    - `settle_s`: when `settle` began and ended for the conversation's previous unit.
     - `finished_s`: when the model has finished the unit.
     """
 
@@ -296,9 +296,9 @@ class UnitOutput(Output):
     `context_length` is the length after generation, before settle. `token_ids` include the unit's
     terminator and the unit end. `text_token_count` is the number of ids from which `text` is
     decoded, including special ids. `input_*_count` are the numbers of input rows: embeddings of
-    audio, embeddings of frames, and marks. In `stage_s`, `settle` is the time that the settle of
-    the conversation's previous unit took. `end_of_turn` means that the model has finished its turn.
-    `change` is needed to rebuild the conversation; see `PastUnit`.
+    audio, embeddings of frames, and marks. In `stage_s`, `settle` is the time that the method
+    `settle` took for the conversation's previous unit. `end_of_turn` means that the model has
+    finished its turn. `change` is needed to rebuild the conversation; see `PastUnit`.
     """
 
     unit: Unit

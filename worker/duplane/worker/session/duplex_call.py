@@ -227,7 +227,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
 
     def _on_failed_unit(self, failure: FailedUnit) -> None:
         if failure.reason == CONTEXT_FULL:
-            # This unit is valid, but the settle of the unit before it has filled the context.
+            # This unit is valid, but `settle` has filled the context for the previous unit.
             self.close(session_pb2.CLOSE_REASON_CONTEXT_FULL)
             return
         self._send(session_pb2.ConverseResponse(failed=self._reporter.failed(failure)))

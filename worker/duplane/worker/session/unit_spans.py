@@ -199,7 +199,7 @@ class BatchReporter:
         self._telemetry = telemetry
 
     def ended(self, batch: BatchRecord) -> None:
-        """Record the span of a batch, after its settle."""
+        """Record the span of a batch, after the call of `settle` for its units."""
         if batch.ids is None:
             return
         ahead_ns = time.time_ns() - time.monotonic_ns()  # wall clock minus monotonic clock

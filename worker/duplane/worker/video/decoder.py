@@ -184,7 +184,7 @@ class _Pictures:
         self._picture_pts = -1
 
     def at(self, time_s: float) -> Image.Image:
-        """Return the picture shown at a time, or the latest good picture if that one is broken."""
+        """Return the picture shown at a time; if it is broken, the latest good picture."""
         wanted = self._timeline.at(time_s)
         if self._picture is not None and self._picture_pts == wanted:
             return self._picture
@@ -248,12 +248,12 @@ def _upright(frame: VideoFrame) -> Image.Image:
 
 
 def _time_of(frame: VideoFrame) -> int:
-    """Return the frame's presentation time, or without one its decoding time (stream units)."""
+    """Return the frame's presentation time, else its decoding time, in units of the stream."""
     return frame.pts if frame.pts is not None else frame.dts or 0
 
 
 def _sound(container: av.container.InputContainer, duration_s: float) -> np.ndarray | None:
-    """Return the first `duration_s` of the sound, mono at 16 kHz; None if none can be decoded."""
+    """Return the first `duration_s` of sound, mono at 16 kHz; None if it cannot be decoded."""
     if not container.streams.audio:
         return None
     stream = container.streams.audio[0]

@@ -85,7 +85,7 @@ class Videos:
     async def _decode(
         self, file: session_pb2.ChatPart, chat: ChatRequest, prepare: Prepare, tiles_left: int
     ) -> tuple[ChatVideo, int]:
-        """Decode a file. Return the video, and the number of tiles left for later videos."""
+        """Decode a file. Return the video, and the number of tiles that later videos may have."""
         bounds = VideoBounds(
             stack_frames=file.video_stack_frame_count or 1,
             duration_s=self._limits.max_video_s,

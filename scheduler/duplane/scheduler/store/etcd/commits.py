@@ -143,8 +143,8 @@ class Commits:
     def _put(self, operation: _Operation[Any]) -> None:
         (self._arrivals if operation.is_arrival else self._others).append(operation)
         if not self._is_flush_due:
-            # Send after the callbacks that are ready now, so that their operations share a
-            # transaction.
+            # The operations are sent when the callbacks that are ready now have run, so that the
+            # operations of these callbacks share a transaction.
             self._is_flush_due = True
             asyncio.get_running_loop().call_soon(self._flush)
 
@@ -160,9 +160,8 @@ class Commits:
             self._others and len(self._sending) < _MAX_SENT_COUNT
         ):
             if joint := self._next_joint():
-                # Make the request here and not in the task, because an event can raise the base
-                # before the task runs. The values contain the present base, so the request must
-                # require this base.
+                # The request is made here and not in the task: it must require the base that its
+                # values contain, and an event can raise the base before the task runs.
                 request = self._request([step for _, step in joint])
                 session_revision = self._facts.sessions[self._session.name]
                 task = asyncio.create_task(self._send(joint, request, session_revision))
@@ -276,14 +275,14 @@ class Commits:
                 )
                 for step in steps
             ]
-        # A failed transaction writes the barrier, so that there is an event to wait for. Only the
-        # outer transaction does: etcd refuses a transaction that could put a key twice.
+        # A failed transaction writes the barrier, so that there is an event to wait for. Nested
+        # transactions do not: etcd refuses a transaction that could put a key twice.
         barrier = etcd_pb2.PutRequest(key=self._facts.keys.barrier)
         failure = [etcd_pb2.RequestOp(request_put=barrier)]
         return etcd_pb2.TxnRequest(compare=compares, success=changes, failure=failure)
 
     async def _fence(self, session_revision: int) -> None:
-        """Write the session's key again, so that older transactions fail; wait for its event."""
+        """Write the session's key again, so that older transactions fail. Wait for the event."""
         async with self._fencing:
             while self._facts.sessions.get(self._session.name) == session_revision:
                 key = self._facts.keys.session(self._session.name)

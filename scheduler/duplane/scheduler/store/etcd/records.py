@@ -23,8 +23,8 @@ class Request:
 
     ticket: Ticket
     is_granted: bool
-    # The etcd lease of the scheduler at which the caller waits; from the grant on, of the scheduler
-    # to which the worker is attached.
+    # The etcd lease of a scheduler: before the grant, the scheduler at which the caller waits;
+    # after the grant, the scheduler to which the worker is attached.
     lease: int
 
 

@@ -199,7 +199,7 @@ class Session:
         await self._client.put(self._keys.presence(name), b"", lease)
 
     async def _begin(self, lease: int) -> None:
-        """Publish the session. In an empty store, set the base of numbers first."""
+        """Publish the session. In an empty store, set the base first (see `keys`)."""
         is_empty = etcd_pb2.Compare(
             key=self._keys.base, target=etcd_pb2.Compare.CREATE, create_revision=0
         )

@@ -40,7 +40,7 @@ from duplane.scheduler.store.unclaimed_grants import ClaimDeadlines
 _log = logging.getLogger(__name__)
 
 ARRIVAL_TIMEOUT_S = 5.0  # time limit of `register` and `enqueue` while etcd does not answer
-# For so long, a ticket whose caller waits at another scheduler is left to that scheduler.
+# For this time, a ticket is left to the scheduler at which its caller waits.
 _PRECEDENCE_S = 0.1
 # A scheduler ends the expired grants of another scheduler only after this delay, because normally
 # the other scheduler ends them itself.
@@ -187,7 +187,7 @@ class EtcdStore(LeaseStore):
         def step_of(facts: Facts) -> Step[Ticket | Grant]:
             known = facts.requests.get(request.request_id)
             if is_abandoned and not (known and known.ticket.owner == owner):
-                # Otherwise this call would take the ticket from a later call of the same caller.
+                # If this call continued, it would take the ticket from a later call of its caller.
                 raise FabricError(Reason.UNAVAILABLE, "the caller has gone")
             return operations.enqueue(facts, request, owner, order, self._session.lease, offer)
 

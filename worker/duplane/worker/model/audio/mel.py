@@ -122,7 +122,7 @@ class MelStream(nn.Module):
     def __init__(self, mel_bins: int, slot_count: int, device: str | torch.device = "cpu") -> None:
         super().__init__()
         self.log_mel = LogMel(mel_bins, device)
-        # A row has the last consumed unit, which ends at `_begins`, then the later samples.
+        # The row of a slot has the last consumed unit, up to `_begins`, then the later samples.
         self._input = np.zeros((slot_count, FIRST_UNIT_SAMPLES + BACKLOG_SAMPLES), np.float32)
         self._begins = [0] * slot_count
         self._ends = [0] * slot_count
@@ -260,9 +260,9 @@ class MelStream(nn.Module):
         peaks[CONTEXT_FRAMES : CONTEXT_FRAMES + 2] = power[0].amax(-1)
 
     def _window(self, rows: Tensor, starts: Tensor, lengths: Tensor, count: int) -> Tensor:
-        """Return `count` samples of each row, from half a window before frame `starts` on.
+        """Return `count` samples of each row. The first is half a window before frame `starts`.
 
-        The history is reflected at its ends.
+        Before its begin and after its end, the history of a slot is continued by reflection.
         """
         offsets = torch.arange(count, device=rows.device) - _HALF
         positions = (starts[:, None] * HOP + offsets).abs()

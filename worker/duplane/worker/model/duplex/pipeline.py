@@ -217,7 +217,7 @@ class Pipeline:
         )
 
     def apply(self, slides: Sequence[tuple[RunningUnit, Slide | None]]) -> float:
-        """Feed the pending ids of units, then apply their slides. Return the seconds of both."""
+        """Feed pending ids of units, then move context rows (`Slide`). Return the seconds."""
         watch = Stopwatch(self._device)
         units = [unit for unit, _ in slides]
         run_stage("settle", units, self._feed_pending, cache=self._llm.cache)

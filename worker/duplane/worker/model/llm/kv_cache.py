@@ -76,7 +76,8 @@ class Slide:
 class _Plan:
     """A `Group` before its indices are uploaded.
 
-    `indices` has the indices for `rows` if `rows` is None, then those for `slots` if it is None.
+    If `rows` is None, `indices` begins with the indices of the rows. If `slots` is None, `indices`
+    ends with the indices of the slots.
     """
 
     rows: slice | None

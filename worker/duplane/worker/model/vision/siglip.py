@@ -212,7 +212,8 @@ def _cells(count: int, per_side: int) -> Tensor:
     """Compute the cell of each of `count` patches along one side.
 
     Corners often lie exactly on a border between cells, where float32 rounding decides the cell.
-    The weights were trained with the rounding of the reference, so the operations are the same.
+    The weights were trained with the rounding of the reference, so this function has to use the
+    same operations as the reference.
     """
     borders = torch.arange(1 / per_side, 1.0, 1 / per_side, dtype=torch.float32)
     step = float(1 / torch.tensor(count, dtype=torch.float32))

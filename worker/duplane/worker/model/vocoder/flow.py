@@ -174,7 +174,7 @@ class Flow(nn.Module):
         return self.spk_embed_affine_layer(functional.normalize(embedding, dim=-1))
 
     def encoded(self, token_count: int, is_last: bool) -> int:
-        """Return the number of tokens that become mel: without lookahead; all in a last chunk."""
+        """Return how many tokens become mel: all but the lookahead; in a last chunk, all."""
         return token_count if is_last else token_count - self.lookahead
 
     def forward(

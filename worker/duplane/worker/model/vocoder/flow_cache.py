@@ -268,9 +268,9 @@ def token_moves(cached: int, new: int, prompt: int, capacity: int, stride: int) 
     """Plan the moves for Conformer layers before the upsampling.
 
     The reference repeats the list of these layers' tokens `stride` times, so that all caches have
-    the same length. It drops entries of this list as it drops frames. Then it reads only the first
-    part of the remaining list, which here are the kept tokens. `cached`, `new` and `capacity` count
-    tokens, `prompt` counts frames.
+    the same length. It drops entries of this list as it drops frames. Then it uses only the first
+    1 / `stride` of the remaining list. Here only the tokens in this part are kept. `cached`, `new`
+    and `capacity` count tokens, `prompt` counts frames.
     """
     length = cached + new
     kept = np.arange(length)

@@ -133,7 +133,8 @@ class HarmonicNetwork(nn.Module):
         steps = FRAME // HOP
         bands = _stretched(envelope.transpose(1, 2), steps).transpose(1, 2)
         response = minimum_phase(bands @ cast("Tensor", self.bands))
-        # Windows have two hops and overlap by one. The first begins a hop before the first sample.
+        # A window is two hops long, and the next window begins one hop later. The first window
+        # begins one hop before the first sample.
         padded = functional.pad(source, (HOP, HOP))
         frames = padded.unfold(-1, 2 * HOP, HOP) * cast("Tensor", self.window)
         response = torch.cat((response[:, :1], response), 1)

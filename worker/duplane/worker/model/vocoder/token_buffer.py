@@ -25,7 +25,7 @@ class TokenChunk:
 
 
 class SpeechTokens:
-    """The token buffer of one conversation. Between turns it holds only the prefix."""
+    """The token buffer of one conversation. Each turn begins with some tokens of silence."""
 
     def __init__(
         self,
