@@ -1,8 +1,8 @@
 """Marks tests by their path: tests that `make unit` leaves out, and tests that may run twice.
 
-Tests in `fabric/` and `cluster/`, and the tests of `duplane up`, use real sockets and processes
-with time limits. A loaded machine can miss such a limit. So these tests run a second time if they
-fail. The summary then says `1 rerun`: find the cause.
+The tests in `RERUN` use sockets, processes or the clock of the machine, with time limits. A loaded
+machine can miss such a limit. So these tests run a second time if they fail. The summary then says
+`1 rerun`: find the cause.
 """
 
 from __future__ import annotations
@@ -39,7 +39,21 @@ SLOW = (
     "unit/worker/model/vocoder/test_voice.py",
 )
 
-RERUN = ("cluster", "fabric", "unit/tools/test_up.py")
+RERUN = (
+    "cluster",
+    "fabric",
+    "golden/edge/test_transcripts.py",
+    "unit/edge/recording",
+    "unit/fabric/monitoring/test_logs.py",
+    "unit/fabric/test_process_exit.py",
+    "unit/support",
+    "unit/tools/load",
+    "unit/tools/test_bench_leases.py",
+    "unit/tools/test_gpu_scripts.py",
+    "unit/tools/test_install.py",
+    "unit/tools/test_up.py",
+    "unit/worker/engine/test_scripted_model.py",
+)
 
 
 def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
