@@ -175,7 +175,7 @@ class SimulatedClient:
         self.chance = chance
         # Share of delayed watch batches; also the share of slow transactions.
         self.hang_share = chance.choice(_HANG_SHARES)
-        self._lost_share = chance.choice(_LOST_SHARES)
+        self.lost_share = chance.choice(_LOST_SHARES)
         self._cut_until = 0.0
 
     def cut(self, duration_s: float) -> None:
@@ -195,7 +195,7 @@ class SimulatedClient:
     async def txn(self, request: etcd_pb2.TxnRequest) -> etcd_pb2.TxnResponse:
         chance, loop = self.chance, asyncio.get_running_loop()
         fault = chance.choice(("request", "answer", "late"))
-        is_faulty = self.is_cut or chance.random() < self._lost_share
+        is_faulty = self.is_cut or chance.random() < self.lost_share
         is_slow = chance.random() < self.hang_share
         await asyncio.sleep(chance.uniform(0, _SLOW_S if is_slow else 0.01))
         if is_faulty and (fault == "request" or self.is_cut):

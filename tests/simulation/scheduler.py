@@ -21,6 +21,7 @@ from duplane.scheduler.position_updates import PositionUpdates
 from duplane.scheduler.rpc.leases import LeaseServicer
 from duplane.scheduler.rpc.registry import RegistryServicer
 from duplane.scheduler.settings import SchedulerSettings
+from duplane.scheduler.signing import LeaseKeys
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import LeaseStore
 from duplane.scheduler.store.etcd import store as etcd_store
@@ -52,13 +53,21 @@ class Unmeasured:
 class Scheduler:
     """The parts of the process. `client` is None if the leases are in memory."""
 
-    def __init__(self, client: SimulatedClient | None, boot_ms: int, laws: Laws) -> None:
+    def __init__(
+        self,
+        client: SimulatedClient | None,
+        boot_ms: int,
+        laws: Laws,
+        key_age_s: float | None = None,
+    ) -> None:
         clock = asyncio.get_running_loop().time
         self.client = client
         # A dict, because a dict keeps the order in which calls start.
         self.calls: dict[Call, None] = {}
         self.store = open_store(client, boot_ms)
         self.state = SchedulerState(clock)
+        signer = _signer if key_age_s is None else LeaseSigner()
+        self.keys = LeaseKeys(self.store, signer, key_age_s)
         grants = GrantLoop(
             self.store, self.state, SETTINGS.claim_timeout_s, SETTINGS.resume_grace_s
         )
@@ -70,16 +79,17 @@ class Scheduler:
             self.state,
             self.waiters,
             grants,
-            _signer,
+            self.keys,
             _telemetry,
             cast(SchedulerMetrics, Unmeasured()),
         )
         self.watch = Watch(self.state, SETTINGS.ticket_limit)
-        self.registry = RegistryServicer(SETTINGS, self.store, self.state, self.watch, _signer)
+        self.registry = RegistryServicer(SETTINGS, self.store, self.state, self.watch)
         laws.scheduler_began(self.state, is_alone=client is None)
         self.availability = Availability(self.store, self.waiters, self.registry, self.watch)
         self.store.subscribe(self.state.apply)
-        self._loops = [asyncio.create_task(loop.run()) for loop in (self.store, grants, positions)]
+        loops = (self.store, grants, positions, self.keys)
+        self._loops = [asyncio.create_task(loop.run()) for loop in loops]
 
     @property
     def failure(self) -> BaseException | None:

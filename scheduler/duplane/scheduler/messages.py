@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from duplane.fabric.durations import to_duration
-from duplane.fabric.lease_signing import LeaseSigner
 from duplane.fabric.v1 import admin_pb2, lease_pb2, registry_pb2
 from duplane.scheduler.policy.fifo import QueueEntry
 from duplane.scheduler.policy.hold_times import MIN_SAMPLE_COUNT, HoldTimes
+from duplane.scheduler.signing import LeaseKeys
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import Grant, Worker
 
@@ -23,11 +23,11 @@ def queued(entry: QueueEntry, state: SchedulerState) -> lease_pb2.Queued:
 
 
 def granted(
-    grant: Grant, worker: Worker, signer: LeaseSigner, claim_timeout_s: float
+    grant: Grant, worker: Worker, keys: LeaseKeys, claim_timeout_s: float
 ) -> lease_pb2.Granted:
     """Return the message that gives a caller its grant, with the signed lease."""
     return lease_pb2.Granted(
-        lease=signer.sign(grant.claims),
+        lease=keys.sign(grant.claims),
         lease_id=grant.claims.lease_id,
         worker_address=worker.register.address,
         claim_timeout=to_duration(claim_timeout_s),

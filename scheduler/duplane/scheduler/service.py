@@ -29,6 +29,7 @@ from duplane.scheduler.rpc.admin import AdminServicer
 from duplane.scheduler.rpc.leases import LeaseServicer
 from duplane.scheduler.rpc.registry import RegistryServicer
 from duplane.scheduler.settings import SchedulerSettings
+from duplane.scheduler.signing import LeaseKeys
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store import open_store
 from duplane.scheduler.store.measured import measured
@@ -55,13 +56,14 @@ class Scheduler:
 
     def __init__(self, settings: SchedulerSettings, telemetry: Telemetry | None = None) -> None:
         self._settings = settings
-        signer = settings.open_signer()
-        state = SchedulerState(time.monotonic)
+        signer, state = settings.open_signer(), SchedulerState(time.monotonic)
         self.metrics = SchedulerMetrics(state)
         telemetry = telemetry or Telemetry("scheduler")
         telemetry.observe(self.metrics.registry)
         store = open_store(settings.store, _wall_ms(), settings.open_credentials())
         self._store = measured(store, self.metrics.registry)
+        key_age_s = None if settings.signing_key else settings.signing_key_age_s
+        self._keys = LeaseKeys(self._store, signer, key_age_s)
         self._watch = Watch(state, settings.ticket_limit)
         self._grant_loop = GrantLoop(
             self._store, state, settings.claim_timeout_s, settings.resume_grace_s
@@ -75,11 +77,11 @@ class Scheduler:
             state,
             self._waiters,
             self._grant_loop,
-            signer,
+            self._keys,
             telemetry,
             self.metrics,
         )
-        self._registry = RegistryServicer(settings, self._store, state, self._watch, signer)
+        self._registry = RegistryServicer(settings, self._store, state, self._watch)
         self._admin = AdminServicer(self._store, self._watch, state.hold_times)
         self._availability = Availability(self._store, self._waiters, self._registry, self._watch)
         self._store.subscribe(state.apply)
@@ -96,6 +98,7 @@ class Scheduler:
             tasks.create_task(self._grant_loop.run()),
             tasks.create_task(self._position_updates.run()),
             tasks.create_task(self._reachability.run()),
+            tasks.create_task(self._keys.run()),
             tasks.create_task(self._report_health()),
         ]
         return address

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import grpc
-from annotated_types import Gt, Le
+from annotated_types import Ge, Gt, Le
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cyclopts import Parameter
@@ -41,6 +41,9 @@ class SchedulerSettings:
     """File with the password of --store-user."""
     signing_key: ExistingFile | None = None
     """Key that signs leases (Ed25519, PEM, no password). Default: a new key for each process."""
+    signing_key_age_s: Annotated[float, Ge(60)] = 86_400.0
+    """Seconds after which a scheduler replaces the key that it signs leases with, at least 60. The
+    key of --signing-key is never replaced."""
     ticket_limit: PositiveInt = 1000
     """Most sessions that may wait in the fabric; further sessions are refused with QUEUE_FULL."""
     claim_timeout_s: Annotated[float, Gt(0), Le(MAX_CLAIM_TIMEOUT_S)] = 5.0

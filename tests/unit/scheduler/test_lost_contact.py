@@ -6,19 +6,13 @@ The schedulers and etcd are those of the simulation, on virtual time.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import random
-from collections.abc import AsyncGenerator, Coroutine
 from typing import Any
 
-from simulation.checks import Laws
-from simulation.etcd import SimulatedClient, SimulatedEtcd, simulated_etcd
-from simulation.network import Call, CallError
-from simulation.scheduler import Scheduler
+from simulation.calls import Chance, code_of, granted, queued, schedulers_of, simulated
+from simulation.network import Call
 from simulation.virtual_time import run
-from support.scheduler_harness import AUDIO, register_message
 
-from duplane.fabric.v1 import admin_pb2, lease_pb2, registry_pb2
+from duplane.fabric.v1 import admin_pb2
 from duplane.scheduler.rpc.admin import AdminServicer
 from duplane.scheduler.store.etcd.contact import Contact
 from duplane.scheduler.store.etcd.session import ABSENCE_LIMIT_S, PRESENCE_TTL_S
@@ -28,94 +22,10 @@ LIMIT_S = PRESENCE_TTL_S + ABSENCE_LIMIT_S
 SOON_S = 1.0
 
 
-class Chance(random.Random):
-    """No message is lost, and each has the shortest delay."""
-
-    def random(self) -> float:
-        return 0.5
-
-    def uniform(self, a: float, b: float) -> float:
-        return a
-
-
-class Fabric:
-    """Schedulers on one etcd, and calls to them."""
-
-    def __init__(self, count: int) -> None:
-        self.etcd = SimulatedEtcd()
-        self.clients = [SimulatedClient(self.etcd, Chance()) for _ in range(count)]
-        for client in self.clients:
-            client.hang_share = 0.0
-        self.schedulers = [Scheduler(client, 1_700_000_000_000, Laws()) for client in self.clients]
-
-    def attach(self, at: int, stream_number: int) -> Call:
-        scheduler, call = self.schedulers[at], Call(Chance())
-        call.begin(lambda context: scheduler.registry.Attach(call.requests(), context))
-        register = register_message(stream_number=stream_number)
-        call.send(registry_pb2.AttachRequest(register=register))
-        return call
-
-    def acquire(self, at: int, request_id: str, ticket_id: str = "") -> Call:
-        request = lease_pb2.AcquireLeaseRequest(
-            request_id=request_id, kind=AUDIO, ticket_id=ticket_id
-        )
-        call = Call(Chance())
-        call.begin(lambda context: self.schedulers[at].leases.AcquireLease(request, context))
-        return call
-
-    def release(self, at: int, request_id: str) -> Call:
-        request, call = lease_pb2.ReleaseLeaseRequest(request_id=request_id), Call(Chance())
-
-        async def serve(context: Any) -> None:
-            await self.schedulers[at].leases.ReleaseLease(request, context)
-
-        call.begin(serve)
-        return call
-
-    async def kill(self) -> None:
-        for scheduler in self.schedulers:
-            await scheduler.kill()
-
-
-async def queued(call: Call) -> lease_pb2.Queued:
-    response = await call.read()
-    assert response.HasField("queued"), response
-    return response.queued
-
-
-async def granted(call: Call) -> lease_pb2.Granted:
-    while not (response := await call.read()).HasField("granted"):
-        pass
-    return response.granted
-
-
-async def code_of(call: Call) -> str:
-    """Read a call to its end; return its status."""
-    while True:
-        try:
-            await call.read()
-        except CallError as error:
-            return error.code
-
-
-@contextlib.asynccontextmanager
-async def fabric_of(count: int) -> AsyncGenerator[Fabric]:
-    fabric = Fabric(count)
-    for scheduler in fabric.schedulers:
-        await scheduler.store.cancel(0)  # returns as soon as the scheduler has a session
-    yield fabric
-    await fabric.kill()
-
-
-def simulated(main: Coroutine[Any, Any, None]) -> None:
-    with simulated_etcd():
-        run(main)
-
-
 def test_cut_off_scheduler_sends_its_worker_and_callers_to_another_one() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        async with fabric_of(2) as fabric:
+        async with schedulers_of(2) as fabric:
             worker = fabric.attach(0, 1)
             assert (await worker.read()).HasField("registered")
             assert (await granted(fabric.acquire(0, "holder"))).worker_id == "w"
@@ -151,7 +61,7 @@ def test_cut_off_scheduler_sends_its_worker_and_callers_to_another_one() -> None
 
 def test_scheduler_serves_again_when_it_reaches_etcd() -> None:
     async def main() -> None:
-        async with fabric_of(2) as fabric:
+        async with schedulers_of(2) as fabric:
             worker, cut_off = fabric.attach(0, 1), fabric.schedulers[0]
             assert (await worker.read()).HasField("registered")
             fabric.clients[0].cut(CUT_S)
@@ -173,7 +83,7 @@ def test_single_scheduler_serves_its_callers_in_order_after_a_cut() -> None:
     """Nobody ends its session, so tickets that were to be cancelled are still there."""
 
     async def main() -> None:
-        async with fabric_of(1) as fabric:
+        async with schedulers_of(1) as fabric:
             waiting = [fabric.acquire(0, f"r{number}") for number in range(3)]
             tickets = [(await queued(call)).ticket_id for call in waiting]
             fabric.clients[0].cut(CUT_S / 2)
@@ -196,7 +106,7 @@ def test_single_scheduler_serves_its_callers_in_order_after_a_cut() -> None:
 
 def test_short_cut_ends_no_call() -> None:
     async def main() -> None:
-        async with fabric_of(2) as fabric:
+        async with schedulers_of(2) as fabric:
             waiting = fabric.acquire(0, "r")
             await queued(waiting)
             fabric.clients[0].cut(LIMIT_S - PRESENCE_TTL_S / 2)
@@ -237,7 +147,7 @@ def test_contact_is_back_only_with_the_present_facts() -> None:
 
 def test_lists_of_a_scheduler_without_contact_are_refused() -> None:
     async def main() -> None:
-        async with fabric_of(1) as fabric:
+        async with schedulers_of(1) as fabric:
             (scheduler,) = fabric.schedulers
             admin = AdminServicer(scheduler.store, scheduler.watch, scheduler.state.hold_times)
 

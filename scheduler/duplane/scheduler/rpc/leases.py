@@ -12,7 +12,6 @@ from opentelemetry.trace import Span, StatusCode
 
 from duplane.fabric.errors import FabricError, abort
 from duplane.fabric.kinds import kind_name
-from duplane.fabric.lease_signing import LeaseSigner
 from duplane.fabric.monitoring.logs import logged_ids
 from duplane.fabric.monitoring.spans import (
     ERROR_TYPE,
@@ -28,6 +27,7 @@ from duplane.scheduler.granting import GrantLoop
 from duplane.scheduler.messages import granted, queued
 from duplane.scheduler.metrics import SchedulerMetrics
 from duplane.scheduler.settings import SchedulerSettings
+from duplane.scheduler.signing import LeaseKeys
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import Grant, LeaseStore
 from duplane.scheduler.validation import check_acquire
@@ -53,7 +53,7 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
         state: SchedulerState,
         waiters: Waiters,
         grant_loop: GrantLoop,
-        signer: LeaseSigner,
+        keys: LeaseKeys,
         telemetry: Telemetry,
         metrics: SchedulerMetrics,
     ) -> None:
@@ -62,7 +62,7 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
         self._state = state
         self._waiters = waiters
         self._grant_loop = grant_loop
-        self._signer = signer
+        self._keys = keys
         self._telemetry = telemetry
         self._metrics = metrics
 
@@ -168,4 +168,4 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
         claims = grant.claims
         left_s = self._settings.claim_timeout_s - self._state.held_s(claims.lease_id)
         worker = self._state.workers[claims.worker_id]
-        return lease_pb2.AcquireLeaseResponse(granted=granted(grant, worker, self._signer, left_s))
+        return lease_pb2.AcquireLeaseResponse(granted=granted(grant, worker, self._keys, left_s))

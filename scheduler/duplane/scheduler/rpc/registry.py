@@ -11,7 +11,6 @@ from typing import Any
 
 from duplane.fabric.durations import to_duration
 from duplane.fabric.errors import FabricError, Reason, abort
-from duplane.fabric.lease_signing import LeaseSigner
 from duplane.fabric.v1 import lease_pb2, registry_pb2, registry_pb2_grpc
 from duplane.scheduler.messages import revoke
 from duplane.scheduler.policy.slot_reports import Verdict, judge
@@ -47,7 +46,6 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         store: LeaseStore,
         state: SchedulerState,
         watch: Watch,
-        signer: LeaseSigner,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -55,8 +53,8 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self._watch = watch
         self._streams: dict[str, WorkerStream] = {}  # by worker id
         self._why_refused = ""
-        self._keys: Sequence[registry_pb2.VerificationKey] = (signer.verification_key,)
-        store.share_key(signer.verification_key, self._on_keys)
+        self._keys: Sequence[registry_pb2.VerificationKey] = ()
+        store.watch_keys(self._on_keys)
         state.listeners.append(self._on_change)
 
     # Writes the responses instead of yielding them, so that a cancelled stream stops at once.

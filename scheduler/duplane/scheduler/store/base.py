@@ -180,15 +180,19 @@ class LeaseStore(ABC):
         """
 
     @abstractmethod
-    def share_key(
-        self,
-        key: registry_pb2.VerificationKey,
-        listener: Callable[[Sequence[registry_pb2.VerificationKey]], None],
-    ) -> None:
-        """Set the key that this scheduler signs with. Call this before `run`, which publishes keys.
+    def share_keys(self, keys: Sequence[registry_pb2.VerificationKey]) -> None:
+        """Set the keys that this scheduler signs with, in place of those set before.
 
-        At every change `listener` is called with the keys of all schedulers, including schedulers
-        that ended lately.
+        `run` publishes them. Calling this before `run` publishes keys before the first grant.
+        """
+
+    @abstractmethod
+    def watch_keys(
+        self, listener: Callable[[Sequence[registry_pb2.VerificationKey]], None]
+    ) -> None:
+        """Call `listener` with the published keys of all schedulers, at every change.
+
+        They include the keys of schedulers that ended lately, and keys that were replaced lately.
         """
 
     @abstractmethod

@@ -53,7 +53,8 @@ class _MeasuredStore:
         self.run = store.run
         self.leave = store.leave
         self._store = store
-        self.share_key = store.share_key
+        self.share_keys = store.share_keys
+        self.watch_keys = store.watch_keys
         self.watch_contact = store.watch_contact
         for name in OPERATIONS:
             setattr(self, name, self._measured(name, getattr(store, name)))

@@ -42,6 +42,8 @@ class MemoryStore(LeaseStore):
         self._revision = boot_ms << _REVISION_BITS_PER_MS
         self._clock = clock
         self._listeners: list[Callable[[Change], None]] = []
+        self._key_listeners: list[Callable[[Sequence[registry_pb2.VerificationKey]], None]] = []
+        self._keys: Sequence[registry_pb2.VerificationKey] = ()
         self._workers: dict[str, Worker] = {}
         self._tickets: dict[int, Ticket] = {}
         self._grants: dict[str, dict[int, Grant]] = {}  # by worker id and slot
@@ -68,12 +70,16 @@ class MemoryStore(LeaseStore):
     def watch_contact(self, listener: Callable[[bool], None]) -> None:
         """Do nothing, because this store cannot be lost."""
 
-    def share_key(
-        self,
-        key: registry_pb2.VerificationKey,
-        listener: Callable[[Sequence[registry_pb2.VerificationKey]], None],
+    def share_keys(self, keys: Sequence[registry_pb2.VerificationKey]) -> None:
+        self._keys = tuple(keys)
+        for listener in self._key_listeners:
+            listener(self._keys)
+
+    def watch_keys(
+        self, listener: Callable[[Sequence[registry_pb2.VerificationKey]], None]
     ) -> None:
-        listener([key])
+        self._key_listeners.append(listener)
+        listener(self._keys)
 
     async def run(self) -> None:
         while True:

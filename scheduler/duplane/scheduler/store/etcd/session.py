@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import NoReturn
 
@@ -40,7 +40,7 @@ def contact_limit_s() -> float:
 
 
 class Session:
-    """Three leases of a scheduler: for its presence, its registrations and tickets, and its key.
+    """Leases of a scheduler: for its presence, for its registrations and tickets, for each key.
 
     A leader of etcd that was frozen can end leases whose time ran out during the freeze, although
     the next leader has renewed them (etcd issue 15247). So only the lease of the presence is short,
@@ -53,7 +53,9 @@ class Session:
 
     def __init__(self, client: EtcdClient, mirror: Mirror, contact: Contact, base: int) -> None:
         self.lease = 0  # the lease of the present session; 0 before the first
-        self.signing_key: registry_pb2.VerificationKey | None = None
+        self._shared: dict[str, registry_pb2.VerificationKey] = {}  # by key id
+        self._has_shared = asyncio.Event()
+        self._has_published = asyncio.Event()  # the first key, if there is one
         self._has_left = False
         self._client = client
         self._absence = RepeatedLog(_log)
@@ -69,16 +71,22 @@ class Session:
 
     @property
     def is_known(self) -> bool:
-        """True if the facts contain the key of the present session and its presence."""
+        """True if the facts contain the session, its presence and the shared public keys."""
         facts = self._mirror.facts
-        return self.name in facts.sessions and self.name in facts.present
+        published = {key.key_id for key in facts.verification_keys}
+        has_session = self.name in facts.sessions and self.name in facts.present
+        return has_session and self._shared.keys() <= published
+
+    def share_keys(self, keys: Sequence[registry_pb2.VerificationKey]) -> None:
+        """Publish these keys. A key that is left out ends after `KEY_TTL_S`."""
+        self._shared = {key.key_id: key for key in keys}
+        self._has_shared.set()
 
     async def run(self) -> None:
-        """Keep the leases until cancelled. Publish the signing key before the session begins."""
-        has_key = asyncio.Event()
+        """Keep the leases until cancelled. Publish the first key before the session begins."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._hold_key(has_key))
-            await has_key.wait()
+            tasks.create_task(self._hold_keys(tasks))
+            await self._has_published.wait()
             tasks.create_task(self._hold_session())
             tasks.create_task(self._end_absent())
 
@@ -89,10 +97,23 @@ class Session:
             async with asyncio.timeout(_END_TIMEOUT_S):
                 await self._client.revoke_lease(self.lease)
 
-    async def _hold_key(self, has_key: asyncio.Event) -> NoReturn:
+    async def _hold_keys(self, tasks: asyncio.TaskGroup) -> NoReturn:
+        """Publish each shared key, and keep its lease."""
+        holding: dict[str, asyncio.Task[NoReturn]] = {}
         while True:
-            lease = await self._grant(KEY_TTL_S, self._publish_key)
-            has_key.set()
+            self._has_shared.clear()
+            for key_id in holding.keys() - self._shared.keys():
+                holding.pop(key_id).cancel()
+            for key_id in self._shared.keys() - holding.keys():
+                holding[key_id] = tasks.create_task(self._hold_key(self._shared[key_id]))
+            if not holding:
+                self._has_published.set()
+            await self._has_shared.wait()
+
+    async def _hold_key(self, key: registry_pb2.VerificationKey) -> NoReturn:
+        while True:
+            lease = await self._grant(KEY_TTL_S, partial(self._publish_key, key))
+            self._has_published.set()
             await self._keep(lease, KEY_TTL_S)
 
     async def _hold_session(self) -> None:
@@ -190,10 +211,9 @@ class Session:
                 self._absence.resolve("etcd answers")
                 return
 
-    async def _publish_key(self, lease: int) -> None:
-        if key := self.signing_key:
-            name = self._keys.signing(key.key_id, f"{lease:x}")
-            await self._client.put(name, key.SerializeToString(), lease)
+    async def _publish_key(self, key: registry_pb2.VerificationKey, lease: int) -> None:
+        name = self._keys.signing(key.key_id, f"{lease:x}")
+        await self._client.put(name, key.SerializeToString(), lease)
 
     async def _announce(self, name: str, lease: int) -> None:
         await self._client.put(self._keys.presence(name), b"", lease)

@@ -100,13 +100,14 @@ class EtcdStore(LeaseStore):
     def watch_contact(self, listener: Callable[[bool], None]) -> None:
         self._contact.listeners.append(listener)
 
-    def share_key(
-        self,
-        key: registry_pb2.VerificationKey,
-        listener: Callable[[Sequence[registry_pb2.VerificationKey]], None],
+    def share_keys(self, keys: Sequence[registry_pb2.VerificationKey]) -> None:
+        self._session.share_keys(keys)
+
+    def watch_keys(
+        self, listener: Callable[[Sequence[registry_pb2.VerificationKey]], None]
     ) -> None:
-        self._session.signing_key = key
         self._mirror.key_listeners.append(listener)
+        listener(self._facts.verification_keys)
 
     async def run(self) -> None:
         try:
