@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.command import run_command
 
-from duplane.tools.bench.lease_costs import bench_lease_costs
+from duplane.tools.bench.leases.costs import bench_lease_costs
 
 
 @pytest.mark.slow

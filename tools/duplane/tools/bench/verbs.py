@@ -14,6 +14,7 @@ from duplane.fabric.monitoring.logs import configure_logging
 from duplane.fabric.settings import Names, PositiveInt
 from duplane.tools.bench.options import Counts, FabricBench, LeaseBench, ModelBench
 from duplane.tools.command import UsageError, app
+from duplane.worker.settings import Dtype
 
 bench = App(name="bench", help="Measure the hot paths and print tables.")
 app.command(bench)
@@ -99,8 +100,8 @@ def neighbours(
 @bench.command
 def leases(options: LeaseBench = LeaseBench()) -> None:
     """Measure grants of real schedulers over gRPC, and check that none is lost or made twice."""
-    from duplane.tools.bench.lease_costs import bench_lease_costs
-    from duplane.tools.bench.leases import bench_leases
+    from duplane.tools.bench.leases.costs import bench_lease_costs
+    from duplane.tools.bench.leases.grants import bench_leases
 
     configure_logging("bench", "CRITICAL")
     if options.policy_only:
@@ -155,4 +156,53 @@ def launches(
     try:
         bench_launches(ModelBench(slots=slots, checkpoint=checkpoint, like=like, scale=scale))
     except (CheckpointError, ValueError) as error:
+        raise UsageError(str(error)) from None
+
+
+@bench.command
+def rebuild(
+    *,
+    units: Counts = (60, 300, 500),
+    checkpoint: ExistingDirectory | None = None,
+    like: str = "minicpm-o-4.5",
+    scale: float = 0.1,
+    device: str = "cpu",
+    dtype: Dtype = "float32",
+    threads: PositiveInt = 1,
+) -> None:
+    """Measure the time to rebuild a conversation from its past units, by stage.
+
+    Parameters
+    ----------
+    units
+        Numbers of past units, separated by commas. Half of the units listen, half speak.
+    checkpoint
+        Checkpoint directory. Default: random weights.
+    like
+        Released model whose dimensions the random weights have.
+    scale
+        Factor of all widths and numbers of layers of random weights; 1 is full size.
+    device
+        Device of the model: cpu or cuda:N.
+    dtype
+        Type of the model's numbers.
+    threads
+        CPU threads of the model.
+    """
+    from duplane.tools.bench.rebuild import bench_rebuild
+    from duplane.worker.model.checkpoint import CheckpointError
+
+    try:
+        bench_rebuild(
+            ModelBench(
+                checkpoint=checkpoint,
+                like=like,
+                scale=scale,
+                device=device,
+                dtype=dtype,
+                threads=threads,
+            ),
+            units,
+        )
+    except (CheckpointError, ValueError, process.StartError) as error:
         raise UsageError(str(error)) from None
