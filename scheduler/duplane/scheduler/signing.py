@@ -10,9 +10,9 @@ from duplane.fabric.lease_signing import LeaseSigner
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.scheduler.store.base import LeaseStore
 
-# Within this time, each registered worker gets a new key from its scheduler, or it loses its
-# registration: a scheduler ends its streams 10 s after it lost the store, and a broken stream is
-# noticed within 15 s.
+# After this time, each worker that is still registered has the new key. A scheduler that has lost
+# the store cannot send the key, but it ends the streams of its workers after 10 s, and a broken
+# stream is noticed within 15 s.
 KEY_LEAD_S = 30.0
 
 _log = logging.getLogger(__name__)
@@ -23,8 +23,8 @@ class LeaseKeys:
 
     Each scheduler has its own key and replaces only this key. `max_age_s` is the age at which the
     key is replaced; None means never. The public half of the next key is in the store for
-    `KEY_LEAD_S`, without a break, before the key signs a lease. The public half of the former key
-    stays with the workers for as long as a lease that it signed can be claimed.
+    `KEY_LEAD_S`, without a break, before the key signs a lease. The workers keep the public half of
+    the former key as long as leases signed with this key can be claimed.
     """
 
     def __init__(self, store: LeaseStore, signer: LeaseSigner, max_age_s: float | None) -> None:

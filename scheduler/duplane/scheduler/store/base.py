@@ -181,18 +181,18 @@ class LeaseStore(ABC):
 
     @abstractmethod
     def share_keys(self, keys: Sequence[registry_pb2.VerificationKey]) -> None:
-        """Set the keys that this scheduler signs with, in place of those set before.
+        """Set the public keys of this scheduler, in place of the keys set before.
 
-        `run` publishes them. Calling this before `run` publishes keys before the first grant.
+        `run` publishes the keys. Keys that are set before `run` are published before any grant.
         """
 
     @abstractmethod
     def watch_keys(
         self, listener: Callable[[Sequence[registry_pb2.VerificationKey]], None]
     ) -> None:
-        """Call `listener` with the published keys of all schedulers, at every change.
+        """Call `listener` with the published keys of all schedulers, now and at every change.
 
-        They include the keys of schedulers that ended lately, and keys that were replaced lately.
+        These include keys of schedulers that ended lately, and keys that were replaced lately.
         """
 
     @abstractmethod

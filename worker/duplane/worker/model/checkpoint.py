@@ -105,7 +105,7 @@ class Checkpoint:
         return found
 
     def digest(self) -> str:
-        """Return a digest of all files that decide the output, equal for equal checkpoints.
+        """Return a digest of the files that decide the output. Equal files have equal digests.
 
         Of a large file only its size and some parts are read.
         """

@@ -250,8 +250,8 @@ class DuplexModel:
         Read the generator to its end, then call `settle`; otherwise the slots of the remaining
         units can only be closed. If a unit is refused because its audio is too short, the audio is
         kept for the next unit. Raises ValueError and changes nothing if a slot is named twice, has
-        no conversation, has lost it, was not settled, or is not rebuilt. If a stage raises, only
-        the conversations that cause it are lost; see `batch_isolation`.
+        no conversation, has lost it, was not settled, or is not completely rebuilt. If a stage
+        raises, only the conversations that cause the error are lost; see `batch_isolation`.
         """
         entering: dict[int, tuple[Unit, Conversation]] = {}
         for unit in units:
@@ -313,9 +313,10 @@ class DuplexModel:
     def rebuild(self, slot: int, units: Sequence[PastUnit]) -> Rebuilt | UnitFailure:
         """Do a bounded share of the work to rebuild a conversation from past units.
 
-        Call it again with the units that are left, until the result `is_complete`; then units may
-        run, or more past units follow. The conversation is then as if it had run the past units,
-        up to rounding. A failure ends it. Raises ValueError like `step`.
+        Call this again with the remaining units until the result `is_complete`. Then the
+        conversation is, up to rounding, as if it had run the past units: units may run, or more
+        past units may follow. After a failure the conversation is lost. Raises ValueError like
+        `step`.
         """
         conversation = self._settled(slot)
         if wrong := {past.unit.slot for past in units} - {slot}:

@@ -34,8 +34,8 @@ MODEL_FAILED = "the model failed; its log says why"
 class Call(abc.ABC, Generic[Response]):
     """The call that holds a claimed slot, from the claim to the end.
 
-    Up to `outbox_capacity` responses wait for a client that reads slowly. One more ends the call
-    with SLOW_CLIENT.
+    Up to `outbox_capacity` responses wait for a client that reads slowly. One response more ends
+    the call with SLOW_CLIENT.
     """
 
     def __init__(

@@ -35,12 +35,12 @@ _log = logging.getLogger(__name__)
 
 
 def contact_limit_s() -> float:
-    """Return the least time from the last confirmed presence to the end of a session by others."""
+    """Return how many seconds, at least, a session outlasts its last confirmed presence."""
     return PRESENCE_TTL_S + ABSENCE_LIMIT_S
 
 
 class Session:
-    """Leases of a scheduler: for its presence, for its registrations and tickets, for each key.
+    """Leases of a scheduler: for its presence, for its registrations and tickets, and for each key.
 
     A leader of etcd that was frozen can end leases whose time ran out during the freeze, although
     the next leader has renewed them (etcd issue 15247). So only the lease of the presence is short,
@@ -78,7 +78,7 @@ class Session:
         return has_session and self._shared.keys() <= published
 
     def share_keys(self, keys: Sequence[registry_pb2.VerificationKey]) -> None:
-        """Publish these keys. A key that is left out ends after `KEY_TTL_S`."""
+        """Publish these keys. An earlier key that is not among them ends after `KEY_TTL_S`."""
         self._shared = {key.key_id: key for key in keys}
         self._has_shared.set()
 
@@ -98,7 +98,7 @@ class Session:
                 await self._client.revoke_lease(self.lease)
 
     async def _hold_keys(self, tasks: asyncio.TaskGroup) -> NoReturn:
-        """Publish each shared key, and keep its lease."""
+        """Publish each key that `share_keys` has set, and keep its lease."""
         holding: dict[str, asyncio.Task[NoReturn]] = {}
         while True:
             self._has_shared.clear()

@@ -22,10 +22,11 @@ from duplane.worker.model.vocoder.vocoder import VocoderChunk
 
 @dataclass
 class PastSpeech:
-    """Speech of past units that talker and vocoder have not repeated yet, oldest first.
+    """Speech of past units that the talker and the vocoder still have to repeat, oldest first.
 
-    `units` are those of the talker's open turn: the ids of the text, the LLM's state [ids, hidden]
-    for each, and the speech tokens. `chunks` are those of the vocoder's open turn.
+    `units` has the units of the talker's open turn, each as the ids of its text, the LLM's states
+    [ids, hidden] for these ids, and its speech tokens. `chunks` has the chunks of the vocoder's
+    open turn.
     """
 
     units: list[tuple[Sequence[int], Tensor, Sequence[int]]] = field(
@@ -42,11 +43,11 @@ class Conversation:
     """The state of one conversation between its units.
 
     `window` counts the rows of the context. After its input, a unit adds at most `generated_rows`.
-    `speech` is None for a conversation without audio. `unsettled` is the unit that settle has not
+    `speech` is None for a conversation without audio. `unsettled` is the unit that `settle` has not
     completed yet. `pending_ids` are the closing ids of a completed unit: they count as part of the
     context, but are fed only with the next unit. No unit may run while the conversation
-    `is_rebuilding`; `past_speech` is the rest of that work. After a fatal failure (`is_lost`) the
-    conversation can only be closed.
+    `is_rebuilding`. `past_speech` is the speech that the rebuild still has to repeat. After a fatal
+    failure (`is_lost`) the conversation can only be closed.
     """
 
     slot: int

@@ -106,7 +106,7 @@ class Pipeline:
                 unit.conversation.unsettled = unit
 
     def row_limit(self, unit: RunningUnit) -> int:
-        """Return the most rows of a context to which the unit and its longest output fit."""
+        """Return the rows of the longest context to which the unit and its output can be added."""
         conversation, cache = unit.conversation, self._llm.cache
         rows = sum(unit.rows) + conversation.generated_rows + conversation.window.spare_rows
         return min(cache.capacity - rows, self._capacity - 1)

@@ -1,8 +1,9 @@
 """Rebuilds a conversation from past units: their rows are prefilled, and no id is chosen again.
 
-The result is the state in which the units left the conversation where they ran, up to rounding. The
-rules of units, turns and windows run again over the recorded ids, so the window moves rows at the
-same units. One call does a bounded share of the work, so that other conversations need not wait.
+The result is, up to rounding, the state that the conversation had on the worker where the units
+ran. The rules of units, turns and windows are applied to the recorded ids again, so the window
+moves rows at the same units. One call does a *share*, a bounded part of the work, so that other
+conversations do not wait long.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class _RefusedError(Exception):
 
 @dataclass
 class _Share:
-    """The units that one call takes. The rows of `waiting` are not fed yet."""
+    """The units that one call takes. The rows of the units in `waiting` are not fed yet."""
 
     slot: int
     conversation: Conversation
@@ -73,9 +74,9 @@ class Rebuilder:
         self._inputs = pipeline.inputs
 
     def run(self, conversation: Conversation, units: Sequence[PastUnit]) -> Rebuilt | UnitFailure:
-        """Do one share of the work: take the first few of `units`, or repeat some noted speech.
+        """Do one share of the work: take the first few of `units`, or repeat a part of the speech.
 
-        After a failure the conversation is lost.
+        Speech is repeated when `units` is empty. After a failure the conversation is lost.
         """
         watch = Stopwatch(self._device)
         share = _Share(conversation.slot, conversation, self._first(conversation, units))
@@ -97,7 +98,7 @@ class Rebuilder:
         )
 
     def _first(self, conversation: Conversation, units: Sequence[PastUnit]) -> Sequence[PastUnit]:
-        """Return the first of `units` whose rows fit into one share, at least one if there are."""
+        """Return the first of `units`: as many as fit into one share, and at least one of them."""
         rows, count = 0, 0
         most = WINDOW_UNITS if conversation.window.is_on else SHARE_UNITS
         for past in units[:most]:
@@ -182,7 +183,7 @@ class Rebuilder:
             watch.lap("vision")
 
     def _feed(self, share: _Share) -> None:
-        """Feed the rows of all units of a share, and drop units where the window does."""
+        """Feed the rows of all units of a share; drop units where the context window drops them."""
         conversation, window = share.conversation, share.conversation.window
         first = conversation.turn.unit_count - len(share.units)
         for number, (past, unit) in enumerate(zip(share.past, share.units, strict=True), first):
@@ -208,12 +209,12 @@ class Rebuilder:
         self._feed_waiting(share)
 
     def _length(self, share: _Share) -> int:
-        """Return the rows of the context, including those that are not fed yet."""
+        """Return the number of rows of the context, including rows that are not fed yet."""
         held = self._llm.cache.length(share.slot) + len(share.conversation.pending_ids)
         return held + sum(sum(unit.rows) + len(unit.state.token_ids) for unit in share.waiting)
 
     def _feed_waiting(self, share: _Share) -> None:
-        """Feed the rows of the waiting units, all but the closing ids of the last one."""
+        """Feed the rows of the waiting units, except the closing ids of the last unit."""
         conversation, waiting = share.conversation, share.waiting
         if not waiting:
             return

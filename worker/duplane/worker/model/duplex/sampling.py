@@ -78,7 +78,7 @@ class DuplexSampling:
         return SlotSampling(slot, options, CountedUniforms(uniforms), draws, recent)
 
     def repeat(self, conversation: SlotSampling, chosen: Sequence[int], draw_count: int) -> None:
-        """Count choices that were made before, and use up the uniform numbers they needed."""
+        """Let the penalty count earlier choices, and skip the uniform numbers that they used."""
         self._penalised.extend(conversation.slot, chosen, conversation.recent)
         conversation.uniforms.advance(draw_count)
 

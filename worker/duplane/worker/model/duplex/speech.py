@@ -111,7 +111,7 @@ class SpeechStage:
                 self._probe.vocoded(unit.slot, list(chunk.tokens), chunk.is_last, len(samples))
 
     def note(self, unit: RunningUnit) -> None:
-        """Note the speech of a past unit, whose turn may be open, for `repeat`."""
+        """Note the speech of a past unit for `repeat`. The end of the turn drops its notes."""
         conversation, past = unit.conversation, unit.conversation.past_speech
         if conversation.speech is None:
             return
@@ -134,7 +134,7 @@ class SpeechStage:
         conversation.past_speech.chunks.clear()
 
     def repeat(self, conversation: Conversation, watch: Stopwatch) -> None:
-        """Do one bounded share of what remains of the noted speech: the talker, or some chunks."""
+        """Repeat a share of the noted speech: all tokens of the talker, or some vocoder chunks."""
         slot, past = conversation.slot, conversation.past_speech
         if past.units:
             self._talker.repeat(

@@ -84,7 +84,7 @@ class UnitState:
         *,
         is_interrupting: bool,
     ) -> UnitState | None:
-        """Apply the rules to the recorded choices of a unit; return its state when it was over.
+        """Apply the rules to the recorded choices of a unit; return the state at the unit's end.
 
         `token_ids` are the ids that the unit added to the context, `chosen_ids` the choices that
         the repetition penalty counted. Returns None if these choices do not give these ids.
@@ -141,8 +141,8 @@ class UnitState:
 def _choice(tokens: Tokens, expected: int, choices: deque[int]) -> int | None:
     """Return the choice that the rules turned into the id `expected`; None if there is none.
 
-    `choices` lacks the choices that the penalty does not count: the end of a chunk, and the
-    end-of-sequence id if `listen_top_k` decided. It has the words that the rules dropped.
+    `choices` also has the words that the rules dropped. It lacks the choices that the penalty does
+    not count: the end of a chunk, and the end-of-sequence id if `listen_top_k` decided.
     """
     if expected == tokens.eos and (not choices or choices[0] != tokens.eos):
         return tokens.eos

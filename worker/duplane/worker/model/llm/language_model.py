@@ -131,7 +131,7 @@ class LanguageModel(nn.Module):
         self.graphs.capture(partial(DecodeStep, self), is_replayed=is_replayed)
 
     def append(self, counts: Sequence[tuple[int, int]], embeds: Tensor) -> Tensor:
-        """Add rows to contexts like `feed`; return the hidden state of each, without logits."""
+        """Add rows to contexts like `feed`; return the hidden state of each row, without logits."""
         return self.model(embeds, self.cache.extend(counts))
 
     def splice(self, slot: int, slide: Slide) -> None:

@@ -264,9 +264,9 @@ class Talker(nn.Module):
         return [tokens[:-1] for tokens in drawn]
 
     def repeat(self, slot: int, spoken: Sequence[tuple[Tensor, Sequence[int]]]) -> None:
-        """Add the conditions and tokens of units of a turn that were spoken before.
+        """Add the conditions and tokens of units that were spoken before, all of one open turn.
 
-        The cache is then as after `speak`. Earlier rows are dropped at the same units.
+        The cache is then as after `speak`: old rows of the turn are dropped at the same units.
         """
         rows: list[Tensor] = []
         for condition, tokens in spoken:

@@ -319,7 +319,7 @@ class HarmonicVocoder:
         """Do nothing: no state lasts longer than a turn."""
 
     def repeat(self, chunk: VocoderChunk, *, is_recent: bool) -> None:
-        """Set the state after a chunk of an open turn that was decoded before."""
+        """Set the state as it was after a chunk of the open turn, which was decoded before."""
         del is_recent
         self.decode([chunk])
 

@@ -222,7 +222,10 @@ class Vocoder:
         return torch.randn(count, generator=voice.generator, device=self.device)
 
     def skip(self, chunks: Sequence[VocoderChunk]) -> None:
-        """Use up the noise of chunks of one turn that were decoded before; then start a turn."""
+        """Draw and discard the source noise of chunks of one turn that were decoded before.
+
+        Call `start_turn` before the next chunk is decoded.
+        """
         for chunk in chunks:
             frames = self.flow.encoded(len(chunk.tokens), chunk.is_last) * self.flow.stride
             self._source_noise(chunk.slot, frames)
@@ -230,11 +233,11 @@ class Vocoder:
 
     @torch.inference_mode()
     def repeat(self, chunk: VocoderChunk, *, is_recent: bool) -> None:
-        """Set the state after a chunk of an open turn that was decoded before.
+        """Set the state as it was after a chunk of the open turn, which was decoded before.
 
-        The flow model needs every chunk of the turn, in order. HiFT needs only the most recent two:
-        its state after a chunk depends on that chunk, on the source of the chunk before it, and on
-        the mel before that one.
+        The flow model needs every chunk of the turn, in order. HiFT needs only the two latest
+        chunks: its state after a chunk depends on this chunk, on the source of the previous chunk,
+        and on the mel of the chunk before the previous one.
         """
         mel = self.encode([chunk])[0]
         if is_recent:
