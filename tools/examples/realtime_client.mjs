@@ -6,7 +6,7 @@
 const UNIT_BYTES = 4 * 16000; // one second of float32 samples at 16 kHz
 
 // Send `sound`, then silence, one second at a time. Calls `play` with the model's speech
-// (Float32Array, 24 kHz) and returns its text.
+// (Float32Array, 24 kHz) and returns the model's text.
 export async function converse(server, sound, seconds, play) {
   const socket = new WebSocket(`${server}/v1/realtime?mode=audio`);
   const events = [];
@@ -31,7 +31,7 @@ export async function converse(server, sound, seconds, play) {
     const unit = new Uint8Array(UNIT_BYTES);
     unit.set(sound.subarray(at * UNIT_BYTES, (at + 1) * UNIT_BYTES));
     send({ type: "input.append", input: { audio: toBase64(unit), input_id: `unit_${at}` } });
-    // Every event of a unit has its input_id; the first one has chunk_index, too.
+    // Every event of a unit has the input_id of the unit; the first event has chunk_index, too.
     let event;
     do {
       event = await receive();
@@ -41,7 +41,7 @@ export async function converse(server, sound, seconds, play) {
   }
   send({ type: "session.close", reason: "user_stop" });
   for (;;) {
-    const event = await receive(); // the rest of the last unit may still come
+    const event = await receive(); // more events of the last unit may still come
     if (event.kind === "text") text += event.text;
     if (event.kind === "audio") play(new Float32Array(fromBase64(event.audio).buffer));
     if (event.type === "session.closed") return text;
