@@ -174,7 +174,7 @@ class DialectC(DuplexDialect):
         return Configure(settings, max_slice_count, ignored(event, config), paths, PREPARE)
 
     def _decode_chunk(self, event: Fields) -> Append:
-        encoded = event.get("audio_base64", str)
+        encoded = event.base64("audio_base64")
         if not encoded:
             raise ClientError(ErrorCode.MISSING_FIELD, "Missing audio_base64")
         audio = decode_audio(encoded, "audio_base64", self.limits.append_s)

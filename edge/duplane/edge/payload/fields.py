@@ -9,6 +9,7 @@ from typing import Literal, TypeVar, cast, overload
 import orjson
 
 from duplane.edge.client_errors import ClientError, ErrorCode, UnreadableError
+from duplane.edge.payload.base64_text import Base64Text, cut_long_string, restore
 from duplane.edge.settings import Limits
 
 _DEFAULTS = Limits()
@@ -36,16 +37,10 @@ def parse(message: bytes, limits: Limits = _DEFAULTS) -> Fields:
     Raises UnreadableError if the frame is not JSON, and ClientError if the JSON is not an object or
     exceeds a bound.
     """
-    # Count before parsing: parsing makes an object of a hundred bytes from a value of two bytes.
-    max_count = limits.json_value_count
-    if len(message) > max_count and sum(_count(message, mark) for mark in _MARKS) > max_count:
-        raise invalid("message", f"must be at most {max_count} values")
-    try:
-        event: object = orjson.loads(message)
-    except orjson.JSONDecodeError as error:
-        if error.msg == _TOO_DEEP:
-            raise _deep(limits) from None
-        raise UnreadableError("the frame is not JSON text") from None
+    cut = cut_long_string(message)
+    event = _load(message if cut is None else cut.rest, limits)
+    if cut is not None and not restore(event, cut):
+        event = _load(message, limits)
     if not isinstance(event, dict):
         raise invalid("message", "must be a JSON object")
     whole = cast("dict[str, object]", event)
@@ -53,6 +48,20 @@ def parse(message: bytes, limits: Limits = _DEFAULTS) -> Fields:
     if is_nested and _is_deeper(whole, limits.json_depth):
         raise _deep(limits)
     return Fields(whole)
+
+
+def _load(message: bytes, limits: Limits) -> object:
+    """Parse JSON. Raises ClientError and UnreadableError."""
+    # Count before parsing: parsing makes an object of a hundred bytes from a value of two bytes.
+    max_count = limits.json_value_count
+    if len(message) > max_count and sum(_count(message, mark) for mark in _MARKS) > max_count:
+        raise invalid("message", f"must be at most {max_count} values")
+    try:
+        return orjson.loads(message)
+    except orjson.JSONDecodeError as error:
+        if error.msg == _TOO_DEEP:
+            raise _deep(limits) from None
+        raise UnreadableError("the frame is not JSON text") from None
 
 
 def _deep(limits: Limits) -> ClientError:
@@ -121,9 +130,18 @@ class Fields:
             if required:
                 raise missing(self.path(key))
             return None
-        if not isinstance(value, kind):
-            raise invalid(self.path(key), f"must be {_TYPE_NAMES[kind]}")
-        return value
+        if isinstance(value, kind):
+            return value
+        if kind is str and isinstance(value, Base64Text):
+            return cast("V", str(value))
+        raise invalid(self.path(key), f"must be {_TYPE_NAMES[kind]}")
+
+    def base64(self, key: str) -> str | Base64Text | None:
+        """Return a string of base64, decoded already if it is long."""
+        value = self.get(key, object)
+        if value is None or isinstance(value, str | Base64Text):
+            return value
+        return self.get(key, str)  # raises the error of a wrong type
 
     def expect(self, key: str, values: frozenset[str]) -> None:
         """Count a field as read if its value is one of `values`; then `unused` does not list it."""

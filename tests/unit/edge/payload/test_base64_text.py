@@ -1,0 +1,137 @@
+"""A long base64 string is decoded without the JSON parser; no other message is read otherwise."""
+
+from __future__ import annotations
+
+import orjson
+import pybase64
+import pytest
+
+from duplane.edge.client_errors import ClientError, UnreadableError
+from duplane.edge.payload import base64_text, fields
+from duplane.edge.payload.base64_text import Base64Text
+from duplane.edge.payload.fields import Fields, parse
+from duplane.edge.settings import Limits
+
+CONTENT = bytes(range(256)) * 32
+LONG = pybase64.b64encode(CONTENT)
+SHORT = LONG[:64]
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The texts that the JSON parser gets."""
+    texts: list[bytes] = []
+
+    class Parser:
+        JSONDecodeError = orjson.JSONDecodeError
+
+        @staticmethod
+        def loads(text: bytes) -> object:
+            texts.append(text)
+            return orjson.loads(text)
+
+    monkeypatch.setattr(fields, "orjson", Parser)
+    return texts
+
+
+def field_of(event: Fields, *path: str) -> str | Base64Text | None:
+    *outer, key = path
+    for name in outer:
+        event = event.required_fields(name)
+    return event.base64(key)
+
+
+@pytest.mark.parametrize(
+    ("message", "path"),
+    [
+        (b'{"type":"x","audio":"%b"}', ("audio",)),
+        (b'{"audio" : "%b", "type":"x", "n":[1,{"a":2}]}', ("audio",)),
+        (b'{"input":{"audio":"%b","input_id":"i"},"type":"x"}', ("input", "audio")),
+        (b'{"input":{"audio":{"data":"%b"}},"type":"x"}', ("input", "audio", "data")),
+    ],
+)
+def test_parser_does_not_read_a_long_base64_string(
+    parsed: list[bytes], message: bytes, path: tuple[str, ...]
+) -> None:
+    event = parse(message % LONG)
+    encoded = field_of(event, *path)
+    assert isinstance(encoded, Base64Text)
+    assert encoded.content == CONTENT
+    assert str(encoded).encode() == LONG
+    assert max(map(len, parsed)) < 100
+    *outer, key = path
+    holder = event
+    for name in outer:
+        holder = holder.required_fields(name)
+    assert holder.get(key, str) == LONG.decode(), "other readers get the string itself"
+    assert event.get("type", str) == "x"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b'{"audio":"%b"}' % SHORT,
+        b'{"audio":"%b!"}' % LONG,
+        b'{"audio":"%b="}' % LONG,
+        b'{"audio":"a\\/%b"}' % LONG,
+        b'{"text":"\\u0000","audio":"%b"}' % LONG,
+        b'{"audio":"%b","audio":"x"}' % LONG,
+        b'{"audio":"x","audio":"%b"}' % LONG,
+        b'{"%b":1,"audio":"x"}' % LONG,
+        b'{"frames":["%b"],"audio":"x"}' % LONG,
+        b'{"a":{"b":{"c":{"d":"%b"}}}}' % LONG,
+        b'{"text":"%b"}' % ("\N{SNOWMAN}".encode() * 5000),
+        b"{%b}" % b",".join(b'"a%d":"b"' % n for n in range(50)) + b" " * 5000,
+    ],
+)
+def test_every_valid_message_has_the_values_of_the_parser(message: bytes) -> None:
+    event = parse(message).whole
+    found = {k: str(v) if isinstance(v, Base64Text) else v for k, v in event.items()}
+    assert found == orjson.loads(message)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b'{"audio":"%b\x01"}' % LONG,
+        b'{"audio":"%b\n"}' % LONG,
+        b'{"audio":"%b\xff"}' % LONG,
+        b'{"audio":"%b"' % LONG,
+        b'{"audio":"%b' % LONG,
+        b'{"audio":"%b",}' % LONG,
+        b'{"audio":"%b","b":"\x00"}' % LONG,
+        b'{"audio":"%b" "b":1}' % LONG,
+        b'{"audio":"%b","b":"\xff"}' % LONG,
+    ],
+)
+def test_message_that_is_not_json_is_unreadable(message: bytes) -> None:
+    with pytest.raises(orjson.JSONDecodeError):
+        orjson.loads(message)
+    with pytest.raises(UnreadableError):
+        parse(message)
+
+
+def test_bounds_apply_to_a_message_that_is_cut() -> None:
+    values = b",".join([b"1"] * 50)
+    with pytest.raises(ClientError, match="at most 20 values"):
+        parse(b'{"audio":"%b","n":[%b]}' % (LONG, values), Limits(json_value_count=20))
+    with pytest.raises(ClientError, match="2 lists and objects deep"):
+        parse(b'{"audio":"%b","n":[[[1]]]}' % LONG, Limits(json_depth=2))
+    with pytest.raises(ClientError, match="must be a JSON object"):
+        parse(b'[{"audio":"%b"}]' % LONG)
+
+
+def test_value_of_another_type_has_its_error() -> None:
+    event = parse(b'{"flag":"%b"}' % LONG)
+    with pytest.raises(ClientError, match="flag: must be true or false"):
+        event.get("flag", bool)
+    with pytest.raises(ClientError, match="audio: must be a string"):
+        parse(b'{"audio":1}').base64("audio")
+    assert event.base64("audio") is None
+
+
+def test_only_long_strings_are_cut() -> None:
+    length = base64_text._MIN_LENGTH
+    for size, is_cut in ((length - 4, False), (length + 4, True)):
+        event = parse(b'{"audio":"%b"}' % (b"A" * size))
+        assert isinstance(event.base64("audio"), Base64Text) is is_cut
