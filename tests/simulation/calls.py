@@ -1,4 +1,7 @@
-"""Calls to simulated schedulers on virtual time. Nothing fails but what a test makes fail."""
+"""Calls to simulated schedulers on virtual time.
+
+Calls and connections fail only if a test breaks them.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ class Chance(random.Random):
 
 
 class Schedulers:
-    """Schedulers on one etcd, and calls to them. With `key_age_s` they replace their keys."""
+    """Schedulers on one etcd, and calls to them.
+
+    With `key_age_s` the schedulers replace their signing keys.
+    """
 
     def __init__(self, count: int, key_age_s: float | None) -> None:
         self.etcd = SimulatedEtcd()
@@ -75,7 +81,7 @@ class Schedulers:
 
 
 async def queued(call: Call) -> lease_pb2.Queued:
-    """Return the next message, a place in the queue."""
+    """Return the next message, which must be a position in the queue."""
     response = await call.read()
     assert response.HasField("queued"), response
     return response.queued
@@ -99,7 +105,7 @@ async def code_of(call: Call) -> str:
 
 @contextlib.asynccontextmanager
 async def schedulers_of(count: int, key_age_s: float | None = None) -> AsyncGenerator[Schedulers]:
-    """Run schedulers until the end of the body."""
+    """Run schedulers during the body of the `with`."""
     fabric = Schedulers(count, key_age_s)
     for scheduler in fabric.schedulers:
         await scheduler.store.cancel(0)  # returns as soon as the scheduler has a session

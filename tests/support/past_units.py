@@ -1,4 +1,4 @@
-"""Runs units of a conversation, and rebuilds it in another slot from their outputs."""
+"""Runs units of a conversation, and rebuilds the conversation in another slot from the outputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run_unit(model: DuplexModel, unit: Unit) -> UnitOutput:
 
 
 def past_units(slot: int, outputs: Sequence[UnitOutput]) -> list[PastUnit]:
-    """Make past units for `slot` of outputs."""
+    """Return outputs as past units for `slot`."""
     return [
         PastUnit(
             replace(output.unit, slot=slot, force_listen=False),

@@ -1,4 +1,4 @@
-"""A conversation that is rebuilt from its past units goes on exactly as the original."""
+"""A conversation that is rebuilt from its past units continues exactly like the original."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ TALK = read_audio(GOLDEN / "audio" / "talk.wav", 40 * SAMPLES)
 PICTURE = (GOLDEN / "images" / "sq.png").read_bytes()
 VOICE = read_clip(GOLDEN / "audio" / "ref1.wav")
 NEXT = 8
-"""Units that run after a rebuild, and are compared."""
+"""Number of units that run after a rebuild and are compared."""
 SAMPLED = ConversationOptions(
     "Streaming Omni Conversation.", seed=7, force_listen_count=1, temperature=1.2, top_p=0.95
 )
@@ -44,7 +44,7 @@ WINDOW = replace(SAMPLED, sliding_window_mode=WindowMode.BASIC, seed=11)
 
 @dataclass(frozen=True)
 class Script:
-    """A conversation of `units`, and the numbers of past units after which it is rebuilt."""
+    """A conversation of `units` units. It is rebuilt after each of these numbers of past units."""
 
     options: ConversationOptions
     units: int
@@ -97,7 +97,8 @@ SCRIPTS = {
 @pytest.fixture(scope="module")
 def _model(speaking_checkpoint: Path) -> DuplexModel:
     torch.set_num_threads(1)
-    # The talker drops the rows of a turn that has more, and few units fill the context.
+    # In a turn with more rows, the talker drops its older rows. A few units already fill the
+    # context.
     return DuplexModel.load(speaking_checkpoint, slot_count=3, context_capacity=1900, turn_rows=200)
 
 

@@ -19,12 +19,15 @@ from duplane.scheduler.store.memory import MemoryStore
 
 AGE_S = 60.0
 RUN_S = 400.0
-CUT_S = 6.0  # a scheduler stays in contact during such a cut
+CUT_S = 6.0  # during a cut this short, a scheduler counts as in contact with etcd
 CLAIMS = lease_pb2.LeaseClaims(lease_id="lease")
 
 
 class Keys:
-    """A worker with one slot. It verifies leases, and reports that it has seen void ones."""
+    """A worker with one slot.
+
+    It verifies leases, and reports that it knows which leases are void.
+    """
 
     def __init__(self) -> None:
         self.verifier = LeaseVerifier()
@@ -59,7 +62,10 @@ def keys_in_etcd(fabric: Schedulers) -> set[str]:
 
 
 async def leases_of(fabric: Schedulers, worker: Keys) -> Sequence[lease_pb2.Lease]:
-    """Acquire a lease at the first scheduler every few seconds. Each must be valid at once."""
+    """Acquire a lease at the first scheduler every few seconds.
+
+    Each lease must be valid at once.
+    """
     loop, leases = asyncio.get_running_loop(), list[lease_pb2.Lease]()
     while loop.time() < RUN_S:
         request_id = f"r{len(leases)}"
@@ -75,10 +81,11 @@ def test_each_lease_is_signed_with_a_key_that_workers_know(is_cut: bool) -> None
     async def main() -> None:
         loop, worker = asyncio.get_running_loop(), Keys()
         async with schedulers_of(2, AGE_S) as fabric:
-            attached = fabric.attach(1, 1)  # not at the scheduler that signs
+            # The worker is attached to the scheduler that does not sign.
+            attached = fabric.attach(1, 1)
             reading = asyncio.create_task(worker.read(attached))
             await worker.has_keys.wait()
-            if is_cut:  # when the next key of the first scheduler is published
+            if is_cut:  # the cut begins when the first scheduler publishes its next key
                 loop.call_later(AGE_S - KEY_LEAD_S - 1, fabric.clients[1].cut, CUT_S)
             leases = await leases_of(fabric, worker)
             used = list(dict.fromkeys(lease.key_id for lease in leases))

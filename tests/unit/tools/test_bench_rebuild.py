@@ -13,4 +13,4 @@ def test_a_rebuild_is_measured_for_each_number_of_units() -> None:
     heads = next(line for line in output.splitlines() if line.startswith("units")).split()
     assert heads[-6:] == ["audio", "prefill", "talker", "vocoder", "shares", "longest"]
     shares = [int(row[-2]) for row in rows]
-    assert shares == [1, 3]  # only the second one ends in a turn, which is spoken again
+    assert shares == [1, 3]  # only after 7 units a turn is open, whose speech is computed again

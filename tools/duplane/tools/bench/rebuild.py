@@ -19,13 +19,17 @@ from duplane.worker.model.model import DuplexModel
 from duplane.worker.model.types import ConversationOptions, PastUnit, Rebuilt, Unit
 
 TURN_UNITS = 10
-"""Units of one listening and one speaking stretch together. Random weights rarely end a turn."""
+"""Units of one stretch of listening and one stretch of speaking. Random weights rarely end a turn
+by themselves."""
 STAGES = ("audio", "prefill", "talker", "vocoder")
 
 
 @dataclass(frozen=True)
 class _Figures:
-    """One rebuild: seconds in all, of the longest share, and by stage; and the number of shares."""
+    """The times of one rebuild: of the whole rebuild, of its longest share, and of each stage.
+
+    A rebuild runs as several shares, one after the other; `share_count` is their number.
+    """
 
     total_s: float
     longest_s: float
