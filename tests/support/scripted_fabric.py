@@ -40,6 +40,7 @@ def listened(unit: session_pb2.Unit) -> list[session_pb2.ConverseResponse]:
         sequence=unit.sequence,
         listen=session_pb2.Listen(),
         context_token_count=100 + unit.sequence,
+        state_change=session_pb2.StateChange(),
     )
     return [session_pb2.ConverseResponse(delta=delta)]
 
@@ -128,6 +129,7 @@ class ScriptedFabric:
         self.scheduler = ""
         self.worker = ""
         self.is_automatic = True
+        self.model_digest = ""  # the worker cannot rebuild conversations
         self.on_unit: Callable[[session_pb2.Unit], Sequence[session_pb2.ConverseResponse]] = (
             listened
         )
@@ -252,6 +254,7 @@ class _Leases:
                     lease_id=request.request_id,
                     ticket_id=request.ticket_id or f"q_{request.request_id}",
                     worker_address=fabric.worker,
+                    worker_id="w",
                     claim_timeout=Duration(seconds=_CLAIM_S),
                 )
             )
@@ -330,8 +333,15 @@ class _Sessions(_Uncalled):
                 continue
             match request.WhichOneof("message"):
                 case "open":
-                    opened = session_pb2.Opened(prompt_token_count=7, context_token_limit=8192)
+                    opened = session_pb2.Opened(
+                        prompt_token_count=7,
+                        context_token_limit=8192,
+                        model_digest=self._fabric.model_digest,
+                    )
                     conversation.say(session_pb2.ConverseResponse(opened=opened))
+                case "rebuild":
+                    rebuilt = session_pb2.Rebuilt(sequence=request.rebuild.units[-1].sequence)
+                    conversation.say(session_pb2.ConverseResponse(rebuilt=rebuilt))
                 case "unit":
                     conversation.say(*self._fabric.on_unit(request.unit))
         closed = session_pb2.Closed(reason=session_pb2.CLOSE_REASON_CLIENT)

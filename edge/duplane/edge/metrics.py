@@ -9,6 +9,8 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
 from duplane.edge.clock import Moment
 from duplane.edge.close import CloseReason
+from duplane.edge.session.journal import JournalSpace
+from duplane.edge.session.moving import MoveCause
 from duplane.edge.session.playout import Playout
 from duplane.fabric.audio import OUTPUT_RATE_HERTZ
 from duplane.fabric.errors import Reason
@@ -107,6 +109,19 @@ class EdgeMetrics:
             "Calls to a scheduler or a worker that failed.",
             reason=STREAM_ERRORS,
         )
+        self._moves = counters(
+            registry,
+            "duplane_moves_total",
+            "Attempts of sessions to continue at another worker, by the cause.",
+            cause=tuple(MoveCause),
+            outcome=("moved", "failed"),
+        )
+        self._move_times = histograms(
+            registry,
+            "duplane_move_duration_seconds",
+            "Time from the loss of a session's worker until another one has rebuilt it.",
+            _GAP_BUCKETS_S,
+        ).of()
         Observed(registry, self._observe)
 
     def ended(self, dialect: str, reason: CloseReason) -> None:
@@ -120,6 +135,27 @@ class EdgeMetrics:
     def stream_failed(self, reason: Reason) -> None:
         """Count a call that failed."""
         self._stream_errors.of(reason).inc()
+
+    def moved(self, cause: MoveCause, taken_s: float, *, is_moved: bool) -> None:
+        """Count an attempt to continue at another worker. `taken_s` is the time since the loss."""
+        self._moves.of(cause, "moved" if is_moved else "failed").inc()
+        if is_moved:
+            self._move_times.observe(taken_s)
+
+    def observe_journals(self, journals: JournalSpace) -> None:
+        """Add metrics of the journals."""
+
+        def observe() -> Iterable[Metric]:
+            used_bytes, count = journals.used_bytes, journals.given_up_count
+            yield gauge("duplane_journal_bytes", "Memory of all journals.", used_bytes)
+            yield CounterMetricFamily(
+                "duplane_journals_given_up",
+                "Sessions that can no longer move, because their journal exceeded a bound or their "
+                "worker cannot rebuild conversations.",
+                count,
+            )
+
+        Observed(self.registry, observe)
 
     def observe_connections(self, counts: Callable[[], tuple[int, int]]) -> None:
         """Add metrics of connections; `counts` returns how many are open and how many were cut."""

@@ -22,6 +22,7 @@ from duplane.edge.routing import AnySession, Target, parse_target
 from duplane.edge.session.chat_runner import ChatRunner
 from duplane.edge.session.chat_session import ChatSession
 from duplane.edge.session.duplex_runner import DuplexRunner
+from duplane.edge.session.journal import JournalSpace
 from duplane.edge.session.runner import Client
 from duplane.edge.settings import EdgeSettings
 from duplane.edge.spans import SessionSpans
@@ -87,6 +88,9 @@ class SessionRegistry:
         self._is_idle.set()
         self._last_realtime_ms = 0
         self.metrics = EdgeMetrics(self._states, settings.playback_delay_ms / 1e3)
+        journals = JournalSpace(limits.journal_bytes, limits.journal_total_bytes)
+        self.metrics.observe_journals(journals)
+        self._journals = journals if settings.continuity == "worker" else None
         telemetry.observe(self.metrics.registry)
 
     @property
@@ -205,7 +209,14 @@ class SessionRegistry:
             ChatRunner(session, client, limits, self._fabric, spans, self._clock, self.metrics)
             if isinstance(session, ChatSession)
             else DuplexRunner(
-                session, client, limits, self._fabric, spans, self._clock, self.metrics
+                session,
+                client,
+                limits,
+                self._fabric,
+                spans,
+                self._clock,
+                self.metrics,
+                self._journals,
             )
         )
         lease_request = lease_pb2.AcquireLeaseRequest(

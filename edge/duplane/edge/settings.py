@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from cyclopts.types import ExistingDirectory, ExistingFile
@@ -115,6 +115,9 @@ class Limits:
     """Seconds to wait for a worker to start a conversation; then `worker_connect_failed`."""
     pause_s: NonNegativeFloat = 3600.0
     """Longest pause that a client may ask for, in seconds."""
+    failover_s: NonNegativeFloat = 10.0
+    """Seconds in which a session that has lost its worker must continue at another worker; then it
+    fails."""
     turn_s: NonNegativeFloat = 120.0
     """Seconds without any output of a worker during a turn of chat; then `backend_error`."""
     turn_attempt_count: NonNegativeInt = 3
@@ -146,6 +149,13 @@ class Limits:
     connection is cut."""
     http_s: NonNegativeFloat = 900.0
     """Seconds that a client may take to read an HTTP answer; then the connection is cut."""
+
+    # The journals, with which sessions move to another worker (`--continuity worker`).
+    journal_bytes: NonNegativeInt = 32 * 1024 * 1024
+    """Most bytes of one session's journal. Above it the session can no longer move."""
+    journal_total_bytes: NonNegativeInt = 4 * 1024**3
+    """Most bytes of all journals together. A session whose journal exceeds it can no longer
+    move."""
 
     # Bounds of the whole process.
     connection_count: NonNegativeInt = 4096
@@ -205,6 +215,10 @@ class EdgeSettings:
     metrics_listen: str = ""
     """Address at which Prometheus reads the metrics of this process, at /metrics, as HOST:PORT;
     port 0 picks a free one. It has no TLS and no authentication. Default: nowhere."""
+    continuity: Literal["off", "worker"] = "off"
+    """What a duplex session survives. `worker`: its worker may be lost, and the conversation
+    continues at another one. The edge then keeps the session's audio in memory until the session
+    ends. `off`: the session ends with its worker."""
     log_level: LogLevel = "INFO"
     """Least severe level to log. SIGUSR1 changes it to DEBUG while the process runs, SIGUSR2
     changes it back."""

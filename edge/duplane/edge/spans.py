@@ -73,6 +73,7 @@ class SessionSpans:
         )
         self._step: Span | None = None  # the queue, claim, opening or close that runs now
         self._step_name = ""
+        self._move: Span | None = None
         self._units: dict[int, _Unit] = {}  # unanswered units, by sequence
         self._unwritten: dict[int, _Unit] = {}  # answered units whose events are not written yet
         self.context: trace_pb2.TraceContext | None = spans.inject(self._session)
@@ -100,6 +101,22 @@ class SessionSpans:
         """Add the lease id to the session's span, and begin the claim."""
         self.begin(spans.EDGE_CLAIM)
         self._session.set_attribute(spans.LEASE_ID, lease_id)
+
+    def begin_move(self, cause: str, number: int) -> None:
+        """Begin the span of an attempt to move to another worker, the session's `number`-th."""
+        attributes = {**self._attributes, spans.MOVE_CAUSE: cause, spans.MOVE_NUMBER: number}
+        self._move = self._telemetry.start(
+            spans.EDGE_MOVE, parent=self.context, attributes=attributes
+        )
+
+    def end_move(self, *, is_moved: bool) -> None:
+        """End the span of an attempt to move, with an error if it has failed."""
+        if self._move is None:
+            return
+        if not is_moved:
+            self._move.set_status(StatusCode.ERROR)
+        self._move.end()
+        self._move = None
 
     def end(self, dialect: str, outcome: str, *, is_failure: bool) -> None:
         """End the session's span and the spans that are still open below it."""

@@ -125,8 +125,8 @@ class FabricClient:
         current.CopyFrom(request)
         on_queued = on_queued and _never_growing(on_queued)
         for attempt in itertools.count(1):
-            current.ClearField("avoided_worker_ids")
-            current.avoided_worker_ids.extend(self._avoided)
+            avoided = dict.fromkeys((*request.avoided_worker_ids, *self._avoided))
+            current.avoided_worker_ids[:] = list(avoided)[:_MAX_AVOIDED]
             used = self._preferred
             try:
                 granted = await self._acquire_once(self._schedulers[used], current, on_queued)
@@ -205,11 +205,9 @@ class FabricClient:
 
     async def release(self, lease_id: str) -> None:
         """Give a lease back. If the scheduler does not answer, the slot is freed later."""
-        await self._release(
-            lease_pb2.ReleaseLeaseRequest(
-                lease_id=lease_id, unreachable_worker_id=self._unreachable.pop(lease_id, "")
-            )
-        )
+        lost_id = self._unreachable.pop(lease_id, "")
+        request = lease_pb2.ReleaseLeaseRequest(lease_id=lease_id, unreachable_worker_id=lost_id)
+        await self._release(request)
 
     async def _release(self, request: lease_pb2.ReleaseLeaseRequest) -> None:
         try:
@@ -310,10 +308,15 @@ class FabricClient:
         try:
             yield
         except FabricError as error:
-            if error.reason is Reason.UNAVAILABLE and granted.worker_id:
-                self._avoided[granted.worker_id] = True
-                self._unreachable[granted.lease_id] = granted.worker_id
+            if error.reason is Reason.UNAVAILABLE:
+                self.report_unreachable(granted)
             raise
+
+    def report_unreachable(self, granted: lease_pb2.Granted) -> None:
+        """Note that a worker is lost: `acquire` avoids it, `release` tells the scheduler."""
+        if granted.worker_id:
+            self._avoided[granted.worker_id] = True
+            self._unreachable[granted.lease_id] = granted.worker_id
 
 
 def _never_growing(on_queued: OnQueued) -> OnQueued:

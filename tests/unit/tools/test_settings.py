@@ -227,6 +227,7 @@ def test_settings_are_set_by_flags(run: Run, tmp_path: Path) -> None:
         "ref_audio": tmp_path,
         "playback_delay_ms": 5,
         "metrics_listen": "127.0.0.1:9000",
+        "continuity": "worker",
         "log_level": "DEBUG",
         "log_format": "json",
     }

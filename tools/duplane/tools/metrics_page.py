@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
 from duplane.edge.metrics import EdgeMetrics
+from duplane.edge.session.journal import JournalSpace
 from duplane.fabric.monitoring.span_queue import observe_spans
 from duplane.scheduler.metrics import SchedulerMetrics
 from duplane.scheduler.state import SchedulerState
@@ -38,6 +39,7 @@ def registries() -> Mapping[str, CollectorRegistry]:
     measured(MemoryStore(boot_ms=0), scheduler.registry)
     edge = EdgeMetrics(lambda: (), playback_delay_s=0.0)
     edge.observe_connections(lambda: (0, 0))
+    edge.observe_journals(JournalSpace(0, 0))
     worker = WorkerMetrics(Admission("", 0, ()), lambda: 0, 0)
     found = {"edge": edge.registry, "scheduler": scheduler.registry, "worker": worker.registry}
     for role, registry in found.items():

@@ -23,7 +23,7 @@ from duplane.fabric.v1 import session_pb2
 # In the client's event the bytes of every kind of media are in the field `data`.
 _MEDIA_FIELD = re.compile(r"\.(image|audio|video)$")
 
-# If a turn fails for one of these reasons before its first response, it is tried on another slot.
+# If a turn fails for one of these reasons before its first delta, it is tried on another slot.
 _SLOT_LOST = frozenset(
     {
         Reason.UNAVAILABLE,
@@ -44,7 +44,8 @@ class ChatSession(Session[ChatDialect]):
         super().__init__(dialect, limits, now)
         self._turns: deque[Turn] = deque()
         self._running: Turn | None = None
-        self._has_response = False  # the worker has responded to the running turn
+        self._has_delta = False  # the client has a part of the answer to the running turn
+        self._is_prefilled = False  # the client knows that the running turn was prefilled
         self._attempt_count = 0
         self._was_granted = False
         self._is_draining = False
@@ -168,7 +169,9 @@ class ChatSession(Session[ChatDialect]):
         self.time_limits.stop(TimeLimit.CLAIM)
         self.time_limits.start(TimeLimit.CONVERSATION, self._limits.turn_s, now)
         self._running = self._turns.popleft()
-        self._has_response = False
+        self._has_delta = False
+        if not self.is_retrying:
+            self._is_prefilled = False
         self.dialect.begin(self._running, now)
         return self._running.request
 
@@ -176,12 +179,14 @@ class ChatSession(Session[ChatDialect]):
         """Handle a message from the worker about the running turn."""
         if self.closed or not self.is_running:
             return []
-        self._has_response = True
         self.time_limits.start(TimeLimit.CONVERSATION, self._limits.turn_s, now)
         match response.WhichOneof("event"):
             case "prefilled":
-                return self.dialect.prefilled(response.prefilled, now)
+                events = self.dialect.prefilled(response.prefilled, now)
+                was_prefilled, self._is_prefilled = self._is_prefilled, True
+                return [] if was_prefilled else events
             case "delta":
+                self._has_delta = True
                 events = self.dialect.delta(response.delta, now)
                 return self.failed(self._too_long(), now) if self.dialect.is_too_long else events
             case "done":
@@ -218,7 +223,7 @@ class ChatSession(Session[ChatDialect]):
     def _call_failed(self, error: FabricError, now: Moment) -> list[bytes]:
         assert self._running
         self._attempt_count += 1
-        is_slot_lost = error.reason in _SLOT_LOST and not self._has_response
+        is_slot_lost = error.reason in _SLOT_LOST and not self._has_delta
         if is_slot_lost and self._attempt_count < self._limits.turn_attempt_count:
             self._turns.appendleft(self._running)
             self._running = None

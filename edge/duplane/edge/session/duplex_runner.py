@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import secrets
 
 from duplane.edge.clock import Clock
 from duplane.edge.metrics import EdgeMetrics, SessionMetrics
 from duplane.edge.session.duplex_session import DuplexSession
+from duplane.edge.session.journal import Journal, JournalSpace
+from duplane.edge.session.moving import Move, MoveCause, Moves
 from duplane.edge.session.runner import SessionRunner
 from duplane.edge.settings import Limits
 from duplane.edge.spans import SessionSpans
@@ -18,6 +22,9 @@ from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError
 from duplane.fabric.monitoring.spans import EDGE_OPEN
 from duplane.fabric.v1 import lease_pb2
+
+_log = logging.getLogger(__name__)
+_CLAIM_S = 1  # wait for a worker to which a session moves
 
 
 class DuplexRunner(SessionRunner[DuplexSession]):
@@ -32,20 +39,42 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         spans: SessionSpans,
         clock: Clock,
         metrics: EdgeMetrics,
+        journals: JournalSpace | None = None,
     ) -> None:
+        """Without `journals`, the session ends with its worker."""
         super().__init__(session, client, limits, fabric, spans, clock, metrics)
         self._units = SessionMetrics(metrics)
         self._pace = unit_rate(limits.units_per_s)
         self._has_stream = False
+        self._last_sequence = -1  # of the units that were sent
+        self._granted = lease_pb2.Granted()  # of the last slot that was claimed
+        self._move: Move | None = None
+        if journals:
+            session.moves = Moves(Journal(journals), session.requests, secrets.randbits(63))
         if spans.are_exported:
             session.requests.on_dropped = spans.dropped
 
     async def _call(self, request: lease_pb2.AcquireLeaseRequest) -> None:
         try:
+            await self._hold_slot(request)
+            while (move := self.session.move) and self.session.closed is None:
+                next_request = lease_pb2.AcquireLeaseRequest()
+                next_request.CopyFrom(request)
+                next_request.request_id += f"/move{move.number}"
+                next_request.ticket_id = self._granted.ticket_id  # keeps its place in the queue
+                next_request.avoided_worker_ids.append(self._granted.worker_id)
+                await self._hold_slot(next_request)
+        finally:
+            self._has_moved()
+            self._units.end(self.session.requests.total_dropped_count)
+
+    async def _hold_slot(self, request: lease_pb2.AcquireLeaseRequest) -> None:
+        """Talk to one worker, until the session ends or leaves the worker."""
+        try:
             async with self._fabric.session(
                 request, self._on_queued, self._spans.context, self._on_granted
             ) as stream:
-                self._has_stream = True
+                self._has_stream, self._granted = True, stream.granted
                 self._note_claim(stream.granted)
                 now, open_s = self._clock.now(), to_seconds(stream.claimed.open_timeout)
                 self._apply(self.session.granted(open_s, now), now)
@@ -53,10 +82,35 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                     sending = tasks.create_task(self._send_requests(stream))
                     receiving = tasks.create_task(self._receive_responses(stream))
                     receiving.add_done_callback(lambda _: sending.cancel())
+                if self._move and self._move.cause is MoveCause.WORKER_LOST:
+                    self._fabric.report_unreachable(stream.granted)
         except FabricError as error:
             self._failed(error)
+            self._has_moved()
         finally:
-            self._units.end(self.session.requests.total_dropped_count)
+            self._has_stream = False
+
+    def _on_granted(self, granted: lease_pb2.Granted) -> None:
+        if self.session.move:  # a worker that does not answer at once must not delay the client
+            granted.claim_timeout.FromSeconds(_CLAIM_S)
+        super()._on_granted(granted)
+
+    def _has_moved(self) -> bool:
+        """Report a move that has begun or ended. Return whether one has begun."""
+        former, self._move = self._move, self.session.move
+        is_over = former is not None and (self._move is not former or bool(self.session.closed))
+        if former and is_over:
+            is_moved = not (self._move or self.session.closed)
+            gap_s = self._clock.now().monotonic_s - former.began.monotonic_s
+            self._metrics.moved(former.cause, gap_s, is_moved=is_moved)
+            self._spans.end_move(is_moved=is_moved)
+            if is_moved:
+                _log.info("the session continues at worker %s after %.2f s", self.worker, gap_s)
+        has_begun = self._move is not None and self._move is not former
+        if self._move and has_begun:
+            self._spans.begin_move(self._move.cause, self._move.number)
+            _log.warning("the session leaves worker %s: %s", self.worker, self._move.cause)
+        return has_begun
 
     async def _send_requests(self, stream: ConverseStream) -> None:
         """Send the session's requests to the worker. The limits bound the units per second."""
@@ -72,10 +126,12 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                 if kind == "unit":
                     now_s = self._clock.now().monotonic_s
                     wait_s = self._pace.spend(now_s)
-                    receipt = self.session.requests.last_receipt
-                    self._units.sent.append((request.unit.sequence, receipt.received_ns / 1e9))
-                    if is_traced:
-                        self._spans.sending(request.unit, receipt)
+                    if (sequence := request.unit.sequence) > self._last_sequence:  # not sent again
+                        self._last_sequence = sequence
+                        receipt = self.session.requests.last_receipt
+                        self._units.sent.append((sequence, receipt.received_ns / 1e9))
+                        if is_traced:
+                            self._spans.sending(request.unit, receipt)
                 elif kind == "open":
                     self._spans.begin(EDGE_OPEN)
                 await stream.write(request)
@@ -113,10 +169,12 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                 self._apply(events, now, on_written)
                 if kind == "opened":
                     self._spans.end_step()
-                    self._wake.set()  # now units can be sent
-                is_over = kind == "closed"
+                if kind != "delta" or self.session.requests.is_catching_up:
+                    self._wake.set()  # now there may be something to send
+                    is_over = self._has_moved() or kind == "closed"
         except FabricError as error:
             self._failed(error)
+            self._has_moved()
 
     async def _stop_call(self, calling: asyncio.Task[None]) -> None:
         """Leave the queue at once. The worker gets a bounded time to close an open stream."""

@@ -23,13 +23,16 @@ from duplane.edge.dialects.dialect import OPEN, WAITING, Phase
 from duplane.edge.dialects.duplex import DuplexDialect
 from duplane.edge.dialects.first_event import detect, implied_init, needs_init
 from duplane.edge.payload.fields import Fields
+from duplane.edge.session.moving import Move, MoveCause, Moves, cause_of
 from duplane.edge.session.pending_replies import PendingReplies
 from duplane.edge.session.request_queue import RequestQueue
 from duplane.edge.session.session import Decoded, Session
 from duplane.edge.session.time_limits import EXPIRED, TimeLimit
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import FabricError, Reason
-from duplane.fabric.v1 import session_pb2
+from duplane.fabric.v1 import lease_pb2, session_pb2
+
+_LOST = Close(CloseReason.FAILED, "the worker was lost")
 
 
 class DuplexSession(Session[DuplexDialect]):
@@ -53,6 +56,12 @@ class DuplexSession(Session[DuplexDialect]):
         self.requests = RequestQueue(limits.early_unit_count, limits.frame_count)
         self._replies = PendingReplies()  # used if the dialect replies to appends
         self._last_audio_s = -math.inf  # monotonic
+        self.moves: Moves | None = None  # None: the session ends with its worker
+
+    @property
+    def move(self) -> Move | None:
+        """The move in progress: the conversation waits for another worker or is rebuilt there."""
+        return self.moves.current if self.moves else None
 
     @property
     def is_running(self) -> bool:
@@ -129,12 +138,19 @@ class DuplexSession(Session[DuplexDialect]):
 
     # --- the worker ---
 
+    def queued(self, queued: lease_pb2.Queued, now: Moment) -> list[bytes]:
+        """Render a queue position, unless the session had a slot before."""
+        return [] if self.move else super().queued(queued, now)
+
     def granted(self, open_s: float, now: Moment) -> list[bytes]:
         """Record that the slot is claimed, and start the time limit of the whole session.
 
         The worker waits `open_s` for settings; 0 means that its limit is unknown.
         """
         if self.closed:
+            return []
+        if self.moves and self.moves.current:
+            self.moves.claimed()
             return []
         self._leave_queue()
         session_s = self._limits.session_s or self.dialect.mode.session_s
@@ -148,6 +164,8 @@ class DuplexSession(Session[DuplexDialect]):
 
     def _open(self, settings: session_pb2.Open, now: Moment) -> None:
         """Ask the worker to open a conversation, once there are a slot and settings."""
+        if self.moves:
+            self.moves.add_seed(settings)
         self.requests.opening = session_pb2.ConverseRequest(open=settings)
         self.time_limits.start(TimeLimit.CONVERSATION, self._limits.open_s, now)
 
@@ -162,9 +180,11 @@ class DuplexSession(Session[DuplexDialect]):
                 outcome = response.failed
             case _:
                 return self._conversation_changed(response, now)
-        if self.dialect.phase not in OPEN:
-            return []  # no unit was sent, so this message answers none
-        tag, ordinal = self.requests.finish(outcome.sequence)
+        tag, ordinal, request = self.requests.finish(outcome.sequence)
+        if self.dialect.phase not in OPEN or (self.moves and ordinal < 0):
+            return []  # no unit was sent, or it has had an outcome
+        if self.moves:
+            self.moves.journal.append(request, outcome)
         if self.dialect.replies_to_appends:
             self._replies.add_outcome(ordinal, outcome)
             return self._ready_replies(now)
@@ -180,7 +200,11 @@ class DuplexSession(Session[DuplexDialect]):
     ) -> list[bytes]:
         """Handle a message from the worker about the whole conversation."""
         match response.WhichOneof("message"):
+            case "opened" | "rebuilt" if self.move:
+                return self._continue_move(response, now)
             case "opened":
+                if self.moves and self._settings:
+                    self.moves.journal.open(self._settings, response.opened)
                 self.time_limits.stop(TimeLimit.CONVERSATION)
                 self.time_limits.start(TimeLimit.AUDIO, self._limits.idle_s, now)
                 self._replies.context_token_count = response.opened.prompt_token_count
@@ -189,6 +213,9 @@ class DuplexSession(Session[DuplexDialect]):
                 self.requests.is_open = self.dialect.phase in OPEN
                 return events + self._ready_replies(now)
             case "closed":
+                moved = self._begin_move(cause_of(response.closed), now)
+                if moved is not None:
+                    return moved
                 reason = WORKER_CLOSED.get(response.closed.reason, CloseReason.FAILED)
                 return self.end(Close(reason, response.closed.message), now)
             case _:
@@ -215,11 +242,41 @@ class DuplexSession(Session[DuplexDialect]):
             return events + self.end(Close(CloseReason.FAILED, "settings were refused"), now)
         if error.reason is Reason.OPEN_TIMEOUT:
             return self.end(EXPIRED[TimeLimit.SETTINGS], now)
-        is_open = self.dialect.phase in OPEN
-        reason = CloseReason.FAILED if is_open else self.dialect.lost_while_opening
-        return self.end(Close(reason, "the worker was lost"), now)
+        moved = self._begin_move(cause_of(error), now)
+        if moved is not None:
+            return moved
+        if self.dialect.phase in OPEN:
+            return self.end(_LOST, now)
+        return self.end(Close(self.dialect.lost_while_opening, _LOST.message), now)
+
+    def _begin_move(self, cause: MoveCause | None, now: Moment) -> list[bytes] | None:
+        """Wait for another worker. None if the conversation cannot move, so the session ends.
+
+        The events are the failure of a unit that is not sent again.
+        """
+        moves, before = self.moves, self.move
+        if moves is None or cause is None or self.dialect.phase not in OPEN:
+            return None
+        if not moves.begin(cause, now):
+            return None
+        if before is None:
+            self.time_limits.start(TimeLimit.CONVERSATION, self._limits.failover_s, now)
+        failed = moves.take_back()
+        return self.responded(session_pb2.ConverseResponse(failed=failed), now) if failed else []
+
+    def _continue_move(self, response: session_pb2.ConverseResponse, now: Moment) -> list[bytes]:
+        """Rebuild the conversation at the next worker; then go on with the units."""
+        assert self.moves
+        if response.HasField("opened") and not self.moves.opened(response.opened):
+            lost = self._begin_move(MoveCause.OTHER_MODEL, now)
+            return self.end(_LOST, now) if lost is None else lost
+        if self.moves.rebuild():
+            self.time_limits.stop(TimeLimit.CONVERSATION)
+        return []
 
     def _expire(self, limit: TimeLimit, now: Moment) -> list[bytes]:
+        if limit is TimeLimit.CONVERSATION and self.move:
+            return self.end(_LOST, now)
         if limit is TimeLimit.CONVERSATION:
             return self.failed(FabricError(Reason.UNAVAILABLE, "the worker is silent"), now)
         if limit is TimeLimit.AUDIO:
@@ -234,4 +291,6 @@ class DuplexSession(Session[DuplexDialect]):
     def end(self, close: Close, now: Moment) -> list[bytes]:
         """End the session. Only the first call has an effect."""
         self.requests.close()
+        if self.moves:
+            self.moves.journal.drop()
         return super().end(close, now)

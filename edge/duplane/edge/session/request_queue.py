@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from duplane.edge.dialects.actions import NO_TAG, NOTHING_DROPPED, Append, Dropped, Tag
 from duplane.edge.session.receipt import Receipt
 from duplane.edge.session.unit_assembler import UnitAssembler
 from duplane.fabric.v1 import session_pb2
+
+
+class SentUnit(NamedTuple):
+    """A unit that has no outcome yet. `request` is kept only if it may have to be sent again."""
+
+    tag: Tag
+    ordinal: int
+    request: session_pb2.ConverseRequest | None = None
+
+
+_UNKNOWN = SentUnit(NO_TAG, -1)
 
 
 class RequestQueue:
@@ -18,18 +30,27 @@ class RequestQueue:
     If a dropped unit was forced to listen, the next unit is forced to listen. A unit gets its
     sequence number when it is taken from the queue, so the worker sees no gap in the numbers. The
     tag of a unit is kept until the unit has its outcome.
+
+    After `move`, the units without an outcome are taken again, for another worker, with the
+    same numbers. Then each unit waits for the outcome of the one before it, until none waits, since
+    a worker would drop units that come faster than it can run them.
     """
 
-    # The tags of this many sent units are kept; older tags are deleted.
+    # Most sent units whose tags are kept, and most that are kept whole. Above these bounds the
+    # oldest are forgotten, or cannot be sent again.
     _MAX_SENT = 1024
+    _MAX_KEPT = 32
 
     def __init__(self, limit: int, frame_count: int) -> None:
         self.limit = limit
-        self.opening: session_pb2.ConverseRequest | None = None  # the first message for the worker
+        self.opening: session_pb2.ConverseRequest | None = None  # sent before units and requests
         self.is_open = False  # whether units and requests may be taken
+        self.keeps_units = False  # until they have an outcome, so that they can be sent again
+        self.is_catching_up = False  # one unit at a time
         self.has_dropped = False  # whether units were dropped since the last `take_dropped`
         # Units added so far; a unit's ordinal is its number in this count, from 0.
         self.unit_count = 0
+        self.late_count = 0  # outcomes of units that had one before
         self.total_dropped_count = 0  # units that this queue has dropped so far
         self.on_dropped: Callable[[Receipt], None] = lambda _: None
         self._assembler = UnitAssembler(frame_count)
@@ -37,7 +58,9 @@ class RequestQueue:
         self._waiting: deque[tuple[Append, Receipt]] = deque()
         self._first_ordinal = 0  # ordinal of the first unit that waits
         self._requests: deque[tuple[int, session_pb2.ConverseRequest]] = deque()
-        self._sent: dict[int, tuple[Tag, int]] = {}
+        self._sent: dict[int, SentUnit] = {}
+        self._returned: deque[tuple[int, SentUnit]] = deque()  # were sent to a lost worker
+        self._pause: session_pb2.ConverseRequest | None = None  # taken last, and still in effect
         self.last_receipt = Receipt(0, 0, 0)  # receipt of the unit that was taken last
         self._next_sequence = 0
         self._dropped_count = 0
@@ -75,11 +98,18 @@ class RequestQueue:
         if self.opening is not None:
             opening, self.opening = self.opening, None
             return opening
-        if not self.is_open:
+        if not self.is_open or (self.is_catching_up and self._sent):
             return None
+        if self._returned:
+            sequence, sent = self._returned.popleft()
+            self._sent[sequence] = sent
+            return sent.request
         if self._requests and self._requests[0][0] <= self._first_ordinal:
-            return self._requests.popleft()[1]
+            request = self._requests.popleft()[1]
+            self._pause = request if request.HasField("pause") else None
+            return request
         if not self._waiting:
+            self.is_catching_up = False
             return None
         appended, self.last_receipt = self._waiting.popleft()
         request = session_pb2.ConverseRequest()
@@ -95,19 +125,55 @@ class RequestQueue:
         received, received_ns = unit.receive_time, self.last_receipt.received_ns
         received.seconds, received.nanos = divmod(received_ns, 1_000_000_000)
         self._force_listen = False
-        self._sent[self._next_sequence] = (appended.tag, self._first_ordinal)
+        kept = request if self.keeps_units else None
+        self._sent[self._next_sequence] = SentUnit(appended.tag, self._first_ordinal, kept)
         self._next_sequence += 1
         self._first_ordinal += 1
-        if len(self._sent) > self._MAX_SENT:
-            del self._sent[next(iter(self._sent))]
+        if len(self._sent) > self._MAX_KEPT:
+            self._bound_sent()
         return request
 
-    def finish(self, sequence: int) -> tuple[Tag, int]:
-        """Return tag and ordinal of a unit with an outcome. Forget this unit and older units."""
-        sent = self._sent.get(sequence, (NO_TAG, -1))
+    def _bound_sent(self) -> None:
+        """Forget the oldest sent units, or their audio."""
+        if len(self._sent) > self._MAX_SENT:
+            del self._sent[next(iter(self._sent))]
+        sequence = self._next_sequence - 1 - self._MAX_KEPT
+        if sent := self._sent.get(sequence):
+            self._sent[sequence] = sent._replace(request=None)
+
+    def finish(self, sequence: int) -> SentUnit:
+        """Return a unit that has its outcome. Forget this unit and older units.
+
+        Its ordinal is -1 if it has had an outcome before.
+        """
+        sent = self._sent.get(sequence, _UNKNOWN)
+        if sent is _UNKNOWN:
+            self.late_count += 1
+            return sent
         while self._sent and (oldest := next(iter(self._sent))) <= sequence:
             del self._sent[oldest]
         return sent
+
+    @property
+    def oldest_sent(self) -> int | None:
+        """The sequence of the oldest unit that the present worker has and has not answered."""
+        return next((sequence for sequence, sent in self._sent.items() if sent.request), None)
+
+    def move(self) -> None:
+        """Close the queue until another worker is ready. Then it gets the unanswered units."""
+        self.opening = None
+        self.is_open, self.is_catching_up = False, True
+        kept = [(sequence, sent) for sequence, sent in self._sent.items() if sent.request]
+        self._returned.extendleft(reversed(kept))
+        self._sent.clear()
+        if self._pause is not None:
+            self._requests.appendleft((self._first_ordinal, self._pause))
+            self._pause = None
+
+    def skip(self) -> None:
+        """After `move`, do not send the oldest unanswered unit again; `finish` still knows it."""
+        sequence, sent = self._returned.popleft()
+        self._sent[sequence] = sent
 
     def take_dropped(self, worker_unit_count: int) -> Dropped:
         """Return the counts of units and pictures dropped since the last call.

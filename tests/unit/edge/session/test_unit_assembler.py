@@ -100,9 +100,9 @@ def test_an_answer_forgets_the_tags_of_all_units_before_it() -> None:
     for number in range(4):
         queue.add(Append(pcm(16_000), tag=Tag(str(number))), at(0))
         queue.take()
-    assert queue.finish(2) == (Tag("2"), 2)
-    assert queue.finish(1) == (NO_TAG, -1)
-    assert queue.finish(3) == (Tag("3"), 3)
+    assert queue.finish(2) == (Tag("2"), 2, None)
+    assert queue.finish(1) == (NO_TAG, -1, None)
+    assert queue.finish(3) == (Tag("3"), 3, None)
 
 
 def test_tags_of_a_worker_that_never_answers_are_bounded() -> None:
@@ -111,8 +111,9 @@ def test_tags_of_a_worker_that_never_answers_are_bounded() -> None:
     for number in range(unanswered):
         queue.add(Append(audio, tag=Tag(str(number))), at(0))
         queue.take()
-    assert queue.finish(0) == (NO_TAG, -1)
-    assert queue.finish(unanswered - 1) == (Tag(str(unanswered - 1)), unanswered - 1)
+    assert queue.finish(0) == (NO_TAG, -1, None)
+    tag = Tag(str(unanswered - 1))
+    assert queue.finish(unanswered - 1) == (tag, unanswered - 1, None)
 
 
 def picture(number: int) -> bytes:

@@ -19,7 +19,13 @@ _MAX_STEPS = 64  # spans of one session that are kept; a chat has several per tu
 _STEPS = frozenset(
     (
         *(spans.EDGE_SESSION, spans.EDGE_QUEUE, spans.EDGE_CLAIM, spans.EDGE_OPEN),
-        *(spans.EDGE_CLOSE, spans.SCHEDULER_QUEUE, spans.WORKER_SESSION, spans.WORKER_OPEN),
+        *(
+            spans.EDGE_MOVE,
+            spans.EDGE_CLOSE,
+            spans.SCHEDULER_QUEUE,
+            spans.WORKER_SESSION,
+            spans.WORKER_OPEN,
+        ),
         spans.WORKER_CLEANUP,
     )
 )

@@ -1,0 +1,136 @@
+"""The journal of a call: what another worker needs to rebuild the conversation. Pure.
+
+It is only in memory, and is dropped with its call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from duplane.fabric.v1 import session_pb2
+
+_FULL_SCALE = 32768.0  # of int16; the worker divides by it
+_MESSAGE_BYTES = 4 * 1024 * 1024  # most bytes of units in one message, unless one unit has more
+_UNIT_BYTES = 256  # of a past unit without audio and pictures, about
+
+
+class JournalSpace:
+    """The memory that the journals of one process may use, together and each."""
+
+    def __init__(self, call_bytes: int, total_bytes: int) -> None:
+        self.call_bytes = call_bytes
+        self.total_bytes = total_bytes
+        self.used_bytes = 0
+        self.given_up_count = 0  # journals that exceeded a bound
+
+
+class Journal:
+    """The settings of one conversation and its answered units, oldest first.
+
+    A journal that exceeds a bound is dropped and stays empty: its call can no longer move.
+    """
+
+    def __init__(self, space: JournalSpace) -> None:
+        self.opening: session_pb2.Open | None = None
+        self.opened = session_pb2.Opened()  # of the first worker
+        self.is_whole = True  # nothing is missing, so the conversation can be rebuilt
+        self.byte_count = 0
+        self._space = space
+        self._units: list[session_pb2.PastUnit] = []
+
+    def open(self, opening: session_pb2.Open, opened: session_pb2.Opened) -> None:
+        """Keep the settings. A worker without a digest of its model cannot rebuild."""
+        self.opening, self.opened = opening, opened
+        self._add(opening.ByteSize())
+        if not opened.model_digest:
+            self.give_up()
+
+    def append(
+        self,
+        request: session_pb2.ConverseRequest | None,
+        outcome: session_pb2.Delta | session_pb2.Failed,
+    ) -> None:
+        """Add a unit with its delta. A unit that failed has changed nothing, so it is left out.
+
+        Without the unit's request, or the change that the unit has made, the journal is useless.
+        """
+        if not self.is_whole or isinstance(outcome, session_pb2.Failed):
+            return
+        if request is None or not outcome.HasField("state_change"):
+            self.give_up()
+            return
+        unit = request.unit
+        past = session_pb2.PastUnit(
+            sequence=unit.sequence,
+            token_ids=outcome.token_ids,
+            state_change=outcome.state_change,
+            context_token_count=outcome.context_token_count,
+        )
+        frame_bytes = 0
+        if unit.video_frames:
+            past.video_frames.extend(unit.video_frames)
+            frame_bytes = sum(map(len, unit.video_frames))
+        if unit.HasField("max_slice_count"):
+            past.max_slice_count = unit.max_slice_count
+        if (packed := pack(unit.audio)) is None:
+            past.audio = packed = unit.audio
+        else:
+            past.audio_int16 = packed
+        self._units.append(past)
+        self._add(len(packed) + frame_bytes + _UNIT_BYTES)
+
+    def _add(self, byte_count: int) -> None:
+        """Count bytes; give the journal up if it is too large."""
+        space = self._space
+        self.byte_count += byte_count
+        space.used_bytes += byte_count
+        if self.byte_count > space.call_bytes or space.used_bytes > space.total_bytes:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Drop everything, and count that the call cannot move any more."""
+        self.is_whole = False
+        self._space.given_up_count += 1
+        self.drop()
+
+    def drop(self) -> None:
+        """Free the memory, at the end of the call."""
+        self._space.used_bytes -= self.byte_count
+        self.byte_count = 0
+        self.opening = None
+        self._units.clear()
+
+    def rebuilds(self) -> Iterator[session_pb2.ConverseRequest]:
+        """Yield the messages that rebuild the conversation; none if it has no unit yet."""
+        request = self._new_rebuild()
+        size = 0
+        for index, past in enumerate(self._units):
+            request.rebuild.units.append(past)
+            size += past.ByteSize()
+            is_last = index + 1 == len(self._units)
+            if is_last or size + self._units[index + 1].ByteSize() > _MESSAGE_BYTES:
+                request.rebuild.is_last = is_last
+                yield request
+                request = self._new_rebuild()
+                size = 0
+
+    def _new_rebuild(self) -> session_pb2.ConverseRequest:
+        rebuild = session_pb2.Rebuild(model_digest=self.opened.model_digest)
+        return session_pb2.ConverseRequest(rebuild=rebuild)
+
+
+def pack(pcm: bytes) -> bytes | None:
+    """Return float32 samples as int16; None if one of them is outside -1 to 1."""
+    samples = np.frombuffer(pcm, "<f4") * np.float32(_FULL_SCALE)
+    if not samples.size:
+        return b""
+    np.rint(samples, out=samples)
+    high = np.maximum.reduce(samples)
+    # The comparisons are false for samples that are not numbers.
+    if not (np.minimum.reduce(samples) >= -_FULL_SCALE and high <= _FULL_SCALE):
+        return None
+    if high == _FULL_SCALE:
+        np.minimum(samples, np.float32(_FULL_SCALE - 1), out=samples)
+    return samples.astype("<i2").tobytes()

@@ -1,0 +1,132 @@
+"""Moves a conversation whose worker is lost to another worker. Pure.
+
+The edge sends the settings and the journal to the other worker, then the units without an outcome.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from duplane.edge.clock import Moment
+from duplane.edge.session.journal import Journal
+from duplane.edge.session.request_queue import RequestQueue
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import session_pb2
+
+_MAX_MOVES = 3  # within _WITHIN_S; one more loss ends the session
+_WITHIN_S = 60.0
+
+
+class MoveCause(StrEnum):
+    """Why a conversation leaves its worker."""
+
+    WORKER_LOST = "worker_lost"  # its connection failed, or it does not answer
+    MODEL_FAILED = "model_failed"
+    SHUTDOWN = "shutdown"
+    OTHER_MODEL = "other_model"  # the worker that was found for a move has another model
+
+
+_FAILED_CALLS: Mapping[Reason, MoveCause] = {
+    Reason.UNAVAILABLE: MoveCause.WORKER_LOST,
+    Reason.DRAINING: MoveCause.SHUTDOWN,
+    Reason.ENGINE_FAILED: MoveCause.MODEL_FAILED,
+}
+_CLOSED: Mapping[int, MoveCause] = {
+    session_pb2.CLOSE_REASON_UNSPECIFIED: MoveCause.WORKER_LOST,
+    session_pb2.CLOSE_REASON_SHUTDOWN: MoveCause.SHUTDOWN,
+    session_pb2.CLOSE_REASON_ENGINE_FAILED: MoveCause.MODEL_FAILED,
+}
+
+
+def cause_of(end: FabricError | session_pb2.Closed) -> MoveCause | None:
+    """Return why a conversation moves after the end of its call; None if the session ends."""
+    if isinstance(end, session_pb2.Closed):
+        return _CLOSED.get(end.reason)
+    # gRPC itself has several codes for a connection that breaks.
+    return MoveCause.WORKER_LOST if end.is_foreign else _FAILED_CALLS.get(end.reason)
+
+
+@dataclass(slots=True)
+class Move:
+    """One attempt to move. `began` is the time of the loss; further attempts do not change it."""
+
+    number: int  # attempts of the session so far, from 1
+    cause: MoveCause
+    began: Moment
+    rebuilds: Iterator[session_pb2.ConverseRequest]  # messages that are not sent yet
+
+
+class Moves:
+    """The moves of one conversation. `current` is the one in progress, None otherwise."""
+
+    def __init__(self, journal: Journal, requests: RequestQueue, seed: int) -> None:
+        self.journal = journal
+        self.current: Move | None = None
+        self._requests = requests
+        self._seed = seed
+        self._number = 0
+        self._lost_s: deque[float] = deque(maxlen=_MAX_MOVES)
+        self._suspect: int | None = None
+        requests.keeps_units = True
+
+    def add_seed(self, settings: session_pb2.Open) -> None:
+        """Set the seed that the client has not chosen: all workers must draw the same numbers."""
+        if not settings.HasField("seed"):
+            settings.seed = self._seed
+
+    def begin(self, cause: MoveCause, now: Moment) -> bool:
+        """Begin an attempt: the unanswered units wait for another worker.
+
+        False if the conversation cannot move: the journal was given up, or too many workers were
+        lost lately.
+        """
+        now_s = now.monotonic_s
+        too_many = len(self._lost_s) == _MAX_MOVES and now_s - self._lost_s[0] < _WITHIN_S
+        if too_many or not self.journal.is_whole:
+            return False
+        self._lost_s.append(now_s)
+        self._number += 1
+        began = self.current.began if self.current else now
+        self.current = Move(self._number, cause, began, iter(()))
+        return True
+
+    def take_back(self) -> session_pb2.Failed | None:
+        """Take the unanswered units back from the lost worker.
+
+        Return the outcome of the first one if it was the first one at the worker lost before, too:
+        it may be the cause, so it is not sent a third time.
+        """
+        oldest, suspect = self._requests.oldest_sent, self._suspect
+        self._requests.move()
+        self._suspect = oldest
+        if oldest is None or oldest != suspect:
+            return None
+        self._requests.skip()
+        message = "two workers were lost while they had this unit"
+        return session_pb2.Failed(sequence=oldest, reason=Reason.UNAVAILABLE, message=message)
+
+    def claimed(self) -> None:
+        """Open the conversation again: the slot of another worker is claimed."""
+        self._requests.opening = session_pb2.ConverseRequest(open=self.journal.opening)
+
+    def opened(self, opened: session_pb2.Opened) -> bool:
+        """Begin to rebuild. False if the worker has another model."""
+        first = self.journal.opened
+        is_same = opened.model_digest == first.model_digest
+        if not (self.current and is_same and opened.prompt_token_count == first.prompt_token_count):
+            return False
+        self.current.rebuilds = self.journal.rebuilds()
+        return True
+
+    def rebuild(self) -> bool:
+        """Send the next part of the journal. Return whether it was complete, so units go on."""
+        assert self.current
+        self._requests.opening = next(self.current.rebuilds, None)
+        if self._requests.opening is not None:
+            return False
+        self._requests.is_open = True
+        self.current = None
+        return True

@@ -1,0 +1,170 @@
+"""The journal of a call: its content, its bounds, and the messages made from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duplane.edge.session.journal import Journal, JournalSpace, pack
+from duplane.fabric.v1 import session_pb2
+
+MIB = 1024 * 1024
+CHANGE = session_pb2.StateChange(speech_token_ids=[5, 6], chosen_token_ids=[7], draw_count=2)
+
+
+def pcm(*values: float) -> bytes:
+    return np.array(values, "<f4").tobytes()
+
+
+def request(sequence: int, **fields: Any) -> session_pb2.ConverseRequest:
+    unit = session_pb2.Unit(sequence=sequence, **{"audio": bytes(64_000), **fields})
+    return session_pb2.ConverseRequest(unit=unit)
+
+
+def delta(sequence: int, **fields: Any) -> session_pb2.Delta:
+    return session_pb2.Delta(
+        sequence=sequence,
+        **{
+            "token_ids": [1, 2],
+            "state_change": CHANGE,
+            "context_token_count": 10 + sequence,
+            "speech": session_pb2.Speech(text="a word", audio=bytes(96_000)),
+            **fields,
+        },
+    )
+
+
+def journal(space: JournalSpace | None = None, **opened: Any) -> Journal:
+    """Return a journal of an open conversation."""
+    new = Journal(space or JournalSpace(32 * MIB, 64 * MIB))
+    new.open(session_pb2.Open(seed=1), session_pb2.Opened(**{"model_digest": "m", **opened}))
+    return new
+
+
+def past_units(of: Journal) -> list[session_pb2.PastUnit]:
+    return [unit for message in of.rebuilds() for unit in message.rebuild.units]
+
+
+def test_past_unit_has_what_came_in_and_what_the_model_made_of_it() -> None:
+    kept = journal()
+    audio = pcm(0.5, -0.25)
+    kept.append(request(4, audio=audio, video_frames=[b"jpeg"], max_slice_count=3), delta(4))
+    (past,) = past_units(kept)
+    assert past == session_pb2.PastUnit(
+        sequence=4,
+        audio_int16=np.array([16384, -8192], "<i2").tobytes(),
+        video_frames=[b"jpeg"],
+        max_slice_count=3,
+        token_ids=[1, 2],
+        state_change=CHANGE,
+        context_token_count=14,
+    )
+
+
+def test_what_the_model_said_is_not_kept() -> None:
+    kept = journal()
+    kept.append(request(0), delta(0))
+    assert b"a word" not in past_units(kept)[0].SerializeToString()
+    assert kept.byte_count < 33_000
+
+
+def test_failed_unit_is_left_out() -> None:
+    kept = journal()
+    kept.append(request(0), session_pb2.Failed(sequence=0))
+    kept.append(request(1), delta(1))
+    assert [past.sequence for past in past_units(kept)] == [1]
+
+
+@given(st.lists(st.integers(-32768, 32767), max_size=50))
+def test_int16_audio_is_kept_exactly(values: list[int]) -> None:
+    samples = np.array(values, "<i2")
+    assert pack((samples / np.float32(32768)).astype("<f4").tobytes()) == samples.tobytes()
+
+
+def test_full_scale_is_kept_as_the_nearest_int16() -> None:
+    assert pack(pcm(1.0, -1.0)) == np.array([32767, -32768], "<i2").tobytes()
+
+
+@pytest.mark.parametrize("value", [1.001, -1.001, 1e5, float("nan"), float("inf")])
+def test_samples_beyond_full_scale_are_kept_as_they_are(value: float) -> None:
+    assert pack(pcm(0.0, value)) is None
+    kept = journal()
+    kept.append(request(0, audio=pcm(0.0, value)), delta(0))
+    (past,) = past_units(kept)
+    assert (past.audio, past.audio_int16) == (pcm(0.0, value), b"")
+
+
+def test_messages_are_bounded_and_the_last_one_says_so() -> None:
+    kept = journal()
+    for sequence in range(500):
+        kept.append(request(sequence), delta(sequence))
+    messages = [message.rebuild for message in kept.rebuilds()]
+    assert len(messages) > 1
+    assert all(message.ByteSize() <= 8 * MIB for message in messages)
+    assert [message.is_last for message in messages] == [False] * (len(messages) - 1) + [True]
+    assert [past.sequence for past in past_units(kept)] == list(range(500))
+    assert {message.model_digest for message in messages} == {"m"}
+
+
+def test_unit_larger_than_a_message_is_alone_in_one() -> None:
+    kept = journal()
+    frames = [bytes(2 * MIB)] * 3
+    for sequence, pictures in enumerate(([], frames, [], [])):
+        kept.append(request(sequence, video_frames=pictures), delta(sequence))
+    sizes = [len(message.rebuild.units) for message in kept.rebuilds()]
+    assert sizes == [1, 1, 2]
+
+
+def test_journal_of_a_conversation_without_units_has_no_message() -> None:
+    assert list(journal().rebuilds()) == []
+
+
+def test_journal_above_its_bound_is_dropped_and_counted_once() -> None:
+    space = JournalSpace(call_bytes=100_000, total_bytes=64 * MIB)
+    kept = journal(space)
+    for sequence in range(10):
+        kept.append(request(sequence), delta(sequence))
+        assert space.used_bytes == kept.byte_count <= 100_000
+        assert kept.is_whole is (sequence < 3)
+    assert (space.used_bytes, space.given_up_count) == (0, 1)
+    assert past_units(kept) == []
+
+
+def test_all_journals_together_have_a_bound() -> None:
+    space = JournalSpace(call_bytes=64 * MIB, total_bytes=100_000)
+    one, other = journal(space), journal(space)
+    for sequence in range(2):
+        one.append(request(sequence), delta(sequence))
+    for sequence in range(2):
+        other.append(request(sequence), delta(sequence))
+    assert (one.is_whole, other.is_whole) == (True, False)
+    assert space.used_bytes == one.byte_count
+    one.drop()
+    assert space.used_bytes == 0
+
+
+def test_settings_count_as_bytes_of_the_journal() -> None:
+    space = JournalSpace(call_bytes=MIB, total_bytes=64 * MIB)
+    kept = Journal(space)
+    voice = bytes(2 * MIB)
+    kept.open(session_pb2.Open(llm_voice=voice), session_pb2.Opened(model_digest="m"))
+    assert not kept.is_whole
+    assert space.used_bytes == 0
+
+
+def test_worker_that_cannot_rebuild_gets_no_journal() -> None:
+    kept = journal(model_digest="")
+    assert not kept.is_whole
+    later = journal()
+    later.append(request(0), delta(0, state_change=None))
+    assert not later.is_whole
+
+
+def test_unit_that_is_not_known_any_more_makes_the_journal_useless() -> None:
+    kept = journal()
+    kept.append(None, delta(0))
+    assert not kept.is_whole
