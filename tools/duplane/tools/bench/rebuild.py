@@ -80,7 +80,7 @@ def bench_rebuild(bench: ModelBench, counts: Sequence[int]) -> None:
 def _live(
     model: DuplexModel, options: ConversationOptions, count: int, device: torch.device
 ) -> tuple[list[PastUnit], list[float]]:
-    """Run `count` units in slot 0; return them, and the seconds from the first to each."""
+    """Run `count` units in slot 0; return them, and the seconds until the end of each."""
     random = np.random.default_rng(0)
     model.open(0, options)
     past: list[PastUnit] = []
