@@ -1,4 +1,5 @@
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -180,3 +181,19 @@ def test_loading_takes_the_memory_of_the_model_and_one_shard(tmp_path: Path, dty
     model = 96 * 1024 * 1024 * getattr(torch, dtype).itemsize
     shard = 8 * 1024 * 1024 * 2
     assert int(run.stdout) * 1024 < model + 2 * shard
+
+
+def test_the_digest_is_that_of_the_files_not_of_their_place(tmp_path: Path) -> None:
+    tensors = {"one.safetensors": {"a.weight": torch.zeros(1 << 22)}}
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    write(first, tensors)
+    shutil.copytree(first, second)
+    (second / "README.md").write_text("a note")
+    digest = Checkpoint(first).digest()
+    assert Checkpoint(second).digest() == digest
+    tensors["one.safetensors"]["a.weight"] += 1e-3
+    write(second, tensors)
+    assert Checkpoint(second).digest() != digest
+    write(first, {"one.safetensors": {"a.weight": torch.zeros(1)}})
+    assert Checkpoint(first).digest() != digest

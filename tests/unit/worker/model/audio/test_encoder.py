@@ -76,6 +76,24 @@ def test_embeddings_do_not_depend_on_the_other_slots() -> None:
             torch.testing.assert_close(row, alone[slot][tick - delays[slot]], atol=1e-5, rtol=0)
 
 
+def test_a_run_of_units_gives_the_same_embeddings_and_cache_in_fewer_passes() -> None:
+    config = replace(CONFIG, position_count=300)  # the cache starts again after five units
+    units = [noise(unit, 16000) for unit in range(13)]
+    one_by_one, together = build(config, 2), build(config, 2)
+    alone = torch.stack(run(one_by_one, 1, units))
+    found: list[Tensor] = []
+    for part in (units[:1], units[1:3], units[3:]):
+        features: list[tuple[Tensor, list[bool]]] = []
+        for unit in part:
+            push(together, 1, unit)
+            features.append(together.mel.features([1]))
+        found.append(together.encode_run(1, features))
+    torch.testing.assert_close(torch.cat(found), alone, atol=1e-5, rtol=0)
+    assert together.cache_length(1) == one_by_one.cache_length(1) == 150
+    # Columns after the length keep rows of the period before.
+    torch.testing.assert_close(together.cache, one_by_one.cache, atol=1e-5, rtol=0)
+
+
 class LargestResult(TorchDispatchMode):
     """Records the size of the largest tensor that an operation allocates, without views."""
 

@@ -82,10 +82,7 @@ class AudioEncoder(nn.Module):
         hidden = self.apm.convolve(features, upload(is_first, device))
         hidden = hidden[:, _CONTEXT_POSITIONS : _CONTEXT_POSITIONS + UNIT_POSITIONS]
 
-        # If the unit would fill the cache of a slot, the cache starts again at 0. As in the
-        # reference, the unit counts with its context frames.
-        last = self.config.position_count - UNIT_FRAMES // 2
-        begins = [self._lengths[slot] if self._lengths[slot] < last else 0 for slot in slots]
+        begins = [self._begin(slot) for slot in slots]
         rows, starts = upload([slots, begins], device).unsqueeze(-1).unbind()
         columns = starts + torch.arange(UNIT_POSITIONS, device=device)
         hidden = hidden + self.apm.embed_positions(columns)
@@ -104,6 +101,58 @@ class AudioEncoder(nn.Module):
         for slot, begin in zip(slots, begins, strict=True):
             self._lengths[slot] = begin + UNIT_POSITIONS
         return embeds
+
+    @property
+    def _last_begin(self) -> int:
+        """The column from which on a unit would fill the cache.
+
+        As in the reference, the unit counts with its context frames.
+        """
+        return self.config.position_count - UNIT_FRAMES // 2
+
+    def _begin(self, slot: int) -> int:
+        """Return the column of the slot's next unit. A cache that it would fill starts at 0."""
+        length = self._lengths[slot]
+        return length if length < self._last_begin else 0
+
+    @torch.inference_mode()
+    def encode_run(self, slot: int, units: Sequence[tuple[Tensor, list[bool]]]) -> Tensor:
+        """Return embeddings [units, unit_rows, hidden] of consecutive units of one slot.
+
+        `units` are the results of `mel.features` for the slot, unit by unit. The result is as if
+        `encode` had run for each unit, but units are encoded in one pass until the cache is full.
+        """
+        features = torch.cat([rows for rows, _ in units])
+        is_first = [first for _, firsts in units for first in firsts]
+        hidden = self.apm.convolve(features, upload(is_first, features.device))
+        hidden = hidden[:, _CONTEXT_POSITIONS : _CONTEXT_POSITIONS + UNIT_POSITIONS]
+        found: list[Tensor] = []
+        while len(hidden):
+            room = self._last_begin - self._begin(slot)
+            count = max(1, -(-room // UNIT_POSITIONS))
+            found.append(self._encode_together(slot, hidden[:count]))
+            hidden = hidden[count:]
+        return torch.cat(found)
+
+    def _encode_together(self, slot: int, hidden: Tensor) -> Tensor:
+        """Encode units [units, positions, width] that the slot's cache can hold together.
+
+        A unit attends to itself and to the units before it.
+        """
+        begin, device = self._begin(slot), hidden.device
+        units = torch.arange(len(hidden), device=device).repeat_interleave(UNIT_POSITIONS)
+        ends = begin + (units + 1) * UNIT_POSITIONS
+        span = begin + len(units)
+        mask = torch.arange(span, device=device) < ends[:, None]
+        rows = upload([[slot]], device)
+        columns = torch.arange(begin, span, device=device)[None]
+        states = hidden.flatten(0, 1)[None] + self.apm.embed_positions(columns)
+        for layer, cache in zip(self.apm.layers, self.cache, strict=True):
+            history = LayerHistory(cache, slice(slot, slot + 1), rows, columns, span)
+            states = layer(states, mask, history)
+        states = self.apm.layer_norm(states)[0].unflatten(0, (-1, UNIT_POSITIONS))
+        self._lengths[slot] = span
+        return self.audio_projection_layer(states)
 
     def encode_clip(self, samples: np.ndarray) -> Tensor:
         """Encode a whole 16 kHz clip [n] to embeddings [rows, hidden], without a slot."""

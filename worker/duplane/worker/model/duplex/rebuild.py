@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 import torch
+from torch import Tensor
 
 from duplane.worker.model.batch_isolation import run_stage
 from duplane.worker.model.duplex.conversation import Conversation, RunningUnit
@@ -67,7 +68,7 @@ class Rebuilder:
         pipeline: Pipeline,
         speech: SpeechStage | None,
     ) -> None:
-        self._llm, self._tokens = parts.llm, parts.tokens
+        self._llm, self._tokens, self._audio = parts.llm, parts.tokens, parts.audio
         self._speech_ids = 0 if parts.talker is None else parts.talker.end
         self._device = parts.llm.model.norm.weight.device
         self._sampling, self._pipeline, self._speech = sampling, pipeline, speech
@@ -172,11 +173,17 @@ class Rebuilder:
 
     def _encode(self, share: _Share, watch: Stopwatch) -> None:
         """Encode the audio and the frames of all units of a share."""
+        heard = [unit for unit in share.units if unit.rows.audio]
+        features: list[tuple[Tensor, list[bool]]] = []
         for past, unit in zip(share.past, share.units, strict=True):
             if unit.rows.audio:
                 if failure := self._inputs.buffer_audio(unit.unit):
                     raise _RefusedError(past, failure.message, "audio")
-                self._inputs.encode_audio([unit])
+                features.append(self._audio.mel.features([share.slot]))
+        if heard:
+            embeds = self._audio.encode_run(share.slot, features)
+            for unit, rows in zip(heard, embeds.unbind(), strict=True):
+                unit.audio_embeds = rows
         watch.lap("audio")
         if with_frames := [unit for unit in share.units if unit.images]:
             self._inputs.encode_frames(with_frames)
