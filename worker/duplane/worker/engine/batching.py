@@ -22,6 +22,8 @@ class Batch:
     """The work of one round: at most one unit per slot, and the slots whose chats run one step.
 
     `failed` are the answers to refused units that were queued before the units of this round.
+    `rebuilding` is the slot that rebuilds some past units, if any. There is only one in each round,
+    so that the units of other slots wait only for this slot.
     """
 
     units: list[Unit] = field(default_factory=list[Unit])
@@ -29,6 +31,12 @@ class Batch:
         default_factory=list[tuple[SlotChannel, FailedUnit]]
     )
     chat_slots: list[int] = field(default_factory=list[int])
+    rebuilding: SlotChannel | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the round has no work."""
+        return not (self.units or self.failed or self.chat_slots or self.rebuilding)
 
 
 def form_batch(
@@ -36,15 +44,18 @@ def form_batch(
 ) -> Batch:
     """Take the oldest unit of each ready slot, within the limit of rows.
 
-    The caller holds the lock of the device thread.
+    The slots that rebuild past units take turns. The caller holds the lock of the device thread.
     """
     batch = Batch()
     seeing: list[tuple[float, SlotChannel, Unit]] = []
+    rebuilding: list[SlotChannel] = []
     for channel in channels:
         if not channel.is_ready:
             continue
         if channel.credit:
             batch.chat_slots.append(channel.slot)
+        if channel.past_units is not None:
+            rebuilding.append(channel)
         while channel.inbox.entries:
             entry = channel.inbox.entries[0]
             if isinstance(entry, FailedUnit):
@@ -65,14 +76,5 @@ def form_batch(
         rows += unit_rows
         batch.units.append(unit)
         channel.inbox.take()
+    batch.rebuilding = min(rebuilding, key=lambda channel: channel.share_count, default=None)
     return batch
-
-
-def next_to_rebuild(channels: Iterable[SlotChannel]) -> SlotChannel | None:
-    """Return the slot that rebuilds some past units in the next round. The slots take turns.
-
-    Only one slot rebuilds units in each round, so that the units of other slots wait only for this
-    slot. The caller holds the lock of the device thread.
-    """
-    waiting = (channel for channel in channels if channel.past_units is not None)
-    return min(waiting, key=lambda channel: channel.share_count, default=None)

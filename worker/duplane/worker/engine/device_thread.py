@@ -17,7 +17,7 @@ from functools import partial
 
 from PIL.Image import Image
 
-from duplane.worker.engine.batching import form_batch, next_to_rebuild
+from duplane.worker.engine.batching import form_batch
 from duplane.worker.engine.events import BatchRecord, ChatStep, Event, FailedUnit
 from duplane.worker.engine.inbox import Entry, Inbox
 from duplane.worker.engine.interfaces import Device, DeviceLostError, Model, PreparedChat
@@ -289,9 +289,7 @@ class DeviceThread:
             batch = form_batch(
                 self._channels.values(), runner.model.row_count, self._rows_per_round
             )
-            rebuilding = next_to_rebuild(self._channels.values())
-            has_work = batch.units or batch.chat_slots or batch.failed or rebuilding
-            if not (has_work or self._commands or self._is_stopping):
+            if batch.is_empty and not (self._commands or self._is_stopping):
                 self._busy_since_s = None
                 self._lock.wait()
         for channel, failed in batch.failed:
@@ -303,8 +301,8 @@ class DeviceThread:
         if batch.chat_slots:
             self._busy_since_s = time.monotonic()
             over |= runner.run_chats(batch.chat_slots)
-        if rebuilding:
-            over |= self._run_rebuild(runner, rebuilding)
+        if batch.rebuilding:
+            over |= self._run_rebuild(runner, batch.rebuilding)
         self._busy_since_s = None
         if over:
             with self._lock:
