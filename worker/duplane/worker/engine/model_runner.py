@@ -34,6 +34,8 @@ from duplane.worker.model.types import (
 
 _log = logging.getLogger(__name__)
 
+_NO_BATCH = BatchRecord(0, 0.0)
+
 
 class ModelRunner:
     """The loaded model, and the checks of its results and of its memory.
@@ -57,8 +59,7 @@ class ModelRunner:
         self.memory_used_bytes = device.memory_used_bytes(self.model)
         self._memory_bound_bytes = self.memory_used_bytes + memory_tolerance_bytes
         self._open_slots: set[int] = set()
-        # When `Model.settle` began and ended for the last unit of each slot.
-        self._settle_s: dict[int, tuple[float, float]] = {}
+        self._last_batches: dict[int, BatchRecord] = {}  # the batch of each slot's last unit
 
     def open(self, slot: int, options: ConversationOptions) -> bool:
         """Open a conversation. Return True if its units may run."""
@@ -92,9 +93,11 @@ class ModelRunner:
         waiting: dict[int, Unit] = {}
         for unit in units:
             unit.started_s, unit.batch_size, unit.batch = record.started_s, len(units), record
-            unit.settle_s = self._settle_s.get(unit.slot, unit.settle_s)
+            last = self._last_batches.get(unit.slot, _NO_BATCH)
+            unit.settle_s = last.settle_s, last.ended_s
+            self._last_batches[unit.slot] = record
             waiting[unit.slot] = unit
-        slots = list(waiting)
+        slots = set(waiting)
         lost: set[int] = set()
         try:
             for result in self.model.step(units):
@@ -111,24 +114,16 @@ class ModelRunner:
                 self._check_device()
             if waiting:
                 raise RuntimeError(f"the model returned no result for slots {sorted(waiting)}")
-            self._settle([slot for slot in slots if slot not in lost], lost, record)
-        except DeviceLostError:
-            raise
-        except Exception:  # noqa: BLE001 - the border to the model: logged, and ends the batch
-            self._on_batch_failed(slots, lost)
+            record.settle_s = record.ended_s = time.monotonic()
+            for failure in self.model.settle(sorted(slots - lost)):
+                lost.add(failure.slot)
+                self._on_lost([failure.slot])
+            record.ended_s = time.monotonic()
+        except Exception as error:  # noqa: BLE001 - the border to the model: logged, and ends the batch
+            self._on_batch_failed(error, slots, lost)
         finally:
             self._on_batch(record)
         return lost
-
-    def _settle(self, slots: Sequence[int], lost: set[int], record: BatchRecord) -> None:
-        """Settle the last units of these slots. Add the slots that are lost to `lost`."""
-        record.settle_s = record.ended_s = time.monotonic()
-        for failure in self.model.settle(slots):
-            lost.add(failure.slot)
-            self._on_lost([failure.slot])
-        record.ended_s = time.monotonic()
-        for slot in slots:
-            self._settle_s[slot] = (record.settle_s, record.ended_s)
 
     def rebuild(self, slot: int, units: Sequence[PastUnit]) -> Rebuilt | None:
         """Rebuild some past units of a conversation. Return None if the conversation is lost."""
@@ -160,14 +155,17 @@ class ModelRunner:
                 self._post(result.slot, ChatStep(result, len(slots)))
                 if result.finish is not None:
                     ended.add(result.slot)
-        except DeviceLostError:
-            raise
-        except Exception:  # noqa: BLE001 - the border to the model: logged, and ends the batch
-            self._on_batch_failed(slots, ended)
+        except Exception as error:  # noqa: BLE001 - the border to the model: logged, and ends the batch
+            self._on_batch_failed(error, slots, ended)
         return ended
 
-    def _on_batch_failed(self, slots: Sequence[int], over: set[int]) -> None:
-        """Report all slots of a failed batch as lost, because the cache of each may be broken."""
+    def _on_batch_failed(self, error: Exception, slots: Collection[int], over: set[int]) -> None:
+        """Report all slots of a failed batch as lost, because the cache of each may be broken.
+
+        Raises `error` again if it is a DeviceLostError.
+        """
+        if isinstance(error, DeviceLostError):
+            raise error
         _log.exception("a batch of slots %s failed", sorted(slots))
         self._on_lost(set(slots) - over)
         over.update(slots)
@@ -187,7 +185,7 @@ class ModelRunner:
     def close(self, slot: int) -> bool:
         """Clean the slot. Return True if the slot may be leased again. Can be repeated."""
         self._open_slots.discard(slot)
-        self._settle_s.pop(slot, None)
+        self._last_batches.pop(slot, None)
         try:
             self.model.close(slot)
             is_clean = self.model.is_clean(slot)
