@@ -317,8 +317,9 @@ class Chats:
         for chat in chats:
             if chat.speech is not None and self._parts.talker is not None:
                 is_end = chat.finish is Finish.STOP
-                hidden = torch.stack(chat.hidden)
-                condition = self._parts.talker.condition(chat.new_ids, hidden, is_text_end=is_end)
+                condition = self._parts.talker.condition(
+                    chat.new_ids, chat.hidden, is_text_end=is_end
+                )
                 chat.speech.stream.begin(condition)
                 chat.stage = Stage.SPEECH
             elif chat.finish is not None:

@@ -24,13 +24,13 @@ from duplane.worker.model.vocoder.vocoder import VocoderChunk
 class PastSpeech:
     """Speech of past units that the talker and the vocoder still have to repeat, oldest first.
 
-    `units` has the units of the talker's open turn, each as the ids of its text, the LLM's states
-    [ids, hidden] for these ids, and its speech tokens. `chunks` has the chunks of the vocoder's
+    `units` has the units of the talker's open turn, each as the ids of its text, the LLM's state
+    for each of these ids, and its speech tokens. `chunks` has the chunks of the vocoder's
     open turn.
     """
 
-    units: list[tuple[Sequence[int], Tensor, Sequence[int]]] = field(
-        default_factory=list[tuple[Sequence[int], Tensor, Sequence[int]]]
+    units: list[tuple[Sequence[int], Sequence[Tensor], Sequence[int]]] = field(
+        default_factory=list[tuple[Sequence[int], Sequence[Tensor], Sequence[int]]]
     )
     chunks: deque[VocoderChunk] = field(default_factory=deque[VocoderChunk])
 

@@ -10,8 +10,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from duplane.worker.model.batch_isolation import run_stage
 from duplane.worker.model.duplex.conversation import Conversation, RunningUnit
@@ -74,7 +72,7 @@ class SpeechStage:
             requests.append(
                 SpeechRequest(
                     slot=unit.slot,
-                    condition=self._talker.condition(unit.state.text_ids, _stacked(unit.hidden)),
+                    condition=self._talker.condition(unit.state.text_ids, unit.hidden),
                     is_turn_end=unit.state.end_of_turn,
                     is_greedy=sampling.draws.is_greedy,
                     temperature=sampling.options.tts_temperature,
@@ -120,7 +118,8 @@ class SpeechStage:
             self.end_turns([unit])
         if unit.state.is_listen:
             return
-        past.units.append((unit.state.text_ids, _stacked(unit.hidden), unit.speech_tokens))
+        hidden = [row.clone() for row in unit.hidden]  # the rows are views of all states of a share
+        past.units.append((unit.state.text_ids, hidden, unit.speech_tokens))
         cut = conversation.speech.push(unit.speech_tokens, end_of_turn=unit.state.end_of_turn)
         past.chunks += [VocoderChunk(unit.slot, new.tokens, new.is_last) for new in cut]
         if unit.state.end_of_turn:
@@ -166,10 +165,6 @@ class SpeechStage:
             if unit.conversation.speech is not None:
                 self._vocoder.start_turn(unit.slot)
                 unit.conversation.speech.reset()
-
-
-def _stacked(rows: Sequence[Tensor]) -> Tensor:
-    return torch.stack(tuple(rows)) if rows else torch.empty(0)
 
 
 def unit_audio(pieces: Sequence[FloatArray], *, end_of_turn: bool) -> FloatArray:

@@ -6,7 +6,7 @@ Parameter names are those under the checkpoint's prefix `tts.`. Source: class `M
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -227,18 +227,20 @@ class Talker(nn.Module):
         """Compute the weight of the output layer. Call this after the parameters are set."""
         cast("WeightNormHead", self.head_code[0]).fold()
 
-    def condition(self, ids: Sequence[int], hidden: Tensor, *, is_text_end: bool = False) -> Tensor:
-        """Return condition rows [ids + 1, width] for the text `ids` with their LLM states `hidden`.
+    def condition(
+        self, ids: Sequence[int], hidden: Iterable[Tensor], *, is_text_end: bool = False
+    ) -> Tensor:
+        """Return condition rows [ids + 1, width] for the text `ids`.
 
-        Each row is the sum of a text embedding and the normalised projection of a state. The last
-        row is the mark that begins audio. If `is_text_end`, a row with the mark of the end of the
-        text precedes that row.
+        `hidden` has the LLM's state of each id. Each row is the sum of a text embedding and the
+        normalised projection of a state. The last row is the mark that begins audio. If
+        `is_text_end`, a row with the mark of the end of the text precedes that row.
         """
         table = self.emb_text.weight
         marks = [self.dims.text_end, self.dims.bos] if is_text_end else [self.dims.bos]
         rows = self.emb_text(upload([*ids, *marks], table.device))
         if ids:
-            projected = self.projector_semantic(hidden.to(table.dtype))
+            projected = self.projector_semantic(torch.stack(tuple(hidden)).to(table.dtype))
             rows[: len(ids)] += functional.normalize(projected, p=2.0, dim=-1)
         return rows
 
