@@ -74,7 +74,7 @@ class GrantLoop:
         if is_known or not any(slot.fencing_number for slot in worker.register.slots):
             return
         if self._hold_s() is None and self._state.clock() < self._resume_until:
-            _log.info("workers have served before; waiting for their queue to come back")
+            _log.info("a restart has lost the queue; waiting for its callers to return")
         self._is_resuming = True
 
     async def enqueue(

@@ -167,7 +167,7 @@ class Waiters:
             message = f"no worker of pool {request.pool!r}{needs} serves {kind}"
             raise FabricError(Reason.KIND_NOT_SERVED, message)
         if len(self._state.tickets) >= self.limit * (2 if is_returning else 1):
-            raise FabricError(Reason.QUEUE_FULL, f"{self.limit} wait already")
+            raise FabricError(Reason.QUEUE_FULL, f"{self.limit} requests wait already")
 
     async def _give_back_former_grants(self, request_id: str, order: int) -> None:
         """Give back the unclaimed grants that earlier requests got for the ticket at `order`.

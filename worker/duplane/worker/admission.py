@@ -128,7 +128,7 @@ class Admission:
         if claims.fencing_number <= slot.fencing_number:
             raise FabricError(
                 Reason.LEASE_STALE,
-                f"slot {slot.index} has seen number {slot.fencing_number}, the lease says"
+                f"slot {slot.index} has seen fencing number {slot.fencing_number}, the lease has"
                 f" {claims.fencing_number}",
             )
         if slot.state is not SlotState.FREE:

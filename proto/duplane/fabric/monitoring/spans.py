@@ -127,7 +127,7 @@ class FinishedSpan:
     """A span that has ended and can be recorded. Times are wall-clock nanoseconds.
 
     `stages` has the name and the beginning of each stage, in order. `token_counts` has further
-    attributes of a stage, by its name.
+    attributes of stages, by the name of the stage.
     """
 
     name: str

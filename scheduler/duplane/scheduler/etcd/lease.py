@@ -69,7 +69,7 @@ class LeaseKeeper:
                 _log.error("lease %x of this scheduler has ended in etcd", self.lease)
                 return
             else:
-                _log.warning("%s took a live lease for ended", endpoint.address)
+                _log.warning("%s reported a live lease as ended", endpoint.address)
                 self._endpoints.note_failure(endpoint)
                 failed = endpoint
 

@@ -166,7 +166,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
                 async with asyncio.timeout(overdue_s):
                     await stream.has_report.wait()
             except TimeoutError:
-                _log.warning("worker %s reports nothing", stream.worker_id)
+                _log.warning("worker %s sends no reports: no grants", stream.worker_id)
                 if worker := self._current(stream):
                     await self._store.report(_changed(worker, is_silent=True))
                 await stream.has_report.wait()

@@ -190,7 +190,7 @@ class DuplexModel:
     def prepare_picture(self, picture: Image, max_slices: int | None) -> PreparedImage:
         """Cut an RGB picture of a video for a chat, in any thread; raises `ImageError`."""
         if self.parts.vision is None:
-            raise ImageError("this checkpoint does not see")
+            raise ImageError("this checkpoint has no vision encoder")
         return self.parts.vision.prepare_picture(picture, max_slices)
 
     @torch.inference_mode()

@@ -98,7 +98,7 @@ class CallStateMachine:
         return min(max(to_seconds(pause.timeout), 0.0), self._limits.max_pause_s)
 
     def expire(self) -> session_pb2.Closed:
-        """Return `closed` for a call after its deadline. Raises OPEN_TIMEOUT before `open`."""
+        """End the call after its deadline: return `closed`; before `open`, raise OPEN_TIMEOUT."""
         match self.state:
             case CallState.UNCLAIMED:
                 raise FabricError(Reason.OPEN_TIMEOUT, "no claim came in time")

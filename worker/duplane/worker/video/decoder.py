@@ -122,7 +122,7 @@ def _video_of(container: av.container.InputContainer, bounds: VideoBounds) -> Vi
     stream = container.streams.video[0]
     # The codec may be unknown, although the library's stubs do not declare that.
     if getattr(stream, "codec_context", None) is None:
-        raise VideoError("is of a coding that is not read here")
+        raise VideoError("has a video codec that is not supported")
     _check_pixels(stream.width, stream.height, bounds)
     context = stream.codec_context
     context.options = {"max_pixels": str(bounds.frame_pixels), "threads": str(_THREADS)}
@@ -207,7 +207,7 @@ class _Pictures:
         pixels = sum(picture.width * picture.height for picture in stacked)
         most = STACKED_FRAMES * self._bounds.frame_pixels
         if pixels > most:
-            raise VideoError(f"has {len(stacked)} pictures to stack, of more than {most} pixels")
+            raise VideoError(f"has {len(stacked)} pictures to stack, together over {most} pixels")
         return side_by_side(stacked)
 
     def _skip_to(self, wanted: int) -> None:

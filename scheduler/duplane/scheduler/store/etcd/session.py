@@ -136,7 +136,7 @@ class Session:
             await self._until_ended(
                 lease, PRESENCE_TTL_S, facts.present, name, self._contact.confirm
             )
-            _log.warning("etcd took session %s for absent; announcing it again", name)
+            _log.warning("the presence of session %s ended in etcd; announcing it again", name)
 
     async def _end_absent(self) -> NoReturn:
         """End the sessions of schedulers that are absent for longer than the limit."""

@@ -229,7 +229,7 @@ class PromptBuilder:
     def _add_image(self, image: ChatImage, name: str) -> None:
         vision, options = self._parts.vision, self._options
         if vision is None:
-            raise OptionError(name, "is a picture, and this checkpoint does not see")
+            raise OptionError(name, "is a picture, but this checkpoint has no vision encoder")
         prepared = image.encoded
         if isinstance(prepared, bytes):
             try:
@@ -351,4 +351,4 @@ def _unused_character(messages: Sequence[ChatMessage]) -> str:
     for code in _PRIVATE_USE:
         if chr(code) not in used:
             return chr(code)
-    raise OptionError("messages", "use every private character there is")
+    raise OptionError("messages", "use all private-use characters of Unicode")

@@ -42,5 +42,5 @@ def embed_prompt(parts: ModelParts, text: str, voice: FloatArray | None, room: i
     pieces = [parts.llm.embed(before), heard, parts.llm.embed(after)]
     rows = torch.cat([piece for piece in pieces if piece is not None])
     if len(rows) > room:
-        raise OptionError("system_prompt", f"takes {len(rows)} tokens of {room}")
+        raise OptionError("system_prompt", f"has {len(rows)} tokens, at most {room} fit")
     return Prompt(rows, heard, tuple(after))

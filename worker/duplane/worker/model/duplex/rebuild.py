@@ -202,7 +202,7 @@ class Rebuilder:
             row_count = sum(unit.rows) + len(unit.state.token_ids)
             length = unit.start + row_count - CLOSING_ROWS
             if length != past.context_length:
-                message = f"it ends at {length} tokens, not at {past.context_length}"
+                message = f"the context has {length} tokens, not {past.context_length}"
                 raise _RefusedError(past, message, reason=DIFFERS)
             share.waiting.append(unit)
             state = unit.state

@@ -172,7 +172,7 @@ class VoiceNetworks:
         Raises ValueError for a clip that is too short.
         """
         if len(clip) < FEWEST_SAMPLES:
-            raise ValueError(f"has {len(clip)} samples, at least {FEWEST_SAMPLES} make a voice")
+            raise ValueError(f"has {len(clip)} samples, a voice needs at least {FEWEST_SAMPLES}")
         clip = clip[: self.max_tokens * TOKEN_SAMPLES]
         samples = torch.tensor(clip)
         tokens = self._tokens(samples)
