@@ -88,7 +88,7 @@ class AttachLoop:
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
 
     async def _attempt(self, channel: grpc.aio.Channel) -> tuple[bool, str]:
-        """Attach once. Return True if the worker was registered, and why the stream ended."""
+        """Attach once. Return whether the worker was registered, and why the stream ended."""
         call: Call = registry_pb2_grpc.RegistryServiceStub(channel).Attach()
         is_registered = False
         try:

@@ -9,27 +9,27 @@ picture or one slice of it.
 The *reference* is the implementation OpenBMB/MiniCPM-o-Demo at commit 28b60cf. The released model
 was tuned with the quirks of this implementation. A quirk that changes the ids or the sound is
 copied, so that the output matches the recorded traces. A quirk that only breaks a session, or makes
-one session depend on another, is corrected ("right").
+one session depend on another, is fixed.
 
 | the reference ...                                     | here   | reason, or behaviour here     |
 |-------------------------------------------------------|--------|-------------------------------|
 | applies the listen options to `<|im_end|>`            | copied | settings are tuned for it     |
 | divides negative logits by the repetition penalty too | copied | it affects every choice       |
-| leaves a lone `<unit>` row for a unit too short       | right  | the context stays unchanged   |
+| feeds `<unit>` for a unit that is then too short      | fixed  | the context stays unchanged   |
 | drops the text of a unit that ends a turn and listens | copied | the ids stay in the context   |
 | keeps the talker's cache after a forced listen        | copied | the next turn continues it    |
-| lets mel normalisation leak into the next session     | right  | sessions are independent      |
-| shares vocoder caches of at most 1000 frames          | right  | caches per slot fit the turn  |
+| lets mel normalisation leak into the next session     | fixed  | sessions are independent      |
+| shares vocoder caches of at most 1000 frames          | fixed  | each slot has its own caches  |
 | keeps unexpected frames in caches (see `flow_cache`)  | copied | they determine the sound      |
-| draws diffusion noise at start, source noise per call | right  | one table; a seed per slot    |
-| fails in a chat without streaming                     | right  | every chat is streamed        |
+| draws diffusion noise at start, source noise per call | fixed  | one table; a seed per slot    |
+| fails in a chat without streaming                     | fixed  | every chat is streamed        |
 | repeats `<|im_end|>` in chat prompts                  | copied | the model is tuned for it     |
-| fails if the first id ends a chat's answer            | right  | the answer is empty           |
-| removes `<|listen|>` from chat prompts                | right  | removal shifts embeddings     |
-| cuts the first audio differently after frames         | right  | frames do not affect audio    |
-| fixes all options but sampling when it loads          | right  | sessions set their options    |
-| lets a window exceed a smaller cache                  | right  | more units are dropped then   |
-| stacks frames of unrelated moments in long videos     | right  | each scene has its own frames |
-| drops incomplete rounds in half duplex                | right  | only whole rounds are dropped |
-| computes an unchanged prompt again after a window     | right  | the result would be equal     |
+| fails if the first id ends a chat's answer            | fixed  | the answer is empty           |
+| removes `<|listen|>` from chat prompts                | fixed  | removal shifts embeddings     |
+| cuts the first audio differently after frames         | fixed  | frames do not affect audio    |
+| sets all options but those of sampling once, at load  | fixed  | each session sets its options |
+| lets a context window exceed a smaller cache          | fixed  | more units are dropped then   |
+| stacks frames of unrelated moments in long videos     | fixed  | each scene has its own frames |
+| drops incomplete rounds in half duplex                | fixed  | only whole rounds are dropped |
+| recomputes the same prompt when a window drops units  | fixed  | the result would be equal     |
 """

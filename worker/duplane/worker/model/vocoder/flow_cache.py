@@ -130,7 +130,7 @@ class FlowCaches:
 
 
 class CacheWindow:
-    """The columns of an attention cache to which a chunk attends: `cached`, and its `new` ones."""
+    """The columns of an attention cache to which a chunk attends: cached ones and its own."""
 
     def __init__(
         self, cache: Tensor, slots: SlotIndex, *, capacity: int, cached: int, new: int
