@@ -137,7 +137,10 @@ class EdgeMetrics:
         self._stream_errors.of(reason).inc()
 
     def moved(self, cause: MoveCause, taken_s: float, *, is_moved: bool) -> None:
-        """Count an attempt to continue at another worker. `taken_s` is the time since the loss."""
+        """Count an attempt to continue at another worker.
+
+        `taken_s` is the time since the session lost its worker.
+        """
         self._moves.of(cause, "moved" if is_moved else "failed").inc()
         if is_moved:
             self._move_times.observe(taken_s)

@@ -103,7 +103,10 @@ class SessionSpans:
         self._session.set_attribute(spans.LEASE_ID, lease_id)
 
     def begin_move(self, cause: str, number: int) -> None:
-        """Begin the span of an attempt to move to another worker, the session's `number`-th."""
+        """Begin the span of an attempt to move to another worker.
+
+        `number` counts attempts from 1.
+        """
         attributes = {**self._attributes, spans.MOVE_CAUSE: cause, spans.MOVE_NUMBER: number}
         self._move = self._telemetry.start(
             spans.EDGE_MOVE, parent=self.context, attributes=attributes

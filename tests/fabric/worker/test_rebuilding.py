@@ -264,7 +264,10 @@ async def test_session_that_ends_while_it_is_rebuilt_leaves_a_clean_slot() -> No
 async def test_neighbours_wait_for_one_share_of_the_work_per_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two conversations are rebuilt in turns; between two of their calls, units of others run."""
+    """Two conversations are rebuilt in turns.
+
+    Between two calls, units of other conversations run.
+    """
     model = ScriptedModel(slot_count=3)
     calls: list[int] = []
     waiting = asyncio.Semaphore(0)  # conversations that wait to be rebuilt

@@ -137,11 +137,11 @@ class Fields:
         raise invalid(self.path(key), f"must be {_TYPE_NAMES[kind]}")
 
     def base64(self, key: str) -> str | Base64Text | None:
-        """Return a string of base64, decoded already if it is long."""
+        """Return a string of base64; a long string is already decoded."""
         value = self.get(key, object)
         if value is None or isinstance(value, str | Base64Text):
             return value
-        return self.get(key, str)  # raises the error of a wrong type
+        return self.get(key, str)  # raises the error for a wrong type
 
     def expect(self, key: str, values: frozenset[str]) -> None:
         """Count a field as read if its value is one of `values`; then `unused` does not list it."""

@@ -24,7 +24,7 @@ from duplane.fabric.monitoring.spans import EDGE_OPEN
 from duplane.fabric.v1 import lease_pb2
 
 _log = logging.getLogger(__name__)
-_CLAIM_S = 1  # wait for a worker to which a session moves
+_CLAIM_S = 1  # seconds to wait for a worker to which a session moves
 
 
 class DuplexRunner(SessionRunner[DuplexSession]):
@@ -41,13 +41,13 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         metrics: EdgeMetrics,
         journals: JournalSpace | None = None,
     ) -> None:
-        """Without `journals`, the session ends with its worker."""
+        """Prepare a session. Without `journals`, the session ends when its worker is lost."""
         super().__init__(session, client, limits, fabric, spans, clock, metrics)
         self._units = SessionMetrics(metrics)
         self._pace = unit_rate(limits.units_per_s)
         self._has_stream = False
-        self._last_sequence = -1  # of the units that were sent
-        self._granted = lease_pb2.Granted()  # of the last slot that was claimed
+        self._last_sequence = -1  # sequence of the last unit that was sent
+        self._granted = lease_pb2.Granted()  # the grant of the last slot that was claimed
         self._move: Move | None = None
         if journals:
             session.moves = Moves(Journal(journals), session.requests, secrets.randbits(63))
@@ -61,7 +61,8 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                 next_request = lease_pb2.AcquireLeaseRequest()
                 next_request.CopyFrom(request)
                 next_request.request_id += f"/move{move.number}"
-                next_request.ticket_id = self._granted.ticket_id  # keeps its place in the queue
+                # The session keeps its place in the queue.
+                next_request.ticket_id = self._granted.ticket_id
                 next_request.avoided_worker_ids.append(self._granted.worker_id)
                 await self._hold_slot(next_request)
         finally:
@@ -91,12 +92,12 @@ class DuplexRunner(SessionRunner[DuplexSession]):
             self._has_stream = False
 
     def _on_granted(self, granted: lease_pb2.Granted) -> None:
-        if self.session.move:  # a worker that does not answer at once must not delay the client
+        if self.session.move:  # a worker that does not answer must not delay the client for long
             granted.claim_timeout.FromSeconds(_CLAIM_S)
         super()._on_granted(granted)
 
     def _has_moved(self) -> bool:
-        """Report a move that has begun or ended. Return whether one has begun."""
+        """Report the beginning or the end of a move. Return whether a move has begun."""
         former, self._move = self._move, self.session.move
         is_over = former is not None and (self._move is not former or bool(self.session.closed))
         if former and is_over:

@@ -56,7 +56,7 @@ class DuplexSession(Session[DuplexDialect]):
         self.requests = RequestQueue(limits.early_unit_count, limits.frame_count)
         self._replies = PendingReplies()  # used if the dialect replies to appends
         self._last_audio_s = -math.inf  # monotonic
-        self.moves: Moves | None = None  # None: the session ends with its worker
+        self.moves: Moves | None = None  # None if the session ends when its worker is lost
 
     @property
     def move(self) -> Move | None:
@@ -182,7 +182,7 @@ class DuplexSession(Session[DuplexDialect]):
                 return self._conversation_changed(response, now)
         tag, ordinal, request = self.requests.finish(outcome.sequence)
         if self.dialect.phase not in OPEN or (self.moves and ordinal < 0):
-            return []  # no unit was sent, or it has had an outcome
+            return []  # no unit was sent, or the unit had an outcome before
         if self.moves:
             self.moves.journal.append(request, outcome)
         if self.dialect.replies_to_appends:
@@ -250,9 +250,9 @@ class DuplexSession(Session[DuplexDialect]):
         return self.end(Close(self.dialect.lost_while_opening, _LOST.message), now)
 
     def _begin_move(self, cause: MoveCause | None, now: Moment) -> list[bytes] | None:
-        """Wait for another worker. None if the conversation cannot move, so the session ends.
+        """Wait for another worker; return None if the conversation cannot move.
 
-        The events are the failure of a unit that is not sent again.
+        If the session gives up a unit, the events tell the client that this unit has failed.
         """
         moves, before = self.moves, self.move
         if moves is None or cause is None or self.dialect.phase not in OPEN:
@@ -265,7 +265,7 @@ class DuplexSession(Session[DuplexDialect]):
         return self.responded(session_pb2.ConverseResponse(failed=failed), now) if failed else []
 
     def _continue_move(self, response: session_pb2.ConverseResponse, now: Moment) -> list[bytes]:
-        """Rebuild the conversation at the next worker; then go on with the units."""
+        """Rebuild the conversation at the next worker; then continue to send units."""
         assert self.moves
         if response.HasField("opened") and not self.moves.opened(response.opened):
             lost = self._begin_move(MoveCause.OTHER_MODEL, now)

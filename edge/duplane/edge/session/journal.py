@@ -1,6 +1,6 @@
-"""The journal of a call: what another worker needs to rebuild the conversation. Pure.
+"""The journal of a call: the data with which another worker can rebuild the conversation. Pure.
 
-It is only in memory, and is dropped with its call.
+A journal exists only in memory, and is deleted when its call ends.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import numpy as np
 
 from duplane.fabric.v1 import session_pb2
 
-_FULL_SCALE = 32768.0  # of int16; the worker divides by it
+_FULL_SCALE = 32768.0  # of int16; the worker divides the samples by this number
 _MESSAGE_BYTES = 4 * 1024 * 1024  # most bytes of units in one message, unless one unit has more
-_UNIT_BYTES = 256  # of a past unit without audio and pictures, about
+_UNIT_BYTES = 256  # approximate memory of a past unit without its audio and pictures
 
 
 class JournalSpace:
-    """The memory that the journals of one process may use, together and each."""
+    """The memory that journals may use: each of them, and all journals of the process together."""
 
     def __init__(self, call_bytes: int, total_bytes: int) -> None:
         self.call_bytes = call_bytes
@@ -29,19 +29,22 @@ class JournalSpace:
 class Journal:
     """The settings of one conversation and its answered units, oldest first.
 
-    A journal that exceeds a bound is dropped and stays empty: its call can no longer move.
+    If a journal exceeds a bound, it is deleted and stays empty. Its call can then no longer move.
     """
 
     def __init__(self, space: JournalSpace) -> None:
         self.opening: session_pb2.Open | None = None
         self.opened = session_pb2.Opened()  # of the first worker
-        self.is_whole = True  # nothing is missing, so the conversation can be rebuilt
+        self.is_whole = True  # the journal is complete, so the conversation can be rebuilt
         self.byte_count = 0
         self._space = space
         self._units: list[session_pb2.PastUnit] = []
 
     def open(self, opening: session_pb2.Open, opened: session_pb2.Opened) -> None:
-        """Keep the settings. A worker without a digest of its model cannot rebuild."""
+        """Keep the settings. The journal is given up if the worker has no digest of its model.
+
+        A worker without this digest cannot rebuild a conversation.
+        """
         self.opening, self.opened = opening, opened
         self._add(opening.ByteSize())
         if not opened.model_digest:
@@ -54,7 +57,8 @@ class Journal:
     ) -> None:
         """Add a unit with its delta. A unit that failed has changed nothing, so it is left out.
 
-        Without the unit's request, or the change that the unit has made, the journal is useless.
+        If the unit's request is missing, or the change that the unit has made, the journal is given
+        up.
         """
         if not self.is_whole or isinstance(outcome, session_pb2.Failed):
             return
@@ -82,7 +86,7 @@ class Journal:
         self._add(len(packed) + frame_bytes + _UNIT_BYTES)
 
     def _add(self, byte_count: int) -> None:
-        """Count bytes; give the journal up if it is too large."""
+        """Count bytes. Give the journal up if it exceeds a bound."""
         space = self._space
         self.byte_count += byte_count
         space.used_bytes += byte_count
@@ -90,13 +94,13 @@ class Journal:
             self.give_up()
 
     def give_up(self) -> None:
-        """Drop everything, and count that the call cannot move any more."""
+        """Delete the journal's content; count that this call can no longer move."""
         self.is_whole = False
         self._space.given_up_count += 1
         self.drop()
 
     def drop(self) -> None:
-        """Free the memory, at the end of the call."""
+        """Delete the journal's content at the end of the call."""
         self._space.used_bytes -= self.byte_count
         self.byte_count = 0
         self.opening = None
@@ -122,7 +126,7 @@ class Journal:
 
 
 def pack(pcm: bytes) -> bytes | None:
-    """Return float32 samples as int16; None if one of them is outside -1 to 1."""
+    """Return float32 samples as int16; None if a sample is outside -1 to 1."""
     samples = np.frombuffer(pcm, "<f4") * np.float32(_FULL_SCALE)
     if not samples.size:
         return b""

@@ -1,6 +1,7 @@
-"""Moves a conversation whose worker is lost to another worker. Pure.
+"""Moves a conversation to another worker when its worker is lost. Pure.
 
-The edge sends the settings and the journal to the other worker, then the units without an outcome.
+The edge sends the settings and the journal to the other worker, then the units that have no
+outcome.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from duplane.edge.session.request_queue import RequestQueue
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
 
-_MAX_MOVES = 3  # within _WITHIN_S; one more loss ends the session
+_MAX_MOVES = 3  # if a session loses more workers than these within _WITHIN_S, it ends
 _WITHIN_S = 60.0
 
 
 class MoveCause(StrEnum):
     """Why a conversation leaves its worker."""
 
-    WORKER_LOST = "worker_lost"  # its connection failed, or it does not answer
+    # The connection to the worker failed, or the worker does not answer.
+    WORKER_LOST = "worker_lost"
     MODEL_FAILED = "model_failed"
     SHUTDOWN = "shutdown"
     OTHER_MODEL = "other_model"  # the worker that was found for a move has another model
@@ -51,7 +53,10 @@ def cause_of(end: FabricError | session_pb2.Closed) -> MoveCause | None:
 
 @dataclass(slots=True)
 class Move:
-    """One attempt to move. `began` is the time of the loss; further attempts do not change it."""
+    """One attempt to move.
+
+    `began` is the time when the worker was lost; further attempts keep this time.
+    """
 
     number: int  # attempts of the session so far, from 1
     cause: MoveCause
@@ -60,7 +65,7 @@ class Move:
 
 
 class Moves:
-    """The moves of one conversation. `current` is the one in progress, None otherwise."""
+    """The moves of one conversation. `current` is the move in progress, or None."""
 
     def __init__(self, journal: Journal, requests: RequestQueue, seed: int) -> None:
         self.journal = journal
@@ -73,15 +78,15 @@ class Moves:
         requests.keeps_units = True
 
     def add_seed(self, settings: session_pb2.Open) -> None:
-        """Set the seed that the client has not chosen: all workers must draw the same numbers."""
+        """Set the seed if the client has not chosen one: all workers must draw the same numbers."""
         if not settings.HasField("seed"):
             settings.seed = self._seed
 
     def begin(self, cause: MoveCause, now: Moment) -> bool:
         """Begin an attempt: the unanswered units wait for another worker.
 
-        False if the conversation cannot move: the journal was given up, or too many workers were
-        lost lately.
+        Returns False if the conversation cannot move: its journal was given up, or it has lost too
+        many workers lately.
         """
         now_s = now.monotonic_s
         too_many = len(self._lost_s) == _MAX_MOVES and now_s - self._lost_s[0] < _WITHIN_S
@@ -96,8 +101,8 @@ class Moves:
     def take_back(self) -> session_pb2.Failed | None:
         """Take the unanswered units back from the lost worker.
 
-        Return the outcome of the first one if it was the first one at the worker lost before, too:
-        it may be the cause, so it is not sent a third time.
+        If the first of these units was also the first one at the worker lost before, it may be the
+        cause of both losses. Then it is not sent a third time, and its outcome is returned.
         """
         oldest, suspect = self._requests.oldest_sent, self._suspect
         self._requests.move()
@@ -109,11 +114,11 @@ class Moves:
         return session_pb2.Failed(sequence=oldest, reason=Reason.UNAVAILABLE, message=message)
 
     def claimed(self) -> None:
-        """Open the conversation again: the slot of another worker is claimed."""
+        """Open the conversation again, because the slot of another worker is claimed."""
         self._requests.opening = session_pb2.ConverseRequest(open=self.journal.opening)
 
     def opened(self, opened: session_pb2.Opened) -> bool:
-        """Begin to rebuild. False if the worker has another model."""
+        """Begin to rebuild. Return False if the worker has another model."""
         first = self.journal.opened
         is_same = opened.model_digest == first.model_digest
         if not (self.current and is_same and opened.prompt_token_count == first.prompt_token_count):
@@ -122,7 +127,10 @@ class Moves:
         return True
 
     def rebuild(self) -> bool:
-        """Send the next part of the journal. Return whether it was complete, so units go on."""
+        """Send the next part of the journal.
+
+        Return whether all parts were sent, so that units follow.
+        """
         assert self.current
         self._requests.opening = next(self.current.rebuilds, None)
         if self._requests.opening is not None:

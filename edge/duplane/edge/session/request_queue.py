@@ -13,7 +13,10 @@ from duplane.fabric.v1 import session_pb2
 
 
 class SentUnit(NamedTuple):
-    """A unit that has no outcome yet. `request` is kept only if it may have to be sent again."""
+    """A unit that has no outcome yet.
+
+    `request` is kept only if the unit may have to be sent again.
+    """
 
     tag: Tag
     ordinal: int
@@ -36,8 +39,8 @@ class RequestQueue:
     a worker would drop units that come faster than it can run them.
     """
 
-    # Most sent units whose tags are kept, and most that are kept whole. Above these bounds the
-    # oldest are forgotten, or cannot be sent again.
+    # The number of sent units whose tags are kept, and of those that are kept whole. Beyond the
+    # first bound the oldest units are forgotten; beyond the second they cannot be sent again.
     _MAX_SENT = 1024
     _MAX_KEPT = 32
 
@@ -45,12 +48,13 @@ class RequestQueue:
         self.limit = limit
         self.opening: session_pb2.ConverseRequest | None = None  # sent before units and requests
         self.is_open = False  # whether units and requests may be taken
-        self.keeps_units = False  # until they have an outcome, so that they can be sent again
-        self.is_catching_up = False  # one unit at a time
+        # Sent units are kept until they have an outcome, to send them again if necessary.
+        self.keeps_units = False
+        self.is_catching_up = False  # one unit is sent at a time
         self.has_dropped = False  # whether units were dropped since the last `take_dropped`
         # Units added so far; a unit's ordinal is its number in this count, from 0.
         self.unit_count = 0
-        self.late_count = 0  # outcomes of units that had one before
+        self.late_count = 0  # outcomes of units that already had an outcome
         self.total_dropped_count = 0  # units that this queue has dropped so far
         self.on_dropped: Callable[[Receipt], None] = lambda _: None
         self._assembler = UnitAssembler(frame_count)
@@ -59,8 +63,10 @@ class RequestQueue:
         self._first_ordinal = 0  # ordinal of the first unit that waits
         self._requests: deque[tuple[int, session_pb2.ConverseRequest]] = deque()
         self._sent: dict[int, SentUnit] = {}
-        self._returned: deque[tuple[int, SentUnit]] = deque()  # were sent to a lost worker
-        self._pause: session_pb2.ConverseRequest | None = None  # taken last, and still in effect
+        # Units that were sent to a lost worker.
+        self._returned: deque[tuple[int, SentUnit]] = deque()
+        # The pause that is in effect at the worker.
+        self._pause: session_pb2.ConverseRequest | None = None
         self.last_receipt = Receipt(0, 0, 0)  # receipt of the unit that was taken last
         self._next_sequence = 0
         self._dropped_count = 0
@@ -134,7 +140,7 @@ class RequestQueue:
         return request
 
     def _bound_sent(self) -> None:
-        """Forget the oldest sent units, or their audio."""
+        """Forget the oldest sent units, or only their audio."""
         if len(self._sent) > self._MAX_SENT:
             del self._sent[next(iter(self._sent))]
         sequence = self._next_sequence - 1 - self._MAX_KEPT
@@ -144,7 +150,7 @@ class RequestQueue:
     def finish(self, sequence: int) -> SentUnit:
         """Return a unit that has its outcome. Forget this unit and older units.
 
-        Its ordinal is -1 if it has had an outcome before.
+        If the unit already had an outcome, its ordinal is -1.
         """
         sent = self._sent.get(sequence, _UNKNOWN)
         if sent is _UNKNOWN:
@@ -160,7 +166,7 @@ class RequestQueue:
         return next((sequence for sequence, sent in self._sent.items() if sent.request), None)
 
     def move(self) -> None:
-        """Close the queue until another worker is ready. Then it gets the unanswered units."""
+        """Close the queue until another worker is ready, which then gets the unanswered units."""
         self.opening = None
         self.is_open, self.is_catching_up = False, True
         kept = [(sequence, sent) for sequence, sent in self._sent.items() if sent.request]
@@ -171,7 +177,10 @@ class RequestQueue:
             self._pause = None
 
     def skip(self) -> None:
-        """After `move`, do not send the oldest unanswered unit again; `finish` still knows it."""
+        """After `move`, do not send the oldest unanswered unit again.
+
+        `finish` can still return it.
+        """
         sequence, sent = self._returned.popleft()
         self._sent[sequence] = sent
 

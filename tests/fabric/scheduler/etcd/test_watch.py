@@ -181,7 +181,7 @@ async def test_end_of_a_lease_is_noticed(client: EtcdClient) -> None:
 async def test_member_that_takes_a_live_lease_for_ended_is_not_believed(
     etcd: EtcdCluster, client: EtcdClient
 ) -> None:
-    """A leader that was frozen may report an ended lease, until it learns that it was replaced."""
+    """A leader that was frozen may report that a lease has ended, although it was renewed since."""
     lease = secrets.randbits(62)
     await client.grant_lease(lease, 5)
     keeper = LeaseKeeper(client, lease, 5)

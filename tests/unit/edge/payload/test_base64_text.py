@@ -1,4 +1,4 @@
-"""A long base64 string is decoded without the JSON parser; no other message is read otherwise."""
+"""A long base64 string is decoded without the JSON parser. Other messages are read as before."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHORT = LONG[:64]
 
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The texts that the JSON parser gets."""
+    """The texts that reach the JSON parser."""
     texts: list[bytes] = []
 
     class Parser:

@@ -1,7 +1,7 @@
 """A conversation that moves from worker to worker, without sockets and without a clock.
 
-`Play` is a client with its session, and one worker at a time. A worker knows only what it was told,
-as a real one. So its context shows whether it has the whole conversation.
+`Play` is a client with its session, and one worker at a time. Like a real worker, each worker knows
+only the messages that it received. So its context shows whether it has the whole conversation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PROMPT, PER_UNIT = 7, 12
 
 
 class Worker:
-    """A worker's side of one call. It hears units only in order, and drops none."""
+    """A worker's side of one call. It accepts units only in order, and drops none."""
 
     def __init__(self, digest: str = "m") -> None:
         self.digest = digest
@@ -158,7 +158,7 @@ class Play:
         self.tell(self.session.granted(60.0, self.now))
 
     def settle(self) -> None:
-        """Let the worker read and answer everything."""
+        """Let the worker read and answer all messages."""
         self.pump()
         while self.answer() is not None:
             self.pump()
@@ -235,7 +235,7 @@ def test_unanswered_units_are_sent_again_in_their_order(play: Play) -> None:
 
 
 class Storm(Play):
-    """A play with acts for random order. `late` are answers of workers that were left."""
+    """A play whose acts run in random order. `late` are answers of workers that were lost."""
 
     def __init__(self) -> None:
         super().__init__(limits=replace(LIMITS, failover_s=1e4))
@@ -264,7 +264,7 @@ class Storm(Play):
             self.respond(*self.late[-1:])
 
     def move(self) -> None:
-        """Lose the worker, which answers its units all the same, too late."""
+        """Lose the worker. It answers its units nevertheless, but too late."""
         left = self.worker
         assert left
         while (response := left.answer()) is not None:

@@ -137,7 +137,8 @@ def test_recorded_choices_give_the_same_unit_and_turn() -> None:
             chosen: list[int] = []
             while not unit.is_over:
                 token = numbers.choice(choices) if unit.needs_choice else None
-                # None is the end of the chunk, and a listen rank may choose the end of sequence.
+                # None stands for the end of the chunk. The end of sequence counts only sometimes,
+                # because the rank of listen may also choose it.
                 is_counted = token is not None and (token != TOKENS.eos or numbers.random() < 0.5)
                 chosen += [token] if token is not None and is_counted else []
                 unit.advance(TOKENS.chunk_eos if token is None else token)
@@ -156,7 +157,8 @@ def test_choices_that_do_not_give_the_ids_are_refused() -> None:
         return UnitState.retraced(TOKENS, turn(), ids, chosen, is_interrupting=False)
 
     assert retraced(TOKENS.speak, WORD)
-    assert retraced(TOKENS.speak, WORD, WORD) is None  # this word would not have been dropped
+    # The live unit would not have dropped the second word.
+    assert retraced(TOKENS.speak, WORD, WORD) is None
     assert retraced(TOKENS.speak) is None
     assert retraced(TOKENS.speak, WORD, ids=ids[:-1]) is None
     assert retraced(TOKENS.speak, WORD, ids=(*ids, WORD)) is None
