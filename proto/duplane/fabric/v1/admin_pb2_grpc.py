@@ -111,7 +111,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DrainWorker(self, request, context):
-        """Asks a worker to accept no more sessions. Running ones continue.
+        """Asks a worker to accept no more sessions. Running sessions continue.
 
         Errors: NOT_FOUND / UNKNOWN_WORKER.
         """

@@ -44,7 +44,7 @@ class AdminServiceStub:
     that falls behind gets a new snapshot in place of the changes that it missed.
     """
     DrainWorker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainWorkerRequest, _admin_pb2.DrainWorkerResponse]
-    """Asks a worker to accept no more sessions. Running ones continue.
+    """Asks a worker to accept no more sessions. Running sessions continue.
 
     Errors: NOT_FOUND / UNKNOWN_WORKER.
     """
@@ -79,7 +79,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     that falls behind gets a new snapshot in place of the changes that it missed.
     """
     DrainWorker: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainWorkerRequest, _admin_pb2.DrainWorkerResponse]  # type: ignore[assignment]
-    """Asks a worker to accept no more sessions. Running ones continue.
+    """Asks a worker to accept no more sessions. Running sessions continue.
 
     Errors: NOT_FOUND / UNKNOWN_WORKER.
     """
@@ -141,7 +141,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DrainWorkerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainWorkerResponse, _abc.Awaitable[_admin_pb2.DrainWorkerResponse]]:
-        """Asks a worker to accept no more sessions. Running ones continue.
+        """Asks a worker to accept no more sessions. Running sessions continue.
 
         Errors: NOT_FOUND / UNKNOWN_WORKER.
         """

@@ -267,7 +267,7 @@ def _attributes(claims: lease_pb2.LeaseClaims) -> dict[str, AttributeValue]:
 def _client_trace(
     trace: trace_pb2.TraceContext, context: grpc.aio.ServicerContext[Any, Any]
 ) -> trace_pb2.TraceContext:
-    """Return the client's trace from its message, or else from its metadata. It may be empty."""
+    """Return `trace` unless it is empty, else the trace context in the call's metadata."""
     metadata = context.invocation_metadata() or ()
     return trace if trace.traceparent else spans.from_metadata(metadata)
 

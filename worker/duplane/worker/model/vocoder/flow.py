@@ -182,10 +182,10 @@ class Flow(nn.Module):
     ) -> Tensor:
         """Map one chunk per slot, slots ascending, to mel `[batch, frames, mel]`.
 
-        Rows are padded to the longest; a row has `encoded * stride` valid frames. A chunk uses the
-        columns of `noise` `[columns, mel]` from the number of its cached frames on. `mel` `[batch,
-        frames, mel]` is the known mel of a prompt. The new frames are written after the capacity of
-        the caches; `retain` moves the frames that are kept.
+        Rows are padded to the longest; a row has `encoded * stride` valid frames. A chunk with n
+        cached frames uses the columns of `noise` `[columns, mel]` from n on. `mel` `[batch, frames,
+        mel]` is the known mel of a prompt. The new frames are written after the capacity of the
+        caches; `retain` moves the frames that are kept.
         """
         rows = [
             Row(
