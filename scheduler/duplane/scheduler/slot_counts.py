@@ -48,7 +48,7 @@ class SlotCounts:
             case WorkerPut(worker=worker) | WorkerGone(worker=worker):
                 self._count(worker.worker_id)
             case GrantPut(grant=grant) | GrantGone(grant=grant):
-                self._count(grant.claims.worker_id)
+                self._count_slot(grant.claims.worker_id, grant.claims.slot)
             case _:
                 pass
 
@@ -64,6 +64,16 @@ class SlotCounts:
             counted = worker.register.pool, worker_state(worker), slots
             self._counted[worker_id] = counted
             self._add(*counted, 1)
+
+    def _count_slot(self, worker_id: str, number: int) -> None:
+        """Update the part of one slot."""
+        worker = self._state.workers.get(worker_id)
+        pool, _, slots = self._counted.get(worker_id, ("", "", []))
+        if worker and number < len(slots):
+            report, grant = worker.register.slots[number], self._state.grant_of(worker_id, number)
+            self._slots[pool, slots[number]] -= 1
+            slots[number] = slot_state(worker, report, grant)
+            self._slots[pool, slots[number]] += 1
 
     def _add(self, pool: str, state: str, slots: list[str], sign: int) -> None:
         self.workers[state] += sign

@@ -36,6 +36,7 @@ class Candidate:
     is_able: bool  # at least one slot can be granted, now or later
     idle_count: int  # usable slots without a grant
     held: frozenset[_Held]  # usable slots with a grant
+    ability: _Ability  # the kinds of session that the worker serves, and its labels
 
     @classmethod
     def of(
@@ -78,12 +79,8 @@ class Candidate:
             is_able=bool(held or idle_count),
             idle_count=idle_count,
             held=frozenset(held),
+            ability=(frozenset(worker.register.kinds), labels_of(worker.register)),
         )
-
-    @property
-    def ability(self) -> _Ability:
-        """The kinds of session that the worker serves, and its labels."""
-        return frozenset(self.worker.register.kinds), labels_of(self.worker.register)
 
     @property
     def rank(self) -> _Rank:

@@ -26,9 +26,10 @@ _log = logging.getLogger(__name__)
 # are nested in it.
 _MAX_JOINT_COUNT = 32
 _MAX_JOINT_BYTES = 512 * 1024
-# Most transactions that wait for etcd at once. A higher limit would let fewer operations share a
-# transaction. Arrivals, of which a transaction contains at most one, have a limit of their own.
-_MAX_SENT_COUNT = 2
+# Most transactions that wait for etcd at once. With two, a sixth more transactions would be sent,
+# because fewer operations share one, and more of them would meet changes of other schedulers.
+# Arrivals, of which a transaction contains at most one, have a limit of their own.
+_MAX_SENT_COUNT = 1
 _MAX_SENT_ARRIVALS = 16
 
 

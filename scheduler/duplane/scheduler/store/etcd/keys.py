@@ -69,7 +69,8 @@ class Keys:
 
     def parse(self, key: bytes) -> list[str]:
         """Return the kind of a key, then its parts."""
-        return [unquote(part) for part in key[len(self.prefix) :].decode().split("/")]
+        parts = key[len(self.prefix) :].decode().split("/")
+        return [unquote(part) for part in parts] if b"%" in key else parts
 
     def _key(self, *parts: str) -> bytes:
         quoted = (part if _is_plain(part) else quote(part, safe="") for part in parts)
