@@ -15,7 +15,7 @@ from torch import Tensor
 from duplane.worker.model.duplex.context_window import Window
 from duplane.worker.model.duplex.sampling import SlotSampling
 from duplane.worker.model.duplex.unit_state import TurnState, UnitState
-from duplane.worker.model.types import FloatArray, PreparedImage, StateChange, Unit, UnitFailure
+from duplane.worker.model.types import FloatArray, PreparedImage, Unit, UnitFailure
 from duplane.worker.model.vocoder.token_buffer import SpeechTokens
 from duplane.worker.model.vocoder.vocoder import VocoderChunk
 
@@ -81,12 +81,12 @@ class RunningUnit:
     """One unit between its first stage and settle.
 
     If a stage fails, `failure` is set; a fatal failure ends the conversation. `start` is the length
-    of the context before the unit, and `images` are the unit's decoded frames. `chosen_id` is the
-    model's last choice, `next_id` the id to feed, and `chosen_ids` are the choices that the
-    repetition penalty counts. The other fields are results of the stages: the embeddings of each
-    frame and of the audio, one LLM state (`hidden`) for each id of the text, the speech tokens, the
-    vocoder chunks that wait to be decoded, the mel of the first of them, and the samples of the
-    decoded chunks.
+    of the context before the unit, `first_draw` the number of uniform numbers that were used before
+    it, and `images` are the unit's decoded frames. `chosen_id` is the model's last choice,
+    `next_id` the id to feed, and `chosen_ids` are the choices that the repetition penalty counts.
+    The other fields are results of the stages: the embeddings of each frame and of the audio, one
+    LLM state (`hidden`) for each id of the text, the speech tokens, the vocoder chunks that wait to
+    be decoded, the mel of the first of them, and the samples of the decoded chunks.
     """
 
     slot: int
@@ -96,6 +96,7 @@ class RunningUnit:
     is_interrupting: bool
     failure: UnitFailure | None = None
     start: int = 0
+    first_draw: int = 0
     images: list[PreparedImage] = field(default_factory=list[PreparedImage])
     rows: InputRows = field(default_factory=InputRows)
     frame_embeds: list[Tensor] = field(default_factory=list[Tensor])
@@ -108,16 +109,3 @@ class RunningUnit:
     chunks: deque[VocoderChunk] = field(default_factory=deque[VocoderChunk])
     mel: Tensor | None = None
     samples: list[FloatArray] = field(default_factory=list[FloatArray])
-    _first_draw: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._first_draw = self.conversation.sampling.uniforms.used_count
-
-    def change(self) -> StateChange:
-        """Return how the unit has changed the state of its conversation so far."""
-        return StateChange(
-            speech_token_ids=tuple(self.speech_tokens),
-            chosen_token_ids=tuple(self.chosen_ids),
-            draw_count=self.conversation.sampling.uniforms.used_count - self._first_draw,
-            interrupted_turn=self.is_interrupting,
-        )

@@ -25,7 +25,7 @@ from duplane.worker.model.loader import ModelParts
 from duplane.worker.model.probe import Probe
 from duplane.worker.model.stopwatch import Stopwatch
 from duplane.worker.model.transfer import upload
-from duplane.worker.model.types import PreparedImage, Unit, UnitFailure, UnitOutput
+from duplane.worker.model.types import PreparedImage, StateChange, Unit, UnitFailure, UnitOutput
 
 PrefilledBatch = tuple[Sequence[RunningUnit], Tensor]
 """Units that were fed together, and the logits [units, ids] of their last rows."""
@@ -103,6 +103,7 @@ class Pipeline:
             if unit.failure is None and unit.rows.audio:
                 unit.failure = self.inputs.buffer_audio(prepared)
             if unit.failure is None:
+                unit.first_draw = unit.conversation.sampling.uniforms.used_count
                 unit.conversation.unsettled = unit
 
     def row_limit(self, unit: RunningUnit) -> int:
@@ -213,7 +214,12 @@ class Pipeline:
             input_video_count=unit.rows.video,
             input_mark_count=unit.rows.marks,
             stage_s={**stage_s, "settle": unit.conversation.settle_s},
-            change=unit.change(),
+            change=StateChange(
+                speech_token_ids=tuple(unit.speech_tokens),
+                chosen_token_ids=tuple(unit.chosen_ids),
+                draw_count=unit.conversation.sampling.uniforms.used_count - unit.first_draw,
+                interrupted_turn=unit.is_interrupting,
+            ),
         )
 
     def apply(self, slides: Sequence[tuple[RunningUnit, Slide | None]]) -> float:
