@@ -221,9 +221,12 @@ class SimulatedClient:
         put = etcd_pb2.RequestOp(request_put=etcd_pb2.PutRequest(key=key, value=value, lease=lease))
         return (await self.txn(etcd_pb2.TxnRequest(success=[put]))).header.revision
 
-    async def read_all(self, prefix: bytes) -> tuple[int, Sequence[etcd_pb2.KeyValue]]:
+    async def read_all(
+        self, prefix: bytes
+    ) -> tuple[etcd_pb2.ResponseHeader, Sequence[etcd_pb2.KeyValue]]:
         await self._pass()
-        return self.etcd.revision, list(self.etcd.held.values())
+        header = etcd_pb2.ResponseHeader(revision=self.etcd.revision, cluster_id=1)
+        return header, list(self.etcd.held.values())
 
     async def grant_lease(self, lease: int, ttl_s: int) -> None:
         await self._pass()
@@ -245,8 +248,10 @@ class SimulatedClient:
 class SimulatedWatch:
     """A watch of a simulated client; it may hang for some time, but loses no event."""
 
-    def __init__(self, client: SimulatedClient, prefix: bytes, start_revision: int) -> None:
-        del prefix  # the simulated etcd has no keys without this prefix
+    def __init__(
+        self, client: SimulatedClient, prefix: bytes, start_revision: int, cluster_id: int
+    ) -> None:
+        del prefix, cluster_id  # there is one simulated etcd, which has no other keys
         self._client = client
         self._next_revision = start_revision
 

@@ -139,7 +139,8 @@ class GrantLoop:
         return left_s if self._is_resuming and left_s > 0 else None
 
     async def _begin_all(self, tasks: asyncio.TaskGroup) -> None:
-        """Begin every possible grant. Pause after each `PORTION`."""
+        """Begin every possible grant, with pauses. Wait while the state is partial."""
+        await self._store.until_whole()
         count = 0
         for pool in self._state.waiting_pools:
             while len(self._running) < MAX_RUNNING and (proposal := self._state.next_grant(pool)):
@@ -147,6 +148,7 @@ class GrantLoop:
                 count += 1
                 if count % PORTION == 0:
                     await asyncio.sleep(0)
+                    await self._store.until_whole()
 
     def _begin(self, tasks: asyncio.TaskGroup, ticket: Ticket, candidate: Candidate) -> None:
         offer = self.offer(ticket.request, candidate)

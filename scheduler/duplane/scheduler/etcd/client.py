@@ -124,17 +124,17 @@ class EtcdClient:
         )
         return await self._repeat(_RANGE, request)
 
-    async def read_all(self, prefix: bytes) -> tuple[int, Sequence[etcd_pb2.KeyValue]]:
-        """Return a revision, and all keys with this prefix as they were at that revision."""
-        found: list[etcd_pb2.KeyValue] = []
-        key, revision, end = prefix, 0, end_of(prefix)
-        while True:
-            page = await self.read(key, end, _PAGE_LENGTH, revision)
-            revision = revision or page.header.revision
+    async def read_all(
+        self, prefix: bytes
+    ) -> tuple[etcd_pb2.ResponseHeader, Sequence[etcd_pb2.KeyValue]]:
+        """Return a header, and all keys with this prefix as they were at the header's revision."""
+        end = end_of(prefix)
+        page = await self.read(prefix, end, _PAGE_LENGTH)
+        header, found = page.header, list(page.kvs)
+        while page.more:
+            page = await self.read(page.kvs[-1].key + b"\0", end, _PAGE_LENGTH, header.revision)
             found += page.kvs
-            if not page.more:
-                return revision, found
-            key = page.kvs[-1].key + b"\0"
+        return header, found
 
     async def txn(self, request: etcd_pb2.TxnRequest) -> etcd_pb2.TxnResponse:
         """Execute a transaction, at most once."""

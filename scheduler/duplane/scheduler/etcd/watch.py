@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, NoReturn
 
@@ -50,9 +52,13 @@ class PrefixWatch:
     is alive, not that all events have arrived.
     """
 
-    def __init__(self, client: EtcdClient, prefix: bytes, start_revision: int) -> None:
+    def __init__(
+        self, client: EtcdClient, prefix: bytes, start_revision: int, cluster_id: int
+    ) -> None:
+        """Watch from a revision of this cluster on."""
         self.next_revision = start_revision  # events before this revision were delivered
         self._client = client
+        self._cluster_id = cluster_id
         self._endpoints = client.open_endpoints()
         self._prefix = prefix
         self._answered_at = 0.0
@@ -97,29 +103,30 @@ class PrefixWatch:
                     self._raise_canceled(response)
                 self._endpoints.note_answer(endpoint)
                 self._absence.resolve(f"watching at {endpoint.address}")
-                events = [
-                    event
-                    for event in response.events
-                    if event.kv.mod_revision >= self.next_revision
-                ]
-                if events:
-                    self.next_revision = events[-1].kv.mod_revision + 1
+                first = bisect_left(response.events, self.next_revision, key=_revision_of)
+                if events := response.events[first:]:
+                    self.next_revision = _revision_of(events[-1]) + 1
+                    self._answered_at = math.inf  # nothing is read while the events are applied
                     yield events
+                    self._answered_at = time.monotonic()
         finally:
             probing.cancel()
             call.cancel()
 
     async def _check_history(self) -> None:
-        """Raise CompactedError if etcd's revision is lower than the last delivered revision.
+        """Raise CompactedError if etcd is another cluster, or has lost the last revision.
 
-        Then etcd has lost data, or was restored from a backup.
+        Then etcd was exchanged, has lost data, or was restored from a backup.
         """
         try:
-            present = (await self._client.read(self._prefix, limit=1)).header.revision
+            header = (await self._client.read(self._prefix, limit=1)).header
         except (EtcdError, NoAnswerError) as error:
             raise _WatchFailedError(str(error)) from error
-        if present < self.next_revision - 1:
-            raise CompactedError(f"etcd is at revision {present}, after {self.next_revision - 1}")
+        if header.cluster_id != self._cluster_id:
+            raise CompactedError(f"etcd is now the cluster {header.cluster_id:x}")
+        if header.revision < self.next_revision - 1:
+            was = self.next_revision - 1
+            raise CompactedError(f"etcd is at revision {header.revision}, after {was}")
 
     async def _open(self, endpoint: Endpoint) -> Any:
         try:
@@ -154,6 +161,10 @@ class PrefixWatch:
             with contextlib.suppress(_WatchFailedError):  # `_read` raises the cause
                 await _write(call, probe)
         call.cancel()
+
+
+def _revision_of(event: etcd_pb2.Event) -> int:
+    return event.kv.mod_revision
 
 
 async def _write(call: Any, request: etcd_pb2.WatchRequest) -> None:

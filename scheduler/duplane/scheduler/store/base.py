@@ -172,6 +172,13 @@ class LeaseStore(ABC):
         """
 
     @abstractmethod
+    async def until_whole(self) -> None:
+        """Wait while a part of a large change has been published.
+
+        In this time, the state of a listener mixes facts from before and after the change.
+        """
+
+    @abstractmethod
     def watch_contact(self, listener: Callable[[bool], None]) -> None:
         """Call `listener` with True when the contact to the store is lost, False at its return.
 

@@ -12,11 +12,12 @@ from prometheus_client import CollectorRegistry
 from duplane.fabric.monitoring.metrics import counters, histograms
 from duplane.scheduler.store.base import LeaseStore
 
+_OTHERS = ("run", "leave", "until_whole")
 OPERATIONS = tuple(
     sorted(
         name
         for name in LeaseStore.__abstractmethods__
-        if name not in ("run", "leave") and inspect.iscoroutinefunction(getattr(LeaseStore, name))
+        if name not in _OTHERS and inspect.iscoroutinefunction(getattr(LeaseStore, name))
     )
 )
 """The operations of a store, without those that set it up, run it and end it."""
@@ -56,6 +57,7 @@ class _MeasuredStore:
         self.share_keys = store.share_keys
         self.watch_keys = store.watch_keys
         self.watch_contact = store.watch_contact
+        self.until_whole = store.until_whole
         for name in OPERATIONS:
             setattr(self, name, self._measured(name, getattr(store, name)))
 

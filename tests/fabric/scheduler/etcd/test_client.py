@@ -33,9 +33,9 @@ async def test_pages_are_of_one_revision(client: EtcdClient, prefix: str) -> Non
     keys = [f"{prefix}{number:05}".encode() for number in range(1200)]
     for key in keys:
         await client.put(key, b"value")
-    revision, found = await client.read_all(prefix.encode())
+    header, found = await client.read_all(prefix.encode())
     assert [one.key for one in found] == keys
-    assert found[-1].mod_revision == revision
+    assert found[-1].mod_revision == header.revision
     assert await client.delete(keys[0], keys[-1]) == 1199
     assert [one.key for one in (await client.read(keys[-1])).kvs] == keys[-1:]
 

@@ -20,6 +20,12 @@ from duplane.scheduler.etcd.watch import CompactedError, PrefixWatch
 BOUND_S = 20.0
 
 
+async def watch_of(client: EtcdClient, prefix: bytes, start_revision: int) -> PrefixWatch:
+    """Watch the cluster that answers now."""
+    header = (await client.read(prefix, limit=1)).header
+    return PrefixWatch(client, prefix, start_revision, header.cluster_id)
+
+
 class Seen:
     """All values that a watch has delivered, in order."""
 
@@ -77,7 +83,7 @@ async def test_watch_begins_at_its_revision_and_keeps_order(
     first = await client.put(key, b"0")
     for number in range(1, 20):
         await client.put(key, b"%d" % number)
-    watch = PrefixWatch(client, key, first)
+    watch = await watch_of(client, key, first)
     seen = Seen(watch)
     await client.put(key, b"20")
     await seen.until(21)
@@ -89,7 +95,7 @@ async def test_watch_resumes_after_a_restart_without_loss_or_repetition(tmp_path
     async with EtcdCluster.running(tmp_path) as cluster:
         client = EtcdClient(cluster.addresses)
         start = await client.put(b"/k/0", b"0")
-        seen = Seen(PrefixWatch(client, b"/k/", start))
+        seen = Seen(await watch_of(client, b"/k/", start))
         await seen.until(1)
         for number in range(1, 4):
             cluster.kill()
@@ -109,8 +115,8 @@ async def test_compaction_is_reported(client: EtcdClient, prefix: str) -> None:
     # The client has no CompactionRequest. Field 1 of this other message has the same type and
     # number as the revision in CompactionRequest.
     await compact(etcd_pb2.LeaseRevokeRequest(ID=last).SerializeToString(), timeout=BOUND_S)
-    await Seen(PrefixWatch(client, key, first)).failure()
-    seen = Seen(PrefixWatch(client, key, last))
+    await Seen(await watch_of(client, key, first)).failure()
+    seen = Seen(await watch_of(client, key, last))
     await seen.until(1)
     assert seen.values == [b"1"]
     await seen.close()
@@ -120,7 +126,7 @@ async def test_compaction_is_reported(client: EtcdClient, prefix: str) -> None:
 async def test_watch_leaves_a_frozen_member(three: EtcdCluster) -> None:
     client = EtcdClient(three.addresses)
     start = await client.put(b"/k/0", b"0")
-    seen = Seen(PrefixWatch(client, b"/k/", start))
+    seen = Seen(await watch_of(client, b"/k/", start))
     await seen.until(1)
     frozen = three.members[0]  # a watch first uses the first address
     frozen.freeze()
@@ -140,7 +146,7 @@ async def test_watch_leaves_a_frozen_member(three: EtcdCluster) -> None:
 async def test_connections_stay_open_while_idle(client: EtcdClient, prefix: str) -> None:
     """etcd ends connections with too many pings."""
     start = await client.put(prefix.encode(), b"0")
-    watch = PrefixWatch(client, prefix.encode(), start)
+    watch = await watch_of(client, prefix.encode(), start)
     seen = Seen(watch)
     await seen.until(1)
     await asyncio.sleep(25)  # more than two pings
@@ -204,6 +210,15 @@ async def test_member_that_takes_a_live_lease_for_ended_is_not_believed(
 
 async def test_closed_connections_are_forgotten(client: EtcdClient, prefix: str) -> None:
     opened = len(client._opened)
-    await PrefixWatch(client, prefix.encode(), 1).close()
+    await PrefixWatch(client, prefix.encode(), 1, 1).close()
     await LeaseKeeper(client, 1, 10).close()
     assert len(client._opened) == opened
+
+
+async def test_exchanged_cluster_is_reported(client: EtcdClient, prefix: str) -> None:
+    """Its revision may be high enough, but it has written other values."""
+    key = prefix.encode()
+    first = await client.put(key, b"0")
+    assert "is now the cluster" in str(
+        await Seen(PrefixWatch(client, key, first, cluster_id=1)).failure()
+    )

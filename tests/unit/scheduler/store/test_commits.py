@@ -54,7 +54,9 @@ class Etcd:
 
     def put(self, key: bytes, value: bytes, revision: int) -> None:
         held = etcd_pb2.KeyValue(key=key, value=value, mod_revision=revision)
-        self.mirror._apply([etcd_pb2.Event(kv=held)])
+        applying = self.mirror._apply_batch([etcd_pb2.Event(kv=held)])
+        with pytest.raises(StopIteration):  # so few events are applied without a pause
+            applying.send(None)
 
 
 def put_base(facts: Facts) -> Transaction[bool]:
@@ -81,7 +83,7 @@ def test_report_that_raises_the_base_shares_no_transaction() -> None:
     register = registry_pb2.Register(worker_id="w", slots=[registry_pb2.SlotReport()])
     value = worker_value(Worker(0, register, is_draining=False), BASE)
     held = etcd_pb2.KeyValue(key=KEYS.worker("w"), value=value, mod_revision=3)
-    facts.apply([etcd_pb2.Event(kv=held)], 3)
+    list(facts.apply([etcd_pb2.Event(kv=held)], 3))
     known = facts.workers["w"]
     for number, is_alone in ((0, False), (facts.number + 100, True)):
         known.register.slots[0].fencing_number = number
@@ -108,7 +110,7 @@ async def test_base_rises_before_the_next_operation_after_etcd_went_back() -> No
     highest = etcd.facts.number
     base = etcd_pb2.KeyValue(key=KEYS.base, value=b"%d" % BASE, mod_revision=1)
     session = etcd_pb2.KeyValue(key=KEYS.session("a"), mod_revision=2)
-    etcd.facts.replace([base, session], 500)
+    list(etcd.facts.replace([base, session], 500))
     committing = asyncio.create_task(etcd.commits.commit(put_base))
     request = await asyncio.wait_for(etcd.sent.get(), WITHIN_S)
     (change,) = request.success

@@ -171,7 +171,9 @@ class Commits:
 
     @property
     def _is_ready(self) -> bool:
-        """True if the facts contain this session, and new numbers will be the highest so far."""
+        """True if the facts are whole and contain this session, and new numbers will be highest."""
+        if self._mirror.is_partial:
+            return False
         has_session = self._session.name in self._facts.sessions
         return has_session and self._facts.base == self._facts.least_base
 

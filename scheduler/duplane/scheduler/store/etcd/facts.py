@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError
@@ -107,43 +107,67 @@ class Facts:
         transition.slots = dict.fromkeys(self.slots)
         transition.workers = dict.fromkeys(self.workers)
         transition.tickets = dict.fromkeys(self.tickets)
-        return transition.changes_to(self)
+        return [change for change in transition.changes_to(self) if change]
 
-    def replace(self, held: Iterable[etcd_pb2.KeyValue], revision: int) -> Sequence[Change]:
-        """Replace the facts by the content of etcd, if events were missed; return the changes."""
-        present = {one.key: one for one in held}
-        events = [
-            etcd_pb2.Event(type=etcd_pb2.Event.DELETE, kv=etcd_pb2.KeyValue(key=key))
-            for key in self._held.keys() - present.keys()
-        ]
-        events += [
-            etcd_pb2.Event(kv=one)
-            for one in present.values()
-            if one.mod_revision != self.written_at(one.key)
-        ]
+    def replace(
+        self,
+        held: Sequence[etcd_pb2.KeyValue],
+        revision: int,
+        *,
+        is_other_history: bool = False,
+    ) -> Iterator[Change | None]:
+        """Replace the facts by the content of etcd, if events were missed. See `apply`.
+
+        `is_other_history` means that equal revisions may have written different values.
+        """
+        events = self._missed_events(held, is_other_history)
         return self.apply(events, revision, were_missed=True)
 
     def apply(
-        self, events: Iterable[etcd_pb2.Event], revision: int, *, were_missed: bool = False
-    ) -> Sequence[Change]:
-        """Apply all events of one revision; return the changes in the order of publication.
+        self,
+        events: Iterable[etcd_pb2.Event | None],
+        revision: int,
+        *,
+        were_missed: bool = False,
+    ) -> Iterator[Change | None]:
+        """Apply all events of one revision, then yield the changes in the order of publication.
 
+        Also yields None, after each event and between two steps of long computations, so that the
+        caller can pause. From the first change on, the facts are those of `revision`.
         `were_missed` means that the events sum up several revisions.
         """
         transition = _Transition(self, were_missed=were_missed)
         for event in events:
-            key, is_put = event.kv.key, event.type == etcd_pb2.Event.PUT
-            if is_put:
-                self._held[key] = event.kv.mod_revision, event.kv.lease
-            else:
-                self._held.pop(key, None)
-            try:
-                self._apply_one(event.kv, is_put, transition)
-            except (ValueError, IndexError, DecodeError) as error:  # no scheduler wrote this key
-                _log.error("%r in etcd cannot be read and is ignored: %s", key, error)
+            if event:
+                self._apply_event(event, transition)
+            yield None
         self.revision = revision
         self._highest = max(self._highest, self.number)
-        return transition.changes_to(self)
+        yield from transition.changes_to(self)
+
+    def _missed_events(
+        self, held: Sequence[etcd_pb2.KeyValue], is_other_history: bool
+    ) -> Iterator[etcd_pb2.Event | None]:
+        """Yield an event for each key that differs from the facts, and None for each other key."""
+        present: set[bytes] = set()
+        for one in held:
+            present.add(one.key)
+            is_new = is_other_history or one.mod_revision != self.written_at(one.key)
+            yield etcd_pb2.Event(kv=one) if is_new else None
+        for key in [known for known in self._held if known not in present]:
+            gone = etcd_pb2.KeyValue(key=key)
+            yield etcd_pb2.Event(type=etcd_pb2.Event.DELETE, kv=gone)
+
+    def _apply_event(self, event: etcd_pb2.Event, transition: _Transition) -> None:
+        key, is_put = event.kv.key, event.type == etcd_pb2.Event.PUT
+        if is_put:
+            self._held[key] = event.kv.mod_revision, event.kv.lease
+        else:
+            self._held.pop(key, None)
+        try:
+            self._apply_one(event.kv, is_put, transition)
+        except (ValueError, IndexError, DecodeError) as error:  # no scheduler wrote this key
+            _log.error("%r in etcd cannot be read and is ignored: %s", key, error)
 
     def _apply_one(self, held: etcd_pb2.KeyValue, is_put: bool, transition: _Transition) -> None:
         kind, *parts = self.keys.parse(held.key)
@@ -239,15 +263,17 @@ class _Transition:
             request = self._before.requests.get(known.request.request_id)
         self.tickets.setdefault(order, request)
 
-    def changes_to(self, after: Facts) -> Sequence[Change]:
-        """Return the changes: ends of grants first, then workers, grants and tickets."""
+    def changes_to(self, after: Facts) -> Iterator[Change | None]:
+        """Yield the changes: ends of grants first, then workers, grants and tickets.
+
+        Also yields None between two steps of long computations. This can be called once: what was
+        noted is dropped step by step, because dropping it at once would take long.
+        """
         number = after.number
-        return [
-            *self._ended_grants(after, number),
-            *self._workers(after, number),
-            *self._grants(after, number),
-            *self._tickets(after, number),
-        ]
+        yield from self._ended_grants(after, number)
+        yield from self._workers(after, number)
+        yield from self._grants(after, number)
+        yield from self._tickets(after, number)
 
     def _ended_grants(self, after: Facts, number: int) -> Iterable[Change]:
         for key, former in self.slots.items():
@@ -263,19 +289,24 @@ class _Transition:
             elif slot.end:
                 yield GrantGone(number, former.grant, slot.end)
 
-    def _workers(self, after: Facts, number: int) -> Iterable[Change]:
+    def _workers(self, after: Facts, number: int) -> Iterable[Change | None]:
         for worker_id, former in self.workers.items():
             worker = after.workers.get(worker_id)
             if former and (worker is None or worker.epoch != former.epoch):
                 yield WorkerGone(number, former)
-        for worker_id in self.workers:
-            if worker := after.workers.get(worker_id):
-                yield WorkerPut(number, worker)
+        for worker_id in list(self.workers):
+            del self.workers[worker_id]
+            worker = after.workers.get(worker_id)
+            yield WorkerPut(number, worker) if worker else None
 
-    def _grants(self, after: Facts, number: int) -> Iterable[Change]:
-        touched = [(former, after.slots.get(key)) for key, former in self.slots.items()]
-        put = [(former, slot) for former, slot in touched if slot]
-        for former, slot in sorted(put, key=lambda one: one[1].fencing_number):
+    def _grants(self, after: Facts, number: int) -> Iterable[Change | None]:
+        put: dict[int, list[tuple[Slot | None, Slot]]] = {}  # by fencing number
+        for key in list(self.slots):
+            former, slot = self.slots.pop(key), after.slots.get(key)
+            if slot:
+                put.setdefault(slot.fencing_number, []).append((former, slot))
+            yield None
+        for former, slot in (one for fencing_number in sorted(put) for one in put[fencing_number]):
             is_new = former is None or former.fencing_number != slot.fencing_number
             if slot.end is None:
                 yield GrantPut(number, slot.grant)
@@ -286,7 +317,7 @@ class _Transition:
                 yield GrantPut(number, grant)
                 yield GrantGone(number, grant, slot.end)
 
-    def _tickets(self, after: Facts, number: int) -> Iterable[Change]:
+    def _tickets(self, after: Facts, number: int) -> Iterable[Change | None]:
         for order, former in self.tickets.items():
             if former and order not in after.tickets:
                 request = after.requests.get(former.ticket.request.request_id)
@@ -297,8 +328,9 @@ class _Transition:
                 is_expired = not is_granted and may_wait
                 yield TicketGone(number, former.ticket, is_granted, is_expired)
         for order in sorted(self.tickets):
-            if ticket := after.tickets.get(order):
-                yield TicketPut(number, ticket)
+            del self.tickets[order]
+            ticket = after.tickets.get(order)
+            yield TicketPut(number, ticket) if ticket else None
 
 
 def _was_adopted(former: Slot, slot: Slot) -> bool:

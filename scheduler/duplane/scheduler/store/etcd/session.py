@@ -144,6 +144,7 @@ class Session:
             await self._mirror.until(lambda: bool(self._absent()))
             noticed = self._absent()
             await asyncio.sleep(ABSENCE_LIMIT_S)
+            await self._mirror.until_whole()
             for name in noticed & self._absent():
                 with contextlib.suppress(EtcdError, NoAnswerError):  # the next pass tries again
                     await self._client.revoke_lease(int(name, 16))

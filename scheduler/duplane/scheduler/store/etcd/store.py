@@ -76,7 +76,7 @@ class EtcdStore(LeaseStore):
         self._client = EtcdClient(url.addresses, credentials)
         self._keys = Keys(url.prefix)
         self._facts = Facts(self._keys)
-        self._mirror = Mirror(self._client, self._facts)
+        self._mirror = Mirror(self._client, self._facts, clock)
         self._contact = Contact()
         self._session = Session(self._client, self._mirror, self._contact, boot_ms << 20)
         self._commits = Commits(self._client, self._mirror, self._session)
@@ -96,6 +96,9 @@ class EtcdStore(LeaseStore):
         for change in self._facts.snapshot():
             listener(change)
         self._mirror.listeners.append(listener)
+
+    async def until_whole(self) -> None:
+        await self._mirror.until_whole()
 
     def watch_contact(self, listener: Callable[[bool], None]) -> None:
         self._contact.listeners.append(listener)
