@@ -1,0 +1,204 @@
+"""Sessions whose worker is killed or shuts down, with real processes and a scripted model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import orjson
+import psutil
+import pybase64
+import pytest
+from support.real_fabric import Client, RealFabric, until
+from websockets.asyncio.client import connect
+
+from duplane.worker.engine.scripted_model import Mark
+
+UNITS = 8
+WAIT_S = 30.0
+WORKERS = 3
+FREE = WORKERS * 2
+pytestmark = pytest.mark.timeout(180)
+Disturb = Callable[["Talker"], Awaitable[None]]
+
+
+@pytest.fixture(scope="module")
+async def fabric() -> AsyncGenerator[RealFabric]:
+    """A fabric of three workers with two slots each. A worker that ends is started again."""
+    environment = {
+        "DUPLANE_WORKERS": str(WORKERS),
+        "DUPLANE_CONTINUITY": "worker",
+        "DUPLANE_FAILOVER_S": str(WAIT_S),
+        "DUPLANE_DRAIN_TIMEOUT_S": "0.1",
+    }
+    async with RealFabric.starting("scripted", **environment) as fabric:
+        yield fabric
+
+
+class Talker(Client):
+    """A client of dialect A, which keeps all events."""
+
+    def __init__(self, fabric: RealFabric, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.fabric = fabric
+        self.events: list[dict[str, Any]] = []
+        self.session_id = ""
+        self.longest_s = 0.0
+
+    async def receive(self) -> dict[str, Any]:
+        async with asyncio.timeout(WAIT_S):
+            event = orjson.loads(await self.connection.recv())
+        event.pop("session_id", None)
+        self.events.append(event)
+        return event
+
+    async def exchange(self) -> dict[str, Any]:
+        begin_s = time.monotonic()
+        answer = await super().exchange()
+        self.longest_s = max(self.longest_s, time.monotonic() - begin_s)
+        return answer
+
+    async def send_mark(self, mark: Mark) -> None:
+        """Send a unit that makes the worker fail."""
+        samples = np.full(16_000, mark.value, np.float32)
+        audio = pybase64.b64encode(samples.tobytes()).decode()
+        await self.send({"type": "input_audio_buffer.append", "audio": audio})
+
+    async def worker(self) -> psutil.Process:
+        """Return the process of the worker of this client, which must be the only one."""
+        found: list[int] = []
+
+        async def is_listed() -> bool:
+            rows = (await self.fabric.get("/workers"))[1]["workers"]
+            found[:] = [int(row["worker_id"].split("-")[-2]) for row in rows if row["sessions"]]
+            return len(found) == 1
+
+        await until(is_listed, WAIT_S)
+        return psutil.Process(found[0])
+
+
+@pytest.fixture(scope="module")
+async def undisturbed(fabric: RealFabric) -> list[dict[str, Any]]:
+    """The events of a session that nothing disturbs."""
+    events = await told(fabric, None, 0)
+    assert len(events) == 2 + UNITS + 1
+    return events
+
+
+@contextlib.asynccontextmanager
+async def talking(fabric: RealFabric) -> AsyncGenerator[Talker]:
+    """Hold a session. Before and after, all slots are free."""
+    await all_free(fabric)
+    async with connect(fabric.url, proxy=None, max_size=None) as connection:
+        client = Talker(fabric, connection)
+        await client.begin()
+        yield client
+        await client.end()
+    await all_free(fabric)
+
+
+async def all_free(fabric: RealFabric) -> None:
+    async def is_free() -> bool:
+        status = await fabric.status()
+        free = status.get("free_slot_count") == FREE
+        return free and not (status["lease_count"] or status["ticket_count"])
+
+    await until(is_free, WAIT_S)
+
+
+async def told(fabric: RealFabric, disturb: Disturb | None, at: int) -> list[dict[str, Any]]:
+    """Return the events of a session. The disturbance comes when a unit has just been sent."""
+    async with talking(fabric) as client:
+        for number in range(UNITS):
+            if number != at or disturb is None:
+                await client.exchange()
+                continue
+            await client.send_unit()
+            await disturb(client)
+            await client.receive()
+        print(f"longest answer {client.longest_s:.2f} s")
+    return client.events
+
+
+async def kill(client: Talker) -> None:
+    (await client.worker()).kill()
+
+
+async def terminate(client: Talker) -> None:
+    (await client.worker()).terminate()
+
+
+@pytest.mark.parametrize(("disturb", "at"), [(kill, 0), (kill, 4), (terminate, 4)])
+async def test_client_notices_nothing_but_time(
+    fabric: RealFabric, undisturbed: list[dict[str, Any]], disturb: Disturb, at: int
+) -> None:
+    assert await told(fabric, disturb, at) == undisturbed
+
+
+async def test_worker_is_killed_again_and_again(
+    fabric: RealFabric, undisturbed: list[dict[str, Any]]
+) -> None:
+    async with talking(fabric) as client:
+        for number in range(UNITS):
+            if number in (2, 4, 6):
+                (await client.worker()).kill()
+            await client.exchange()
+    assert client.events == undisturbed
+
+
+async def test_unit_that_kills_two_workers_is_refused_and_the_session_goes_on(
+    fabric: RealFabric,
+) -> None:
+    async with talking(fabric) as client:
+        before = await client.exchange()
+        await client.send_mark(Mark.KILLED_WORKER)
+        refused = await client.receive()
+        assert refused["type"] == "error"
+        after = await client.exchange()
+        assert after["kv_cache_length"] == before["kv_cache_length"] + 12
+
+
+async def test_unit_that_fails_in_the_model_does_not_end_the_session(fabric: RealFabric) -> None:
+    async with talking(fabric) as client:
+        before = await client.exchange()
+        await client.send_mark(Mark.FAILED_UNIT)
+        assert (await client.receive())["type"] == "error"
+        after = await client.exchange()
+        assert after["kv_cache_length"] == before["kv_cache_length"] + 12
+
+
+async def test_moving_sessions_come_before_those_that_wait(fabric: RealFabric) -> None:
+    """All slots are in use and a client waits. A killed worker's slots come back a little later."""
+    await all_free(fabric)
+    async with contextlib.AsyncExitStack() as stack:
+        clients: list[Talker] = []
+        for _ in range(FREE):
+            connection = await stack.enter_async_context(
+                connect(fabric.url, proxy=None, max_size=None)
+            )
+            clients.append(Talker(fabric, connection))
+            await clients[-1].begin()
+            await clients[-1].exchange()
+        waiting = Talker(
+            fabric,
+            await stack.enter_async_context(connect(fabric.url, proxy=None, max_size=None)),
+        )
+        assert (await waiting.receive())["type"] == "session.queued"
+        fabric.role("worker").kill()
+        for client in clients:
+            await client.exchange()
+        assert all(event["type"] == "session.queued" for event in waiting.events)
+        await clients[0].end()
+        await waiting.begin()
+        await waiting.exchange()
+        for client in (*clients[1:], waiting):
+            await client.end()
+    await all_free(fabric)
+
+
+async def test_edge_with_journals_writes_no_core_dumps(fabric: RealFabric) -> None:
+    assert fabric.role("edge").rlimit(psutil.RLIMIT_CORE) == (0, 0)
