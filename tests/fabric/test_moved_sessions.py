@@ -91,21 +91,23 @@ async def undisturbed(fabric: RealFabric) -> list[dict[str, Any]]:
 
 @contextlib.asynccontextmanager
 async def talking(fabric: RealFabric) -> AsyncGenerator[Talker]:
-    """Hold a session. Before and after, all slots are free."""
-    await all_free(fabric)
+    """Hold a session; at the end, assert that no slot is held."""
+    await until_free(fabric, FREE - 2)  # killed workers may still start
     async with connect(fabric.url, proxy=None, max_size=None) as connection:
         client = Talker(fabric, connection)
         await client.begin()
         yield client
         await client.end()
-    await all_free(fabric)
+    await until_free(fabric, 0)
 
 
-async def all_free(fabric: RealFabric) -> None:
+async def until_free(fabric: RealFabric, slot_count: int) -> None:
+    """Wait until no lease is held, no client waits, and at least so many slots are free."""
+
     async def is_free() -> bool:
         status = await fabric.status()
-        free = status.get("free_slot_count") == FREE
-        return free and not (status["lease_count"] or status["ticket_count"])
+        is_enough = status.get("free_slot_count", -1) >= slot_count
+        return is_enough and not (status["lease_count"] or status["ticket_count"])
 
     await until(is_free, WAIT_S)
 
@@ -129,7 +131,10 @@ async def kill(client: Talker) -> None:
 
 
 async def terminate(client: Talker) -> None:
-    (await client.worker()).terminate()
+    """End the worker, which closes its sessions when the time to drain is over."""
+    worker = await client.worker()
+    worker.terminate()
+    await asyncio.to_thread(worker.wait, WAIT_S)
 
 
 @pytest.mark.parametrize(("disturb", "at"), [(kill, 0), (kill, 4), (terminate, 4)])
@@ -137,6 +142,31 @@ async def test_client_notices_nothing_but_time(
     fabric: RealFabric, undisturbed: list[dict[str, Any]], disturb: Disturb, at: int
 ) -> None:
     assert await told(fabric, disturb, at) == undisturbed
+
+
+async def test_worker_hangs_while_it_has_a_unit(
+    fabric: RealFabric, undisturbed: list[dict[str, Any]]
+) -> None:
+    async with talking(fabric) as client:
+        for number in range(UNITS):
+            worker = await client.worker() if number == 4 else None
+            if worker:
+                worker.suspend()
+            await client.exchange()
+            if worker:
+                worker.resume()
+    assert client.events == undisturbed
+
+
+async def test_session_stays_at_a_worker_that_is_only_slow(fabric: RealFabric) -> None:
+    async with talking(fabric) as client:
+        await client.exchange()
+        worker = await client.worker()
+        await client.send_mark(Mark.SLOW_UNIT)
+        answer = await client.receive()
+        assert answer["type"] == "response.output_audio.delta"
+        assert await client.worker() == worker
+        await client.exchange()
 
 
 async def test_worker_is_killed_again_and_again(
@@ -173,7 +203,7 @@ async def test_unit_that_fails_in_the_model_does_not_end_the_session(fabric: Rea
 
 async def test_moving_sessions_come_before_those_that_wait(fabric: RealFabric) -> None:
     """All slots are in use and a client waits. A killed worker's slots come back a little later."""
-    await all_free(fabric)
+    await until_free(fabric, FREE)
     async with contextlib.AsyncExitStack() as stack:
         clients: list[Talker] = []
         for _ in range(FREE):
@@ -197,7 +227,7 @@ async def test_moving_sessions_come_before_those_that_wait(fabric: RealFabric) -
         await waiting.exchange()
         for client in (*clients[1:], waiting):
             await client.end()
-    await all_free(fabric)
+    await until_free(fabric, FREE)
 
 
 async def test_edge_with_journals_writes_no_core_dumps(fabric: RealFabric) -> None:

@@ -115,10 +115,13 @@ class Edge:
         edge.address = str(Address(host, _bound_port(server)))
         recorder = Recorder(settings.recording, edge._clock) if settings.recording else None
         edge._sessions.recorder = recorder
+        watching = asyncio.create_task(edge._sessions.watch_workers())
         try:
             async with edge.certificate.watching() if edge.certificate else nullcontext():
                 yield edge
         finally:
+            watching.cancel()
+            await asyncio.wait({watching})
             await edge._sessions.end_all(settings.limits.close_s)
             server.close()
             await http.cleanup()

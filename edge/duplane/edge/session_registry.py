@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 from duplane.edge.clock import Clock
 from duplane.edge.close import Close, CloseReason
 from duplane.edge.content.apps import Apps
+from duplane.edge.hang_watch import HangWatch
 from duplane.edge.identity import Identity
 from duplane.edge.metrics import EdgeMetrics
 from duplane.edge.modes import Mode
@@ -121,6 +122,17 @@ class SessionRegistry:
         for runner in set(self._runners):
             runner.end(Close(CloseReason.SHUTDOWN))
         await self._idle_within(within_s)
+
+    async def watch_workers(self) -> None:
+        """Move sessions away from workers that hang, until cancelled."""
+        if self._journals is None:
+            return
+
+        def duplex_runners() -> list[DuplexRunner]:
+            return [runner for runner in self._runners if isinstance(runner, DuplexRunner)]
+
+        overdue_s = self._settings.limits.overdue_s
+        await HangWatch(duplex_runners, self._fabric, overdue_s).run()
 
     async def idle(self) -> None:
         """Wait until no session is left."""

@@ -16,8 +16,10 @@ from typing import TypeVar
 
 import grpc.aio
 from cachetools import TTLCache
+from grpc_health.v1 import health_pb2
 
 from duplane.fabric.addresses import parse_address, resolve
+from duplane.fabric.channel import health_grpc
 from duplane.fabric.channel_pool import ChannelPool
 from duplane.fabric.converse import ConverseStream
 from duplane.fabric.errors import FabricError, Reason, from_rpc
@@ -271,6 +273,16 @@ class FabricClient:
                     return
             await asyncio.sleep(_FIRST_CLAIM_BACKOFF_S * 2**attempt * random.uniform(0.5, 1.0))
         raise FabricError(Reason.UNAVAILABLE, "no granted worker could be reached")
+
+    async def is_alive(self, worker_address: str, within_s: float) -> bool:
+        """Return whether a worker answers a health check at all, whatever the answer is."""
+        request = health_pb2.HealthCheckRequest()
+        try:
+            async with self._to_workers.use(worker_address) as channel:
+                await health_grpc.HealthStub(channel).Check(request, timeout=within_s)
+        except grpc.aio.AioRpcError as error:
+            return error.code() not in _UNREACHABLE_CODES
+        return True
 
     @contextlib.asynccontextmanager
     async def chat(

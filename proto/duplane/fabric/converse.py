@@ -98,6 +98,10 @@ class ConverseStream:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self._call.done_writing()
 
+    def cancel(self) -> None:
+        """End the call at once, without the worker. A read that waits is cancelled."""
+        self._call.cancel()
+
     async def finish(self) -> None:
         """Half-close the call, wait a short time until the worker ends it, then cancel it."""
         if self._call.done():  # grpc.aio raises CancelledError from a read of a cancelled call

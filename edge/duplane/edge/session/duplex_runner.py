@@ -19,7 +19,7 @@ from duplane.edge.transport.rate_limit import unit_rate
 from duplane.fabric.client import FabricClient
 from duplane.fabric.converse import ConverseStream
 from duplane.fabric.durations import to_seconds
-from duplane.fabric.errors import FabricError
+from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.monitoring.spans import EDGE_OPEN
 from duplane.fabric.v1 import lease_pb2
 
@@ -45,10 +45,10 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         super().__init__(session, client, limits, fabric, spans, clock, metrics)
         self._units = SessionMetrics(metrics)
         self._pace = unit_rate(limits.units_per_s)
-        self._has_stream = False
         self._last_sequence = -1  # sequence of the last unit that was sent
         self._granted = lease_pb2.Granted()  # the grant of the last slot that was claimed
         self._move: Move | None = None
+        self._stream: ConverseStream | None = None
         if journals:
             session.moves = Moves(Journal(journals), session.requests, secrets.randbits(63))
         if spans.are_exported:
@@ -75,7 +75,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
             async with self._fabric.session(
                 request, self._on_queued, self._spans.context, self._on_granted
             ) as stream:
-                self._has_stream, self._granted = True, stream.granted
+                self._stream, self._granted = stream, stream.granted
                 self._note_claim(stream.granted)
                 now, open_s = self._clock.now(), to_seconds(stream.claimed.open_timeout)
                 self._apply(self.session.granted(open_s, now), now)
@@ -89,12 +89,27 @@ class DuplexRunner(SessionRunner[DuplexSession]):
             self._failed(error)
             self._has_moved()
         finally:
-            self._has_stream = False
+            self._stream = None
 
     def _on_granted(self, granted: lease_pb2.Granted) -> None:
         if self.session.move:  # a worker that does not answer must not delay the client for long
             granted.claim_timeout.FromSeconds(_CLAIM_S)
         super()._on_granted(granted)
+
+    @property
+    def waited_s(self) -> float:
+        """How long the session has waited for its worker to answer the oldest unit; 0 if not."""
+        is_waiting = self._stream and self.session.requests.oldest_sent is not None
+        if not (is_waiting and self._units.sent):
+            return 0.0
+        return self._clock.now().wall_s - self._units.sent[0][1]
+
+    def lose_worker(self) -> None:
+        """Leave the worker, which hangs."""
+        if self._stream and not self.session.closed:
+            self._failed(FabricError(Reason.UNAVAILABLE, "the worker hangs"))
+            self._has_moved()
+            self._stream.cancel()
 
     def _has_moved(self) -> bool:
         """Report the beginning or the end of a move. Return whether a move has begun."""
@@ -179,6 +194,6 @@ class DuplexRunner(SessionRunner[DuplexSession]):
 
     async def _stop_call(self, calling: asyncio.Task[None]) -> None:
         """Leave the queue at once. The worker gets a bounded time to close an open stream."""
-        if self._has_stream:
+        if self._stream:
             await asyncio.wait({calling}, timeout=self._limits.end_s)
         calling.cancel()
