@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -21,6 +23,7 @@ from support.metrics import read
 from support.time_limits import WITHIN_S
 from support.worker_harness import asks, chat_answer, running_worker, unit
 
+from duplane.fabric.monitoring.otlp import exporting
 from duplane.fabric.monitoring.span_queue import SpanQueue, observe_spans
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.process import StartError
@@ -29,6 +32,24 @@ from duplane.worker.engine.scripted_model import answer_loud
 
 CAPACITY, UNITS = 16, 40
 PRIVATE = "what nobody may read"
+EXIT_WITHIN_S = 5.0  # the time limit of the export, with a margin for a loaded machine
+
+
+@contextlib.asynccontextmanager
+async def dead_collector(*, is_silent: bool) -> AsyncGenerator[str]:
+    """Yield the URL of a collector that answers nothing, or that does not listen."""
+    if not is_silent:
+        yield "http://127.0.0.1:1"
+        return
+    ended = asyncio.Event()
+
+    async def hold(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await ended.wait()
+        writer.close()
+
+    async with await asyncio.start_server(hold, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        ended.set()
 
 
 class StalledExporter(SpanExporter):
@@ -97,6 +118,35 @@ async def test_collector_that_is_gone_costs_no_unit_and_the_failed_spans_are_cou
     await asyncio.to_thread(telemetry.shutdown)
     assert queue.failed_count == 9
     assert not queue.exported_count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_silent", [False, True])
+async def test_dead_collector_delays_no_exit_and_the_lost_spans_are_counted(
+    is_silent: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with dead_collector(is_silent=is_silent) as url:
+        queue = SpanQueue(OTLPSpanExporter(url, insecure=True))
+        telemetry = Telemetry("edge", queue)
+        for _ in range(CAPACITY):
+            telemetry.start("test").end()
+        began_s = time.monotonic()
+        await asyncio.to_thread(telemetry.shutdown)
+        assert time.monotonic() - began_s < EXIT_WITHIN_S
+    assert queue.failed_count + queue.dropped_count == CAPACITY
+    assert f"{CAPACITY} spans were not exported" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_silent", [False, True])
+async def test_dead_collector_of_metrics_delays_no_exit(
+    is_silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with dead_collector(is_silent=is_silent) as url:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", url)
+        async with exporting("edge", CollectorRegistry()):
+            began_s = time.monotonic()
+        assert time.monotonic() - began_s < EXIT_WITHIN_S
 
 
 @pytest.mark.parametrize("size", ["0", "many", "3"])

@@ -32,6 +32,8 @@ from duplane.fabric.process import StartError
 
 Signal = Literal["TRACES", "METRICS"]
 
+EXIT_TIMEOUT_S = 1.5  # for the last export of each signal, so that a dead collector delays no exit
+
 _UNITS = {"seconds": "s", "bytes": "By"}  # last part of a metric's name -> its unit in OTLP
 _DEFAULT_INTERVAL_MS = 60_000  # the default of the standard
 _UNKNOWN: Any = None  # for minimum and maximum, which Prometheus does not keep
@@ -123,8 +125,13 @@ class _MetricsExport:
             await self._export()
 
     async def finish(self) -> None:
-        """Export the last values, then close the exporter."""
-        await self._export()
+        """Export the last values within `EXIT_TIMEOUT_S`, then close the exporter.
+
+        This ends an export that still runs.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(EXIT_TIMEOUT_S):
+                await self._export()
         await asyncio.to_thread(self._exporter.shutdown)
 
     async def _export(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 
 from opentelemetry.sdk.trace import ReadableSpan
@@ -11,11 +13,15 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
 from duplane.fabric.monitoring.metrics import Observed
+from duplane.fabric.monitoring.otlp import EXIT_TIMEOUT_S
 from duplane.fabric.process import StartError
+
+_log = logging.getLogger(__name__)
 
 _DEFAULT_CAPACITY = 16_384  # enough for about 10 s of 1000 units per second
 _MAX_QUEUE_SIZE = "OTEL_BSP_MAX_QUEUE_SIZE"
 OUTCOMES = ("exported", "failed", "dropped")
+_CANCEL_TIMEOUT_S = 0.5  # for the end of an export that is cancelled
 
 
 class SpanQueue(BatchSpanProcessor):
@@ -53,6 +59,17 @@ class SpanQueue(BatchSpanProcessor):
         if span.context and span.context.trace_flags.sampled:
             self._accepted_count += 1
             super().on_end(span)
+
+    def shutdown(self) -> None:
+        """Export the spans that wait, within `EXIT_TIMEOUT_S`; the rest counts as failed."""
+        stopping = threading.Thread(target=super().shutdown, daemon=True)
+        stopping.start()
+        stopping.join(EXIT_TIMEOUT_S)
+        if stopping.is_alive():
+            self._exporter.shutdown()  # ends the export that runs, and fails the remaining ones
+            stopping.join(_CANCEL_TIMEOUT_S)
+        if lost_count := self._accepted_count - self.exported_count + self.dropped_count:
+            _log.warning("%d spans were not exported", lost_count)
 
 
 class _CountingExporter(SpanExporter):
