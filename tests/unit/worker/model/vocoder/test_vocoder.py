@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,30 @@ def mels(vocoder: Vocoder, chunks: Sequence[VocoderChunk]) -> list[torch.Tensor]
     mel = vocoder.encode(chunks)
     vocoder.decode_mel(chunks, mel)
     return mel
+
+
+@pytest.mark.parametrize("lengths", [(28, 28, 28, 28, 8), (8, 28)])
+def test_chunks_that_are_repeated_leave_the_state_of_chunks_that_were_decoded(
+    lengths: tuple[int, ...],
+) -> None:
+    vocoder = loaded()  # with noise in the source
+    ended = VocoderChunk(0, speech(20, 8), is_last=True)
+    parts = [speech(length, number) for number, length in enumerate(lengths)]
+    for slot in (0, 1):
+        vocoder.prime(slot, voice(), seed=3)
+    vocoder.decode([ended])
+    vocoder.start_turn(0)
+    vocoder.decode([VocoderChunk(0, part, is_last=False) for part in parts])
+    vocoder.skip([replace(ended, slot=1)])
+    vocoder.start_turn(1)
+    for number, part in enumerate(parts):
+        vocoder.repeat(VocoderChunk(1, part, is_last=False), is_recent=number >= len(parts) - 2)
+    for tensor in vocoder.stream.tensors:
+        assert torch.equal(tensor[0], tensor[1])
+    first, second = (
+        vocoder.decode([VocoderChunk(slot, speech(28, 9), is_last=False)]) for slot in (0, 1)
+    )
+    assert np.array_equal(first[0], second[0])
 
 
 # Four turns with different voices, chunk lengths and ends.
