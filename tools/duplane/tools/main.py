@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duplane.tools import pages, servers
+from duplane.tools import grpc_environment, pages, servers
 from duplane.tools.bench import verbs as bench_verbs
 from duplane.tools.checkpoint import verbs as checkpoint_verbs
 from duplane.tools.command import app, main, run
@@ -11,7 +11,7 @@ from duplane.tools.talk import verbs as talk_verbs
 from duplane.tools.trace import verb as trace_verb
 from duplane.tools.up import verb as up_verb
 
-__all__ = ["app", "main", "run"]
+__all__ = ["app", "grpc_environment", "main", "run"]
 
 VERBS = (
     *(up_verb, servers, talk_verbs, operator_verbs, trace_verb),
