@@ -32,8 +32,7 @@ def main(scheduler: str, file: str) -> None:
             print(delta.sequence, repr(text) if text else "(listens)", len(delta.speech.audio))
         if response.HasField("failed"):
             print(response.failed.sequence, response.failed.reason, response.failed.message)
-        if later:
-            # Send each request after the answer to the request before it.
+        if later:  # each request is sent after the answer to the request before it
             requests.put(later.pop(0))
 
 
