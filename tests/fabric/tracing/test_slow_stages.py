@@ -30,7 +30,7 @@ from duplane.worker.engine.device_thread import DeviceThread
 from duplane.worker.model.types import UnitOutput
 from duplane.worker.session.duplex_call import DuplexCall
 
-DELAY_S, DEADLINE_NS = 0.5, 400_000_000
+DELAY_S, DEADLINE_NS = 1.0, 800_000_000
 PICTURE = pybase64.b64encode(picture_of("jpeg", "8x8") or b"").decode()
 Step = Callable[[TracedFabric, ClientConnection, pytest.MonkeyPatch], Awaitable[None]]
 
