@@ -1,0 +1,99 @@
+"""A session with the small default model, whose worker is killed in the middle of a sentence.
+
+The next worker computes the state of the model from the audio and the ids of all units. Its speech
+must be the speech that the killed worker would have made, to the last sample.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import numpy as np
+import orjson
+import psutil
+import pybase64
+import pytest
+from support.paths import ROOT
+from support.real_fabric import RealFabric, until
+from websockets.asyncio.client import connect
+
+from duplane.fabric.audio import read_audio_file
+
+pytest.importorskip("torch")
+
+CHECKPOINT = ROOT / "worker/duplane/worker/checkpoints/default"
+QUESTION = CHECKPOINT / "samples" / "sum.wav"
+UNITS = 8
+WAIT_S = 60.0
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+async def fabric() -> AsyncGenerator[RealFabric]:
+    environment = {
+        "DUPLANE_WORKERS": "2",
+        "DUPLANE_CONTINUITY": "worker",
+        "DUPLANE_FAILOVER_S": str(WAIT_S),
+        "DUPLANE_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    async with RealFabric.starting(str(CHECKPOINT), **environment) as fabric:
+        yield fabric
+
+
+async def worker_in_use(fabric: RealFabric) -> psutil.Process:
+    rows = (await fabric.get("/workers"))[1]["workers"]
+    (worker_id,) = [row["worker_id"] for row in rows if row["sessions"]]
+    return psutil.Process(int(worker_id.split("-")[-2]))
+
+
+async def answers(fabric: RealFabric, killed_at: int = -1) -> list[tuple[Any, ...]]:
+    """Return the outputs of a session in dialect B. Its worker is killed in unit `killed_at`."""
+    await until(lambda: has_two_workers(fabric), WAIT_S)
+    question = read_audio_file(QUESTION)
+    samples = np.zeros(UNITS * 16_000, np.float32)
+    samples[: question.size] = question[: samples.size]
+    path = f"ws://{fabric.edge}/v1/realtime?mode=audio"
+    outputs: list[tuple[Any, ...]] = []
+    async with asyncio.timeout(2 * WAIT_S), connect(path, proxy=None, max_size=None) as client:
+        payload = {"system_prompt": "You are a helpful assistant.", "seed": 11}
+        await client.send(orjson.dumps({"type": "session.init", "payload": payload}), text=True)
+        while orjson.loads(await client.recv())["type"] != "session.created":
+            pass
+        for number in range(UNITS):
+            pcm = samples[number * 16_000 : (number + 1) * 16_000].tobytes()
+            audio = pybase64.b64encode(pcm).decode()
+            event = {"type": "input.append", "input": {"audio": audio}}
+            await client.send(orjson.dumps(event), text=True)
+            if number == killed_at:
+                (await worker_in_use(fabric)).kill()
+            while True:
+                told = orjson.loads(await client.recv())
+                outputs.append((number, *output_of(told)))
+                if told.get("chunk_index") == number:
+                    break
+        await client.send(orjson.dumps({"type": "session.close", "reason": "x"}), text=True)
+        while (told := orjson.loads(await client.recv()))["type"] != "session.closed":
+            outputs.append((UNITS, *output_of(told)))
+    return outputs
+
+
+async def has_two_workers(fabric: RealFabric) -> bool:
+    status = await fabric.status()
+    return status.get("free_slot_count") == 4 and status["lease_count"] == 0
+
+
+def output_of(event: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what the model has said, without times and ids."""
+    assert event["type"] == "response.output.delta", event
+    length = event["metrics"]["kv_cache_length"]
+    return event["kind"], event.get("text"), event.get("audio"), length
+
+
+async def test_next_worker_says_what_the_killed_one_would_have_said(fabric: RealFabric) -> None:
+    undisturbed = await answers(fabric)
+    spoken = [unit for unit, kind, *_ in undisturbed if kind == "audio"]
+    assert len(spoken) > 1, "the model has not spoken for more than a unit"
+    assert await answers(fabric, killed_at=spoken[1]) == undisturbed
