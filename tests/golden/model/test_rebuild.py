@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from support.past_units import assert_same_units, past_units, rebuild, run_unit
 from support.paths import GOLDEN
 
+from duplane.tools.bench.host_waits import SyncCount
 from duplane.tools.replay.audio import read_audio, read_clip
 from duplane.worker.model.duplex import rebuild as rebuild_module
 from duplane.worker.model.duplex import speech
@@ -285,6 +286,15 @@ def test_a_rebuild_is_done_in_bounded_shares(model: DuplexModel, lived: Lived) -
     assert rows == outputs[33].context_length
     with pytest.raises(ValueError, match="slot 1 has no conversation"):
         model.rebuild(1, ())
+
+
+def test_the_host_waits_only_for_the_samples_of_the_recent_chunks(
+    model: DuplexModel, lived: Lived
+) -> None:
+    model.open(0, SAMPLED)
+    with SyncCount() as waits:
+        rebuild(model, 0, past_units(0, lived("sampled")[:15]))
+    assert waits.count == speech.RECENT_CHUNKS
 
 
 def test_no_unit_runs_before_the_rebuild_is_complete(model: DuplexModel, lived: Lived) -> None:

@@ -23,7 +23,7 @@ from duplane.worker.model.vocoder.token_buffer import SpeechTokens
 from duplane.worker.model.vocoder.vocoder import VocoderChunk
 
 UNIT_SAMPLES = 24_000
-SHARE_CHUNKS = 4
+SHARE_CHUNKS = 2
 """Most chunks that one share of a rebuild repeats."""
 TURN_CHUNKS = 30
 """Most chunks of an open turn that are repeated. The vocoder of a longer turn starts afresh."""
