@@ -14,7 +14,7 @@ from pathlib import Path
 
 from support.debian_programs import debian_program
 
-START_S = 20.0
+START_S = 60.0
 
 
 def free_ports(count: int) -> Sequence[int]:
@@ -118,14 +118,21 @@ class EtcdCluster:
             member.start()
         await self._first(Member.is_healthy)
 
-    async def _first(self, has_state: Callable[[Member], bool]) -> Member:
-        """Return the first member that satisfies a condition.
+    async def restart(self, member: Member) -> None:
+        """Start a killed member and wait until it executes requests."""
+        member.start()
+        await self._first(Member.is_healthy, [member])
+
+    async def _first(
+        self, has_state: Callable[[Member], bool], members: Sequence[Member] = ()
+    ) -> Member:
+        """Return the first of the given or of all members that satisfies a condition.
 
         Polls, since members report no changes.
         """
         async with asyncio.timeout(START_S):
             while True:
-                for member in self.members:
+                for member in members or self.members:
                     if await asyncio.to_thread(has_state, member):
                         return member
                 await asyncio.sleep(0.02)
