@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import deque
 
 _MARK_INTERVAL_S = 2.0
-# These marks cover more than 128 s, which is longer than a lease can be claimed. The age of a lease
-# from an earlier time counts from the first mark.
+# 64 marks span at least 124 s, because all but the last are at least 2 s apart. A lease stays
+# claimable for at most 90 s. For a lease that is older than the oldest kept mark, `age_s` returns
+# the age of that mark.
 _MARKS_KEPT = 64
 _REGISTRATIONS_KEPT = 64  # leases of earlier registrations have expired
 _EVERY_NUMBER = 2**63

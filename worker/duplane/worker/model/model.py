@@ -247,7 +247,7 @@ class DuplexModel:
         """Run one unit per slot, together. Yield the output or failure of each when it is done.
 
         Units that listen are yielded before the talker and the vocoder run for the others.
-        Read the generator to its end, then call `settle`; otherwise the slots of the remaining
+        Iterate over all results, then call `settle`; otherwise the slots of the remaining
         units can only be closed. If a unit is refused because its audio is too short, the audio is
         kept for the next unit. Raises ValueError and changes nothing if a slot is named twice, has
         no conversation, has lost it, was not settled, or is not completely rebuilt. If a stage

@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SpokenUnit:
-    """One call of the talker: its first row in the turn, input, tokens, and the rows after it."""
+    """One call of the talker. `start` and `length` count the turn's rows before and after it."""
 
     start: int
     condition: Tensor

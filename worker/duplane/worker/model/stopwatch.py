@@ -10,8 +10,8 @@ import torch
 class Stopwatch:
     """Measures consecutive stages. The host never waits for the device.
 
-    On a CUDA device an event in the stream marks the end of a stage. The stage ends when both the
-    host and the device have reached it.
+    On a CUDA device an event in the CUDA stream marks the end of a stage. The stage ends when both
+    the host and the device have reached this mark.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -43,7 +43,7 @@ class Stopwatch:
         return seconds
 
     def _event(self) -> torch.cuda.Event | None:
-        """Mark the present end of the device's stream with an event. Returns None on a CPU."""
+        """Put an event at the present end of the CUDA stream. Returns None on a CPU."""
         if not self._is_cuda:
             return None
         event = torch.cuda.Event(enable_timing=True)

@@ -19,7 +19,7 @@ def upload(
     device: torch.device,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Copy numbers to the device in stream order, without waiting for the device.
+    """Copy numbers to the device in the order of its CUDA stream, without waiting for it.
 
     For the CPU, an array or a tensor is not copied. For a GPU, large values are first copied to
     pinned memory, because the host would have to wait while the driver copies pageable memory.

@@ -104,14 +104,14 @@ class AudioEncoder(nn.Module):
 
     @property
     def _last_begin(self) -> int:
-        """The first column at which a unit would fill the cache.
+        """The first column at which no unit may begin, because it would fill the cache.
 
-        As in the reference, the unit counts with its context frames.
+        As in the reference, the context frames of the unit count too.
         """
         return self.config.position_count - UNIT_FRAMES // 2
 
     def _begin(self, slot: int) -> int:
-        """Return the column of the slot's next unit, which is 0 if it would fill the cache."""
+        """Return where the slot's next unit begins: at column 0 if it would fill the cache."""
         length = self._lengths[slot]
         return length if length < self._last_begin else 0
 

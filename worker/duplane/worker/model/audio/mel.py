@@ -1,4 +1,4 @@
-"""Whisper's log-mel features of a live stream and of a clip, always in float32.
+"""Whisper's log-mel features of live audio and of clips, always in float32.
 
 Sources: Whisper (https://arxiv.org/abs/2212.04356), and the class `StreamingMelProcessorExact` of
 `MiniCPMO45/processing_minicpmo.py` in OpenBMB/MiniCPM-o-Demo@28b60cf.
@@ -122,7 +122,7 @@ class MelStream(nn.Module):
     def __init__(self, mel_bins: int, slot_count: int, device: str | torch.device = "cpu") -> None:
         super().__init__()
         self.log_mel = LogMel(mel_bins, device)
-        # The row of a slot has the last consumed unit, up to `_begins`, then the later samples.
+        # In a slot's row the last consumed unit ends at `_begins`; the later samples follow it.
         self._input = np.zeros((slot_count, FIRST_UNIT_SAMPLES + BACKLOG_SAMPLES), np.float32)
         self._begins = [0] * slot_count
         self._ends = [0] * slot_count
@@ -260,9 +260,10 @@ class MelStream(nn.Module):
         peaks[CONTEXT_FRAMES : CONTEXT_FRAMES + 2] = power[0].amax(-1)
 
     def _window(self, rows: Tensor, starts: Tensor, lengths: Tensor, count: int) -> Tensor:
-        """Return `count` samples of each row. The first is half a window before frame `starts`.
+        """Return `count` samples of each row. They begin half a window before a frame's centre.
 
-        Before its begin and after its end, the history of a slot is continued by reflection.
+        `starts` has the number of this frame for each row. Before its start and after its end, the
+        history of a slot is continued by reflection.
         """
         offsets = torch.arange(count, device=rows.device) - _HALF
         positions = (starts[:, None] * HOP + offsets).abs()

@@ -7,7 +7,7 @@ those of the reference, except where the reference fails or changes the request:
 - The reference fails without streaming. Here every answer is generated with streaming.
 - The reference fails if the first id is a terminator. Here the answer is empty.
 - The reference removes `<|listen|>` from prompts, which shifts later rows. Here nothing is removed.
-- The text of the reference contains the names of special tokens. Here the text omits them.
+- In the reference, the text of answers contains names of special tokens. Here it omits them.
 - The reference exceeds `max_new_tokens` by up to ten ids. Here the bound is exact.
 - The reference truncates a prompt that is too long. Here such a prompt is refused.
 
@@ -193,7 +193,7 @@ class Chats:
         The stages alternate from step to step. Yields at most one result per slot: none for chats
         at other stages, and none for prompts that wait until others are fed. A chat is over after
         an output with `finish`, or a failure. If a stage raises, the chats that cause the error
-        fail. If these are not known, all chats of the stage that have no output yet fail.
+        fail. If it is not known which chats these are, all that have no output yet fail.
         """
         chats = [self._chat(slot) for slot in sorted(set(slots))]
         waiting = {chat.stage for chat in chats} & set(_ROTATION)
@@ -298,7 +298,7 @@ class Chats:
             yield self._result(chat, watch.seconds())
 
     def _feed_ids(self, chats: Sequence[Chat]) -> None:
-        """Feed the last id of each answer and choose its next id."""
+        """Feed the latest id of each answer, and choose the next id of the answer."""
         llm = self._parts.llm
 
         def feed(some: Sequence[Chat]) -> tuple[Tensor, Tensor]:

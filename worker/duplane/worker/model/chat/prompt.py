@@ -164,7 +164,7 @@ class PromptBuilder:
     def _fill(
         self, pieces: list[str], messages: Sequence[ChatMessage], places: list[tuple[int, int]]
     ) -> ChatPrompt:
-        """Add `pieces`: texts, and between them the numbers of media."""
+        """Add `pieces`: texts, and between them the indices of media in `places`."""
         all_sounds = Sounds(self._parts, is_blockwise=self._is_blockwise)
         sounds = [all_sounds.message() for _ in messages]
         for position, piece in enumerate(pieces):
@@ -182,7 +182,7 @@ class PromptBuilder:
         self._add_text(text)
 
     def message(self, parts: Sequence[ChatPart], name: str) -> None:
-        """Add the parts of one message, without a template. Errors call the message `name`."""
+        """Add the parts of one message, without a template. In errors, part i is `name[i]`."""
         sounds = Sounds(self._parts, is_blockwise=self._is_blockwise).message()
         for number, part in enumerate(parts):
             if number:
@@ -314,7 +314,7 @@ class MessageSounds:
         return len(self._bounds) == 1
 
     def clips(self, config: AudioConfig) -> list[FloatArray]:
-        """Return one joined clip; or all clips, if the joined clip has too few embeddings."""
+        """Return all clips joined to one, or unjoined if joining would give too few embeddings."""
         if not self._clips:
             return []
         joined = np.concatenate(self._clips)

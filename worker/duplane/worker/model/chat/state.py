@@ -30,7 +30,7 @@ class Stage(Enum):
 
 @dataclass
 class ChatSpeech:
-    """The speech of a chat: the talker's stream, and the tokens for the vocoder."""
+    """The speech of a chat: the state of its passages, and the vocoder's token buffer."""
 
     stream: SpeechStream
     tokens: SpeechTokens
@@ -83,7 +83,7 @@ class Chat:
             self.answer.append(token)
 
     def record_fed(self, hidden: Tensor) -> None:
-        """Record that the last id of the answer was fed; `hidden` [hidden] is its state."""
+        """Record that the latest id of the answer was fed, with the LLM's state `hidden`."""
         self.new_ids.append(self.answer[-1])
         self.hidden.append(hidden)
         self.fed_count += 1

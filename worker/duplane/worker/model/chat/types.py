@@ -58,7 +58,7 @@ class ChatOptions:
     `top_k` 0 and `top_p` 1 switch these filters off. `is_omni` joins the parts of a message without
     line breaks. If `use_image_id` is None, the checkpoint decides whether pictures are numbered. If
     `max_slices` is None, the checkpoint decides into how many slices a picture may be cut. If
-    `use_tts_template` is None, only an answer with audio (`generate_audio`) is worded as speech.
+    `use_tts_template` is None, the prompt asks for spoken wording only if `generate_audio`.
     """
 
     max_new_tokens: int = 512

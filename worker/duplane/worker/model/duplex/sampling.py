@@ -83,7 +83,7 @@ class DuplexSampling:
         conversation.uniforms.advance(draw_count)
 
     def reset(self, slot: int) -> None:
-        """Remove the penalised ids of the slot's conversation."""
+        """Empty the slot's set of penalised ids."""
         self._penalised.reset(slot)
 
     def is_clean(self, slot: int) -> bool:
@@ -122,7 +122,8 @@ class DuplexSampling:
                 if decision is Decision.CHOICE
             ]
         )
-        # State changes only from here on, and nothing below can fail: so the call is repeatable.
+        # If `push` raises, no state on the host has changed. Nothing below can fail. So the call is
+        # repeatable.
         for each, (_, decision) in zip(conversations, decisions, strict=True):
             if not each.draws.is_greedy:
                 each.uniforms.advance(2 if decision is Decision.CHOICE else 1)

@@ -109,7 +109,7 @@ class SpeechStage:
                 self._probe.vocoded(unit.slot, list(chunk.tokens), chunk.is_last, len(samples))
 
     def note(self, unit: RunningUnit) -> None:
-        """Note the speech of a past unit for `repeat`. The end of the turn drops its notes."""
+        """Note the speech of a past unit for `repeat`. At the end of a turn, drop its notes."""
         conversation, past = unit.conversation, unit.conversation.past_speech
         if conversation.speech is None:
             return

@@ -141,7 +141,7 @@ class UnitState:
 def _choice(tokens: Tokens, expected: int, choices: deque[int]) -> int | None:
     """Return the choice that the rules turned into the id `expected`; None if there is none.
 
-    `choices` also has the words that the rules dropped. It lacks the choices that the penalty does
+    `choices` also has the ids that the rules dropped. It lacks the choices that the penalty does
     not count: the end of a chunk, and the end-of-sequence id if `listen_top_k` decided.
     """
     if expected == tokens.eos and (not choices or choices[0] != tokens.eos):

@@ -153,7 +153,7 @@ class Attention(nn.Module):
         return self.o_proj(self._attend(queries, rows, cache, layer))
 
     def _attend(self, queries: Tensor, rows: Rows, cache: KVCache, layer: int) -> Tensor:
-        """Attend group by group. Query heads that share a key head are computed as its rows."""
+        """Attend group by group. Query heads that share a key head become rows of one head."""
         mixed = queries
         for group in rows.groups:
             shape = (group.slot_count, group.rows_per_slot, self.key_heads, -1, self.head_dim)

@@ -1,7 +1,7 @@
 """The slotted KV cache. It is allocated once; the rows of a slot are reset, never freed.
 
-It also plans which rows a forward pass writes, and which slots attend in one call. The lengths are
-kept on the host, so planning never waits for the device.
+This module also plans which rows a forward pass writes, and which slots attend in one call. The
+lengths are kept on the host, so planning never waits for the device.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Slide:
 class _Plan:
     """A `Group` before its indices are uploaded.
 
-    If `rows` is None, `indices` begins with the indices of the rows. If `slots` is None, `indices`
-    ends with the indices of the slots.
+    `rows` is None if the rows form no slice; then the first list in `indices` names them. `slots`
+    is None if the slots form no slice; then the last list in `indices` names them.
     """
 
     rows: slice | None

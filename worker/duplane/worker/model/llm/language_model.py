@@ -56,7 +56,7 @@ class DecodeStep:
         self.logits = torch.zeros(width, llm.vocabulary, device=table.device)
 
     def begin(self, slots: Sequence[int], positions: Sequence[int], embeds: Tensor) -> Tensor:
-        """Set the embeddings [slots, hidden] of these slots; return the slots' rows in results."""
+        """Set the slots' embeddings [slots, hidden]; return their rows in `hidden` and `logits`."""
         index = self.rows.begin(slots, positions)
         self.embeds.index_copy_(0, index, embeds)
         return index

@@ -35,7 +35,7 @@ class Uniforms(Protocol):
 
 
 class SeededUniforms:
-    """Uniform numbers of one generator. Without a seed they differ from run to run."""
+    """Uniform numbers of one random generator. Without a seed they differ from run to run."""
 
     _BLOCK = 64
 
@@ -200,9 +200,10 @@ class PenalisedIds:
             self._table[slots, ids] = values.bool()
 
     def push(self, chosen: Sequence[tuple[int, int, RecentIds]]) -> None:
-        """For each `(slot, id, recent ids)`, add the chosen id; remove the id that it displaces.
+        """Add the id of each `(slot, id, recent ids)` to the recent ids; keep the last `size`.
 
-        If this raises, nothing has changed on the host, so it can be called again.
+        The slot's set then has exactly these recent ids. If this raises, nothing has changed on the
+        host, so it can be called again.
         """
         chosen = [entry for entry in chosen if entry[2].size]
         changes = [(slot, token, True) for slot, token, _ in chosen]

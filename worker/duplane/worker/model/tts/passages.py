@@ -33,8 +33,9 @@ class Passage:
 class SpeechStream:
     """The speech of one slot: its current passage, and state of earlier passages.
 
-    `history` holds the last tokens of all passages. `unfed` is a token that the talker's cache
-    does not hold yet. `passage` is the current or latest passage, `earlier` the previous passage.
+    `history` holds the answer's latest tokens, across passages. `unfed` is a token that the cache
+    of the talker does not hold yet. `passage` is the current or latest passage, `earlier` the
+    passage before it.
     """
 
     slot: int
@@ -89,7 +90,7 @@ class SpeechStream:
 def advance(
     talker: Talker, streams: Sequence[SpeechStream], limit: int = TOKENS_PER_UNIT
 ) -> list[list[int]]:
-    """Draw up to `limit` tokens of the passage of each stream, together; slots ascending.
+    """Draw up to `limit` tokens of each slot's passage, all slots together, ascending.
 
     An answer that does not fit into the talker's cache continues without its earlier rows. As in
     the reference, the first token of an answer is drawn from all candidates, without filters.

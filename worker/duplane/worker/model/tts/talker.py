@@ -110,7 +110,8 @@ class TalkerSteps:
         self._rows, device = rows, talker.emb_text.weight.device
         columns = REPETITION_WINDOW + steps
         self.drawn = torch.full((count, columns), -1, dtype=torch.long, device=device)
-        # A capture runs steps before `begin`. It starts at the second step, which feeds a token.
+        # A capture calls `run` before `begin`. The first step of speech calls only `choose`, so the
+        # count starts at the second step.
         self._step = torch.ones(1, dtype=torch.long, device=device)
         self._window = torch.arange(REPETITION_WINDOW, device=device)
         self._temperature = torch.ones(count, 1, device=device)
@@ -190,7 +191,7 @@ class Projector(nn.Module):
 
 
 class Talker(nn.Module):
-    """Embeddings, decoder and output layer, with a slotted cache that lasts for one turn."""
+    """Embeddings, decoder and output layer, with a slotted cache whose rows last for one turn."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ Size = tuple[int, int]
 class Scene:
     """One picture at `time_s`, and the sound up to `until_s`.
 
-    `stacked_s` are the times of the pictures that are joined to one more picture.
+    `stacked_s` are the times of further pictures, which are joined to a single one.
     """
 
     time_s: float

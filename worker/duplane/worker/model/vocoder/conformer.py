@@ -103,8 +103,9 @@ def tail(sequence: Tensor, length: int, ends: Tensor | None) -> Tensor:
 
 
 def relative_positions(width: int, farthest: int, ahead: int) -> Tensor:
-    """Compute sines and cosines of the distances from query to key, from `farthest` to `-ahead`.
+    """Compute sines and cosines of distances: a row for each, from `farthest` down to `-ahead`.
 
+    A distance says how many columns a key is before the query; it is negative for a later key.
     Returns `[farthest + ahead + 1, width]`.
     """
     distance = torch.arange(farthest, -ahead - 1, -1, dtype=torch.float32)[:, None]
@@ -131,7 +132,7 @@ class RelativeAttention(nn.Module):
         self._farthest = 0
 
     def prepare(self, encoding: Tensor, farthest: int) -> None:
-        """Project the positions `encoding`, whose first row is the distance `farthest`."""
+        """Project `encoding`, a row for each distance; the first row is for `farthest`."""
         projected = self.linear_pos(encoding).unflatten(-1, (self.heads, -1))
         self.positions = projected.permute(1, 2, 0).contiguous()
         self._farthest = farthest
@@ -160,8 +161,9 @@ class RelativeAttention(nn.Module):
 def _by_column(by_distance: Tensor, columns: int) -> Tensor:
     """View scores per distance as scores per column, `[..., new, columns]`, without a copy.
 
-    The last of the `new` queries has distance 0 to the last column, so its first entry belongs to
-    the distance `columns - 1`. The entries of each earlier query start one entry later.
+    In each row of `by_distance` the distances begin with `columns - 1` and fall by one per entry.
+    The row of the last query is read from its first entry on, because column 0 is `columns - 1`
+    before this query. The row of each earlier query is read from one entry later.
     """
     new, width = by_distance.shape[-2:]
     flat = by_distance.flatten(-2)[..., new - 1 : new - 1 + new * (width - 1)]

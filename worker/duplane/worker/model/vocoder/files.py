@@ -156,7 +156,7 @@ def load_flow(directory: Path, *, steps: int, device: torch.device) -> Flow:
 
 
 def load_hift(directory: Path, *, device: torch.device) -> HiFT:
-    """Load the generator from hift.pt, whose names may have the prefix `generator.`."""
+    """Load the HiFT generator from hift.pt, where tensor names may start with `generator.`."""
     with torch.device("meta"):
         hift = HiFT(read_hift_config(directory))
     path = directory / HIFT_WEIGHTS

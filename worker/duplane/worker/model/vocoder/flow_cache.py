@@ -116,7 +116,7 @@ class FlowCaches:
         self.estimator_tails[slots] = self.next_estimator_tails[slots]
 
     def copy_slot(self, slot: int, source: FlowCaches, index: int, frames: int) -> None:
-        """Copy `frames` frames from slot `index` of `source`, where they were one chunk."""
+        """Copy slot `index` of `source`, which has one chunk of `frames` frames and none cached."""
         tokens = frames // self.stride
         for mine, theirs in zip(self.tensors[:3], source.tensors[:3], strict=True):
             mine[slot] = theirs[index]
@@ -243,12 +243,12 @@ class Moves:
     target: IntArray
 
     def of_slot(self, slot: int) -> IntArray:
-        """Return the moves with their slot, `[3, count]`, for `move_columns`."""
+        """Return these moves as `move_columns` expects them, `[3, count]`, for one slot."""
         return np.stack((np.full_like(self.source, slot), self.source, self.target))
 
 
 def kept_length(length: int, prompt: int) -> int:
-    """Return how many of `length` frames are kept, of which `prompt` are frames of the prompt."""
+    """Return how many of a turn's `length` frames are kept, if its prompt has `prompt` frames."""
     return min(length, prompt + RECENT_FRAMES)
 
 

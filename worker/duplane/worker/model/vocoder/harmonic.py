@@ -319,7 +319,7 @@ class HarmonicVocoder:
         """Do nothing: no state lasts longer than a turn."""
 
     def repeat(self, chunk: VocoderChunk, *, is_recent: bool) -> None:
-        """Set the state as it was after a chunk of the open turn, which was decoded before."""
+        """Restore the state after `chunk`, an earlier chunk of the open turn."""
         del is_recent
         self.decode([chunk])
 

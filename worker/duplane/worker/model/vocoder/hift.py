@@ -30,7 +30,7 @@ OVERLAP_FRAMES = 8
 
 @dataclass(frozen=True)
 class HiFTConfig:
-    """Dimensions of the generator; the defaults are those of the released model."""
+    """Dimensions of the HiFT generator; the defaults are those of the released model."""
 
     in_channels: int = 80
     base_channels: int = 512
@@ -205,7 +205,7 @@ class HarmonicSource(nn.Module):
 
 
 class HiFT(nn.Module):
-    """The whole generator. Parameters are named as in hift.pt, with weight norm folded."""
+    """The whole HiFT generator. Parameters are named as in hift.pt after `fold_weight_norm`."""
 
     window: Tensor
 
@@ -278,7 +278,7 @@ class HiFT(nn.Module):
             for index in range(first + 1, first + kernels):
                 mixed = mixed + self.resblocks[index](x)
             x = mixed / kernels
-        # As in the reference, this slope is the library's default, unlike the slope above.
+        # As in the reference, this slope is torch's default, unlike the slope above.
         return self._samples(self.conv_post(functional.leaky_relu(x)))
 
     def _samples(self, x: Tensor) -> Tensor:
@@ -316,7 +316,7 @@ class MelChunk:
 
 
 class HiFTStream:
-    """The generator with the state of `slot_count` slots, `[slots, ...]`, allocated once."""
+    """The HiFT generator with the state of `slot_count` slots, `[slots, ...]`, allocated once."""
 
     def __init__(self, hift: HiFT, slot_count: int, device: torch.device) -> None:
         hift.prepare()
@@ -376,9 +376,9 @@ class HiFTStream:
         return (frames + (0 if is_first else OVERLAP_FRAMES)) * self.hift.config.frame_samples
 
     def _generate(self, chunks: Sequence[MelChunk]) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute chunks of one shape, slots ascending.
+        """Compute chunks of one shape, slots ascending, including the overlaps at both ends.
 
-        Returns mel `[batch, mel, frames]`, source and speech `[batch, samples]`, all uncut.
+        Returns mel `[batch, mel, frames]`, source and speech `[batch, samples]`.
         """
         slots = slot_index([chunk.slot for chunk in chunks], self.mel.device)
         mel = torch.stack([chunk.mel for chunk in chunks]).transpose(1, 2)

@@ -14,7 +14,7 @@ from duplane.worker.model.types import FloatArray
 
 
 class VocoderError(ValueError):
-    """The vocoder cannot decode a voice or a chunk. Nothing has changed."""
+    """The vocoder cannot use a voice or a chunk. Its state has not changed."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class VocoderVoice:
 
 @dataclass(frozen=True)
 class VocoderChunk:
-    """One chunk of a slot's tokens. All chunks but the last end with `lookahead` more tokens."""
+    """One chunk of a slot's tokens. It ends with lookahead, unless it is the last of its turn."""
 
     slot: int
     tokens: Sequence[int]
@@ -79,7 +79,7 @@ class Limits:
     min_first_frames: int
 
     def check_voice(self, voice: VocoderVoice, spoken: Sequence[int] = ()) -> None:
-        """Refuse a voice whose parts do not match, or which is too long together with `spoken`."""
+        """Refuse a voice whose parts do not match, or whose prompt and `spoken` are too long."""
         count = len(voice.prompt_tokens)
         if count == 0:
             raise VocoderError("prompt_tokens is empty")

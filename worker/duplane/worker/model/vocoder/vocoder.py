@@ -34,7 +34,7 @@ NOISE_SEED = 0
 
 @dataclass(frozen=True)
 class _SlotVoice:
-    """The voice of one slot, its digest, and the generator of the slot's source noise."""
+    """The voice of one slot, its digest, and the random generator of its source noise."""
 
     digest: bytes
     voice: VocoderVoice
@@ -233,11 +233,11 @@ class Vocoder:
 
     @torch.inference_mode()
     def repeat(self, chunk: VocoderChunk, *, is_recent: bool) -> None:
-        """Set the state as it was after a chunk of the open turn, which was decoded before.
+        """Restore the state after `chunk`, an earlier chunk of the open turn.
 
         The flow model needs every chunk of the turn, in order. HiFT needs only the two latest
-        chunks: its state after a chunk depends on this chunk, on the source of the previous chunk,
-        and on the mel of the chunk before the previous one.
+        chunks (`is_recent`): its state after a chunk depends on this chunk, on the source of the
+        previous chunk, and on the mel of the chunk before the previous one.
         """
         mel = self.encode([chunk])[0]
         if is_recent:
