@@ -69,7 +69,7 @@ class Talker(Client):
         await self.send({"type": "input_audio_buffer.append", "audio": audio})
 
     async def worker(self) -> psutil.Process:
-        """Return the process of the worker of this client, which must be the only one."""
+        """Return the process of this client's worker. No other worker may have sessions."""
         found: list[int] = []
 
         async def is_listed() -> bool:
@@ -102,7 +102,7 @@ async def talking(fabric: RealFabric) -> AsyncGenerator[Talker]:
 
 
 async def until_free(fabric: RealFabric, slot_count: int) -> None:
-    """Wait until no lease is held, no client waits, and at least so many slots are free."""
+    """Wait until no lease is held, no client waits, and at least this many slots are free."""
 
     async def is_free() -> bool:
         status = await fabric.status()
@@ -113,7 +113,7 @@ async def until_free(fabric: RealFabric, slot_count: int) -> None:
 
 
 async def told(fabric: RealFabric, disturb: Disturb | None, at: int) -> list[dict[str, Any]]:
-    """Return the events of a session. The disturbance comes when a unit has just been sent."""
+    """Return the events of a session. The session is disturbed right after a unit was sent."""
     async with talking(fabric) as client:
         for number in range(UNITS):
             if number != at or disturb is None:
@@ -202,7 +202,7 @@ async def test_unit_that_fails_in_the_model_does_not_end_the_session(fabric: Rea
 
 
 async def test_moving_sessions_come_before_those_that_wait(fabric: RealFabric) -> None:
-    """All slots are in use and a client waits. A killed worker's slots come back a little later."""
+    """All slots are in use and a client waits. The slots of a killed worker return later."""
     await until_free(fabric, FREE)
     async with contextlib.AsyncExitStack() as stack:
         clients: list[Talker] = []

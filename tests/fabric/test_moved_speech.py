@@ -50,7 +50,10 @@ async def worker_in_use(fabric: RealFabric) -> psutil.Process:
 
 
 async def answers(fabric: RealFabric, killed_at: int = -1) -> list[tuple[Any, ...]]:
-    """Return the outputs of a session in dialect B. Its worker is killed in unit `killed_at`."""
+    """Return the outputs of a session in dialect B.
+
+    Its worker is killed during unit `killed_at`.
+    """
     await until(lambda: has_two_workers(fabric), WAIT_S)
     question = read_audio_file(QUESTION)
     samples = np.zeros(UNITS * 16_000, np.float32)
@@ -86,7 +89,7 @@ async def has_two_workers(fabric: RealFabric) -> bool:
 
 
 def output_of(event: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what the model has said, without times and ids."""
+    """Return the model's output without times and ids."""
     assert event["type"] == "response.output.delta", event
     length = event["metrics"]["kv_cache_length"]
     return event["kind"], event.get("text"), event.get("audio"), length

@@ -1,4 +1,4 @@
-"""Finds workers that hang. Their connections do not break, so nothing else reports them soon."""
+"""Finds workers that hang: their connections stay open, so no error reports the hang soon."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ _log = logging.getLogger(__name__)
 class HangWatch:
     """Checks the workers of sessions that have waited `overdue_s` for the answer to a unit.
 
-    A worker that is only slow answers a health check. If a worker does not answer within
-    `overdue_s` either, its sessions move away from it. One check serves all sessions of a worker.
+    The check is a call to the worker's health service. A worker that is only slow answers this
+    call. If a worker does not answer within `overdue_s`, its sessions move to other workers. One
+    check serves all sessions of a worker.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class HangWatch:
         return runner.waited_s > self._overdue_s
 
     async def _check(self, address: str) -> None:
-        """End the calls to a worker that does not answer."""
+        """Check one worker. End the calls to the worker if it does not answer."""
         begin_s = time.monotonic()
         is_alive = await self._fabric.is_alive(address, self._overdue_s)
         is_late = time.monotonic() - begin_s > 1.5 * self._overdue_s  # this process had no time

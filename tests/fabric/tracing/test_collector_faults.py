@@ -37,7 +37,7 @@ EXIT_WITHIN_S = 5.0  # the time limit of the export, with a margin for a loaded 
 
 @contextlib.asynccontextmanager
 async def dead_collector(*, is_silent: bool) -> AsyncGenerator[str]:
-    """Yield the URL of a collector that answers nothing, or that does not listen."""
+    """Yield the URL of a collector that never answers, or that does not listen."""
     if not is_silent:
         yield "http://127.0.0.1:1"
         return

@@ -98,14 +98,14 @@ class DuplexRunner(SessionRunner[DuplexSession]):
 
     @property
     def waited_s(self) -> float:
-        """How long the session has waited for its worker to answer the oldest unit; 0 if not."""
+        """The seconds for which the session has waited for the answer to its oldest unit, or 0."""
         is_waiting = self._stream and self.session.requests.oldest_sent is not None
         if not (is_waiting and self._units.sent):
             return 0.0
         return self._clock.now().wall_s - self._units.sent[0][1]
 
     def lose_worker(self) -> None:
-        """Leave the worker, which hangs."""
+        """Leave the worker, because it hangs."""
         if self._stream and not self.session.closed:
             self._failed(FabricError(Reason.UNAVAILABLE, "the worker hangs"))
             self._has_moved()

@@ -21,7 +21,7 @@ BOUND_S = 20.0
 
 
 async def watch_of(client: EtcdClient, prefix: bytes, start_revision: int) -> PrefixWatch:
-    """Watch the cluster that answers now."""
+    """Return a watch of the cluster that answers now."""
     header = (await client.read(prefix, limit=1)).header
     return PrefixWatch(client, prefix, start_revision, header.cluster_id)
 
@@ -215,7 +215,7 @@ async def test_closed_connections_are_forgotten(client: EtcdClient, prefix: str)
 
 
 async def test_exchanged_cluster_is_reported(client: EtcdClient, prefix: str) -> None:
-    """Its revision may be high enough, but it has written other values."""
+    """The revision of the new cluster may be high enough, but the cluster has other values."""
     key = prefix.encode()
     first = await client.put(key, b"0")
     assert "is now the cluster" in str(

@@ -55,7 +55,7 @@ class Etcd:
     def put(self, key: bytes, value: bytes, revision: int) -> None:
         held = etcd_pb2.KeyValue(key=key, value=value, mod_revision=revision)
         applying = self.mirror._apply_batch([etcd_pb2.Event(kv=held)])
-        with pytest.raises(StopIteration):  # so few events are applied without a pause
+        with pytest.raises(StopIteration):  # the mirror applies this few events without a pause
             applying.send(None)
 
 

@@ -1,4 +1,4 @@
-"""Large revisions of etcd are applied in portions, and nothing is decided between two portions.
+"""Large revisions of etcd are applied in portions. No decision is made between two portions.
 
 The schedulers and etcd are those of the simulation, on virtual time.
 """
@@ -40,7 +40,7 @@ SETTLED_S = 30.0
 
 
 class Turns:
-    """The longest part of the work that was done in one turn of the loop."""
+    """Measures the largest part of the work that was done in one pass of the event loop."""
 
     def __init__(self) -> None:
         self.longest = self._in_turn = 0
@@ -109,7 +109,7 @@ def write(fabric: Schedulers, changes: Iterable[etcd_pb2.RequestOp]) -> None:
 
 
 def missed(fabric: Schedulers, changes: Iterable[etcd_pb2.RequestOp]) -> None:
-    """Write keys so that the first scheduler misses the events, and reads everything later."""
+    """Write keys whose events the first scheduler misses, so that it reads all keys later."""
     fabric.clients[0].cut(1)
     write(fabric, changes)
     fabric.etcd.compact()

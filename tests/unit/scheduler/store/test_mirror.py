@@ -16,7 +16,7 @@ KEYS = Keys("/test/")
 
 
 class Etcd:
-    """Has one key, which the revision 5 wrote."""
+    """An etcd with one key, which revision 5 has written."""
 
     def __init__(self) -> None:
         self.cluster_id, self.revision, self.base = 1, 9, 1000
