@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from functools import partial
 from typing import cast
 
+import grpc
 import pytest
 from support.time_limits import WITHIN_S
 
 from duplane.fabric.v1 import registry_pb2
-from duplane.scheduler.etcd.client import EtcdClient
+from duplane.scheduler.etcd.client import EtcdClient, EtcdError
 from duplane.scheduler.etcd.v3 import etcd_pb2
 from duplane.scheduler.store.base import Worker
 from duplane.scheduler.store.etcd import operations
@@ -35,6 +38,7 @@ class Etcd:
 
     def __init__(self) -> None:
         self.sent: asyncio.Queue[etcd_pb2.TxnRequest] = asyncio.Queue()
+        self.refused = b""  # a key that nobody may write
         self._answers: asyncio.Queue[etcd_pb2.TxnResponse] = asyncio.Queue()
         client = cast(EtcdClient, self)
         self.facts = Facts(KEYS)
@@ -45,10 +49,12 @@ class Etcd:
 
     async def txn(self, request: etcd_pb2.TxnRequest) -> etcd_pb2.TxnResponse:
         self.sent.put_nowait(request)
+        if self.refused in keys_of(request):
+            raise EtcdError(grpc.StatusCode.PERMISSION_DENIED, "permission denied")
         return await self._answers.get()
 
-    def answer(self, revision: int) -> None:
-        response = etcd_pb2.TxnResponse(succeeded=True)
+    def answer(self, revision: int, *, succeeded: bool = True) -> None:
+        response = etcd_pb2.TxnResponse(succeeded=succeeded)
         response.header.revision = revision
         self._answers.put_nowait(response)
 
@@ -121,4 +127,93 @@ async def test_base_rises_before_the_next_operation_after_etcd_went_back() -> No
     request = await asyncio.wait_for(etcd.sent.get(), WITHIN_S)
     assert request.success[0].request_put.value == b"%d" % etcd.facts.base
     committing.cancel()
+    etcd.commits.close()
+
+
+def alone(facts: Facts, name: str) -> Transaction[bool]:
+    step = Transaction[bool](facts, lambda _: True, is_alone=True)
+    step.put(KEYS.worker(name), b"")
+    return step
+
+
+def put(facts: Facts, name: str) -> Transaction[bool]:
+    step = Transaction[bool](facts, lambda _: True)
+    step.put(KEYS.worker(name), b"")
+    return step
+
+
+def keys_of(request: etcd_pb2.TxnRequest) -> list[bytes]:
+    """The keys that a request puts, also in inner transactions."""
+    keys: list[bytes] = []
+    for change in request.success:
+        if change.HasField("request_txn"):
+            keys += keys_of(change.request_txn)
+        else:
+            keys.append(change.request_put.key)
+    return keys
+
+
+async def test_registrations_pass_over_other_operations_only_a_few_times() -> None:
+    etcd = Etcd()
+    for number in range(100):
+        etcd.commits.begin(partial(alone, name=f"w{number}"), is_arrival=True)
+    for number in range(3):
+        etcd.commits.begin(partial(put, name=f"other{number}"))
+    sent: list[list[bytes]] = []
+    async with asyncio.timeout(WITHIN_S):  # no answer comes, so not all are sent
+        while len(sent) < 16:
+            sent.append(keys_of(await etcd.sent.get()))
+    others = [KEYS.worker(f"other{number}") for number in range(3)]
+    assert sent.index(others) == 4
+    rest = [KEYS.worker(f"w{number}") for number in range(15)]
+    assert [keys for keys in sent if keys != others] == [[key] for key in rest]
+    etcd.commits.close()
+
+
+async def test_each_waiting_operation_is_examined_a_bounded_number_of_times() -> None:
+    etcd, count, examined = Etcd(), 300, Counter[str]()
+
+    def step_of(facts: Facts, name: str) -> Transaction[bool]:
+        examined[name] += 1
+        return alone(facts, name)
+
+    ended = [etcd.commits.begin(partial(step_of, name=f"w{number}")) for number in range(count)]
+    seen: list[bytes] = []
+    async with asyncio.timeout(WITHIN_S):
+        for revision in range(3, count + 3):
+            seen += keys_of(await etcd.sent.get())
+            etcd.put(KEYS.barrier, b"", revision)
+            etcd.answer(revision)
+        await asyncio.gather(*ended)
+    assert seen == [KEYS.worker(f"w{number}") for number in range(count)]
+    assert max(examined.values()) == 1
+    etcd.commits.close()
+
+
+async def test_operation_whose_conditions_fail_returns_to_its_place() -> None:
+    etcd = Etcd()
+    for name in ("first", "second", "third"):
+        etcd.commits.begin(partial(alone, name=name))
+    async with asyncio.timeout(WITHIN_S):
+        assert keys_of(await etcd.sent.get()) == [KEYS.worker("first")]
+        etcd.put(KEYS.barrier, b"", 3)
+        etcd.answer(3, succeeded=False)
+        assert keys_of(await etcd.sent.get()) == [KEYS.worker("first")]
+    etcd.commits.close()
+
+
+async def test_operation_that_etcd_refuses_stops_no_other_one() -> None:
+    etcd = Etcd()
+    names = ("first", "refused", "third")
+    etcd.refused = KEYS.worker("refused")
+    ended = [etcd.commits.begin(partial(put, name=name)) for name in names]
+    async with asyncio.timeout(WITHIN_S):
+        for revision in (3, 4):
+            while etcd.refused in (keys := keys_of(await etcd.sent.get())):
+                pass
+            assert keys == [KEYS.worker("first" if revision == 3 else "third")]
+            etcd.put(KEYS.barrier, b"", revision)
+            etcd.answer(revision)
+        await asyncio.gather(ended[0], ended[2])
+    assert not ended[1].done()
     etcd.commits.close()

@@ -31,6 +31,10 @@ _MAX_JOINT_BYTES = 512 * 1024
 # Arrivals, of which a transaction contains at most one, have a limit of their own.
 _MAX_SENT_COUNT = 1
 _MAX_SENT_ARRIVALS = 16
+# Most transactions of arrivals in a row that take none of the other operations along, while such
+# operations wait. Registrations take none along.
+_MAX_PASSED_OVER = 4
+_EXAMINED_COUNT = 64  # most waiting operations that one turn applies to the facts
 
 
 @dataclass(eq=False, slots=True)
@@ -40,9 +44,41 @@ class _Operation(Generic[Answer]):
     step_of: Callable[[Facts], Step[Answer]]
     future: asyncio.Future[Answer]
     is_arrival: bool
+    is_alone: bool = False  # was refused together with others
 
 
 _Sent = tuple[_Operation[Any], Transaction[Any]]
+
+
+class _Joint:
+    """Operations that share a transaction."""
+
+    def __init__(self) -> None:
+        self.sent: list[_Sent] = []
+        self.is_alone = False  # its only operation shares with none
+        self._size = 0
+        self._touched: set[bytes] = set()
+        self._written: set[bytes] = set()
+
+    def add(self, operation: _Operation[Any], step: Transaction[Any]) -> bool:
+        """Add an operation if it fits. The first one always fits.
+
+        No operation may change a key that another operation requires or changes.
+        """
+        is_alone = step.is_alone or operation.is_alone
+        if self.sent and (is_alone or self.is_alone or not self._has_room(step)):
+            return False
+        self.sent.append((operation, step))
+        self.is_alone = is_alone
+        self._size += step.size
+        self._touched |= step.touched
+        self._written |= step.written
+        return True
+
+    def _has_room(self, step: Transaction[Any]) -> bool:
+        is_small = self._size + step.size <= _MAX_JOINT_BYTES
+        is_apart = step.written.isdisjoint(self._touched) and self._written.isdisjoint(step.touched)
+        return is_small and is_apart and len(self.sent) < _MAX_JOINT_COUNT
 
 
 class Commits:
@@ -52,6 +88,10 @@ class Commits:
     transaction, so an operation can fail while the others succeed. Operations that touch the same
     key do not share a transaction. Two arrivals (operations that add a ticket or a worker) do not
     share one either, because each needs a revision of its own as its order or epoch.
+
+    Operations are sent in their order, with two exceptions. An operation that cannot share the next
+    transaction stays at its place, while operations behind it may be taken. Arrivals come before
+    other operations, but at most `_MAX_PASSED_OVER` of their transactions pass these over in a row.
 
     Every transaction requires that the key of this scheduler's session is unchanged. If the outcome
     of a transaction is unknown, this key is written again. From then on the transaction cannot be
@@ -66,10 +106,12 @@ class Commits:
         self._arrivals: deque[_Operation[Any]] = deque()
         self._others: deque[_Operation[Any]] = deque()
         self._shared: dict[object, asyncio.Future[Any]] = {}  # by the name `shared_as`
-        self._unfinished: set[asyncio.Future[Any]] = set()
+        # Dicts, because they keep their order.
+        self._unfinished: dict[asyncio.Future[Any], None] = {}
+        self._sending: dict[asyncio.Task[None], None] = {}
         self._refusals = RepeatedLog(_log)
-        self._sending: set[asyncio.Task[None]] = set()
         self._resuming: asyncio.Task[None] | None = None
+        self._passed_over_count = 0  # transactions of arrivals in a row that took no others along
         self._is_flush_due = False
         self._is_closed = False
         self._fencing = asyncio.Lock()
@@ -108,14 +150,14 @@ class Commits:
         if future is None:
             future = asyncio.get_running_loop().create_future()
             future.add_done_callback(lambda ended: self._on_ended(ended, shared_as))
-            self._unfinished.add(future)
+            self._unfinished[future] = None
             if shared_as is not None:
                 self._shared[shared_as] = future
             self._put(_Operation(step_of, future, is_arrival))
         return future
 
     def _on_ended(self, ended: asyncio.Future[Any], shared_as: object) -> None:
-        self._unfinished.discard(ended)
+        self._unfinished.pop(ended, None)
         self._shared.pop(shared_as, None)
         if not ended.cancelled():
             ended.exception()  # mark the error as read, because the caller may be gone
@@ -125,7 +167,7 @@ class Commits:
         self._is_closed = True
         for task in (*self._sending, *filter(None, (self._resuming,))):
             task.cancel()
-        for future in self._unfinished:
+        for future in list(self._unfinished):
             future.cancel()
 
     async def catch_up(self) -> None:
@@ -142,7 +184,13 @@ class Commits:
                 return
 
     def _put(self, operation: _Operation[Any]) -> None:
-        (self._arrivals if operation.is_arrival else self._others).append(operation)
+        self._queue_of(operation).append(operation)
+        self._flush_soon()
+
+    def _queue_of(self, operation: _Operation[Any]) -> deque[_Operation[Any]]:
+        return self._arrivals if operation.is_arrival else self._others
+
+    def _flush_soon(self) -> None:
         if not self._is_flush_due:
             # The operations are sent when the callbacks that are ready now have run, so that the
             # operations of these callbacks share a transaction.
@@ -150,24 +198,28 @@ class Commits:
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Send as many operations as may be sent now."""
+        """Send one transaction, if one may be sent now. The next turn sends the next one."""
         self._is_flush_due = False
         if self._is_closed:
             return
         if not self._is_ready:
             self._resuming = self._resuming or asyncio.create_task(self._resume())
             return
-        while (self._arrivals and len(self._sending) < _MAX_SENT_ARRIVALS) or (
-            self._others and len(self._sending) < _MAX_SENT_COUNT
-        ):
-            if joint := self._next_joint():
-                # The request is made here and not in the task: it must require the base that its
-                # values contain, and an event can raise the base before the task runs.
-                request = self._request([step for _, step in joint])
-                session_revision = self._facts.sessions[self._session.name]
-                task = asyncio.create_task(self._send(joint, request, session_revision))
-                self._sending.add(task)
-                task.add_done_callback(self._on_sent)
+        is_passed_over = self._passed_over_count >= _MAX_PASSED_OVER
+        may_send = len(self._sending) < (
+            _MAX_SENT_ARRIVALS if self._arrivals or is_passed_over else _MAX_SENT_COUNT
+        )
+        if not may_send or not (self._arrivals or self._others):
+            return
+        if joint := self._next_joint():
+            # The request is made here and not in the task: it must require the base that its
+            # values contain, and an event can raise the base before the task runs.
+            request = self._request([step for _, step in joint])
+            session_revision = self._facts.sessions[self._session.name]
+            task = asyncio.create_task(self._send(joint, request, session_revision))
+            self._sending[task] = None
+            task.add_done_callback(self._on_sent)
+        self._flush_soon()
 
     @property
     def _is_ready(self) -> bool:
@@ -187,26 +239,31 @@ class Commits:
         self._flush()
 
     def _on_sent(self, task: asyncio.Task[None]) -> None:
-        self._sending.discard(task)
+        self._sending.pop(task, None)
         if not task.cancelled():
             task.result()
             self._flush()
 
     def _next_joint(self) -> Sequence[_Sent]:
         """Take waiting operations that can share a transaction. Complete those without changes."""
-        joint: list[_Sent] = []
-        later: list[_Operation[Any]] = []
-        while self._arrivals and not joint:
-            self._join(self._arrivals.popleft(), joint, later)
-        while self._others and len(joint) < _MAX_JOINT_COUNT:
+        joint, later, left = _Joint(), list[_Operation[Any]](), _EXAMINED_COUNT
+        if self._passed_over_count < _MAX_PASSED_OVER or not self._others:
+            while self._arrivals and not joint.sent and left:
+                self._join(self._arrivals.popleft(), joint, later)
+                left -= 1
+        arrival_count = len(joint.sent)
+        while self._others and not joint.is_alone and left:
             self._join(self._others.popleft(), joint, later)
+            left -= 1
         self._others.extendleft(reversed(later))
-        return joint
+        is_passing_over = self._others and arrival_count and len(joint.sent) == arrival_count
+        self._passed_over_count = self._passed_over_count + 1 if is_passing_over else 0
+        return joint.sent
 
     def _join(
-        self, operation: _Operation[Any], joint: list[_Sent], later: list[_Operation[Any]]
+        self, operation: _Operation[Any], joint: _Joint, later: list[_Operation[Any]]
     ) -> None:
-        """Apply an operation to the facts. Append it to `joint` if it fits, else to `later`."""
+        """Apply an operation to the facts. Add it to `joint` if it fits, else to `later`."""
         if operation.future.done():
             return
         try:
@@ -216,33 +273,45 @@ class Commits:
             return
         if isinstance(step, Done):
             operation.future.set_result(step.answer)
-        elif all(_may_share(step, other) for _, other in joint) and _is_small(step, joint):
-            joint.append((operation, step))
-        else:
+        elif not joint.add(operation, step):
             later.append(operation)
 
     async def _send(
         self, joint: Sequence[_Sent], request: etcd_pb2.TxnRequest, session_revision: int
     ) -> None:
-        """Execute one transaction. Operations whose conditions fail are queued again."""
+        """Execute one transaction. Operations whose conditions fail return to the front.
+
+        If etcd refuses the transaction, each of its operations is sent alone, behind the others, so
+        that an operation that cannot be executed stops no other one.
+        """
         try:
             revision, succeeded = await self._execute(request, len(joint), session_revision)
+        except EtcdError as error:
+            await self._after_refusal(error)
+            for operation, _ in joint:
+                operation.is_alone = True
+                self._put(operation)
+            return
         except Exception as error:  # noqa: BLE001 - the callers get it
             for operation, _ in joint:
                 if not operation.future.done():
                     operation.future.set_exception(error)
             return
+        failed: list[_Operation[Any]] = []
         for (operation, step), has_succeeded in zip(joint, succeeded, strict=True):
             if not has_succeeded:
-                self._put(operation)
+                failed.append(operation)
             elif not operation.future.done():
                 operation.future.set_result(step.answer(revision))
+        for operation in reversed(failed):
+            self._queue_of(operation).appendleft(operation)
 
     async def _execute(
         self, request: etcd_pb2.TxnRequest, count: int, session_revision: int
     ) -> tuple[int, Sequence[bool]]:
         """Execute `count` steps; return their revision, and whether each step succeeded.
 
+        Raises EtcdError if etcd refuses the transaction.
         When this returns, the facts contain the changes of the transaction or the cause of its
         failure.
         """
@@ -251,9 +320,6 @@ class Commits:
             response = await self._client.txn(request)
         except NoAnswerError:
             await self._fence(session_revision)
-            return 0, failed
-        except EtcdError as error:
-            await self._after_refusal(error)
             return 0, failed
         self._refusals.resolve("etcd accepts requests again")
         succeeded = [response.succeeded]
@@ -315,15 +381,3 @@ class Commits:
         """Log the refusal and wait. An operator may have to change this user's rights in etcd."""
         self._refusals.report(f"etcd refuses requests: {error.message}")
         await asyncio.sleep(RETRY_PAUSE_S)
-
-
-def _may_share(one: Transaction[Any], other: Transaction[Any]) -> bool:
-    """True if neither transaction changes a key that the other transaction requires or changes."""
-    if one.is_alone or other.is_alone:
-        return False
-    return one.written.isdisjoint(other.touched) and other.written.isdisjoint(one.touched)
-
-
-def _is_small(step: Transaction[Any], joint: Sequence[_Sent]) -> bool:
-    """True if a step fits into a transaction with `joint`. A single step always fits."""
-    return not joint or step.size + sum(one.size for _, one in joint) <= _MAX_JOINT_BYTES

@@ -26,7 +26,8 @@ class Contact:
         self.listeners: list[Callable[[bool], None]] = []  # called with `is_lost`
         self._confirmed_at = 0.0
         self._is_confirmed = asyncio.Event()
-        self._waiting: set[asyncio.Future[Any]] = set()
+        # A dict, because it keeps their order.
+        self._waiting: dict[asyncio.Future[Any], None] = {}
 
     def confirm(self, at: float) -> None:
         """Record that etcd has confirmed the presence, by the answer to a request sent at `at`."""
@@ -79,11 +80,11 @@ class Contact:
                 answer.set_result(ended.result())
 
         future.add_done_callback(pass_on)
-        self._waiting.add(answer)
+        self._waiting[answer] = None
         try:
             return await answer
         finally:
-            self._waiting.discard(answer)
+            del self._waiting[answer]
             future.remove_done_callback(pass_on)
 
     def _set_lost(self, is_lost: bool) -> None:

@@ -145,14 +145,16 @@ class Session:
             noticed = self._absent()
             await asyncio.sleep(ABSENCE_LIMIT_S)
             await self._mirror.until_whole()
-            for name in noticed & self._absent():
+            for name in [absent for absent in self._absent() if absent in noticed]:
                 with contextlib.suppress(EtcdError, NoAnswerError):  # the next pass tries again
                     await self._client.revoke_lease(int(name, 16))
                     _log.warning("ended session %s in etcd: its scheduler is absent", name)
 
-    def _absent(self) -> set[str]:
+    def _absent(self) -> Sequence[str]:
+        """Return the sessions whose schedulers are absent, in the order of their beginning."""
         facts = self._mirror.facts
-        return facts.sessions.keys() - facts.present - {self.name}
+        present = {self.name, *facts.present}
+        return [name for name in facts.sessions if name not in present]
 
     async def _until_ended(
         self,

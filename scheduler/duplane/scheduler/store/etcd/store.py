@@ -84,7 +84,7 @@ class EtcdStore(LeaseStore):
         self._has_new_deadline = asyncio.Event()
         self._made: set[str] = set()  # unclaimed grants of this scheduler, by lease id
         self._left_to_others: dict[int, asyncio.Event] = {}  # by order; set when the ticket changes
-        self._arriving: set[asyncio.Task[Any]] = set()
+        self._arriving: dict[asyncio.Task[Any], None] = {}  # a dict, because it keeps their order
         self._is_closed = False
         self._mirror.listeners.append(self._on_change)
 
@@ -293,8 +293,8 @@ class EtcdStore(LeaseStore):
             operating.close()
             raise FabricError(Reason.UNAVAILABLE, "the store is closed")
         arrival = asyncio.create_task(operating)
-        self._arriving.add(arrival)
-        arrival.add_done_callback(self._arriving.discard)
+        self._arriving[arrival] = None
+        arrival.add_done_callback(self._arriving.pop)
         return arrival
 
     async def catch_up(self) -> None:
