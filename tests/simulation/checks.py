@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Collection
 
-from duplane.fabric.v1 import lease_pb2
+from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.scheduler.policy.needs import needs_of
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import (
@@ -15,9 +16,11 @@ from duplane.scheduler.store.base import (
     Ticket,
     TicketGone,
     TicketPut,
+    Worker,
 )
 from duplane.scheduler.waiters import Waiters
 
+OCCUPIED = registry_pb2.SLOT_STATE_OCCUPIED
 SlotKey = tuple[str, int]
 MAX_OVERTAKEN = 6  # the number of slots, because grants of all slots may be in progress at once
 
@@ -58,7 +61,7 @@ class Laws:
         self._highest: dict[SlotKey, int] = {}
         self._leases: dict[tuple[SlotKey, int], str] = {}  # lease ids, by slot and fencing number
         self._sessions: dict[SlotKey, int] = {}
-        self._claimed: dict[SlotKey, int] = {}  # highest claimed number
+        self._seen: dict[SlotKey, int] = {}  # highest number that was claimed or revoked
 
     def scheduler_began(self, state: SchedulerState, *, is_alone: bool) -> None:
         """Check every change of a scheduler, from its start.
@@ -76,9 +79,14 @@ class Laws:
         """
         key = (worker_id, slot)
         self._noted(require, key not in self._sessions, f"two sessions on slot {slot}")
-        is_later = number > self._claimed.get(key, 0)
+        is_later = number > self._seen.get(key, 0)
         self._noted(require, is_later, "a session began with an earlier lease")
-        self._sessions[key] = self._claimed[key] = number
+        self._sessions[key] = self._seen[key] = number
+
+    def number_revoked(self, worker_id: str, slot: int, number: int) -> None:
+        """Record that a worker was told to refuse leases with this number and lower ones."""
+        key = (worker_id, slot)
+        self._seen[key] = max(number, self._seen.get(key, 0))
 
     def slot_cleaned(self, worker_id: str, slot: int) -> None:
         """Record that a slot is clean, or that its process has died."""
@@ -91,6 +99,31 @@ class Laws:
     def place_shown(self, before: str, after: str) -> None:
         """Check the tickets of a caller: a caller that returns keeps its ticket."""
         self._noted(require, before in ("", after), "a caller has lost its place")
+
+    def reports_of(self, state: SchedulerState) -> Callable[[registry_pb2.AttachRequest], None]:
+        """Return a check for one attach stream: call it when a message was applied to `state`.
+
+        A slot that a lease holds has a grant at the latest after the second message: the first one
+        may find a grant that ends at the same moment.
+        """
+        register = registry_pb2.Register()
+        missing: Collection[str] = ()  # leases without a grant
+
+        def check(message: registry_pb2.AttachRequest) -> None:
+            nonlocal missing
+            register.MergeFrom(message.register)
+            former, missing = missing, set[str]()
+            worker = state.workers.get(register.worker_id)
+            if worker and _is_of_stream(worker, register):
+                held = message.register.slots or message.report.slots
+                missing = {
+                    one.lease_id
+                    for one in held
+                    if one.state == OCCUPIED and not state.grant_of(worker.worker_id, one.slot)
+                }
+            require(missing.isdisjoint(former), "an occupied slot has no grant")
+
+        return lambda message: self._noted(check, message)
 
     def left(self, state: SchedulerState, waiters: Waiters) -> str:
         """Return which data a scheduler holds for callers that have gone; an empty text if none."""
@@ -116,9 +149,14 @@ class Laws:
         match change:
             case GrantPut(grant=grant):
                 self._check_grant(grant, state, view)
+                if grant.ticket:
+                    self._check_request(grant.ticket, view, 1)
             case GrantGone(grant=grant):
                 del view.live[_slot(grant)]
-            case TicketPut(ticket=ticket) | TicketGone(ticket=ticket):
+            case TicketPut(ticket=ticket):
+                view.overtaken.pop(ticket.order, None)
+                self._check_request(ticket, view, 0)
+            case TicketGone(ticket=ticket):
                 view.overtaken.pop(ticket.order, None)
             case _:
                 pass
@@ -142,6 +180,13 @@ class Laws:
                 is_rare = view.overtaken[ahead.order] <= view.max_overtaken
                 require(is_rare, "a ticket was overtaken")
 
+    def _check_request(self, ticket: Ticket, view: View, grant_count: int) -> None:
+        """Check the number of a request's grants; callers may repeat requests."""
+        request_id = ticket.request.request_id
+        tickets = (grant.ticket for grant in view.live.values())
+        served = [one for one in tickets if one and one.request.request_id == request_id]
+        require(len(served) == grant_count, "one request is served twice")
+
 
 def _slot(grant: Grant) -> SlotKey:
     return grant.claims.worker_id, grant.claims.slot
@@ -149,6 +194,11 @@ def _slot(grant: Grant) -> SlotKey:
 
 def _is_ahead(one: Ticket, other: Ticket) -> bool:
     return one.order < other.order and _demand(one.request) == _demand(other.request)
+
+
+def _is_of_stream(worker: Worker, register: registry_pb2.Register) -> bool:
+    one, other = worker.register, register
+    return (one.incarnation, one.stream_number) == (other.incarnation, other.stream_number)
 
 
 def _demand(request: lease_pb2.AcquireLeaseRequest) -> object:

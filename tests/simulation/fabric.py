@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 
 from simulation.checks import BrokenLawError, Laws, require
 from simulation.etcd import SimulatedClient, SimulatedEtcd
@@ -28,6 +29,8 @@ LAST_S = 20.0 + SETTINGS.claim_timeout_s
 ABSENT_S = 15.0  # after this time, etcd has deleted the records of dead schedulers
 CUT_S = 25.0  # longest time without etcd: longer than a scheduler waits for etcd
 DOWN_S = 6.0  # longest time from the death of a scheduler to its next start
+NOTICE_S = 15.0  # longest time until a server notices that a client has gone
+SLOW_CLAIM_S = 15.0  # longest time from a grant to its claim; longer than the time limit of claims
 RELEASE_S = 2.0
 SLOTS = 2
 
@@ -57,6 +60,9 @@ class SimulatedFabric:
                 await asyncio.gather(faults, *callers)
             await self._rest()
             self.check()
+        except BrokenLawError:
+            self.check()  # an earlier broken law may be the cause
+            raise
         except TimeoutError:
             self.check()
             raise BrokenLawError("a ticket was lost") from None
@@ -93,8 +99,8 @@ class SimulatedFabric:
 
     def check(self) -> None:
         """Raise the first broken law, or the error that ended a scheduler, if there is one."""
-        failures = [one.failure for one in self.running if one.failure]
-        if failure := next(iter(failures), self.laws.broken):
+        failures = (one.failure for one in self.running if one.failure)
+        if failure := self.laws.broken or next(failures, None):
             raise failure
 
     @contextlib.asynccontextmanager
@@ -105,15 +111,15 @@ class SimulatedFabric:
         if scheduler is None:
             raise CallError("UNAVAILABLE", "it does not run")
         if method == "Attach":
-            call.begin(lambda context: scheduler.registry.Attach(call.requests(), context))
+            call.on_applied = self.laws.reports_of(scheduler.state)
+            serve = partial(scheduler.registry.Attach, call.requests())
         else:
-            serve = getattr(scheduler.leases, method)
-            call.begin(lambda context: serve(request, context))
+            serve = partial(getattr(scheduler.leases, method), request)
         scheduler.calls[call] = None
+        call.begin(serve, lambda: scheduler.calls.pop(call, None))
         try:
             yield call
         finally:
-            scheduler.calls.pop(call, None)
             call.cut()
 
     def _boot(self) -> Scheduler:
@@ -132,7 +138,7 @@ class SimulatedFabric:
     async def _fail(self) -> None:
         """Inject faults for FAULTS_S seconds."""
         loop, chance = asyncio.get_running_loop(), self.chance
-        kinds = ("scheduler", "worker", "cut", "cut", "cut")
+        kinds = ("scheduler", "worker", "cut", "cut", "cut", "half cut", "half cut", "half cut")
         if self._etcd:
             kinds = (*kinds, "etcd", "session", "compaction")
         async with asyncio.TaskGroup() as tasks:
@@ -146,6 +152,8 @@ class SimulatedFabric:
                         chance.choice(list(self.workers.values())).restart()
                     case "cut" if scheduler and scheduler.calls:
                         chance.choice(list(scheduler.calls)).cut()
+                    case "half cut" if scheduler:
+                        self._half_cut(scheduler)
                     case "etcd" if scheduler and scheduler.client:
                         scheduler.client.cut(chance.uniform(0, CUT_S))
                     case "session" if self._etcd:
@@ -154,6 +162,11 @@ class SimulatedFabric:
                         self._etcd.compact()
                     case _:
                         pass
+
+    def _half_cut(self, scheduler: Scheduler) -> None:
+        """Break a call, which its server notices late. The client already knows its ticket."""
+        if answered := [call for call in scheduler.calls if call.has_answered]:
+            self.chance.choice(answered).half_cut(self.chance.uniform(0, NOTICE_S))
 
 
 class Worker:
@@ -230,6 +243,7 @@ class Worker:
         elif message.HasField("revoke"):
             revoke = message.revoke
             self.admission.revoke(revoke.slot, revoke.fencing_number, revoke.lease_id)
+            self._fabric.laws.number_revoked(self.name, revoke.slot, revoke.fencing_number)
         elif message.HasField("progress"):
             self.admission.note_progress(message.progress.fencing_number, now)
 
@@ -315,10 +329,15 @@ class Caller:
         try:
             if chance.random() < 0.15:
                 raise FabricError(Reason.UNAVAILABLE, "the edge cannot reach the worker")
+            if chance.random() < 0.1:
+                await asyncio.sleep(chance.uniform(0, SLOW_CLAIM_S))
             await worker.serve(granted.lease, chance.expovariate(0.25), chance.uniform(0, 0.5))
         except FabricError:
             await self._release(lease_pb2.ReleaseLeaseRequest(lease_id=granted.lease_id))
             return False
+        if chance.random() < 0.2:
+            with contextlib.suppress(FabricError):  # a copy of the call arrives late
+                await worker.serve(granted.lease, 1, 0)
         return True
 
     async def _release(self, request: lease_pb2.ReleaseLeaseRequest) -> None:

@@ -24,10 +24,18 @@ class Call:
         self._to_client: asyncio.Queue[Any] = asyncio.Queue()
         self._to_server: asyncio.Queue[Any] = asyncio.Queue()
         self._serving: asyncio.Task[None] | None = None
+        self._is_half_open = False
+        self.has_answered = False  # the server has sent a message
+        self.on_applied: Callable[[Any], None] = lambda _: None  # takes each message to the server
 
-    def begin(self, serve: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
-        """Run the server's method with this object as its context."""
+    def begin(
+        self,
+        serve: Callable[[Any], Coroutine[Any, Any, None]],
+        on_end: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Run the server's method with this object as its context; at its end call `on_end`."""
         self._serving = asyncio.create_task(self._serve(serve))
+        self._serving.add_done_callback(lambda _: on_end())
 
     async def _serve(self, serve: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
         end = CallError("UNAVAILABLE", "cut")
@@ -43,6 +51,17 @@ class Call:
 
     def cut(self) -> None:
         """Break the connection. Both ends notice it at once."""
+        if not self._is_half_open:
+            self.end()
+
+    def half_cut(self, notice_s: float) -> None:
+        """Break the connection. The client notices it at once, the server after `notice_s`."""
+        self._is_half_open = True
+        self._to_client.put_nowait(CallError("UNAVAILABLE", "half cut"))
+        asyncio.get_running_loop().call_later(notice_s, self.end)
+
+    def end(self) -> None:
+        """End the server's method now."""
         if self._serving and not self._serving.done():
             self._serving.cancel()
 
@@ -58,16 +77,21 @@ class Call:
         self._to_server.put_nowait(message)
 
     async def requests(self) -> AsyncGenerator[Any]:
-        """Yield the messages to the server, in the form in which gRPC gives them to a servicer."""
+        """Yield the messages to the server, in the form in which gRPC gives them to a servicer.
+
+        Servicers take the next message after they have applied the previous one.
+        """
         while True:
             message = await self._to_server.get()
             await delay(self._chance)
             yield message
+            self.on_applied(message)
 
     async def write(self, message: Any) -> None:
         """Send a message to the client, as a servicer does."""
         await delay(self._chance)
         self._to_client.put_nowait(message)
+        self.has_answered = True
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         """Return the metadata that the client sent: none."""

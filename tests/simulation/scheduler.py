@@ -106,4 +106,4 @@ class Scheduler:
             loop.cancel()
         await asyncio.wait(self._loops)
         for call in list(self.calls):
-            call.cut()
+            call.end()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from simulation.runs import failure_of, simulate
 from simulation.virtual_time import DeadlockError, run
 
-from duplane.fabric.v1 import registry_pb2
+from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.scheduler.granting import GrantLoop
 from duplane.scheduler.policy.fifo import FifoQueue, QueueEntry
 from duplane.scheduler.policy.placement import Candidate
@@ -19,9 +20,12 @@ from duplane.scheduler.policy.slot_reports import Verdict, judge
 from duplane.scheduler.rpc import leases, registry
 from duplane.scheduler.store.base import Grant, Offer, Ticket
 from duplane.scheduler.store.etcd import operations
+from duplane.scheduler.store.etcd.facts import Facts
+from duplane.scheduler.store.etcd.store import EtcdStore
 from duplane.scheduler.store.memory import MemoryStore
 from duplane.scheduler.store.unclaimed_grants import ClaimDeadlines
 from duplane.scheduler.waiters import Waiters
+from duplane.worker.admission import Admission
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -110,6 +114,44 @@ def forgotten_calls(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Waiters, "_leave", leave)
 
 
+class Forgetful(dict[Any, Any]):
+    def get(self, *_: object) -> None:
+        """Find nothing."""
+
+
+def repeated_requests(patch: pytest.MonkeyPatch) -> None:
+    begin, begin_facts = MemoryStore.__init__, Facts.__init__
+
+    def forget(store: Any, *others: Any) -> None:
+        begin(store, *others)
+        store._granted = Forgetful()
+
+    def forget_facts(facts: Any, *others: Any) -> None:
+        begin_facts(facts, *others)
+        facts.granted = Forgetful()
+
+    patch.setattr(MemoryStore, "__init__", forget)
+    patch.setattr(Facts, "__init__", forget_facts)
+
+
+def no_fencing(patch: pytest.MonkeyPatch) -> None:
+    claim = Admission.claim
+
+    def forget(admission: Any, *others: Any) -> lease_pb2.LeaseClaims:
+        admission._slots = [replace(slot, fencing_number=0) for slot in admission.slots]
+        return claim(admission, *others)
+
+    patch.setattr(Admission, "claim", forget)
+
+
+def no_adoption(patch: pytest.MonkeyPatch) -> None:
+    async def adopt(*_: object) -> bool:
+        return False
+
+    patch.setattr(MemoryStore, "adopt", adopt)
+    patch.setattr(EtcdStore, "adopt", adopt)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "law"),
@@ -122,6 +164,9 @@ def forgotten_calls(patch: pytest.MonkeyPatch) -> None:
         (lost_wakeups, "a ticket was lost"),
         (forgotten_calls, "waiting calls are left"),
         (back_to_the_end, "a caller has lost its place"),
+        (repeated_requests, "one request is served twice"),
+        (no_fencing, "a session began with an earlier lease"),
+        (no_adoption, "an occupied slot has no grant"),
     ],
 )
 def test_planted_fault_is_found(monkeypatch: pytest.MonkeyPatch, plant: Plant, law: str) -> None:
