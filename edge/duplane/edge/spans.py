@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from duplane.fabric.v1 import session_pb2, trace_pb2
 
 _DEADLINE_NS = int(UNIT_DEADLINE_S * 1e9)
 _MAX_UNITS = 1024  # most unanswered units; the oldest units beyond this bound are not traced
+_MAX_STEPS = 64  # most steps kept of a session that is not sampled; older steps are not exported
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +57,8 @@ class _Unit:
 class SessionSpans:
     """The spans of one session. Units need spans only if `are_exported`.
 
-    `parent` is the client's trace; the session becomes a part of this trace.
+    `parent` is the client's trace; the session becomes a part of this trace. If the session is not
+    sampled but fails, its span and those of its steps are exported at its end.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class SessionSpans:
     ) -> None:
         self._telemetry = telemetry
         self._clock = clock
+        self._parent = parent
         self._attributes: dict[str, AttributeValue] = {spans.SESSION_ID: session_id}
         self._session = telemetry.start(
             spans.EDGE_SESSION, parent=parent, attributes=self._attributes
@@ -80,6 +84,9 @@ class SessionSpans:
         self.are_exported = telemetry.is_exported
         self._is_sampled = spans.is_sampled(self.context)
         self._links = spans.link_to(self.context)
+        self._lease_id = ""
+        self._start_ns = self._step_start_ns = clock.now().wall_ns
+        self._unsampled_steps = deque[FinishedSpan](maxlen=_MAX_STEPS)
 
     # --- the session ---
 
@@ -89,17 +96,28 @@ class SessionSpans:
             return
         self.end_step()
         self._step_name = step
+        self._step_start_ns = self._clock.now().wall_ns
         self._step = self._telemetry.start(step, parent=self.context, attributes=self._attributes)
 
     def end_step(self) -> None:
         """End the span of the current step."""
-        if self._step is not None:
-            self._step.end()
-            self._step, self._step_name = None, ""
+        if self._step is None:
+            return
+        self._step.end()
+        if not self._is_sampled:
+            ids, start_ns = SpanIds.of(self._step), self._step_start_ns
+            self._unsampled_steps.append(
+                FinishedSpan(
+                    *(self._step_name, ids, start_ns, self._clock.now().wall_ns, self._attributes),
+                    parent=spans.extract(self.context),
+                )
+            )
+        self._step, self._step_name = None, ""
 
     def granted(self, lease_id: str) -> None:
         """Add the lease id to the session's span, and begin the claim."""
         self.begin(spans.EDGE_CLAIM)
+        self._lease_id = lease_id
         self._session.set_attribute(spans.LEASE_ID, lease_id)
 
     def begin_move(self, cause: str, number: int) -> None:
@@ -135,6 +153,29 @@ class SessionSpans:
             self._session.set_attribute(spans.ERROR_TYPE, outcome)
             self._session.set_status(StatusCode.ERROR, outcome)
         self._session.end()
+        if is_failure and self.are_exported and not self._is_sampled:
+            self._export_unsampled(dialect, outcome, now_ns)
+
+    def _export_unsampled(self, dialect: str, outcome: str, end_ns: int) -> None:
+        """Export the spans of a session that has failed and is not sampled."""
+        attributes = {
+            **self._attributes,
+            spans.DIALECT: dialect,
+            spans.ERROR_TYPE: outcome,
+        }
+        if self._lease_id:
+            attributes[spans.LEASE_ID] = self._lease_id
+        parent = spans.extract(self._parent)
+        self._telemetry.record(
+            FinishedSpan(
+                *(spans.EDGE_SESSION, SpanIds.of(self._session), self._start_ns, end_ns),
+                attributes,
+                parent=parent if parent.is_valid else None,
+                is_error=True,
+            )
+        )
+        for step in self._unsampled_steps:
+            self._telemetry.record(step)
 
     # --- the units of the session ---
 

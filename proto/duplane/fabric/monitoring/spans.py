@@ -117,6 +117,12 @@ class SpanIds(NamedTuple):
         """Return the ids of a new span, which begins a new trace if `trace_id` is 0."""
         return cls(trace_id or random.getrandbits(128) or 1, random.getrandbits(64) or 1)
 
+    @classmethod
+    def of(cls, span: Span) -> SpanIds:
+        """Return the ids of a span."""
+        context = span.get_span_context()
+        return cls(context.trace_id, context.span_id)
+
     def traceparent(self, *, is_sampled: bool) -> str:
         """Return the ids as the `traceparent` of a message."""
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{'01' if is_sampled else '00'}"
