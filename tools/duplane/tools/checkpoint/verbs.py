@@ -68,9 +68,9 @@ def random(
     seed
         The same seed gives the same bytes on the same kind of device.
     device
-        Device that draws the weights: cpu or cuda:N. On a GPU it takes seconds.
+        Device that draws the weights: cpu or cuda:N. A GPU draws them in seconds.
     dry
-        Write nothing; print the parameters and the memory it would take.
+        Write nothing; print the parameters and the memory that the model would take.
     """
     from duplane.tools.checkpoint.inspection import describe
     from duplane.tools.checkpoint.random_weights import write_random

@@ -171,7 +171,7 @@ def _added_id(entry: dict[str, Any]) -> int:
 
 
 def _bad_tokens(tokenizer: Tokenizer) -> list[int]:
-    """Return some ordinary ids that no spoken sentence uses: the last merges of other words."""
+    """Return some ordinary ids that occur in no spoken sentence: those of the last merges."""
     spoken = {token for sentence in spoken_ids(tokenizer) for token in sentence}
     last = tokenizer.get_vocab_size(with_added_tokens=False)
     return sorted([token for token in range(256, last) if token not in spoken][-BAD_TOKENS:])
