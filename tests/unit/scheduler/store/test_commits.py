@@ -42,7 +42,7 @@ class Etcd:
         self._answers: asyncio.Queue[etcd_pb2.TxnResponse] = asyncio.Queue()
         client = cast(EtcdClient, self)
         self.facts = Facts(KEYS)
-        self.mirror = Mirror(client, self.facts)
+        self.mirror = Mirror(client, self.facts, clock=lambda: 0.0)  # no portion ends by its time
         self.commits = Commits(client, self.mirror, cast(Session, FakeSession()))
         self.put(KEYS.base, b"%d" % BASE, 1)
         self.put(KEYS.session("a"), b"", 2)
