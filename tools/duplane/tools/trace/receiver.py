@@ -6,26 +6,21 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-import grpc.aio
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTraceServiceRequest,
-    ExportTraceServiceResponse,
-)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from duplane.fabric.addresses import Address, parse_address
 from duplane.fabric.process import StartError
+from duplane.tools.otlp_receiver import SPANS, receiving_otlp
 from duplane.tools.trace.spans_json import to_line
 from duplane.tools.trace.units import Collected
 
 _log = logging.getLogger(__name__)
-_MAX_CALLS = 32  # concurrent calls; exporters repeat calls that are refused
 _MAX_FILE_BYTES = 1_000_000_000  # a file of this size gets no more spans
 
 
-class _Receiver(trace_service_pb2_grpc.TraceServiceServicer):
+class _Receiver:
     """Collects the spans that processes export, and writes them to a file if there is one."""
 
     def __init__(self, collected: Collected, out: BinaryIO | None) -> None:
@@ -33,13 +28,12 @@ class _Receiver(trace_service_pb2_grpc.TraceServiceServicer):
         self._out = out
         self._written_bytes = 0
 
-    async def Export(self, request: ExportTraceServiceRequest, context: Any) -> Any:  # noqa: N802 - named by gRPC
+    def store(self, export: bytes) -> None:
         """Store the spans of one export."""
-        del context
+        request = ExportTraceServiceRequest.FromString(export)
         self._collected.add(request)
         if self._out is not None:
             self._write(self._out, to_line(request))
-        return ExportTraceServiceResponse()
 
     def _write(self, out: BinaryIO, line: bytes) -> None:
         if self._written_bytes + len(line) > _MAX_FILE_BYTES:
@@ -77,17 +71,6 @@ async def receiving(
             file = stack.enter_context(out.open("ab", buffering=0)) if out else None
         except OSError as error:
             raise StartError(f"cannot write {out}: {error.strerror}") from None
-        server = grpc.aio.server(
-            maximum_concurrent_rpcs=_MAX_CALLS, options=[("grpc.so_reuseport", 0)]
-        )
-        generated: Any = trace_service_pb2_grpc  # declares no types
-        generated.add_TraceServiceServicer_to_server(_Receiver(collected, file), server)
-        try:
-            port = server.add_insecure_port(str(address))
-        except RuntimeError:
-            raise StartError(f"cannot listen on {address}") from None
-        await server.start()
-        try:
-            yield Address(address.host, port)
-        finally:
-            await server.stop(1.0)
+        receiver = _Receiver(collected, file)
+        async with receiving_otlp(address, (SPANS,), receiver.store) as bound:
+            yield bound

@@ -6,9 +6,8 @@ import contextlib
 import os
 from collections.abc import AsyncGenerator, Generator, Mapping
 
-import grpc.aio
-
-_SERVICES = ("trace.v1.TraceService", "metrics.v1.MetricsService")
+from duplane.fabric.addresses import Address
+from duplane.tools.otlp_receiver import METRICS, SPANS, receiving_otlp
 
 
 class Receiver:
@@ -17,38 +16,22 @@ class Receiver:
     def __init__(self) -> None:
         self.byte_count = 0
 
-    async def _export(self, request: bytes, _: object) -> bytes:
-        self.byte_count += len(request)
-        return b""  # an answer without fields: all was accepted
+    def _count(self, export: bytes) -> None:
+        self.byte_count += len(export)
 
     @classmethod
     @contextlib.asynccontextmanager
     async def exporting(cls) -> AsyncGenerator[Receiver]:
         """Serve, and set the environment so that new processes export to this receiver."""
-        receiver, server = cls(), grpc.aio.server()
-        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(
-            receiver._export
-        )
-        server.add_generic_rpc_handlers(
-            [
-                grpc.method_handlers_generic_handler(
-                    f"opentelemetry.proto.collector.{name}", {"Export": handler}
-                )
-                for name in _SERVICES
-            ]
-        )
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        try:
+        receiver, listen = cls(), Address("127.0.0.1", 0)
+        async with receiving_otlp(listen, (SPANS, METRICS), receiver._count) as address:
             with _environment(
                 {
-                    "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}",
+                    "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{address}",
                     "OTEL_EXPORTER_OTLP_INSECURE": "true",
                 }
             ):
                 yield receiver
-        finally:
-            await server.stop(None)
 
 
 @contextlib.contextmanager
