@@ -36,7 +36,7 @@ class Clock(Protocol):
         ...
 
     def call_at(self, monotonic_s: float, callback: Callable[[], None]) -> Timer:
-        """Schedule `callback` for the moment whose `monotonic_s` is this value."""
+        """Call `callback` when the monotonic time is `monotonic_s`."""
         ...
 
 
@@ -44,7 +44,7 @@ class LoopClock:
     """The running event loop's monotonic time and the system's wall time."""
 
     def __init__(self) -> None:
-        # Kept, because each lookup is a system call in Python 3.11.
+        # Kept, because each `get_running_loop` is a system call in Python 3.11.
         self._loop = asyncio.get_running_loop()
 
     def now(self) -> Moment:

@@ -201,7 +201,7 @@ class SessionMetrics:
     def answered(
         self, outcome: session_pb2.Delta | session_pb2.Failed, dropped_count: int, now: Moment
     ) -> None:
-        """Count a unit with its outcome. Sent units before it count as dropped by the worker.
+        """Count a unit with its outcome. Older units without an outcome count as dropped.
 
         `dropped_count` is the number of units that the edge has dropped in this session so far.
         """

@@ -1,7 +1,7 @@
-"""The apps: pages of the reference server that operators switch on or off.
+"""The apps: the pages of the reference server. Operators can switch each one on or off.
 
-The state is kept only in memory. When the process starts, every app is on if this server has its
-kind of session.
+These switches are kept only in memory. When the process starts, an app is on if duplane supports
+the kind of session that the app uses.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Configure:
 class Append:
     """Audio of any length (float32 PCM, 16 kHz, checked), pictures, or both.
 
-    `max_slice_count` None means one slice per picture.
+    `max_slice_count` includes the default of the session; None means one slice per picture.
     """
 
     audio: bytes
@@ -79,7 +79,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Events for the client now, and a request for the worker that follows all earlier units."""
+    """Events for the client now, and a request that the worker gets after all earlier units."""
 
     events: tuple[bytes, ...] = ()
     request: session_pb2.ConverseRequest | None = None

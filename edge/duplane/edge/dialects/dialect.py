@@ -52,7 +52,7 @@ WAITING = frozenset({Phase.START, Phase.OPENING})  # the client may still wait f
 OPEN = frozenset({Phase.ACTIVE, Phase.PAUSED})  # the conversation is ready
 ALIVE = WAITING | OPEN
 
-# These transitions are the same in every dialect. A pair that is not listed changes nothing.
+# The same in every dialect: phase and cause -> next phase. Any other pair changes nothing.
 LIFECYCLE: Mapping[tuple[Phase, Lifecycle], Phase] = {
     (Phase.OPENING, Lifecycle.OPENED): Phase.ACTIVE,
     **{(phase, Lifecycle.CLOSED): Phase.CLOSED for phase in Phase},
@@ -177,7 +177,7 @@ class Dialect(ABC):
         return []
 
     def _closed_events(self, close: Close, now: Moment) -> list[bytes]:
-        """Render the event for the end of a session that was not refused; empty without one."""
+        """Render the end of a session that was not refused; nothing if the dialect has no event."""
         del close, now
         return []
 

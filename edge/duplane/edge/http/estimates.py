@@ -11,7 +11,8 @@ from duplane.fabric.durations import to_duration, to_seconds
 from duplane.fabric.kinds import KINDS_BY_NAME
 from duplane.fabric.v1 import admin_pb2
 
-# Clients also expect estimates of this kind. No such sessions exist, so its numbers have no effect.
+# Clients also expect an estimate for this kind of session. duplane has no such sessions, so the
+# estimate has no effect.
 _UNSERVED = "half_duplex"
 _UNSERVED_BASE_S = 180.0
 _CONFIG = frozenset({*(f"eta_{name}_s" for name in (*KINDS_BY_NAME, _UNSERVED)), "ema_alpha"})

@@ -114,7 +114,7 @@ def _not_found(voice_id: str) -> web.HTTPNotFound:
 
 
 async def _in_thread(work: Callable[[], _Result]) -> _Result:
-    """Run a function that uses the disk in a thread. Raises HTTPException if it fails."""
+    """Run `work`, which uses the disk, in a thread. Raises HTTPException if it fails."""
     try:
         return await asyncio.to_thread(work)
     except OSError as error:

@@ -20,7 +20,7 @@ _MARK, _MARK_JSON = "\0", rb'"\u0000"'
 
 @dataclass(slots=True, eq=False)
 class Base64Text:
-    """A long string of a message that is valid base64, and the bytes that it encodes."""
+    """A long base64 string from a message, and the bytes that it encodes."""
 
     encoded: memoryview
     content: bytes

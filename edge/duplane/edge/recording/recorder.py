@@ -20,7 +20,8 @@ _log = logging.getLogger(__name__)
 _CLOSE_S = 10.0  # for the queued jobs when the process ends
 _MAX_PATH = 256  # characters
 _EVENT_BYTES = 256  # memory of a queued event besides its bytes
-# Most bytes on disk per submitted byte. Base64 of float32 is stored both as float32 and as PCM16.
+# Bytes on disk per submitted byte, at most: audio that came as base64 of float32 is stored both
+# as float32 and as PCM16.
 _DISK_RATIO = 1.25
 # Old recordings are deleted when less than this share of `max_total_bytes` is free.
 _SWEEP_SHARE = 0.05

@@ -61,7 +61,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                 next_request = lease_pb2.AcquireLeaseRequest()
                 next_request.CopyFrom(request)
                 next_request.request_id += f"/move{move.number}"
-                # The session keeps its place in the queue.
+                # With its old ticket the session waits ahead of newer tickets.
                 next_request.ticket_id = self._granted.ticket_id
                 next_request.avoided_worker_ids.append(self._granted.worker_id)
                 await self._hold_slot(next_request)
@@ -129,7 +129,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         return has_begun
 
     async def _send_requests(self, stream: ConverseStream) -> None:
-        """Send the session's requests to the worker. The limits bound the units per second."""
+        """Send the session's requests to the worker; `_pace` limits the units per second."""
         try:
             while self.session.closed is None:
                 self._wake.clear()

@@ -252,7 +252,7 @@ class DuplexSession(Session[DuplexDialect]):
     def _begin_move(self, cause: MoveCause | None, now: Moment) -> list[bytes] | None:
         """Wait for another worker; return None if the conversation cannot move.
 
-        If the session gives up a unit, the events tell the client that this unit has failed.
+        If the session gives up a unit, the returned events tell the client that it has failed.
         """
         moves, before = self.moves, self.move
         if moves is None or cause is None or self.dialect.phase not in OPEN:

@@ -57,8 +57,8 @@ class Journal:
     ) -> None:
         """Add a unit with its delta. A unit that failed has changed nothing, so it is left out.
 
-        If the unit's request is missing, or the change that the unit has made, the journal is given
-        up.
+        If the unit's request is missing, or if the delta lacks the change of the conversation's
+        state, the journal is given up.
         """
         if not self.is_whole or isinstance(outcome, session_pb2.Failed):
             return

@@ -170,9 +170,9 @@ class SessionRunner(ABC, Generic[S]):
             self._set_timer(deadline)
 
     def _set_timer(self, deadline: float) -> None:
-        """Set the timer to an earlier deadline.
+        """Set the timer to a deadline that is earlier than the present one.
 
-        When the timer fires, the session gives the next deadline.
+        After the timer has fired, it is set to the session's next deadline.
         """
         if self._timer:
             self._timer.cancel()

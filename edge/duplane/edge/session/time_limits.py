@@ -25,8 +25,8 @@ class TimeLimit(Enum):
     WHOLE_SESSION = auto()  # from `queue_done`
 
 
-# How a session is closed when each of these limits has passed. For other limits the subclass
-# decides.
+# How a session is closed when each of these limits has passed. For other limits the subclass of
+# `Session` decides.
 EXPIRED: Mapping[TimeLimit, Close] = {
     TimeLimit.SCHEDULER: Close(CloseReason.SERVICE_UNAVAILABLE, "no scheduler answers"),
     TimeLimit.SLOT: Close(CloseReason.WORKER_BUSY, "no worker became free in time"),
