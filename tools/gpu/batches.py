@@ -50,7 +50,7 @@ SMALL = Sizes(counts=(1, 2), units=3, shortest=50, longest=200)
 
 @dataclass
 class Figures:
-    """Seconds of each batch, of each output since the start of its batch, and of settling."""
+    """In seconds: whole batches, from the start of a batch to each of its outputs, and settling."""
 
     whole: list[float] = field(default_factory=list[float])
     listening: list[float] = field(default_factory=list[float])

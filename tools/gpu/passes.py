@@ -91,7 +91,7 @@ def launches(options: Options, report: Report) -> None:
 
 
 def host(options: Options, report: Report) -> None:
-    """Measure how long the device idles after an event that the host waits for, until a launch."""
+    """Measure the device's idle time between an event that the host awaits and the next launch."""
     table = report.table("from event to next launch, microseconds", ("other threads", "p50", "p99"))
     if not is_cuda(options):
         table.add("needs CUDA", "", "")

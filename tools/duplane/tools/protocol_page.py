@@ -86,7 +86,7 @@ DIALECTS: Mapping[str, type[Dialect]] = {
 NOTES: Mapping[str, str] = {
     "A": "The edge cuts audio of any length into units of one second; each unit has one reply.",
     "B": "The edge sends the speech of a unit as `text`, then `audio`; a `listen` with the turn's"
-    " id ends the turn. The edge answers an append that completes no unit at once: with `listen`,"
+    " id ends the turn. If an append completes no unit, the edge answers at once: with `listen`,"
     " or inside a turn with an empty `text`. When a client closes the session, `session.closed`"
     " repeats the client's reason, cut to 256 bytes.",
     "B, chat": "Each turn acquires a slot and may wait for it; `response.done` ends the turn.",
@@ -375,8 +375,8 @@ def _codes() -> Iterator[str]:
 
 
 def _limits() -> Iterator[str]:
-    yield "## Bounds\n"
-    yield "Each bound is a flag and an environment variable of `duplane edge`, with this default.\n"
+    yield "## Bounds\n\nEach bound is a flag and an environment variable of `duplane edge`; the"
+    yield "table gives its default.\n"
     defaults = {bound.name: bound.default for bound in dataclasses.fields(Limits)}
     yield from _table(
         ["flag", "default", ""],

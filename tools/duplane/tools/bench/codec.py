@@ -1,4 +1,4 @@
-"""`duplane bench codec`: the edge's cost of JSON and base64 for one unit, and its lower bound."""
+"""`duplane bench codec`: the edge's cost of JSON and base64 for one unit, and of base64 alone."""
 
 from __future__ import annotations
 

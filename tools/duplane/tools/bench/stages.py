@@ -75,7 +75,7 @@ class StageWatch:
     def _stand_around(
         self, owner: object, name: str, stage_of: Callable[..., Stage], *, is_call: bool = True
     ) -> None:
-        """Wrap a method; `is_call` is False for a method within another call of the stage."""
+        """Wrap a method. With `is_call` False, its time counts for the stage, but not its calls."""
         call: Call = getattr(owner, name)
 
         def watched(*arguments: Any, **named: Any) -> Any:

@@ -22,7 +22,7 @@ app.command(bench)
 
 @bench.command
 def codec() -> None:
-    """Measure the edge's cost of JSON and base64 for one unit, and its lower bound."""
+    """Measure the edge's cost of JSON and base64 for one unit, and of base64 alone."""
     from duplane.tools.bench.codec import bench_codec
 
     bench_codec()

@@ -77,7 +77,10 @@ def _chunk(talker: Talker, chunk: dict[str, Any], arrays: Any) -> Iterator[Check
 
 
 def _streaming(talker: Talker, trace: dict[str, Any], arrays: Any) -> Iterator[Check]:
-    """Check an answer in several passages. The trace groups the tokens of the passages by units."""
+    """Check an answer whose text reaches the talker in several segments.
+
+    For each segment, compare the tokens, which the trace groups by unit.
+    """
     talker.reset(0)
     stream = SpeechStream(0, SeededUniforms(0), is_greedy=True, temperature=TEMPERATURE)
     held: list[int] = []
@@ -102,7 +105,7 @@ def _streaming(talker: Talker, trace: dict[str, Any], arrays: Any) -> Iterator[C
 
 
 def _oneshot(talker: Talker, trace: dict[str, Any], arrays: Any) -> Iterator[Check]:
-    """Check an utterance in one passage. Its recorded condition includes the marks."""
+    """Check an utterance of one segment. Its recorded condition already ends with the marks."""
     talker.reset(0)
     stream = SpeechStream(0, SeededUniforms(0), is_greedy=True, temperature=TEMPERATURE)
     condition = _on_device(talker, arrays["oneshot_cond"])
@@ -115,7 +118,7 @@ def _oneshot(talker: Talker, trace: dict[str, Any], arrays: Any) -> Iterator[Che
 
 
 def _spoken(talker: Talker, stream: SpeechStream, condition: Tensor, **bounds: int) -> list[int]:
-    """Return all tokens of one passage."""
+    """Return all tokens of one segment."""
     stream.begin(condition, **bounds)
     tokens: list[int] = []
     while not stream.is_done:

@@ -1,11 +1,11 @@
 """Makes the random language model take turns and speak in words.
 
-A clock decides when the model speaks. The clock is the gate's head. Its output oscillates with the
-distance to the first token, so that about four units of listening and three units of speech
-alternate, whatever the input is. Each word is a random successor of the last word in the spoken
-sentences. The answer in a chat is one sentence: after its last word the model ends the unit, and
-then the answer. In full duplex the turn continues, because there the model decodes nothing after
-the end of a unit.
+A clock decides when the model speaks. The clock is the attention head that writes the gate (see
+`circuits`). Its output oscillates with the distance to the first token, so that about four units of
+listening and three units of speech alternate, whatever the input is. Each word is a random
+successor of the last word in the spoken sentences. The answer in a chat is one sentence: after its
+last word the model ends the unit, and then the answer. In full duplex the turn continues, because
+there the model decodes nothing after the end of a unit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Makes the random talker speak a second per unit, and stop soon after the end of a turn.
 
-The gate's head attends to the condition row that marks the end of a turn, or of a chat's text.
-Without such a row the gate is -1, and the talker never chooses the end of speech. Some steps after
-such a row the gate becomes +1, and the talker always chooses the end of speech.
+The attention head that writes the gate (see `circuits`) attends to the condition row that marks the
+end of a turn, or of a chat's text. Without such a row the gate is -1, and the talker never chooses
+the end of speech. Some steps after such a row the gate becomes +1, and the talker always chooses
+the end of speech.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 class UpSettings:
     """Settings of `duplane up`. Raises ValueError naming the invalid setting.
 
-    None or empty means that the settings of the process decide.
+    Where a setting here is None or empty, the settings of the processes themselves decide.
     """
 
     host: str | None = None

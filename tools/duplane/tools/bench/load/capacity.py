@@ -11,7 +11,7 @@ def search(first: int, largest: int) -> Generator[int, bool, int]:
     """Yield numbers of sessions to try; return the largest number that holds, or 0.
 
     The caller sends back whether each number holds. The number doubles until a number does not
-    hold; then the interval between the two last numbers is halved.
+    hold. Then each number is halfway between the largest that held and the smallest that did not.
     """
     good, bad = 0, largest + 1  # a `bad` above `largest` has not been tried
     number = min(first, largest)

@@ -73,7 +73,10 @@ def cpu_lines(rows: Sequence[Row], sessions: Sequence[int]) -> Sequence[Line]:
 
 
 def axis_end(largest: float) -> float:
-    """Return the end of an axis of five steps: the next number of the series 1, 2, 5, 10, 20 ..."""
+    """Return the value at which an axis of five steps ends.
+
+    This is the first number of the series ... 0.5, 1, 2, 5, 10 ... that is not below `largest`.
+    """
     size = 10.0 ** math.floor(math.log10(largest))
     return size * next(factor for factor in (1, 2, 5, 10) if factor * size >= largest)
 

@@ -28,7 +28,7 @@ class Counts:
     sent: int = 0
     answered: int = 0
     late: int = 0  # answered, but after the deadline
-    # Part of `late`: the generator itself was blocked for at least the excess.
+    # Part of `late`: would be in time if the load generator had not been blocked.
     late_by_generator: int = 0
     dropped: int = 0  # units that the server has reported as dropped
     failed: int = 0  # answered with an error
@@ -67,8 +67,9 @@ class _Unit:
 
 
 class Ledger:
-    """The units of one session. `stalled_s` returns how long the generator was blocked between two
-    times.
+    """The units of one session.
+
+    `stalled_s` returns how long the load generator was blocked between two times.
     """
 
     def __init__(self, counts: Counts, stalled_s: Callable[[float, float], float]) -> None:
@@ -124,7 +125,10 @@ class Ledger:
         return (unit for unit in self._waiting.values() if number is None or unit.number < number)
 
     def _continue(self, answer: Answer, at_s: float) -> None:
-        """Record another message about the unit answered last, or count a surplus message."""
+        """Add a further message to the unit answered last.
+
+        Count it as surplus if it repeats a part or belongs to another unit.
+        """
         unit = self._current
         if unit is None or unit.number != answer.unit or answer.part in unit.parts:
             self._counts.doubled += 1

@@ -1,4 +1,4 @@
-"""The plan of one generator process: its sessions, their times of sending and renewal. Pure."""
+"""The plan of one load generator: its sessions, their times of sending and renewal. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DIALECTS = ("A", "B", "C", "grpc")
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The plan of one generator process, which receives it as JSON."""
+    """The plan of one load generator, a process that receives it as JSON."""
 
     url: str  # ws:// or wss:// of an edge; in dialect `grpc` the address of a scheduler
     dialect: str  # one of DIALECTS

@@ -1,4 +1,4 @@
-"""The reports that generators send once a second, and their sum. Pure."""
+"""The reports that load generators send once a second, and their sum. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from duplane.tools.bench.load.ledger import Counts, Timed
 
 @dataclass(frozen=True)
 class Opening:
-    """The number of sessions that a generator has opened before it sends."""
+    """The number of sessions that a load generator has opened before it sends."""
 
     count: int
     failures: Mapping[str, int]  # reasons of the other sessions, and their numbers
@@ -19,7 +19,7 @@ class Opening:
 
 @dataclass
 class Report:
-    """The figures of one generator.
+    """The figures of one load generator.
 
     Times and delays are those since the last report; counts and failures are those since the start.
     """

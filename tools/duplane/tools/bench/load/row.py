@@ -56,7 +56,7 @@ class ProcessCost:
 
 @dataclass(frozen=True)
 class GeneratorCost:
-    """The punctuality and the cost of the generators."""
+    """The punctuality and the cost of the load generators."""
 
     lateness_ms: Percentiles  # delay of each unit against its schedule
     loop_delay_ms: Percentiles  # delay of the generators' event loops, measured every 10 ms
@@ -125,7 +125,7 @@ def _median_mb(samples: Sequence[Sample]) -> float:
 
 
 def generator_cost(seen: Seen, cost: ProcessCost, limits: Limits) -> GeneratorCost:
-    """Compute the cost of the generators, and judge their punctuality."""
+    """Compute the cost of the load generators, and judge their punctuality."""
     lateness, loop = Percentiles.of(seen.lateness_ms), Percentiles.of(seen.loop_ms)
     worst = max(lateness.p99 or 0.0, loop.p99 or 0.0)
     return GeneratorCost(lateness, loop, cost, is_punctual=worst <= limits.lateness_ms)

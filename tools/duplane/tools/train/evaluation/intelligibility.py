@@ -1,4 +1,8 @@
-"""Measures the model's speech: the share of spoken sums that it understands, mel distances."""
+"""Measures the model's speech by two figures.
+
+One is the share of sums that the model understands when it hears its own speech. The other is the
+distance of its mels from those of the synthesiser.
+"""
 
 from __future__ import annotations
 

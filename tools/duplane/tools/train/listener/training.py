@@ -1,7 +1,7 @@
 """Trains the listener, first on the sounds of speech, then on whole sessions and chats.
 
 Each step draws its sessions from the seed and the number of the step. So a run that is resumed
-gives the same weights.
+gives the same weights as a run without a stop.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ WARM_UP = 20
 def build_vocoder(table: Tensor, seed: int) -> HarmonicNetwork:
     """Build the network for the codec's table.
 
-    The untrained network does not correct the filters.
+    Before training, its convolutions add nothing to the log-mels of the table.
     """
     config = HarmonicConfig(
         vocabulary=len(table),
