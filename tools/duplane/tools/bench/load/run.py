@@ -127,9 +127,9 @@ def _tell(text: str) -> None:
 
 
 async def _capacity(options: FabricBench, dialect: str, rows: list[Row]) -> int:
-    """Search the largest number of sessions that holds.
+    """Search for the largest number of sessions that holds.
 
-    A number that does not hold is tried twice.
+    If a number does not hold, it is tried a second time.
     """
     searching = search(options.sessions[0], options.max_sessions)
     try:
