@@ -58,6 +58,7 @@ class SchedulerMetrics:
         self._slots = SlotCounts(state)
         self._since: dict[str, dict[int, float]] = {}  # by pool and order, oldest first
         self._tickets: Counter[tuple[str, str]] = Counter()  # by pool and kind
+        self._counted: dict[int, tuple[str, str]] = {}  # pool and kind of each ticket, by order
         self._leases: dict[str, Grant] = {}
         self._waits = histograms(
             registry,
@@ -98,21 +99,30 @@ class SchedulerMetrics:
                 pass
 
     def _on_ticket(self, ticket: Ticket) -> None:
-        pool, kind = ticket.request.pool, kind_name(ticket.request.kind)
-        since = self._since.setdefault(pool, {})
-        if ticket.order not in since:
-            since[ticket.order] = self._state.clock()
-            self._tickets[pool, kind] += 1
+        """Count a ticket. A request of another pool or kind may have taken over a counted one."""
+        key = ticket.request.pool, kind_name(ticket.request.kind)
+        counted = self._counted.get(ticket.order)
+        if counted and counted != key:
+            self._forget(ticket.order)
+        if counted != key:
+            self._counted[ticket.order] = key
+            self._since.setdefault(ticket.request.pool, {})[ticket.order] = self._state.clock()
+            self._tickets[key] += 1
+
+    def _forget(self, order: int) -> float:
+        """Count a ticket no longer; return when its wait began."""
+        key = pool, _ = self._counted.pop(order)
+        since = self._since[pool].pop(order)
+        if not self._since[pool]:
+            del self._since[pool]
+        self._tickets[key] -= 1
+        if not self._tickets[key]:
+            del self._tickets[key]
+        return since
 
     def _on_ticket_gone(self, ticket: Ticket, *, is_granted: bool) -> None:
-        pool, kind = ticket.request.pool, kind_name(ticket.request.kind)
-        since = self._since[pool]
-        waited_s = self._state.clock() - since.pop(ticket.order)
-        if not since:
-            del self._since[pool]
-        self._tickets[pool, kind] -= 1
-        if not self._tickets[pool, kind]:
-            del self._tickets[pool, kind]
+        kind = kind_name(ticket.request.kind)
+        waited_s = self._state.clock() - self._forget(ticket.order)
         self._waits.of(kind, "granted" if is_granted else "left").observe(waited_s)
 
     def _on_grant(self, grant: Grant) -> None:

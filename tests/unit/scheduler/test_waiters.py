@@ -11,8 +11,7 @@ import pytest
 from support.scheduler_harness import AUDIO, OMNI, register_message
 
 from duplane.fabric.errors import FabricError, Reason
-from duplane.fabric.v1 import admin_pb2, lease_pb2, registry_pb2
-from duplane.scheduler.rpc.worker_stream import OUTBOX_LENGTH, WorkerStream
+from duplane.fabric.v1 import admin_pb2, lease_pb2
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import Grant, Offer, Ticket, Worker
 from duplane.scheduler.store.memory import MemoryStore
@@ -262,34 +261,3 @@ async def test_slow_watcher_gets_a_snapshot_in_place_of_what_it_missed() -> None
 async def drained(reader: AsyncGenerator[admin_pb2.WatchResponse]) -> None:
     async for _ in reader:
         pass
-
-
-class Unread:
-    """A gRPC context whose peer has stopped reading."""
-
-    def __init__(self) -> None:
-        self.is_writing = asyncio.Event()
-
-    async def write(self, message: object) -> None:
-        self.is_writing.set()
-        await asyncio.Event().wait()
-
-
-async def test_stream_of_a_worker_that_does_not_read_is_ended() -> None:
-    context, stream = Unread(), WorkerStream(Worker(1, register_message(), is_draining=False))
-    writing = stream.write_messages(context)  # pyright: ignore[reportArgumentType]  # a stand-in
-    sending = asyncio.create_task(writing)
-    failing = asyncio.create_task(stream.raise_failure())
-    stream.send(registry_pb2.AttachResponse())
-    await context.is_writing.wait()
-    for _ in range(OUTBOX_LENGTH):
-        stream.send(registry_pb2.AttachResponse())
-    await asyncio.sleep(0)
-    assert not failing.done()
-    stream.send(registry_pb2.AttachResponse())
-    with pytest.raises(FabricError) as ended:
-        await failing
-    assert ended.value.reason is Reason.UNAVAILABLE
-    sending.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await sending

@@ -11,12 +11,15 @@ from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import registry_pb2
 from duplane.scheduler.store.base import Worker
 
-OUTBOX_LENGTH = 256  # most unread messages of a worker; one more ends its stream
+WRITE_TIMEOUT_S = 30.0  # a worker that does not read a message for this long loses its stream
 Context = grpc.aio.ServicerContext[registry_pb2.AttachRequest, registry_pb2.AttachResponse]
 
 
 class WorkerStream:
     """The messages that wait for one worker, and the error that ends its stream.
+
+    At most one revoke for each slot waits, and one message of each other kind. A newer one takes
+    the place of the one that waits, because it contains all that the worker has to know.
 
     `write_messages` and `raise_failure` run concurrently as long as the stream lasts.
     """
@@ -27,16 +30,18 @@ class WorkerStream:
         self.has_report = asyncio.Event()
         self.is_drain_sent = False
         self.progress_due = 0.0  # time of the next `progress` message
-        self._outbox = asyncio.Queue[registry_pb2.AttachResponse](OUTBOX_LENGTH)
+        self._outbox: dict[tuple[str | None, int], registry_pb2.AttachResponse] = {}
+        self._has_message = asyncio.Event()
         self._failure: FabricError | None = None
         self._has_failed = asyncio.Event()
 
     def send(self, message: registry_pb2.AttachResponse) -> None:
-        """Queue a message. If the queue is full, the worker does not read, and the stream ends."""
-        try:
-            self._outbox.put_nowait(message)
-        except asyncio.QueueFull:
-            self.fail(Reason.UNAVAILABLE, "the worker does not read its messages")
+        """Queue a message."""
+        key = (message.WhichOneof("message"), message.revoke.slot)  # slot 0 if it is no revoke
+        waiting = self._outbox.get(key)
+        if waiting is None or not _is_covered(message.revoke, waiting.revoke):
+            self._outbox[key] = message
+        self._has_message.set()
 
     def fail(self, reason: Reason, message: str) -> None:
         """End the stream; messages in the queue are dropped."""
@@ -46,9 +51,16 @@ class WorkerStream:
     async def write_messages(self, context: Context) -> NoReturn:
         """Write queued messages until cancelled. Raises FabricError if the stream has ended."""
         while True:
-            message = await self._outbox.get()
+            while not self._outbox:
+                self._has_message.clear()
+                await self._has_message.wait()
+            message = self._outbox.pop(next(iter(self._outbox)))
             try:
-                await context.write(message)
+                async with asyncio.timeout(WRITE_TIMEOUT_S):
+                    await context.write(message)
+            except TimeoutError:
+                why = "the worker does not read its messages"
+                raise FabricError(Reason.UNAVAILABLE, why) from None
             except grpc.aio.BaseError:
                 raise FabricError(Reason.UNAVAILABLE, "the worker's stream has ended") from None
 
@@ -57,3 +69,14 @@ class WorkerStream:
         await self._has_failed.wait()
         if self._failure:
             raise self._failure
+
+
+def _is_covered(revoke: registry_pb2.Revoke, waiting: registry_pb2.Revoke) -> bool:
+    """True if a waiting revoke of the same slot has all effects of `revoke`.
+
+    A slot is granted again only after its worker has seen the void number. So the lease of a lower
+    number has no session any more.
+    """
+    if revoke.fencing_number == waiting.fencing_number:
+        return bool(waiting.lease_id) and not revoke.lease_id
+    return revoke.fencing_number < waiting.fencing_number

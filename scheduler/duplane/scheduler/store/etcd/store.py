@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Callable, Coroutine, Generator, Sequence
@@ -45,6 +46,7 @@ _PRECEDENCE_S = 0.1
 # A scheduler ends the expired grants of another scheduler only after this delay, because normally
 # the other scheduler ends them itself.
 _EXPIRY_PRECEDENCE_S = 0.5
+_EXPIRING_COUNT = 64  # most unclaimed grants that are ended at the same time
 MAX_WAITING = 4096  # most operations that wait for etcd; above it, new calls are refused
 
 
@@ -345,8 +347,10 @@ class EtcdStore(LeaseStore):
 
     async def expire(self) -> float | None:
         """End the grants that were not claimed in time; return the seconds to the next deadline."""
-        for grant in list(self._deadlines.pop_expired(self._clock())):
-            await self._commits.commit(partial(operations.expire, grant=grant))
+        expired = self._deadlines.pop_expired(self._clock())
+        while portion := list(itertools.islice(expired, _EXPIRING_COUNT)):
+            steps = [partial(operations.expire, grant=grant) for grant in portion]
+            await asyncio.gather(*map(self._commits.commit, steps))
         return self._deadlines.next_in_s(self._clock())
 
     async def _expire(self) -> None:

@@ -1,0 +1,49 @@
+"""The gauges of the queue, for tickets that other requests take over."""
+
+from __future__ import annotations
+
+import pytest
+
+from duplane.fabric.v1 import lease_pb2
+from duplane.scheduler.metrics import SchedulerMetrics
+from duplane.scheduler.state import SchedulerState
+from duplane.scheduler.store.base import Ticket, TicketGone, TicketPut
+
+AUDIO, CHAT = lease_pb2.SESSION_KIND_AUDIO_DUPLEX, lease_pb2.SESSION_KIND_CHAT
+ORDER = 5
+
+
+def ticket(request_id: str, pool: str, kind: lease_pb2.SessionKind) -> Ticket:
+    request = lease_pb2.AcquireLeaseRequest(request_id=request_id, pool=pool, kind=kind)
+    return Ticket(ORDER, "owner", request)
+
+
+@pytest.mark.parametrize(("pool", "kind"), [("", AUDIO), ("x", CHAT)], ids=["pool", "kind"])
+def test_ticket_that_moves_to_another_pool_or_kind_is_counted_once(
+    pool: str, kind: lease_pb2.SessionKind
+) -> None:
+    now = 100.0
+    state = SchedulerState(lambda: now)
+    registry = SchedulerMetrics(state).registry
+
+    def waiting() -> float:
+        found = [
+            sample.value
+            for family in registry.collect()
+            for sample in family.samples
+            if sample.name == "duplane_queue_tickets"
+        ]
+        assert min(found) >= 0
+        return sum(found)
+
+    def oldest() -> float | None:
+        return registry.get_sample_value("duplane_queue_oldest_wait_seconds", {"pool": "other"})
+
+    state.apply(TicketPut(1, ticket("first", "x", AUDIO)))
+    assert waiting() == 1
+    state.apply(TicketPut(2, ticket("second", pool, kind)))
+    assert waiting() == 1
+    state.apply(TicketGone(3, ticket("second", pool, kind), is_granted=False))
+    now += 10
+    assert waiting() == 0
+    assert not oldest()
