@@ -40,7 +40,7 @@ def test_grants_that_expire_together_share_transactions() -> None:
                 most.append(commits.count)
                 return await txn(fabric.clients[0], request)
 
-            fabric.clients[0].txn = counted  # type: ignore[method-assign] - the test replaces a method
+            fabric.clients[0].txn = counted  # type: ignore[method-assign] - counts the calls
             await asyncio.sleep(CLAIM_TIMEOUT_S + 1)
             assert not scheduler.state.grants
             assert sum(sent) >= COUNT
