@@ -280,7 +280,7 @@ def test_a_rebuild_is_done_in_bounded_shares(model: DuplexModel, lived: Lived) -
     shares = rebuild(model, 0, past_units(0, outputs[:34]))
     rows = 0
     for share in (share for share in shares if share.unit_count):
-        assert 0 < share.context_length - rows <= rebuild_module.SHARE_ROWS + 100
+        assert 0 < share.context_length - rows <= rebuild_module.CPU_SHARE_ROWS + 100
         rows = share.context_length
     assert sum(share.unit_count for share in shares) == 34
     assert rows == outputs[33].context_length

@@ -28,6 +28,8 @@ from duplane.worker.model.types import PastUnit, PreparedImage, Rebuilt, UnitFai
 
 SHARE_ROWS = 512
 """Most rows of one share, unless its only unit has more."""
+CPU_SHARE_ROWS = 128
+"""The same on a CPU, which needs longer for a row."""
 SHARE_UNITS = 29
 """Most units of one share: a period of the audio encoder of the released model."""
 WINDOW_UNITS = 8
@@ -71,6 +73,7 @@ class Rebuilder:
         self._llm, self._tokens, self._audio = parts.llm, parts.tokens, parts.audio
         self._speech_ids = 0 if parts.talker is None else parts.talker.end
         self._device = parts.llm.model.norm.weight.device
+        self._share_rows = SHARE_ROWS if self._device.type == "cuda" else CPU_SHARE_ROWS
         self._sampling, self._pipeline, self._speech = sampling, pipeline, speech
         self._inputs = pipeline.inputs
 
@@ -104,7 +107,7 @@ class Rebuilder:
         most = WINDOW_UNITS if conversation.window.is_on else SHARE_UNITS
         for past in units[:most]:
             rows += sum(self._inputs.count_rows(past.unit)) + len(past.token_ids)
-            if count and rows > SHARE_ROWS:
+            if count and rows > self._share_rows:
                 break
             count += 1
         return units[:count]
