@@ -99,8 +99,8 @@ class SimulatedFabric:
 
     def check(self) -> None:
         """Raise the first broken law, or the error that ended a scheduler, if there is one."""
-        failures = (one.failure for one in self.running if one.failure)
-        if failure := self.laws.broken or next(failures, None):
+        failures = [one.failure for one in self.running if one.failure]
+        if failure := self.laws.broken or next(iter(failures), None):
             raise failure
 
     @contextlib.asynccontextmanager

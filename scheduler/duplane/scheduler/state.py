@@ -11,6 +11,8 @@ import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import assert_never
 
+from cachetools import LRUCache
+
 from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.policy.fifo import FifoQueue, QueueEntry
 from duplane.scheduler.policy.forecast import Demand, Waits, forecast
@@ -33,23 +35,35 @@ from duplane.scheduler.store.base import (
 
 _PUBLISHED_QUEUE_COUNT = 4  # queues that one call of `publish_positions` looks at
 _FORECAST_AGE_S = 1.0  # a forecast is replaced after this time
+# With more different labels of workers, or needs of tickets, each demand of a pool is forecast
+# alone, on so many groups of workers at most.
+_MAX_LABEL_SETS = 32
+_MAX_FORECASTS = 1024  # kept for a pool with many label sets
 
 
 _Demanded = tuple[Needs, lease_pb2.SessionKind]
 
 
 class _Forecast:
-    """The waits of one pool's tickets at one moment, by needs and kind."""
+    """The waits of tickets of one pool at one moment, by needs and kind."""
 
-    def __init__(self, revision: int, now: float, waits: Mapping[_Demanded, Waits]) -> None:
+    def __init__(
+        self, revision: int, now: float, waits: Mapping[_Demanded, Waits], share: float = 1.0
+    ) -> None:
+        """`share` is the part of the slots, and so of the tickets, that was simulated."""
         self._revision = revision
         self._deadline = now + _FORECAST_AGE_S
         self._is_exact = all(one.is_exact for one in waits.values())
         self.waits = waits
+        self.share = share
+
+    def is_young(self, now: float) -> bool:
+        """True if the forecast is younger than 1 s."""
+        return now < self._deadline
 
     def is_fresh(self, revision: int, now: float) -> bool:
         """True if the forecast is younger than 1 s. A change also ends an exact forecast."""
-        return now < self._deadline and (revision == self._revision or not self._is_exact)
+        return self.is_young(now) and (revision == self._revision or not self._is_exact)
 
 
 class _Pool:
@@ -59,7 +73,14 @@ class _Pool:
         self.queues: dict[Needs, FifoQueue] = {}  # only queues with tickets
         self.slots = SlotIndex()
         self.forecast: _Forecast | None = None
+        # If there are many label sets, one forecast for each demand.
+        self.forecasts = LRUCache[_Demanded, _Forecast](_MAX_FORECASTS)
         self.last_order = 0
+
+    @property
+    def has_many_label_sets(self) -> bool:
+        """True if a forecast of all demands together would take too long."""
+        return max(len(self.queues), self.slots.group_count) > _MAX_LABEL_SETS
 
 
 class SchedulerState:
@@ -136,7 +157,7 @@ class SchedulerState:
         known = self._pools.get(pool)
         if known is None or not known.slots.has_free:
             return None
-        queues = sorted(known.queues.values(), key=_first_order)
+        queues = sorted(known.slots.grantable(known.queues), key=_first_order)
         reserved = self._reserved_orders
         proposals = (next_grant(queue, known.slots, reserved) for queue in queues)
         return next((proposal for proposal in proposals if proposal), None)
@@ -208,10 +229,26 @@ class SchedulerState:
         """Return the estimated wait of a ticket, or None while no slot serves the ticket."""
         pool, now = self._pools[ticket.request.pool], self.clock()
         needs, kind, known = needs_of(ticket.request), ticket.request.kind, pool.forecast
+        rank = pool.queues[needs].rank_in_kind(ticket)
+        if pool.has_many_label_sets:
+            known = pool.forecasts.get((needs, kind))
+            if known is None or not known.is_young(now):
+                known = pool.forecasts[needs, kind] = self._forecast_alone(pool, needs, kind, now)
+            return known.waits[needs, kind].wait_s(int(rank * known.share))
         is_known = known is not None and (needs, kind) in known.waits
         if known is None or not is_known or not known.is_fresh(self.revision, now):
             known = pool.forecast = _Forecast(self.revision, now, self._forecast(pool, now))
-        return known.waits[needs, kind].wait_s(pool.queues[needs].rank_in_kind(ticket))
+        return known.waits[needs, kind].wait_s(rank)
+
+    def _forecast_alone(
+        self, pool: _Pool, needs: Needs, kind: lease_pb2.SessionKind, now: float
+    ) -> _Forecast:
+        """Forecast one demand as if no other one used its slots."""
+        supplies, share = pool.slots.some_supplies(needs, kind, _MAX_LABEL_SETS)
+        orders = pool.queues[needs].orders_by_kind[kind]
+        demand = Demand(kind, orders, range(len(supplies)))
+        (waits,) = forecast([demand], supplies, self.hold_times, now)
+        return _Forecast(self.revision, now, {(needs, kind): waits}, share)
 
     def _forecast(self, pool: _Pool, now: float) -> Mapping[_Demanded, Waits]:
         demands = {

@@ -139,6 +139,29 @@ def test_forecast_of_many_demands_simulates_a_bounded_number_of_portions(
     assert all(one.wait_s(999) for one in waits)
 
 
+async def test_forecast_is_bounded_with_many_label_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    fabric, outlook, outlooks = Fabric(), Supply.outlook, list[Supply]()
+
+    def counted(supply: Supply, times: HoldTimes, now: float) -> object:
+        outlooks.append(supply)
+        return outlook(supply, times, now)
+
+    monkeypatch.setattr(Supply, "outlook", counted)
+    for number in range(100):
+        labels = {"host": str(number), "zone": "a"}
+        await fabric.store.register(register_message(f"w{number}", labels=labels))
+    tickets = [await fabric.enqueue(f"r{number}", needs={"host": str(number)}) for number in (7, 8)]
+    anywhere = [await fabric.enqueue(f"a{number}", needs={"zone": "a"}) for number in range(400)]
+    elsewhere = await fabric.enqueue("nowhere", needs={"host": "unknown"})
+    assert [fabric.state.wait_s(ticket) for ticket in tickets] == [0, 0]
+    assert len(outlooks) == 2
+    assert fabric.state.wait_s(anywhere[0]) == 0
+    # Four rounds of 100 sessions: the wait is that of all workers, though few are simulated.
+    assert fabric.state.wait_s(anywhere[-1]) == pytest.approx(360, rel=0.1)
+    assert len(outlooks) <= 2 + 32
+    assert fabric.state.wait_s(elsewhere) is None
+
+
 def counted_anew(state: SchedulerState) -> Iterator[tuple[str, str]]:
     for worker in state.workers.values():
         for slot in worker.register.slots:

@@ -10,7 +10,7 @@ from duplane.tools.bench.leases.costs import bench_lease_costs
 
 @pytest.mark.slow
 def test_costs_do_not_grow_with_the_fabric(capsys: pytest.CaptureFixture[str]) -> None:
-    bench_lease_costs([(10, 100), (400, 4_000)])
+    bench_lease_costs([(10, 100, 1), (400, 4_000, 1)])
     small, large = capsys.readouterr().out.splitlines()[-3:-1]
     assert small.startswith("10 workers, 100 waiting")
     assert large.startswith("400 workers, 4,000 waiting")

@@ -143,6 +143,8 @@ class SlotIndex:
     def __init__(self) -> None:
         self._candidates: dict[str, Candidate] = {}  # by worker id
         self._groups: dict[_Ability, _Group] = {}
+        self._by_label: dict[tuple[str, str], dict[_Ability, _Group]] = {}
+        self._free: dict[_Ability, _Group] = {}  # groups with free slots
 
     def __len__(self) -> int:
         return len(self._candidates)
@@ -150,7 +152,12 @@ class SlotIndex:
     @property
     def has_free(self) -> bool:
         """True if a slot is free."""
-        return any(group.ranks for group in self._groups.values())
+        return bool(self._free)
+
+    def grantable(self, queues: Mapping[Needs, FifoQueue]) -> Sequence[FifoQueue]:
+        """Return the queues whose needs a free slot meets."""
+        labels = [group.labels for group in self._free.values()]
+        return [queue for needs, queue in queues.items() if any(map(needs.issubset, labels))]
 
     def attached_kinds(self, needs: Needs) -> Collection[lease_pb2.SessionKind]:
         """Return the kinds that attached workers with these needs serve, draining or not."""
@@ -173,6 +180,19 @@ class SlotIndex:
             if kind in group.kinds and needs <= group.labels
         ]
 
+    def some_supplies(
+        self, needs: Needs, kind: lease_pb2.SessionKind, limit: int
+    ) -> tuple[Sequence[Supply], float]:
+        """Return at most `limit` supplies that a ticket can use, and the share of these."""
+        groups = [group for group in self._able(needs) if kind in group.kinds]
+        some = [group.supply for group in groups[:limit]]
+        return some, len(some) / max(1, len(groups))
+
+    @property
+    def group_count(self) -> int:
+        """The number of groups, each with the same kinds and labels."""
+        return len(self._groups)
+
     def put(self, candidate: Candidate) -> None:
         """Add a worker, or replace its entry."""
         worker_id, ability = candidate.worker.worker_id, candidate.ability
@@ -180,7 +200,7 @@ class SlotIndex:
         if former and former.ability != ability:
             self.remove(worker_id)
             former = None
-        self._groups.setdefault(ability, _Group(*ability)).replace(former, candidate)
+        self._replace(ability, former, candidate)
         self._candidates[worker_id] = candidate
 
     def remove(self, worker_id: str) -> None:
@@ -188,10 +208,29 @@ class SlotIndex:
         candidate = self._candidates.pop(worker_id, None)
         if candidate is None:
             return
-        group = self._groups[candidate.ability]
-        group.replace(candidate, None)
+        group = self._replace(candidate.ability, candidate, None)
         if not group.attached_count:
             del self._groups[candidate.ability]
+            for label in group.labels:
+                del self._by_label[label][candidate.ability]
+                if not self._by_label[label]:
+                    del self._by_label[label]
+
+    def _replace(
+        self, ability: _Ability, former: Candidate | None, candidate: Candidate | None
+    ) -> _Group:
+        """Replace the entry of a worker in the group of its ability; return the group."""
+        group = self._groups.get(ability)
+        if group is None:
+            group = self._groups[ability] = _Group(*ability)
+            for label in group.labels:
+                self._by_label.setdefault(label, {})[ability] = group
+        group.replace(former, candidate)
+        if group.ranks:
+            self._free[ability] = group
+        else:
+            self._free.pop(ability, None)
+        return group
 
     def best(self, request: lease_pb2.AcquireLeaseRequest, needs: Needs) -> Candidate | None:
         """Return the worker whose slot a request gets, or None if the request has to wait.
@@ -199,17 +238,16 @@ class SlotIndex:
         A worker that the request avoids is used only if no other worker takes sessions of the
         request's kind.
         """
-        groups = [group for group in self._able(needs) if request.kind in group.kinds]
-        avoided = self._avoided(request, groups)
+        avoided = self._avoided(request, needs) if request.avoided_worker_ids else ()
         best: _Rank | None = None
-        for group in groups:
-            rank = next((rank for rank in group.ranks if rank[-1] not in avoided), None)
-            best = min(filter(None, (best, rank)), default=None)
+        for group in self._free.values():
+            if request.kind in group.kinds and needs <= group.labels:
+                rank = next((rank for rank in group.ranks if rank[-1] not in avoided), None)
+                best = min(filter(None, (best, rank)), default=None)
         return self._candidates[best[-1]] if best else None
 
-    def _avoided(
-        self, request: lease_pb2.AcquireLeaseRequest, groups: Sequence[_Group]
-    ) -> Collection[str]:
+    def _avoided(self, request: lease_pb2.AcquireLeaseRequest, needs: Needs) -> Collection[str]:
+        groups = [group for group in self._able(needs) if request.kind in group.kinds]
         avoided = set(request.avoided_worker_ids)
         known = (self._candidates[worker_id] for worker_id in avoided & self._candidates.keys())
         able = {(group.kinds, group.labels) for group in groups}
@@ -217,7 +255,10 @@ class SlotIndex:
         return avoided if avoided_open < sum(group.open_count for group in groups) else ()
 
     def _able(self, needs: Needs) -> Iterator[_Group]:
-        return (group for group in self._groups.values() if needs <= group.labels)
+        """Yield the groups that meet `needs`. Only groups with the rarest label are examined."""
+        labelled = (self._by_label.get(label, {}) for label in needs)
+        tried = min(labelled, key=len, default=self._groups)
+        return (group for group in tried.values() if needs <= group.labels)
 
 
 def next_grant(

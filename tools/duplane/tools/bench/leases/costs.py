@@ -11,7 +11,7 @@ import gc
 import random
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -24,7 +24,14 @@ from duplane.scheduler.store.base import Change, Grant, GrantPut, Ticket
 from duplane.scheduler.store.memory import MemoryStore
 from duplane.tools.bench.report import percentile, show
 
-SIZES = ((10, 100), (100, 1_000), (1_000, 10_000), (10_000, 100_000))
+# Workers, waiting tickets, and different labels of the workers and needs of the tickets.
+SIZES = (
+    (10, 100, 1),
+    (100, 1_000, 1),
+    (1_000, 10_000, 1),
+    (10_000, 100_000, 1),
+    (1_000, 10_000, 1_000),
+)
 _SLOT_COUNT = 8
 _SAMPLE_COUNT = 300
 _KIND = lease_pb2.SESSION_KIND_AUDIO_DUPLEX
@@ -49,10 +56,11 @@ class _Costs:
     position: list[float] = field(default_factory=list[float])
     turns: list[float] = field(default_factory=list[float])
 
-    def row(self, worker_count: int, ticket_count: int) -> Sequence[str]:
+    def row(self, worker_count: int, ticket_count: int, label_count: int) -> Sequence[str]:
         medians = (percentile(one, 0.5) for one in (self.enqueue, self.regrant, self.position))
         return (
-            f"{worker_count:,} workers, {ticket_count:,} waiting",
+            f"{worker_count:,} workers, {ticket_count:,} waiting"
+            + (f", {label_count:,} label sets" if label_count > 1 else ""),
             *(f"{seconds * 1e6:.0f}" for seconds in medians),
             f"{max(self.turns) * 1e3:.1f}",
         )
@@ -61,15 +69,17 @@ class _Costs:
 class _Fabric:
     """A full fabric: every slot is leased, and tickets wait."""
 
-    def __init__(self, worker_count: int, ticket_count: int) -> None:
+    def __init__(self, worker_count: int, ticket_count: int, label_count: int) -> None:
         self.store = MemoryStore(boot_ms=1)
         self.state = SchedulerState(time.monotonic)
         self.grant_loop = GrantLoop(self.store, self.state, 3600.0, 0.0)
         self.position_updates = PositionUpdates(self.state)
         self.store.subscribe(self.state.apply)
         self.random = random.Random(1)
+        self.needs = [{"set": str(one)} if label_count > 1 else {} for one in range(label_count)]
+        self.enqueue_count = 0
         for number in range(worker_count):
-            _run(self.store.register(_register(number)))
+            _run(self.store.register(_register(number, self.needs[number % label_count])))
         for _ in range(worker_count * _SLOT_COUNT):
             self.enqueue()
             self.grant()
@@ -79,7 +89,10 @@ class _Fabric:
         self.state.listeners.append(self._on_change)
 
     def enqueue(self) -> None:
-        request = lease_pb2.AcquireLeaseRequest(request_id=uuid.uuid4().hex, kind=_KIND)
+        needs = self.needs[self.enqueue_count % len(self.needs)]
+        self.enqueue_count += 1
+        request_id = uuid.uuid4().hex
+        request = lease_pb2.AcquireLeaseRequest(request_id=request_id, kind=_KIND, needs=needs)
         _run(self.store.enqueue(request, "bench"))
 
     def grant(self) -> Grant:
@@ -120,12 +133,13 @@ class _Fabric:
             queued(entry, self.state)
 
 
-def _register(number: int) -> registry_pb2.Register:
+def _register(number: int, labels: Mapping[str, str]) -> registry_pb2.Register:
     free = registry_pb2.SLOT_STATE_FREE
     return registry_pb2.Register(
         worker_id=f"w{number}",
         incarnation=f"w{number}",
         kinds=[_KIND],
+        labels=labels,
         slots=[registry_pb2.SlotReport(slot=slot, state=free) for slot in range(_SLOT_COUNT)],
     )
 
@@ -136,8 +150,8 @@ def _timed(operation: Callable[[], object]) -> float:
     return time.thread_time() - begin
 
 
-def _costs(worker_count: int, ticket_count: int) -> _Costs:
-    fabric, costs = _Fabric(worker_count, ticket_count), _Costs()
+def _costs(worker_count: int, ticket_count: int, label_count: int) -> _Costs:
+    fabric, costs = _Fabric(worker_count, ticket_count, label_count), _Costs()
     for _ in range(_SAMPLE_COUNT):
         costs.enqueue.append(_timed(fabric.enqueue))
         costs.regrant.append(_timed(fabric.regrant))
@@ -168,11 +182,11 @@ async def _turns(fabric: _Fabric) -> list[float]:
     return turns
 
 
-def bench_lease_costs(sizes: Sequence[tuple[int, int]] = SIZES) -> None:
+def bench_lease_costs(sizes: Sequence[tuple[int, int, int]] = SIZES) -> None:
     """Measure fabrics of some numbers of workers and tickets, and print the table."""
     rows: list[Sequence[str]] = []
-    for worker_count, ticket_count in sizes:
-        rows.append(_costs(worker_count, ticket_count).row(worker_count, ticket_count))
+    for size in sizes:
+        rows.append(_costs(*size).row(*size))
         gc.collect()  # frees the last fabric, whose objects refer to each other
     show(
         f"scheduler without sockets, {_SLOT_COUNT} slots per worker, all held; CPU time",
