@@ -79,9 +79,9 @@ class RealFabric:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def running(cls) -> AsyncGenerator[RealFabric]:
+    async def running(cls, **environment: str) -> AsyncGenerator[RealFabric]:
         """Start a fabric; stop it at the end, and assert that no process is left."""
-        async with cls.starting() as fabric:
+        async with cls.starting(**environment) as fabric:
             yield fabric
             children = psutil.Process(fabric.process.pid).children(recursive=True)
             fabric.process.send_signal(signal.SIGINT)

@@ -264,6 +264,8 @@ class Matcher:
             if volatile in part.DESCRIPTOR.fields_by_name:
                 part.ClearField(volatile)
         expected = message_of(step.rest, type(part)())
+        if isinstance(part, session_pb2.Open) and not expected.HasField("seed"):
+            part.ClearField("seed")  # a random one, if the edge keeps a journal
         assert part == expected, f"line {step.line}: got {str(part)[:300]}"
 
     def match_turn(self, step: Step, came: session_pb2.ChatRequest) -> None:

@@ -218,7 +218,7 @@ class EdgeSettings:
     metrics_listen: str = ""
     """Address at which Prometheus reads the metrics of this process, at /metrics, as HOST:PORT;
     port 0 picks a free one. It has no TLS and no authentication. Default: nowhere."""
-    continuity: Literal["off", "worker"] = "off"
+    continuity: Literal["off", "worker"] = "worker"
     """What a duplex session survives. `worker`: its worker may be lost, and the conversation
     continues at another one. The edge then keeps the session's audio in memory until the session
     ends. `off`: the session ends with its worker."""

@@ -146,7 +146,7 @@ async def test_move_is_measured(edge: LiveEdge) -> None:
 
 
 async def test_session_that_keeps_no_journal_ends_with_its_worker() -> None:
-    async with live_edge(slot_count=2) as edge, edge.connect() as client:
+    async with live_edge(slot_count=2, continuity="off") as edge, edge.connect() as client:
         edge.fabric.model_digest = "m"
         await begin(client)
         first = await edge.fabric.conversation()

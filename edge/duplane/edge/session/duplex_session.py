@@ -203,8 +203,7 @@ class DuplexSession(Session[DuplexDialect]):
             case "opened" | "rebuilt" if self.move:
                 return self._continue_move(response, now)
             case "opened":
-                if self.moves and self._settings:
-                    self.moves.journal.open(self._settings, response.opened)
+                self._open_journal(response.opened)
                 self.time_limits.stop(TimeLimit.CONVERSATION)
                 self.time_limits.start(TimeLimit.AUDIO, self._limits.idle_s, now)
                 self._replies.context_token_count = response.opened.prompt_token_count
@@ -220,6 +219,14 @@ class DuplexSession(Session[DuplexDialect]):
                 return self.end(Close(reason, response.closed.message), now)
             case _:
                 return []
+
+    def _open_journal(self, opened: session_pb2.Opened) -> None:
+        """Begin the journal, unless the worker cannot rebuild conversations."""
+        if self.moves and self._settings:
+            self.moves.journal.open(self._settings, opened)
+            if not self.moves.journal.is_whole:
+                self.moves = None
+                self.requests.keeps_units = False
 
     def _ready_replies(self, now: Moment) -> list[bytes]:
         """Render the replies to appends that are complete."""
