@@ -9,8 +9,6 @@ from support.cluster import START_S, Cluster
 from support.cluster_clients import queueing, serve, talking
 from support.wall_clocks import wall_clock
 
-pytestmark = pytest.mark.timeout(240)
-
 
 @pytest.mark.parametrize("hosts", ["one scheduler", "schedulers", "workers", "edges"])
 async def test_clock_that_jumps_is_noticed_by_no_client(

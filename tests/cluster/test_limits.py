@@ -8,12 +8,9 @@ from collections import deque
 from typing import Any
 
 import orjson
-import pytest
 from support.cluster import TICKET_LIMIT, Cluster
 from support.cluster_clients import calling, queueing, serve, talking
 from support.time_limits import WITHIN_S
-
-pytestmark = pytest.mark.timeout(240)
 
 
 async def check_full(cluster: Cluster) -> None:

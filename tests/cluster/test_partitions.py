@@ -5,11 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
-import pytest
 from support.cluster import Cluster, Server
 from support.cluster_clients import End, queueing, serve, serve_next, talking
-
-pytestmark = pytest.mark.timeout(240)
 
 LOST = End({"type": "session.closed", "reason": "error"}, 1011)
 

@@ -45,7 +45,6 @@ def runnable(command: str, folder: Path) -> tuple[str, ...]:
     return ("env", path, "sh", "-c", f"exec {command}".replace("/tmp/", f"{folder}/"))
 
 
-@pytest.mark.timeout(180)
 async def test_the_commands_of_the_page_start_a_fabric(network: Network, tmp_path: Path) -> None:
     *servers, (_, talk) = BLOCK.findall((ROOT / "docs/cluster.md").read_text())
     hosts: dict[str, Host] = {}

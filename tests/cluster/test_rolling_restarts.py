@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import signal
 
-import pytest
 from support.cluster import START_S, Cluster, until
 from support.cluster_clients import serve_next, talking
 from support.time_limits import WITHIN_S
-
-pytestmark = pytest.mark.timeout(300)
 
 
 async def test_schedulers_and_etcd_restart_without_a_lost_session(cluster: Cluster) -> None:

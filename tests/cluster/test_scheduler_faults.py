@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
 from support.cluster import START_S, Cluster
 from support.cluster_clients import Caller, calling, queueing, serve, serve_next, talking
-
-pytestmark = pytest.mark.timeout(240)
 
 
 async def end_and_serve(talkers: list[Caller], waiting: list[Caller]) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 from support.cluster import Cluster
 from support.cluster_clients import calling, queueing, serve, serve_next, talking
-
-pytestmark = pytest.mark.timeout(240)
 
 
 async def test_killed_leader_only_delays_a_grant(cluster: Cluster) -> None:

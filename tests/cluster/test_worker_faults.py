@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from support.cluster import Cluster, Server, until
 from support.cluster_clients import Caller, End, serve_next, talking
 from support.time_limits import WITHIN_S
 
 from duplane.worker.engine.scripted_model import Mark
-
-pytestmark = pytest.mark.timeout(240)
 
 LOST = End({"type": "session.closed", "reason": "error"}, 1011)
 

@@ -20,7 +20,6 @@ from websockets.exceptions import ConnectionClosed
 NOTICED_WITHIN_S = 20.0  # from the stop to the end of a call, and to /ready 503
 REPORT_INTERVAL_S = 2.0  # the scheduler's default
 CLOCK_S = 3.0  # possible error of measured times on a loaded machine
-pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from typing import Any
 
 import orjson
 import psutil
-import pytest
 from support.processes import alive
 from support.real_fabric import Client, RealFabric, until
 from support.time_limits import WITHIN_S
@@ -25,7 +24,6 @@ CHAT = {
     "tts": {"enabled": False},
 }
 WORD_S = "0.05"  # 8000 words last for 400 s: longer than the test may take
-pytestmark = pytest.mark.timeout(180)
 
 
 async def last_event(connection: ClientConnection) -> dict[str, Any]:

@@ -22,7 +22,6 @@ UNITS = 8
 WAIT_S = 30.0
 WORKERS = 3
 FREE = WORKERS * 2
-pytestmark = pytest.mark.timeout(180)
 Disturb = Callable[["Talker"], Awaitable[None]]
 
 

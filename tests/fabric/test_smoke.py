@@ -23,8 +23,6 @@ from websockets.asyncio.client import connect
 from duplane.fabric.client import FabricClient
 from duplane.fabric.v1 import admin_pb2, lease_pb2, session_pb2
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.fixture(scope="module")
 async def fabric() -> AsyncGenerator[RealFabric]:

@@ -16,7 +16,6 @@ from websockets.asyncio.client import connect
 
 WITHIN_S = 60.0
 FIELDS = {"time", "level", "role", "logger", "message"}
-pytestmark = pytest.mark.timeout(180)
 
 
 class Up:

@@ -36,7 +36,6 @@ RULES = DEPLOY / "rules.yml"
 DASHBOARD = DEPLOY / "dashboard.json"
 WITHIN_S = 60.0
 ROLES = ("edge", "scheduler", "worker")
-pytestmark = pytest.mark.timeout(180)
 
 
 def program(name: str) -> str:

@@ -105,7 +105,6 @@ def names(value: object) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_soak_with_renewed_sessions_leaves_nothing(tmp_path: Path) -> None:
     flags = ("--sessions", str(SESSIONS), "--seconds", str(SECONDS), "--warm-up-s", str(WARM_UP))
     found = measure(*flags, "--session-s", "4", "--generators", "2", folder=tmp_path)
@@ -137,7 +136,6 @@ def test_session_that_does_not_open_ends_the_command_with_one_line() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_every_protocol_in_step_with_telemetry(tmp_path: Path) -> None:
     chart = tmp_path / "chart.png"
     flags = ("--sessions", "3", "--dialect", "A,C,grpc", "--phases", "step", "--telemetry")

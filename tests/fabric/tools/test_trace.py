@@ -26,8 +26,6 @@ from duplane.fabric.monitoring import spans
 from duplane.fabric.monitoring.spans import FinishedSpan, SpanIds, Telemetry
 from duplane.tools.up.tracing import traced
 
-pytestmark = pytest.mark.timeout(180)
-
 DUPLANE = (sys.executable, "-m", "duplane.tools")
 MS = 1_000_000
 START_NS = 1_714_200_000_000 * MS

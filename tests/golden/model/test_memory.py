@@ -4,7 +4,6 @@ import gc
 from dataclasses import replace
 
 import psutil
-import pytest
 import torch
 from support.paths import GOLDEN
 
@@ -57,7 +56,6 @@ def live_tensors() -> tuple[int, int]:
     return len(tensors), sum(found.untyped_storage().nbytes() for found in storages.values())
 
 
-@pytest.mark.timeout(240)
 def test_a_thousand_conversations_leave_the_memory_as_it_was(model: DuplexModel) -> None:
     process = psutil.Process()
     for number in (0, 1, 5, 50):  # every kind of conversation, and the largest kind twice

@@ -21,8 +21,6 @@ TABLES = {
     "soak": {"2 sessions of one unit per second; ms from unit to answer"},
 }
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
