@@ -55,7 +55,7 @@ class _Joint:
 
     def __init__(self) -> None:
         self.sent: list[_Sent] = []
-        self.is_alone = False  # its only operation shares with none
+        self.is_full = False  # or its only operation shares with none
         self._size = 0
         self._touched: set[bytes] = set()
         self._written: set[bytes] = set()
@@ -66,10 +66,10 @@ class _Joint:
         No operation may change a key that another operation requires or changes.
         """
         is_alone = step.is_alone or operation.is_alone
-        if self.sent and (is_alone or self.is_alone or not self._has_room(step)):
+        if self.sent and (is_alone or self.is_full or not self._has_room(step)):
             return False
         self.sent.append((operation, step))
-        self.is_alone = is_alone
+        self.is_full = is_alone or len(self.sent) == _MAX_JOINT_COUNT
         self._size += step.size
         self._touched |= step.touched
         self._written |= step.written
@@ -78,7 +78,7 @@ class _Joint:
     def _has_room(self, step: Transaction[Any]) -> bool:
         is_small = self._size + step.size <= _MAX_JOINT_BYTES
         is_apart = step.written.isdisjoint(self._touched) and self._written.isdisjoint(step.touched)
-        return is_small and is_apart and len(self.sent) < _MAX_JOINT_COUNT
+        return is_small and is_apart
 
 
 class Commits:
@@ -111,6 +111,7 @@ class Commits:
         self._sending: dict[asyncio.Task[None], None] = {}
         self._refusals = RepeatedLog(_log)
         self._resuming: asyncio.Task[None] | None = None
+        self._left_count = 0  # operations that this turn may still apply to the facts
         self._passed_over_count = 0  # transactions of arrivals in a row that took no others along
         self._is_flush_due = False
         self._is_closed = False
@@ -198,28 +199,33 @@ class Commits:
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Send one transaction, if one may be sent now. The next turn sends the next one."""
+        """Send as many operations as may be sent now, and as one turn may examine."""
         self._is_flush_due = False
         if self._is_closed:
             return
         if not self._is_ready:
             self._resuming = self._resuming or asyncio.create_task(self._resume())
             return
-        is_passed_over = self._passed_over_count >= _MAX_PASSED_OVER
-        may_send = len(self._sending) < (
-            _MAX_SENT_ARRIVALS if self._arrivals or is_passed_over else _MAX_SENT_COUNT
-        )
-        if not may_send or not (self._arrivals or self._others):
-            return
-        if joint := self._next_joint():
-            # The request is made here and not in the task: it must require the base that its
-            # values contain, and an event can raise the base before the task runs.
-            request = self._request([step for _, step in joint])
-            session_revision = self._facts.sessions[self._session.name]
-            task = asyncio.create_task(self._send(joint, request, session_revision))
-            self._sending[task] = None
-            task.add_done_callback(self._on_sent)
-        self._flush_soon()
+        self._left_count = _EXAMINED_COUNT
+        while self._may_send:
+            if not self._left_count:
+                self._flush_soon()
+                return
+            if joint := self._next_joint():
+                # The request is made here and not in the task: it must require the base that its
+                # values contain, and an event can raise the base before the task runs.
+                request = self._request([step for _, step in joint])
+                session_revision = self._facts.sessions[self._session.name]
+                task = asyncio.create_task(self._send(joint, request, session_revision))
+                self._sending[task] = None
+                task.add_done_callback(self._on_sent)
+
+    @property
+    def _may_send(self) -> bool:
+        """True if an operation waits that may be sent now."""
+        if self._arrivals or (self._others and self._passed_over_count >= _MAX_PASSED_OVER):
+            return len(self._sending) < _MAX_SENT_ARRIVALS
+        return bool(self._others) and len(self._sending) < _MAX_SENT_COUNT
 
     @property
     def _is_ready(self) -> bool:
@@ -246,15 +252,13 @@ class Commits:
 
     def _next_joint(self) -> Sequence[_Sent]:
         """Take waiting operations that can share a transaction. Complete those without changes."""
-        joint, later, left = _Joint(), list[_Operation[Any]](), _EXAMINED_COUNT
+        joint, later = _Joint(), list[_Operation[Any]]()
         if self._passed_over_count < _MAX_PASSED_OVER or not self._others:
-            while self._arrivals and not joint.sent and left:
+            while self._arrivals and not joint.sent and self._left_count:
                 self._join(self._arrivals.popleft(), joint, later)
-                left -= 1
         arrival_count = len(joint.sent)
-        while self._others and not joint.is_alone and left:
+        while self._others and not joint.is_full and self._left_count:
             self._join(self._others.popleft(), joint, later)
-            left -= 1
         self._others.extendleft(reversed(later))
         is_passing_over = self._others and arrival_count and len(joint.sent) == arrival_count
         self._passed_over_count = self._passed_over_count + 1 if is_passing_over else 0
@@ -264,6 +268,7 @@ class Commits:
         self, operation: _Operation[Any], joint: _Joint, later: list[_Operation[Any]]
     ) -> None:
         """Apply an operation to the facts. Add it to `joint` if it fits, else to `later`."""
+        self._left_count -= 1
         if operation.future.done():
             return
         try:
