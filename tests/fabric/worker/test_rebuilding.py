@@ -9,6 +9,7 @@ import pytest
 from support.scripted_model import PROMPT_TOKENS, UNIT_TOKENS, ScriptedModel
 from support.worker_harness import Client, pcm, running_worker, unit
 
+from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import session_pb2
 from duplane.worker.engine.device_thread import DeviceThread
@@ -178,6 +179,11 @@ BAD: dict[str, tuple[session_pb2.ConverseRequest, Reason, str]] = {
         Reason.INVALID_FIELD,
         "rebuild.units",
     ),
+    "too many": (
+        rebuild(*(past(n, audio_int16=bytes(2)) for n in range(MAX_REBUILD_UNIT_COUNT + 1))),
+        Reason.INVALID_FIELD,
+        "rebuild.units",
+    ),
 }
 
 
@@ -189,6 +195,13 @@ async def test_units_that_cannot_be_rebuilt_end_the_call_and_leave_a_clean_slot(
         error = await client.refused()
         assert (error.reason, error.field) == (reason, field)
         await rig.all_free()
+
+
+async def test_message_with_the_most_units_is_rebuilt() -> None:
+    async with running_worker() as rig, rig.opened(settings=SEEDED) as client:
+        units = (past(n, audio_int16=bytes(2)) for n in range(MAX_REBUILD_UNIT_COUNT))
+        await client.write(rebuild(*units))
+        assert (await rebuilt(client)).sequence == MAX_REBUILD_UNIT_COUNT - 1
 
 
 async def test_conversation_without_a_seed_cannot_be_rebuilt() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT
 from duplane.fabric.v1 import session_pb2
 
 _FULL_SCALE = 32768.0  # of int16; the worker divides the samples by this number
@@ -114,7 +115,11 @@ class Journal:
             request.rebuild.units.append(past)
             size += past.ByteSize()
             is_last = index + 1 == len(self._units)
-            if is_last or size + self._units[index + 1].ByteSize() > _MESSAGE_BYTES:
+            if (
+                is_last
+                or len(request.rebuild.units) == MAX_REBUILD_UNIT_COUNT
+                or size + self._units[index + 1].ByteSize() > _MESSAGE_BYTES
+            ):
                 request.rebuild.is_last = is_last
                 yield request
                 request = self._new_rebuild()

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duplane.edge.session.journal import Journal, JournalSpace, pack
+from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT
 from duplane.fabric.v1 import session_pb2
 
 MIB = 1024 * 1024
@@ -108,6 +109,17 @@ def test_messages_are_bounded_and_the_last_one_says_so() -> None:
     assert [message.is_last for message in messages] == [False] * (len(messages) - 1) + [True]
     assert [past.sequence for past in past_units(kept)] == list(range(500))
     assert {message.model_digest for message in messages} == {"m"}
+
+
+def test_message_has_a_bounded_number_of_units() -> None:
+    kept = journal()
+    for sequence in range(2 * MAX_REBUILD_UNIT_COUNT + 1):
+        kept.append(request(sequence, audio=pcm(0.5)), delta(sequence))
+    messages = [message.rebuild for message in kept.rebuilds()]
+    most = MAX_REBUILD_UNIT_COUNT
+    assert [len(message.units) for message in messages] == [most, most, 1]
+    assert [message.is_last for message in messages] == [False, False, True]
+    assert [past.sequence for past in past_units(kept)] == list(range(2 * most + 1))
 
 
 def test_unit_larger_than_a_message_is_alone_in_one() -> None:

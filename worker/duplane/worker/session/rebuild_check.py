@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from duplane.fabric.audio import pcm_from_samples
+from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
 from duplane.worker.engine.events import FailedUnit
@@ -35,7 +36,9 @@ def check_units(
     is_omni: bool,
 ) -> list[PastUnit]:
     """Return the past units. Raises FabricError INVALID_FIELD with the path of the field."""
-    if len(request.units) > 1 and (size := request.ByteSize()) > MAX_MESSAGE_BYTES:
+    if (count := len(request.units)) > MAX_REBUILD_UNIT_COUNT:
+        raise invalid("rebuild.units", f"are {count}, more than {MAX_REBUILD_UNIT_COUNT}")
+    if count > 1 and (size := request.ByteSize()) > MAX_MESSAGE_BYTES:
         raise invalid("rebuild.units", f"are {size} bytes, more than {MAX_MESSAGE_BYTES}")
     past_units: list[PastUnit] = []
     for index, past in enumerate(request.units):
