@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from support.scripted_model import PROMPT_TOKENS, UNIT_TOKENS, ScriptedModel
@@ -11,11 +12,12 @@ from support.worker_harness import Client, pcm, running_worker, unit
 
 from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT
 from duplane.fabric.errors import Reason
-from duplane.fabric.v1 import session_pb2
+from duplane.fabric.v1 import lease_pb2, session_pb2
 from duplane.worker.engine.device_thread import DeviceThread
 from duplane.worker.engine.scripted_model import REBUILT_UNITS
 from duplane.worker.engine.slot_channel import SlotChannel
-from duplane.worker.model.types import PastUnit, Rebuilt, UnitFailure
+from duplane.worker.model.types import PastUnit, Rebuilt, Unit, UnitFailure
+from duplane.worker.settings import SessionLimits
 
 SEEDED = session_pb2.Open(seed=3)
 DIGEST = "scripted-0"
@@ -96,6 +98,58 @@ async def test_units_come_in_several_messages_and_none_is_dropped() -> None:
         await client.send(unit(60))
         assert (await client.delta()).context_token_count == context(61)
     assert seen == list(range(60))
+
+
+async def test_only_a_few_units_with_decoded_pictures_wait_to_be_rebuilt() -> None:
+    """The speech is repeated only once, after the last unit of the message."""
+    most = SessionLimits().inbox_unit_count
+    decoded: list[int] = []
+    taken: list[int] = []
+    waiting: list[int] = []
+    speech_count = 0
+    async with running_worker() as rig:
+        omni = rig.grant(kind=lease_pb2.SESSION_KIND_OMNI_DUPLEX)
+        async with rig.opened(omni, SEEDED) as client:
+            prepare, take = rig.model.prepare, rig.model.rebuild
+
+            def noted(unit: Unit) -> Unit | UnitFailure:
+                decoded.append(unit.sequence)
+                waiting.append(len(decoded) - len(taken))
+                return prepare(unit)
+
+            def watched(slot: int, units: Sequence[PastUnit]) -> Rebuilt | UnitFailure:
+                nonlocal speech_count
+                result = take(slot, units)
+                assert isinstance(result, Rebuilt)
+                shares = units[: result.unit_count]
+                taken.extend(each.unit.sequence for each in shares if each.unit.frames)
+                speech_count += not units
+                return replace(result, is_complete=not units)
+
+            rig.model.prepare, rig.model.rebuild = noted, watched
+            count = 5 * most
+            units = [past(n, video_frames=[b"jpeg"] if n % 2 else []) for n in range(2 * count)]
+            await client.write(rebuild(*units))
+            assert (await rebuilt(client)).context_token_count == context(2 * count)
+    assert taken == decoded == list(range(1, 2 * count, 2))
+    assert max(waiting) == most
+    assert speech_count == 1
+
+
+async def test_picture_that_cannot_be_decoded_is_named_by_its_place_in_the_message() -> None:
+    async with running_worker() as rig:
+        omni = rig.grant(kind=lease_pb2.SESSION_KIND_OMNI_DUPLEX)
+        async with rig.opened(omni, SEEDED) as client:
+            pictures = [b"jpeg"] * 9 + [b""]
+            await client.write(
+                rebuild(*(past(n, video_frames=[jpeg]) for n, jpeg in enumerate(pictures)))
+            )
+            error = await client.refused()
+            assert (error.reason, error.field) == (
+                Reason.INVALID_FIELD,
+                "rebuild.units[9].video_frames[0]",
+            )
+            await rig.all_free()
 
 
 async def test_units_that_were_dropped_are_left_out() -> None:
@@ -286,8 +340,10 @@ async def test_neighbours_wait_for_one_share_of_the_work_per_round(
     waiting = asyncio.Semaphore(0)  # conversations that wait to be rebuilt
     begin = DeviceThread.rebuild
 
-    def noted(thread: DeviceThread, channel: SlotChannel, units: Sequence[PastUnit]) -> None:
-        begin(thread, channel, units)
+    def noted(
+        thread: DeviceThread, channel: SlotChannel, units: Sequence[PastUnit], *, has_more: bool
+    ) -> None:
+        begin(thread, channel, units, has_more=has_more)
         waiting.release()
 
     monkeypatch.setattr(DeviceThread, "rebuild", noted)

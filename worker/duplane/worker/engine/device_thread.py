@@ -204,13 +204,16 @@ class DeviceThread:
             channel.credit += 1
             self._lock.notify()
 
-    def rebuild(self, channel: SlotChannel, units: Sequence[PastUnit]) -> None:
+    def rebuild(
+        self, channel: SlotChannel, units: Sequence[PastUnit], *, has_more: bool = False
+    ) -> None:
         """Rebuild an open conversation. The event Rebuilt, RebuildRefused or Lost follows.
 
-        Each round first runs the units of other slots, then rebuilds a part of `units`.
+        Each round first runs the units of other slots, then rebuilds a share of `units`. If the
+        caller `has_more` units, the speech after these units is not repeated yet.
         """
         with self._lock:
-            channel.past_units = list(units)
+            channel.past_units, channel.has_more_past = list(units), has_more
             self._lock.notify()
 
     def put(self, channel: SlotChannel, entry: Entry) -> Entry | None:
@@ -316,11 +319,12 @@ class DeviceThread:
             return set()
         self._busy_since_s = time.monotonic()
         rebuilt = runner.rebuild(slot, units)
-        rest = units[rebuilt.unit_count :] if rebuilt and not rebuilt.is_complete else None
+        rest = units[rebuilt.unit_count :] if rebuilt else []
+        is_over = not rebuilt or rebuilt.is_complete or (channel.has_more_past and not rest)
         with self._lock:
             channel.share_count += 1
-            channel.past_units = None if channel.is_muted else rest
-        if rebuilt and rebuilt.is_complete:
+            channel.past_units = None if is_over or channel.is_muted else rest
+        if rebuilt and is_over:
             self._post(slot, rebuilt)
         return set() if rebuilt else {slot}
 

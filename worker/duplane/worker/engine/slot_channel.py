@@ -16,8 +16,8 @@ class SlotChannel:
     `on_event` is called on the event loop, in the order of the events. The device thread's lock
     guards `inbox`, `is_ready` (the conversation is open and may run), `is_muted` (the conversation
     must not run any more), `credit` (number of chat steps that may still run), `past_units` (units
-    that are still to be rebuilt; None if the conversation is complete) and `share_count` (number of
-    calls into the model that have rebuilt units of this slot).
+    that are still to be rebuilt; None if there are none), `has_more_past` (more past units follow
+    these) and `share_count` (number of calls into the model that have rebuilt units of this slot).
     """
 
     def __init__(self, slot: int, inbox: Inbox, on_event: Callable[[Event], None]) -> None:
@@ -29,4 +29,5 @@ class SlotChannel:
         self.credit = 0
         self.is_muted = False
         self.past_units: list[PastUnit] | None = None
+        self.has_more_past = False
         self.share_count = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import assert_never
 
@@ -21,7 +21,14 @@ from duplane.worker.engine.events import (
     OpenRefused,
     RebuildRefused,
 )
-from duplane.worker.model.types import ConversationOptions, Opened, Rebuilt, Unit, UnitOutput
+from duplane.worker.model.types import (
+    ConversationOptions,
+    Opened,
+    PastUnit,
+    Rebuilt,
+    Unit,
+    UnitOutput,
+)
 from duplane.worker.session.call import MODEL_FAILED, Call, CallEnd, Stream
 from duplane.worker.session.call_state import CallState, CallStateMachine
 from duplane.worker.session.duplex_options import (
@@ -31,7 +38,7 @@ from duplane.worker.session.duplex_options import (
     sent_paths,
     token_limit,
 )
-from duplane.worker.session.rebuild_check import check_model, check_units
+from duplane.worker.session.rebuild_check import check_model, check_units, parts_of
 from duplane.worker.session.unit_check import check_unit
 from duplane.worker.session.unit_reporter import UnitReporter
 from duplane.worker.settings import SessionLimits
@@ -125,7 +132,9 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
     async def _rebuild(self, request: session_pb2.Rebuild) -> None:
         """Let the model rebuild past units, and answer when it has.
 
-        No message is read meanwhile, so a session holds the units of one message only.
+        No message is read meanwhile, so a session holds the units of one message only. Of units
+        with pictures, which are large once they are decoded, at most as many are decoded as the
+        inbox has room for.
         """
         if not self._is_open:
             raise FabricError(Reason.OUT_OF_ORDER, "rebuild cannot come before opened")
@@ -139,22 +148,31 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
             last_sequence=self._last_sequence,
             is_omni=self._is_omni,
         )
+        done, context_length = 0, 0
+        for part in parts_of(units, self._limits.inbox_unit_count):
+            has_more = done + len(part) < len(units)
+            context_length = await self._rebuild_part(part, done, has_more=has_more)
+            done += len(part)
+        self._last_sequence = units[-1].unit.sequence if units else self._last_sequence
+        self._state.rebuilt(time.monotonic(), is_last=request.is_last)
+        answer = session_pb2.Rebuilt(
+            sequence=self._last_sequence, context_token_count=context_length
+        )
+        self._send(session_pb2.ConverseResponse(rebuilt=answer))
+
+    async def _rebuild_part(self, part: Sequence[PastUnit], first: int, *, has_more: bool) -> int:
+        """Rebuild some units of a message, from number `first` on; return the context length."""
+        units = list(part)
         for index, past in enumerate(units):
             if past.unit.frames:
                 entry = await self._engine.prepare_unit(self.channel, past.unit)
                 if isinstance(entry, FailedUnit):
-                    path = f"rebuild.units[{index}].{entry.field}"
+                    path = f"rebuild.units[{first + index}].{entry.field}"
                     raise FabricError(Reason.INVALID_FIELD, entry.message, field=path)
                 units[index] = replace(past, unit=entry)
         self._rebuilt = asyncio.get_running_loop().create_future()
-        self._engine.rebuild(self.channel, units)
-        rebuilt = await self._rebuilt
-        self._last_sequence = units[-1].unit.sequence if units else self._last_sequence
-        self._state.rebuilt(time.monotonic(), is_last=request.is_last)
-        answer = session_pb2.Rebuilt(
-            sequence=self._last_sequence, context_token_count=rebuilt.context_length
-        )
-        self._send(session_pb2.ConverseResponse(rebuilt=answer))
+        self._engine.rebuild(self.channel, units, has_more=has_more)
+        return (await self._rebuilt).context_length
 
     async def _receive_unit(self, request: session_pb2.Unit) -> None:
         entry = check_unit(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 
 from duplane.fabric.audio import pcm_from_samples
@@ -75,6 +77,22 @@ def check_units(
         )
         last_sequence = past.sequence
     return past_units
+
+
+def parts_of(units: Sequence[PastUnit], picture_unit_count: int) -> Iterator[Sequence[PastUnit]]:
+    """Yield the units in parts, each with at most so many units that have pictures.
+
+    Without units there is one empty part.
+    """
+    begin = count = 0
+    for index, past in enumerate(units):
+        if not past.unit.frames:
+            continue
+        if count == picture_unit_count:
+            yield units[begin:index]
+            begin, count = index, 0
+        count += 1
+    yield units[begin:]
 
 
 def _unit_of(past: session_pb2.PastUnit, path: str) -> tuple[str, session_pb2.Unit]:
