@@ -95,7 +95,9 @@ class Journal:
             self.give_up()
 
     def give_up(self) -> None:
-        """Delete the journal's content; count that this call can no longer move."""
+        """Delete the journal's content; count once that this call can no longer move."""
+        if not self.is_whole:
+            return
         self.is_whole = False
         self._space.given_up_count += 1
         self.drop()

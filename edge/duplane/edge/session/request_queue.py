@@ -55,7 +55,7 @@ class RequestQueue:
         # Units added so far; a unit's ordinal is its number in this count, from 0.
         self.unit_count = 0
         self.late_count = 0  # outcomes of units that already had an outcome
-        self.total_dropped_count = 0  # units that this queue has dropped so far
+        self.total_dropped_count = 0  # units dropped so far before they were sent
         self.on_dropped: Callable[[Receipt], None] = lambda _: None
         self._assembler = UnitAssembler(frame_count)
         # Units, each with the receipt of its last append.
@@ -166,10 +166,16 @@ class RequestQueue:
         return next((sequence for sequence, sent in self._sent.items() if sent.request), None)
 
     def move(self) -> None:
-        """Close the queue until another worker is ready, which then gets the unanswered units."""
+        """Close the queue until another worker is ready, which then gets the unanswered units.
+
+        Units that cannot be sent again count as dropped. They are not in `total_dropped_count`,
+        which has only units without a sequence number.
+        """
         self.opening = None
         self.is_open, self.is_catching_up = False, True
         kept = [(sequence, sent) for sequence, sent in self._sent.items() if sent.request]
+        self._dropped_count += len(self._sent) - len(kept)
+        self.has_dropped |= bool(self._dropped_count)
         self._returned.extendleft(reversed(kept))
         self._sent.clear()
         if self._pause is not None:

@@ -146,6 +146,12 @@ def test_journal_above_its_bound_is_dropped_and_counted_once() -> None:
     assert past_units(kept) == []
 
 
+def test_journal_that_is_given_up_for_two_reasons_is_counted_once() -> None:
+    space = JournalSpace(call_bytes=0, total_bytes=0)
+    Journal(space).open(session_pb2.Open(system_prompt="x"), session_pb2.Opened())
+    assert (space.used_bytes, space.given_up_count) == (0, 1)
+
+
 def test_all_journals_together_have_a_bound() -> None:
     space = JournalSpace(call_bytes=64 * MIB, total_bytes=100_000)
     one, other = journal(space), journal(space)
