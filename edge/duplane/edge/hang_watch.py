@@ -14,7 +14,10 @@ _log = logging.getLogger(__name__)
 
 
 class HangWatch:
-    """Checks the workers of sessions that have waited `overdue_s` for the answer to a unit.
+    """Checks the workers from which sessions have waited `overdue_s` for an answer.
+
+    They wait for the answer to a unit or, while they move, to their settings and past units. A
+    session that cannot move is not watched; it ends when the connection to its worker fails.
 
     The check is a call to the worker's health service. A worker that is only slow answers this
     call. If a worker does not answer within `overdue_s`, its sessions move to other workers. One
@@ -30,7 +33,15 @@ class HangWatch:
         self._checked: set[str] = set()  # addresses of workers
 
     async def run(self) -> None:
-        """Watch until cancelled."""
+        """Watch until cancelled. After an error the watch begins anew."""
+        while True:
+            try:
+                await self._watch()
+            except Exception:  # noqa: BLE001 - without the watch, sessions stay at hanging workers
+                _log.exception("the watch of workers failed and begins anew")
+            self._checked.clear()
+
+    async def _watch(self) -> None:
         async with asyncio.TaskGroup() as checks:
             while True:
                 await asyncio.sleep(self._overdue_s / 4)

@@ -1,0 +1,78 @@
+"""The watch that finds workers that hang."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any, cast
+
+import pytest
+from support.time_limits import WITHIN_S
+
+from duplane.edge.hang_watch import HangWatch
+
+
+class Runner:
+    """A session that waits for worker "w"."""
+
+    worker = "w"
+
+    def __init__(self, waited_s: float) -> None:
+        self.waited_s = waited_s
+        self.is_lost = asyncio.Event()
+
+    def lose_worker(self) -> None:
+        self.waited_s = 0.0
+        self.is_lost.set()
+
+
+class Fabric:
+    """The health checks of workers: each takes the next answer, the last one again and again."""
+
+    def __init__(self, *answers: bool | Exception) -> None:
+        self.check_count = 0
+        self.has_answered = asyncio.Event()
+        self._answers = answers
+
+    async def is_alive(self, worker_address: str, within_s: float) -> bool:
+        del worker_address, within_s
+        answer = self._answers[min(self.check_count, len(self._answers) - 1)]
+        self.check_count += 1
+        self.has_answered.set()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def watching(fabric: Fabric, *runners: Runner) -> AsyncGenerator[None]:
+    """Watch during the body of the `with`; a session is overdue after 20 ms."""
+    watch = HangWatch(lambda: cast("Any", runners), cast("Any", fabric), 0.02)
+    task = asyncio.create_task(watch.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
+
+
+async def test_one_check_moves_all_overdue_sessions_of_a_worker() -> None:
+    runners = Runner(5.0), Runner(5.0)
+    on_time, fabric = Runner(0.0), Fabric(False)
+    async with watching(fabric, *runners, on_time), asyncio.timeout(WITHIN_S):
+        for runner in runners:
+            await runner.is_lost.wait()
+    assert fabric.check_count == 1
+    assert not on_time.is_lost.is_set()
+
+
+async def test_watch_goes_on_after_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    runner, fabric = Runner(5.0), Fabric(RuntimeError("broken"), False)
+    with caplog.at_level(logging.ERROR):
+        async with watching(fabric, runner), asyncio.timeout(WITHIN_S):
+            await runner.is_lost.wait()
+    assert fabric.check_count == 2
+    assert "broken" in caplog.text
