@@ -116,8 +116,9 @@ class Limits:
     pause_s: NonNegativeFloat = 3600.0
     """Longest pause that a client may ask for, in seconds."""
     overdue_s: PositiveFloat = 1.0
-    """Seconds without an answer to a unit after which the edge checks whether the worker still
-    answers anything. A worker that does not answer within the same time is lost."""
+    """Seconds without an answer to a unit, or to a part of a rebuild, after which the edge checks
+    whether the worker still answers anything. A worker that does not answer within the same time is
+    lost."""
     failover_s: NonNegativeFloat = 10.0
     """Seconds in which a session that has lost its worker must continue at another worker; then it
     fails."""

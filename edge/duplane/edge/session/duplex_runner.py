@@ -21,10 +21,12 @@ from duplane.fabric.converse import ConverseStream
 from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.monitoring.spans import EDGE_OPEN
-from duplane.fabric.v1 import lease_pb2
+from duplane.fabric.v1 import lease_pb2, session_pb2
 
 _log = logging.getLogger(__name__)
 _CLAIM_S = 1  # seconds to wait for a worker to which a session moves
+_ANSWERED = frozenset({"open", "rebuild", "unit"})  # messages that a worker answers
+_RETRY_S = 0.25  # seconds until a session tries a worker again that it has left during one move
 
 
 class DuplexRunner(SessionRunner[DuplexSession]):
@@ -49,8 +51,11 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         self._granted = lease_pb2.Granted()  # the grant of the last slot that was claimed
         self._move: Move | None = None
         self._stream: ConverseStream | None = None
+        # The monotonic time since which the present worker owes an answer; None if it owes none.
+        self._owed_s: float | None = None
         if journals:
             session.moves = Moves(Journal(journals), session.requests, secrets.randbits(63))
+            session.moves.on_given_up = self._gave_up
         if spans.are_exported:
             session.requests.on_dropped = spans.dropped
 
@@ -63,7 +68,11 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                 next_request.request_id += f"/move{move.number}"
                 # With its old ticket the session waits ahead of newer tickets.
                 next_request.ticket_id = self._granted.ticket_id
-                next_request.avoided_worker_ids.append(self._granted.worker_id)
+                if self._granted.worker_id in move.tried_worker_ids:
+                    await asyncio.sleep(_RETRY_S)  # no other worker has a free slot
+                else:
+                    move.tried_worker_ids.append(self._granted.worker_id)
+                next_request.avoided_worker_ids.extend(move.tried_worker_ids)
                 await self._hold_slot(next_request)
         finally:
             self._has_moved()
@@ -71,11 +80,12 @@ class DuplexRunner(SessionRunner[DuplexSession]):
 
     async def _hold_slot(self, request: lease_pb2.AcquireLeaseRequest) -> None:
         """Talk to one worker, until the session ends or leaves the worker."""
+        before = self.session.move
         try:
             async with self._fabric.session(
                 request, self._on_queued, self._spans.context, self._on_granted
             ) as stream:
-                self._stream, self._granted = stream, stream.granted
+                self._stream, self._granted, self._owed_s = stream, stream.granted, None
                 self._note_claim(stream.granted)
                 now, open_s = self._clock.now(), to_seconds(stream.claimed.open_timeout)
                 self._apply(self.session.granted(open_s, now), now)
@@ -83,7 +93,8 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                     sending = tasks.create_task(self._send_requests(stream))
                     receiving = tasks.create_task(self._receive_responses(stream))
                     receiving.add_done_callback(lambda _: sending.cancel())
-                if self._move and self._move.cause is MoveCause.WORKER_LOST:
+                move = self.session.move
+                if move and move is not before and move.cause is MoveCause.WORKER_LOST:
                     self._fabric.report_unreachable(stream.granted)
         except FabricError as error:
             self._failed(error)
@@ -98,18 +109,29 @@ class DuplexRunner(SessionRunner[DuplexSession]):
 
     @property
     def waited_s(self) -> float:
-        """The seconds for which the session has waited for the answer to its oldest unit, or 0."""
-        is_waiting = self._stream and self.session.requests.oldest_sent is not None
-        if not (is_waiting and self._units.sent):
+        """The seconds since the present worker last answered, or else got something to answer.
+
+        0 if it owes no answer, or if the session cannot move to another worker.
+        """
+        now = self._clock.now()
+        if self._stream is None or self._owed_s is None or not self.session.can_move(now):
             return 0.0
-        return self._clock.now().wall_s - self._units.sent[0][1]
+        return now.monotonic_s - self._owed_s
 
     def lose_worker(self) -> None:
         """Leave the worker, because it hangs."""
         if self._stream and not self.session.closed:
             self._failed(FabricError(Reason.UNAVAILABLE, "the worker hangs"))
             self._has_moved()
+            self._owed_s = None
             self._stream.cancel()
+
+    def _gave_up(self, failed: session_pb2.Failed) -> None:
+        """Measure a unit that is not sent again after two workers were lost while they had it."""
+        now = self._clock.now()
+        self._units.answered(failed, self.session.requests.total_dropped_count, now)
+        if self._spans.are_exported and (written := self._spans.answered(failed, now.wall_ns)):
+            written()
 
     def _has_moved(self) -> bool:
         """Report the beginning or the end of a move. Return whether a move has begun."""
@@ -137,27 +159,31 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                 if request is None:
                     await self._wake.wait()
                     continue
-                kind, now_s, wait_s = request.WhichOneof("message"), 0.0, 0.0
-                is_traced = kind == "unit" and self._spans.are_exported
-                if kind == "unit":
-                    now_s = self._clock.now().monotonic_s
-                    wait_s = self._pace.spend(now_s)
-                    if (sequence := request.unit.sequence) > self._last_sequence:  # not sent again
-                        self._last_sequence = sequence
-                        receipt = self.session.requests.last_receipt
-                        self._units.sent.append((sequence, receipt.received_ns / 1e9))
-                        if is_traced:
-                            self._spans.sending(request.unit, receipt)
-                elif kind == "open":
-                    self._spans.begin(EDGE_OPEN)
+                is_unit, now_s = request.HasField("unit"), self._clock.now().monotonic_s
+                wait_s = self._pace.spend(now_s) if is_unit else 0.0
+                self._note_sending(request, now_s)
                 await stream.write(request)
-                if is_traced:
+                if is_unit and self._spans.are_exported:
                     self._spans.sent(request.unit.sequence)
                 if wait_s:
                     await self._wait_until(now_s + wait_s)
             await stream.end_input()
         except FabricError:
             return  # the receiving task gets and handles the error
+
+    def _note_sending(self, request: session_pb2.ConverseRequest, now_s: float) -> None:
+        """Note that a request is sent to the worker now."""
+        kind = request.WhichOneof("message")
+        if self._owed_s is None and kind in _ANSWERED:
+            self._owed_s = now_s
+        if kind == "open":
+            self._spans.begin(EDGE_OPEN)
+        elif kind == "unit" and (sequence := request.unit.sequence) > self._last_sequence:
+            self._last_sequence = sequence  # the first time that this unit is sent
+            receipt = self.session.requests.last_receipt
+            self._units.sent.append((sequence, receipt.received_ns / 1e9))
+            if self._spans.are_exported:
+                self._spans.sending(request.unit, receipt)
 
     async def _wait_until(self, due_s: float) -> None:
         """Wait until the monotonic time `due_s`, or until the session ends."""
@@ -177,6 +203,8 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                 response = await stream.read()
                 now, kind = self._clock.now(), response.WhichOneof("message")
                 events, on_written = self.session.responded(response, now), None
+                is_owing = self.session.requests.oldest_sent is not None
+                self._owed_s = now.monotonic_s if is_owing else None
                 if kind in ("delta", "failed"):
                     outcome = response.delta if kind == "delta" else response.failed
                     if self._spans.are_exported:
@@ -195,5 +223,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
     async def _stop_call(self, calling: asyncio.Task[None]) -> None:
         """Leave the queue at once. The worker gets a bounded time to close an open stream."""
         if self._stream:
+            if self._move:  # the worker has not rebuilt the conversation, so it has nothing to say
+                self._stream.cancel()
             await asyncio.wait({calling}, timeout=self._limits.end_s)
         calling.cancel()

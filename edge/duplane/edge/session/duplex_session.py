@@ -63,6 +63,10 @@ class DuplexSession(Session[DuplexDialect]):
         """The move in progress: the conversation waits for another worker or is rebuilt there."""
         return self.moves.current if self.moves else None
 
+    def can_move(self, now: Moment) -> bool:
+        """Return whether the conversation continues at another worker if its worker is lost now."""
+        return bool(self.moves and self.dialect.phase in OPEN and self.moves.can_move(now))
+
     @property
     def is_running(self) -> bool:
         """Whether the session has its slot."""
@@ -185,6 +189,7 @@ class DuplexSession(Session[DuplexDialect]):
             return []  # no unit was sent, or the unit had an outcome before
         if self.moves:
             self.moves.journal.append(request, outcome)
+            self._check_journal()
         if self.dialect.replies_to_appends:
             self._replies.add_outcome(ordinal, outcome)
             return self._ready_replies(now)
@@ -224,9 +229,13 @@ class DuplexSession(Session[DuplexDialect]):
         """Begin the journal, unless the worker cannot rebuild conversations."""
         if self.moves and self._settings:
             self.moves.journal.open(self._settings, opened)
-            if not self.moves.journal.is_whole:
-                self.moves = None
-                self.requests.keeps_units = False
+            self._check_journal()
+
+    def _check_journal(self) -> None:
+        """Stop to keep units if the journal was given up: then the session can no longer move."""
+        if self.moves and not self.moves.journal.is_whole:
+            self.moves = None
+            self.requests.keeps_units = False
 
     def _ready_replies(self, now: Moment) -> list[bytes]:
         """Render the replies to appends that are complete."""
@@ -242,14 +251,17 @@ class DuplexSession(Session[DuplexDialect]):
         return events
 
     def _call_failed(self, error: FabricError, now: Moment) -> list[bytes]:
-        if error.reason is Reason.INVALID_FIELD:
+        if error.reason is Reason.INVALID_FIELD and self.move is None:
             message = name_fault(error.field, error.message)
             message = self.dialect.setting_path(error.field) + message.removeprefix(error.field)
             events = [self.dialect.error(ErrorCode.INVALID_PAYLOAD, message, now)]
             return events + self.end(Close(CloseReason.FAILED, "settings were refused"), now)
         if error.reason is Reason.OPEN_TIMEOUT:
             return self.end(EXPIRED[TimeLimit.SETTINGS], now)
-        moved = self._begin_move(cause_of(error), now)
+        # A worker that refuses what another worker has accepted is no worker for this conversation.
+        is_refused = error.reason is Reason.INVALID_FIELD
+        cause = MoveCause.OTHER_MODEL if is_refused else cause_of(error)
+        moved = self._begin_move(cause, now)
         if moved is not None:
             return moved
         if self.dialect.phase in OPEN:
@@ -300,4 +312,5 @@ class DuplexSession(Session[DuplexDialect]):
         self.requests.close()
         if self.moves:
             self.moves.journal.drop()
+            self.moves.current = None
         return super().end(close, now)

@@ -7,7 +7,7 @@ outcome.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -55,13 +55,15 @@ def cause_of(end: FabricError | session_pb2.Closed) -> MoveCause | None:
 class Move:
     """One attempt to move.
 
-    `began` is the time when the worker was lost; further attempts keep this time.
+    `began` is the time when the worker was lost. Further attempts keep this time, and
+    `tried_worker_ids`: the workers that were left since then.
     """
 
     number: int  # attempts of the session so far, from 1
     cause: MoveCause
     began: Moment
     rebuilds: Iterator[session_pb2.ConverseRequest]  # messages that are not sent yet
+    tried_worker_ids: list[str]
 
 
 class Moves:
@@ -70,6 +72,7 @@ class Moves:
     def __init__(self, journal: Journal, requests: RequestQueue, seed: int) -> None:
         self.journal = journal
         self.current: Move | None = None
+        self.on_given_up: Callable[[session_pb2.Failed], None] = lambda _: None
         self._requests = requests
         self._seed = seed
         self._number = 0
@@ -85,33 +88,46 @@ class Moves:
     def begin(self, cause: MoveCause, now: Moment) -> bool:
         """Begin an attempt: the unanswered units wait for another worker.
 
-        Returns False if the conversation cannot move: its journal was given up, or it has lost too
-        many workers lately.
+        Returns False if the conversation cannot move. A worker with another model was not lost, so
+        it does not count as one of the losses that are allowed.
         """
-        now_s = now.monotonic_s
-        too_many = len(self._lost_s) == _MAX_MOVES and now_s - self._lost_s[0] < _WITHIN_S
-        if too_many or not self.journal.is_whole:
+        is_lost = cause is not MoveCause.OTHER_MODEL
+        if not self.journal.is_whole or (is_lost and not self.can_move(now)):
             return False
-        self._lost_s.append(now_s)
+        if is_lost:
+            self._lost_s.append(now.monotonic_s)
         self._number += 1
         began = self.current.began if self.current else now
-        self.current = Move(self._number, cause, began, iter(()))
+        tried = self.current.tried_worker_ids if self.current else []
+        self.current = Move(self._number, cause, began, iter(()), tried)
         return True
+
+    def can_move(self, now: Moment) -> bool:
+        """Return whether the conversation can move if its worker is lost now.
+
+        It cannot if its journal was given up, or if it has lost too many workers lately.
+        """
+        is_recent = bool(self._lost_s) and now.monotonic_s - self._lost_s[0] < _WITHIN_S
+        return self.journal.is_whole and not (is_recent and len(self._lost_s) == _MAX_MOVES)
 
     def take_back(self) -> session_pb2.Failed | None:
         """Take the unanswered units back from the lost worker.
 
-        If the first of these units was also the first one at the worker lost before, it may be the
-        cause of both losses. Then it is not sent a third time, and its outcome is returned.
+        If the first of these units was also the first one at another worker that was lost, it may
+        be the cause of both losses. Then it is not sent a third time, and its outcome is returned.
         """
         oldest, suspect = self._requests.oldest_sent, self._suspect
         self._requests.move()
+        if oldest is None:
+            return None
         self._suspect = oldest
-        if oldest is None or oldest != suspect:
+        if oldest != suspect:
             return None
         self._requests.skip()
         message = "two workers were lost while they had this unit"
-        return session_pb2.Failed(sequence=oldest, reason=Reason.UNAVAILABLE, message=message)
+        failed = session_pb2.Failed(sequence=oldest, reason=Reason.UNAVAILABLE, message=message)
+        self.on_given_up(failed)
+        return failed
 
     def claimed(self) -> None:
         """Open the conversation again, because the slot of another worker is claimed."""

@@ -218,3 +218,31 @@ def test_unit_is_not_blamed_for_a_worker_that_never_had_it(play: Play) -> None:
     assert play.worker
     assert play.worker.heard == [0, 1]
     assert play.kinds() == ["result"] * 2
+
+
+def test_unit_stays_suspect_while_a_worker_is_lost_that_never_had_it(play: Play) -> None:
+    play.chunk()
+    play.settle()
+    play.chunk()
+    play.pump()
+    play.lose()
+    play.claim()
+    play.pump(1)  # only `open`
+    play.lose()
+    play.claim()
+    play.pump()
+    play.lose()
+    assert play.kinds() == ["result", "error"]
+    assert "two workers were lost" in play.events[1]["error"]
+
+
+def test_units_that_cannot_be_sent_again_count_as_dropped(play: Play) -> None:
+    for _ in range(40):
+        play.chunk()
+    play.pump()
+    play.lose()
+    play.claim()
+    play.settle()
+    assert play.worker
+    assert play.worker.heard == list(range(8, 40))
+    assert sum(event.get("dropped_units", 0) for event in play.events) == 8

@@ -85,6 +85,41 @@ def test_worker_with_another_model_is_left_for_the_next(play: Play) -> None:
     assert play.worker.heard == [0]
 
 
+def test_workers_with_another_model_are_no_losses(play: Play) -> None:
+    play.chunk()
+    play.settle()
+    for _ in range(2):
+        play.lose()
+        for _ in range(4):
+            play.claim("other")
+            play.pump()
+        play.claim()
+        play.settle()
+    assert play.session.closed is None
+    play.lose()
+    play.claim("other")
+    play.pump()
+    play.claim()
+    play.settle()
+    assert play.session.closed is None
+    assert not play.session.can_move(play.now)
+    play.lose()
+    assert play.session.closed
+
+
+def test_worker_that_refuses_a_field_while_it_rebuilds_is_left_for_the_next(play: Play) -> None:
+    play.chunk()
+    play.settle()
+    play.lose()
+    play.claim()
+    play.lose(FabricError(Reason.INVALID_FIELD, "x", field="units"))
+    assert play.session.move
+    assert play.session.move.cause is MoveCause.OTHER_MODEL
+    play.claim()
+    play.settle()
+    assert play.kinds() == ["result"]
+
+
 @pytest.mark.parametrize("reason", [Reason.REBUILD_DIFFERS, Reason.REBUILD_REFUSED])
 def test_conversation_that_cannot_be_rebuilt_ends(play: Play, reason: Reason) -> None:
     play.chunk()
@@ -111,6 +146,8 @@ def test_session_whose_journal_is_too_large_ends_with_its_worker() -> None:
         play.chunk()
         play.settle()
     assert play.space.given_up_count == 1
+    assert not play.session.can_move(play.now)
+    assert not play.session.requests.keeps_units
     play.lose()
     assert play.session.closed
     assert play.session.closed.reason is CloseReason.FAILED
@@ -169,6 +206,7 @@ def test_client_that_leaves_during_a_move_ends_its_session(play: Play) -> None:
     play.say('{"type":"stop"}')
     assert play.kinds()[-1] == "stopped"
     assert play.session.requests.take() is None
+    assert play.session.move is None
     assert play.space.used_bytes == 0
 
 
@@ -183,9 +221,7 @@ def test_unit_lost_from_memory_makes_the_session_unmovable(play: Play) -> None:
         play.chunk()
     play.pump()
     play.answer()
-    moves = play.session.moves
-    assert moves
-    assert not moves.journal.is_whole
+    assert not play.session.can_move(play.now)
     assert play.kinds() == ["result"], "the answer itself is not lost"
 
 
