@@ -76,6 +76,22 @@ def test_the_oldest_unit_runs_even_if_it_is_larger_than_a_round() -> None:
     assert form(channel(0, large), channel(1, unit(1, 1, 9.0))).units == [large]
 
 
+def test_the_rebuild_that_began_first_goes_on_until_it_has_no_units() -> None:
+    channels = [channel(slot) for slot in range(3)]
+    for waiting, number in zip(channels, (7, 5, 0), strict=True):
+        waiting.past_units, waiting.rebuild_number = ([] if number else None), number
+    assert form(*channels).rebuilding is channels[1]
+    assert form(*channels).rebuilding is channels[1]
+    channels[1].past_units = None
+    assert form(*channels).rebuilding is channels[0]
+    channels[1].past_units = []  # of its next message
+    assert form(*channels).rebuilding is channels[1]
+    channels[1].is_ready = False
+    assert form(*channels).rebuilding is channels[0]
+    channels[0].past_units = None
+    assert form(*channels).is_empty
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_no_unit_waits_longer_than_the_stated_bound(seed: int) -> None:
     """Simulate 64 slots for a minute; eight of them send 16 pictures every second.

@@ -44,7 +44,9 @@ def form_batch(
 ) -> Batch:
     """Take the oldest unit of each ready slot, within the limit of rows.
 
-    The slots that rebuild past units take turns. The caller holds the lock of the device thread.
+    Of the slots that rebuild past units, the one whose rebuild began first goes on. In turns, all
+    of them would be complete only at the end, perhaps after the edges have given up. The caller
+    holds the lock of the device thread.
     """
     batch = Batch()
     seeing: list[tuple[float, SlotChannel, Unit]] = []
@@ -76,5 +78,5 @@ def form_batch(
         rows += unit_rows
         batch.units.append(unit)
         channel.inbox.take()
-    batch.rebuilding = min(rebuilding, key=lambda channel: channel.share_count, default=None)
+    batch.rebuilding = min(rebuilding, key=lambda channel: channel.rebuild_number, default=None)
     return batch

@@ -7,6 +7,7 @@ events back. This module decides the order of the work; `model_runner` calls the
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import threading
 import time
@@ -71,6 +72,7 @@ class DeviceThread:
         self._lock = threading.Condition()
         self._commands: deque[_Command] = deque()
         self._channels: dict[int, SlotChannel] = {}
+        self._rebuild_numbers = itertools.count(1)
         self._is_stopping = False
         self._is_hung = False
         self._busy_since_s: float | None = None
@@ -213,6 +215,8 @@ class DeviceThread:
         caller `has_more` units, the speech after these units is not repeated yet.
         """
         with self._lock:
+            if not channel.rebuild_number:
+                channel.rebuild_number = next(self._rebuild_numbers)
             channel.past_units, channel.has_more_past = list(units), has_more
             self._lock.notify()
 
@@ -322,7 +326,6 @@ class DeviceThread:
         rest = units[rebuilt.unit_count :] if rebuilt else []
         is_over = not rebuilt or rebuilt.is_complete or (channel.has_more_past and not rest)
         with self._lock:
-            channel.share_count += 1
             channel.past_units = None if is_over or channel.is_muted else rest
         if rebuilt and is_over:
             self._post(slot, rebuilt)

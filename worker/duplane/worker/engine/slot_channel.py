@@ -17,7 +17,8 @@ class SlotChannel:
     guards `inbox`, `is_ready` (the conversation is open and may run), `is_muted` (the conversation
     must not run any more), `credit` (number of chat steps that may still run), `past_units` (units
     that are still to be rebuilt; None if there are none), `has_more_past` (more past units follow
-    these) and `share_count` (number of calls into the model that have rebuilt units of this slot).
+    these) and `rebuild_number` (0 before the first past units come; then a number that is lower if
+    the rebuild began earlier).
     """
 
     def __init__(self, slot: int, inbox: Inbox, on_event: Callable[[Event], None]) -> None:
@@ -30,4 +31,4 @@ class SlotChannel:
         self.is_muted = False
         self.past_units: list[PastUnit] | None = None
         self.has_more_past = False
-        self.share_count = 0
+        self.rebuild_number = 0
