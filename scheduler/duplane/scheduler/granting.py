@@ -13,6 +13,7 @@ from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.policy.placement import Candidate
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import (
+    RETURN_S,
     Change,
     Grant,
     LeaseStore,
@@ -26,10 +27,8 @@ _log = logging.getLogger(__name__)
 
 MAX_RUNNING = 256  # most grants that wait for the store at once
 PORTION = 8  # grants that are begun before other tasks can run
-# If a restart has lost the queue, grants wait for the callers of the earlier scheduler to return:
-# for RETURN_S, and until no caller has returned for LATE_RETURN_S. A caller needs about 0.4 s to
-# connect.
-RETURN_S = 0.75
+# If a restart has lost the queue, or the contact to the store was lost, grants wait for callers to
+# return: for RETURN_S, and until no caller has returned for LATE_RETURN_S.
 LATE_RETURN_S = 0.3
 
 
@@ -50,8 +49,8 @@ class GrantLoop:
         self._store = store
         self._state = state
         self._claim_timeout_s = claim_timeout_s
-        self._resume_limit = state.clock() + resume_grace_s
-        self._resume_until = min(self._resume_limit, state.clock() + RETURN_S)
+        self._resume_grace_s = resume_grace_s
+        self._await_returns()
         self._is_resuming = False
         self._epochs: dict[str, int] = {}  # by worker id; of workers seen until `_resume_until`
         self._running: dict[int, asyncio.Task[None]] = {}  # grants, by order of the ticket
@@ -59,6 +58,12 @@ class GrantLoop:
         self._is_idle = asyncio.Event()
         state.listeners.append(self._on_change)
         store.watch_contact(self._on_contact)
+
+    def _await_returns(self) -> None:
+        """Set the time until which grants wait for callers, if there are callers to wait for."""
+        now = self._state.clock()
+        self._resume_limit = now + self._resume_grace_s
+        self._resume_until = min(self._resume_limit, now + RETURN_S)
 
     def _expect_returning(self, worker: Worker) -> None:
         """Hold grants back after a restart, so that waiting callers can return to their places.
@@ -126,7 +131,9 @@ class GrantLoop:
         self._wake()
 
     def _on_contact(self, is_lost: bool) -> None:
-        if not is_lost:
+        if not is_lost:  # the loss has ended all calls
+            self._await_returns()
+            self._is_resuming = True
             self._wake()
 
     def _wake(self) -> None:
@@ -138,12 +145,17 @@ class GrantLoop:
         left_s = self._resume_until - self._state.clock()
         return left_s if self._is_resuming and left_s > 0 else None
 
+    @property
+    def _may_begin(self) -> bool:
+        """True if the loop may begin another grant."""
+        return len(self._running) < MAX_RUNNING and self._hold_s() is None
+
     async def _begin_all(self, tasks: asyncio.TaskGroup) -> None:
         """Begin every possible grant, with pauses. Wait while the state is partial."""
         await self._store.until_whole()
         count = 0
         for pool in self._state.waiting_pools:
-            while len(self._running) < MAX_RUNNING and (proposal := self._state.next_grant(pool)):
+            while self._may_begin and (proposal := self._state.next_grant(pool)):
                 self._begin(tasks, *proposal)
                 count += 1
                 if count % PORTION == 0:

@@ -161,7 +161,8 @@ class Waiters:
         return True
 
     def _admit(self, request: lease_pb2.AcquireLeaseRequest, *, is_returning: bool) -> None:
-        if self._state.workers and not self._state.serves(request):
+        # A caller that returns may come before the worker that serves its kind.
+        if not is_returning and self._state.workers and not self._state.serves(request):
             needs = "".join(f" with {name}={value}" for name, value in sorted(needs_of(request)))
             kind = kind_name(request.kind)
             message = f"no worker of pool {request.pool!r}{needs} serves {kind}"

@@ -9,9 +9,9 @@ from support.scheduler_harness import AUDIO, FREE, register_message, slot_report
 from support.time_limits import WITHIN_S
 
 from duplane.fabric.v1 import lease_pb2
-from duplane.scheduler.granting import LATE_RETURN_S, RETURN_S, GrantLoop
+from duplane.scheduler.granting import LATE_RETURN_S, GrantLoop
 from duplane.scheduler.state import SchedulerState
-from duplane.scheduler.store.base import Grant, Offer, Ticket
+from duplane.scheduler.store.base import RETURN_S, Grant, Offer, Ticket
 from duplane.scheduler.store.memory import MemoryStore
 
 

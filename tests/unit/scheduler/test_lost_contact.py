@@ -8,17 +8,30 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from simulation.calls import Chance, code_of, granted, queued, schedulers_of, simulated
+import pytest
+from simulation.calls import (
+    Chance,
+    Schedulers,
+    code_of,
+    granted,
+    queued,
+    schedulers_of,
+    simulated,
+)
 from simulation.network import Call
 from simulation.virtual_time import run
 
+from duplane.fabric.errors import FabricError
 from duplane.fabric.v1 import admin_pb2
 from duplane.scheduler.rpc.admin import AdminServicer
+from duplane.scheduler.store.base import RETURN_S
 from duplane.scheduler.store.etcd.contact import Contact
+from duplane.scheduler.store.etcd.postponed import Postponed
 from duplane.scheduler.store.etcd.session import ABSENCE_LIMIT_S, PRESENCE_TTL_S
 
 CUT_S = 60.0
 LIMIT_S = PRESENCE_TTL_S + ABSENCE_LIMIT_S
+OUTAGE_S = LIMIT_S + 2.0
 SOON_S = 1.0
 
 
@@ -102,6 +115,102 @@ def test_single_scheduler_serves_its_callers_in_order_after_a_cut() -> None:
                 call.cut()
 
     simulated(main())
+
+
+async def fail_etcd(fabric: Schedulers) -> None:
+    """Let no scheduler reach etcd for a while; return when all serve again."""
+    for client in fabric.clients:
+        client.cut(OUTAGE_S)
+    await asyncio.sleep(OUTAGE_S)
+    assert not any(scheduler.availability.is_serving for scheduler in fabric.schedulers)
+    for scheduler in fabric.schedulers:
+        while not scheduler.availability.is_serving:
+            scheduler.availability.changed.clear()
+            await scheduler.availability.changed.wait()
+
+
+def test_callers_keep_their_places_after_an_outage_of_etcd() -> None:
+    """The worker and a new caller come first, then the callers in the reverse order."""
+
+    async def main() -> None:
+        async with schedulers_of(2) as fabric:
+            waiting = [fabric.acquire(0, f"r{number}") for number in range(3)]
+            tickets = [(await queued(call)).ticket_id for call in waiting]
+            await fail_etcd(fabric)
+            worker = fabric.attach(0, 1)
+            assert (await worker.read()).HasField("registered")
+            new = fabric.acquire(1, "new")
+            assert (await queued(new)).position == 4
+            moved: dict[int, Call] = {}
+            for number in reversed(range(3)):
+                moved[number] = fabric.acquire(1, f"r{number}", tickets[number])
+                assert (await queued(moved[number])).position == number + 1
+            assert (await granted(moved[0])).ticket_id == tickets[0]
+            assert (await queued(moved[1])).position == 1
+            for call in (worker, new, *moved.values()):
+                call.cut()
+
+    simulated(main())
+
+
+def test_calls_that_do_not_return_after_an_outage_of_etcd_are_forgotten() -> None:
+    async def main() -> None:
+        async with schedulers_of(2) as fabric:
+            state = fabric.schedulers[1].state
+            worker = fabric.attach(0, 1)
+            assert (await worker.read()).HasField("registered")
+            assert (await granted(fabric.acquire(0, "holder"))).worker_id == "w"
+            await queued(fabric.acquire(0, "gone"))
+            await fail_etcd(fabric)
+            assert state.tickets
+            assert state.workers
+            await asyncio.sleep(RETURN_S + SOON_S)
+            assert not state.tickets
+            assert not state.workers
+
+    simulated(main())
+
+
+def test_worker_that_returns_after_an_outage_of_etcd_stays() -> None:
+    async def main() -> None:
+        async with schedulers_of(2) as fabric:
+            assert (await fabric.attach(0, 1).read()).HasField("registered")
+            await fail_etcd(fabric)
+            worker = fabric.attach(1, 2)
+            assert (await worker.read()).HasField("registered")
+            await asyncio.sleep(RETURN_S + SOON_S)
+            assert "w" in fabric.schedulers[0].state.workers
+            worker.cut()
+
+    simulated(main())
+
+
+def test_postponed_operations_do_not_begin_while_the_contact_is_lost_again() -> None:
+    async def main() -> None:
+        loop, contact, begun = asyncio.get_running_loop(), Contact(), list[str]()
+        postponed, limit_s = Postponed(contact), RETURN_S / 2
+
+        async def until_current() -> None:
+            pass
+
+        running = asyncio.create_task(contact.run(limit_s, until_current))
+        postponed.require_contact("early", lambda: begun.append("early"))
+        await asyncio.sleep(limit_s + 0.01)
+        with pytest.raises(FabricError):
+            postponed.require_contact("late", lambda: begun.append("late"))
+        contact.confirm(loop.time())
+        await asyncio.sleep(0.01)
+        assert not contact.is_lost
+        await asyncio.sleep(2 * RETURN_S)
+        assert contact.is_lost
+        assert begun == []
+        for _ in range(5):
+            contact.confirm(loop.time())
+            await asyncio.sleep(RETURN_S / 4)
+        assert begun == ["late"]
+        running.cancel()
+
+    run(main())
 
 
 def test_short_cut_ends_no_call() -> None:

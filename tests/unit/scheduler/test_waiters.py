@@ -67,6 +67,20 @@ async def test_ticket_is_cancelled_when_its_call_ends() -> None:
     assert not fabric.state.tickets
 
 
+async def test_caller_may_return_before_the_worker_of_its_kind() -> None:
+    fabric = Fabric()
+    async with fabric.waiters.waiting(request()) as waiter:
+        entry = fabric.waiters.entry(waiter)
+        assert entry
+    await fabric.store.register(register_message(kinds=[OMNI]))
+    with pytest.raises(FabricError, match="no worker") as refused:
+        async with fabric.waiters.waiting(request("new")):
+            pass
+    assert refused.value.reason is Reason.KIND_NOT_SERVED
+    async with fabric.waiters.waiting(request("r", entry.ticket.ticket_id)) as waiter:
+        assert waiter.order == entry.ticket.order
+
+
 async def test_undelivered_grant_is_given_back_at_once() -> None:
     fabric = Fabric()
     await fabric.attach()

@@ -69,9 +69,9 @@ class LeaseServiceServicer:
         call, which then ends with ABORTED / SUPERSEDED.
 
         Errors: RESOURCE_EXHAUSTED / QUEUE_FULL; FAILED_PRECONDITION / KIND_NOT_SERVED when workers
-        are attached and none serves the kind with these needs; CANCELLED / TICKET_CANCELLED when an
-        operator cancelled the ticket; INVALID_ARGUMENT / INVALID_FIELD with the field's name in
-        `metadata["field"]`.
+        are attached, none serves the kind with these needs, and the request has no ticket yet;
+        CANCELLED / TICKET_CANCELLED when an operator cancelled the ticket; INVALID_ARGUMENT /
+        INVALID_FIELD with the field's name in `metadata["field"]`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -48,9 +48,9 @@ class LeaseServiceStub:
     call, which then ends with ABORTED / SUPERSEDED.
 
     Errors: RESOURCE_EXHAUSTED / QUEUE_FULL; FAILED_PRECONDITION / KIND_NOT_SERVED when workers
-    are attached and none serves the kind with these needs; CANCELLED / TICKET_CANCELLED when an
-    operator cancelled the ticket; INVALID_ARGUMENT / INVALID_FIELD with the field's name in
-    `metadata["field"]`.
+    are attached, none serves the kind with these needs, and the request has no ticket yet;
+    CANCELLED / TICKET_CANCELLED when an operator cancelled the ticket; INVALID_ARGUMENT /
+    INVALID_FIELD with the field's name in `metadata["field"]`.
     """
     ReleaseLease: _grpc.UnaryUnaryMultiCallable[_lease_pb2.ReleaseLeaseRequest, _lease_pb2.ReleaseLeaseResponse]
     """Gives a lease back. The slot of an unclaimed lease is free at once. The session of a claimed
@@ -78,9 +78,9 @@ class LeaseServiceAsyncStub(LeaseServiceStub):
     call, which then ends with ABORTED / SUPERSEDED.
 
     Errors: RESOURCE_EXHAUSTED / QUEUE_FULL; FAILED_PRECONDITION / KIND_NOT_SERVED when workers
-    are attached and none serves the kind with these needs; CANCELLED / TICKET_CANCELLED when an
-    operator cancelled the ticket; INVALID_ARGUMENT / INVALID_FIELD with the field's name in
-    `metadata["field"]`.
+    are attached, none serves the kind with these needs, and the request has no ticket yet;
+    CANCELLED / TICKET_CANCELLED when an operator cancelled the ticket; INVALID_ARGUMENT /
+    INVALID_FIELD with the field's name in `metadata["field"]`.
     """
     ReleaseLease: _aio.UnaryUnaryMultiCallable[_lease_pb2.ReleaseLeaseRequest, _lease_pb2.ReleaseLeaseResponse]  # type: ignore[assignment]
     """Gives a lease back. The slot of an unclaimed lease is free at once. The session of a claimed
@@ -111,9 +111,9 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
         call, which then ends with ABORTED / SUPERSEDED.
 
         Errors: RESOURCE_EXHAUSTED / QUEUE_FULL; FAILED_PRECONDITION / KIND_NOT_SERVED when workers
-        are attached and none serves the kind with these needs; CANCELLED / TICKET_CANCELLED when an
-        operator cancelled the ticket; INVALID_ARGUMENT / INVALID_FIELD with the field's name in
-        `metadata["field"]`.
+        are attached, none serves the kind with these needs, and the request has no ticket yet;
+        CANCELLED / TICKET_CANCELLED when an operator cancelled the ticket; INVALID_ARGUMENT /
+        INVALID_FIELD with the field's name in `metadata["field"]`.
         """
 
     @_abc_1.abstractmethod

@@ -13,6 +13,11 @@ from enum import Enum, auto
 
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 
+# If a scheduler has ended all calls, or a restart has lost the queue, callers and workers have this
+# time to return, from the moment at which the scheduler can serve them. A caller needs about 0.4 s
+# to connect.
+RETURN_S = 0.75
+
 
 @dataclass(frozen=True, slots=True)
 class Worker:
@@ -151,8 +156,9 @@ class LeaseStore(ABC):
 
     While etcd cannot be reached, `register` and `enqueue` raise FabricError UNAVAILABLE after a
     time limit, and every other operation waits. While the contact is lost (`watch_contact`), every
-    operation raises FabricError UNAVAILABLE at once; but `cancel`, `give_back`, `unregister`,
-    `drain` and `set_unreachable` are completed when the contact is back.
+    operation raises FabricError UNAVAILABLE at once. But `give_back`, `drain` and `set_unreachable`
+    are completed when the contact is back, and `cancel` and `unregister` RETURN_S later, so that
+    callers and workers can return first.
     """
 
     @property

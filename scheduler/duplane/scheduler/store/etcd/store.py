@@ -34,6 +34,7 @@ from duplane.scheduler.store.etcd.contact import Contact
 from duplane.scheduler.store.etcd.facts import Facts
 from duplane.scheduler.store.etcd.keys import Keys
 from duplane.scheduler.store.etcd.mirror import Mirror
+from duplane.scheduler.store.etcd.postponed import Postponed
 from duplane.scheduler.store.etcd.session import Session, contact_limit_s
 from duplane.scheduler.store.etcd.transactions import Answer, Done, Step
 from duplane.scheduler.store.unclaimed_grants import ClaimDeadlines
@@ -80,6 +81,7 @@ class EtcdStore(LeaseStore):
         self._facts = Facts(self._keys)
         self._mirror = Mirror(self._client, self._facts, clock)
         self._contact = Contact()
+        self._postponed = Postponed(self._contact)
         self._session = Session(self._client, self._mirror, self._contact, boot_ms << 20)
         self._commits = Commits(self._client, self._mirror, self._session)
         self._deadlines = ClaimDeadlines(self._facts.grant_of)
@@ -123,6 +125,7 @@ class EtcdStore(LeaseStore):
                 tasks.create_task(self._contact.run(contact_limit_s(), self._until_current))
         finally:
             self._is_closed = True
+            self._postponed.close()
             self._commits.close()
             for arrival in list(self._arriving):
                 arrival.cancel()
@@ -178,6 +181,8 @@ class EtcdStore(LeaseStore):
                 lambda facts: operations.unregister(facts, worker_id, epoch)
             )
 
+        name = ("unregister", worker_id, epoch)
+        self._postponed.require_contact(name, lambda: self._begin(operate()))
         # The operation completes even if the caller is cancelled.
         return await self._contact.wait(self._begin(operate()))
 
@@ -215,9 +220,12 @@ class EtcdStore(LeaseStore):
             is_abandoned = True  # no effect if the operation is complete
 
     async def cancel(self, order: int, owner: str | None = None) -> bool:
-        return await self._commit(
-            lambda facts: operations.cancel(facts, order, owner), ("cancel", order, owner)
+        name = ("cancel", order, owner)
+        begin = partial(
+            self._commits.begin, lambda facts: operations.cancel(facts, order, owner), name
         )
+        self._postponed.require_contact(name, begin)
+        return await self._contact.wait(begin())
 
     async def try_grant(self, ticket: Ticket, offer: Offer) -> Grant | None:
         await self._let_others_grant(ticket)
