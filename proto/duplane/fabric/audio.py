@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,9 @@ from numpy.typing import NDArray
 
 INPUT_RATE_HERTZ = 16_000
 OUTPUT_RATE_HERTZ = 24_000
+WAV_HEAD = re.compile(rb"RIFF....WAVE", re.DOTALL)
+"""The first bytes of a RIFF/WAVE file."""
+
 _SAMPLE_BYTES = 4
 # The largest accepted sample. Full scale is 1.0, but some clients send integers without scaling
 # them. Above this bound, sums in the model could overflow.
@@ -35,7 +39,7 @@ def samples_from_pcm(pcm: bytes) -> Samples:
 
     Raises AudioError for invalid samples, and for a WAV file.
     """
-    if pcm.startswith(b"RIFF") and is_wav(pcm):
+    if WAV_HEAD.match(pcm):
         raise AudioError("is a WAV file, must be bare float32 samples")
     if len(pcm) % _SAMPLE_BYTES:
         raise AudioError(f"{len(pcm)} bytes is not a whole number of float32 samples")
@@ -52,11 +56,6 @@ def samples_from_pcm(pcm: bytes) -> Samples:
 def pcm_from_samples(samples: Samples) -> bytes:
     """Return samples as float32 bytes."""
     return np.ascontiguousarray(samples, dtype="<f4").tobytes()
-
-
-def is_wav(audio: bytes) -> bool:
-    """True if the bytes are a RIFF/WAVE file, false for raw PCM."""
-    return len(audio) >= 12 and audio[:4] == b"RIFF" and audio[8:12] == b"WAVE"
 
 
 # The only formats that are accepted in files from clients: plain PCM at the rates of microphones.

@@ -30,7 +30,7 @@ from duplane.edge.dialects.dialect import (
     with_audio,
 )
 from duplane.edge.dialects.duplex import DuplexDialect, drop_metrics
-from duplane.edge.payload.fields import Fields, ignored, invalid, missing
+from duplane.edge.payload.fields import BASE64, Fields, ignored, invalid
 from duplane.edge.payload.media import decode_audio, read_voice
 from duplane.edge.payload.model_settings import read_duplex_config
 from duplane.edge.payload.pictures import read_frames, read_slice_count
@@ -89,9 +89,7 @@ class DialectA(DuplexDialect):
             frames = read_frames(event, ("video_frames",), self.limits)
         audio = b""
         if not frames or event.first("audio"):  # pictures may come alone
-            encoded = event.base64("audio")
-            if encoded is None:
-                raise missing("audio")
+            encoded = event.get("audio", BASE64, required=True)
             audio = decode_audio(encoded, "audio", self.limits.append_s)
         return Append(
             audio=audio,

@@ -45,8 +45,7 @@ from duplane.edge.dialects.dialect import (
 from duplane.edge.dialects.duplex import DuplexDialect
 from duplane.edge.identity import Identity
 from duplane.edge.modes import Mode
-from duplane.edge.payload.base64_text import Base64Text
-from duplane.edge.payload.fields import Fields, invalid, missing
+from duplane.edge.payload.fields import BASE64, Fields, invalid, missing
 from duplane.edge.payload.media import decode_audio
 from duplane.edge.payload.pictures import read_frames, read_slice_count
 from duplane.edge.settings import Limits
@@ -237,13 +236,11 @@ def _decode_audio(given: Fields, max_s: float) -> bytes:
     if key is None:
         raise missing(given.path("audio"))
     encoded = given.get(key, object)
-    if isinstance(encoded, str | Base64Text):
+    if isinstance(encoded, BASE64):
         return decode_audio(encoded, given.path(key), max_s)
     nested = given.fields(key)
     inner = nested.first(*_AUDIO_OBJECT_ALIASES) if nested else None
     if nested is None or inner is None:
         raise invalid(given.path(key), "must be base64 text, or an object with `data`")
-    audio = nested.base64(inner)
-    if audio is None:
-        raise missing(nested.path(inner))
+    audio = nested.get(inner, BASE64, required=True)
     return decode_audio(audio, nested.path(inner), max_s)

@@ -34,7 +34,7 @@ from duplane.edge.dialects.dialect import (
     with_optional_audio,
 )
 from duplane.edge.dialects.duplex import DuplexDialect, drop_metrics
-from duplane.edge.payload.fields import Fields, ignored
+from duplane.edge.payload.fields import BASE64, Fields, ignored
 from duplane.edge.payload.media import decode_audio, read_voice
 from duplane.edge.payload.model_settings import read_duplex_config
 from duplane.edge.payload.pictures import read_frames, read_slice_count
@@ -174,7 +174,7 @@ class DialectC(DuplexDialect):
         return Configure(settings, max_slice_count, ignored(event, config), paths, PREPARE)
 
     def _decode_chunk(self, event: Fields) -> Append:
-        encoded = event.base64("audio_base64")
+        encoded = event.get("audio_base64", BASE64)
         if not encoded:
             raise ClientError(ErrorCode.MISSING_FIELD, "Missing audio_base64")
         audio = decode_audio(encoded, "audio_base64", self.limits.append_s)

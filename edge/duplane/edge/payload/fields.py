@@ -7,15 +7,20 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar, cast, overload
 
 import orjson
+import pybase64
 
 from duplane.edge.client_errors import ClientError, ErrorCode, UnreadableError
-from duplane.edge.payload.base64_text import Base64Text, cut_long_string, restore
+from duplane.edge.payload import json_text
 from duplane.edge.settings import Limits
 
 _DEFAULTS = Limits()
 V = TypeVar("V")
 
-_TYPE_NAMES: Mapping[type, str] = {
+BASE64 = (str, bytes)
+"""The types of a base64 string; a long one is already decoded."""
+
+_TYPE_NAMES: Mapping[type | tuple[type, ...], str] = {
+    BASE64: "a string",
     str: "a string",
     bool: "true or false",
     dict: "an object",
@@ -37,10 +42,16 @@ def parse(message: bytes, limits: Limits = _DEFAULTS) -> Fields:
     Raises UnreadableError if the frame is not JSON, and ClientError if the JSON is not an object or
     exceeds a bound.
     """
-    cut = cut_long_string(message)
-    event = _load(message if cut is None else cut.rest, limits)
-    if cut is not None and not restore(event, cut):
-        event = _load(message, limits)
+    # Count before parsing: parsing makes an object of a hundred bytes from a value of two bytes.
+    max_count = limits.json_value_count
+    if len(message) > max_count and sum(_count(message, mark) for mark in _MARKS) > max_count:
+        raise invalid("message", f"must be at most {max_count} values")
+    try:
+        event = json_text.load(message)
+    except orjson.JSONDecodeError as error:
+        if error.msg == _TOO_DEEP:
+            raise _deep(limits) from None
+        raise UnreadableError("the frame is not JSON text") from None
     if not isinstance(event, dict):
         raise invalid("message", "must be a JSON object")
     whole = cast("dict[str, object]", event)
@@ -48,20 +59,6 @@ def parse(message: bytes, limits: Limits = _DEFAULTS) -> Fields:
     if is_nested and _is_deeper(whole, limits.json_depth):
         raise _deep(limits)
     return Fields(whole)
-
-
-def _load(message: bytes, limits: Limits) -> object:
-    """Parse JSON. Raises ClientError and UnreadableError."""
-    # Count before parsing: parsing makes an object of a hundred bytes from a value of two bytes.
-    max_count = limits.json_value_count
-    if len(message) > max_count and sum(_count(message, mark) for mark in _MARKS) > max_count:
-        raise invalid("message", f"must be at most {max_count} values")
-    try:
-        return orjson.loads(message)
-    except orjson.JSONDecodeError as error:
-        if error.msg == _TOO_DEEP:
-            raise _deep(limits) from None
-        raise UnreadableError("the frame is not JSON text") from None
 
 
 def _deep(limits: Limits) -> ClientError:
@@ -117,12 +114,16 @@ class Fields:
         return f"{self._path}.{key}" if self._path else key
 
     @overload
-    def get(self, key: str, kind: type[V]) -> V | None: ...
+    def get(self, key: str, kind: type[V] | tuple[type[V], ...]) -> V | None: ...
 
     @overload
-    def get(self, key: str, kind: type[V], *, required: Literal[True]) -> V: ...
+    def get(
+        self, key: str, kind: type[V] | tuple[type[V], ...], *, required: Literal[True]
+    ) -> V: ...
 
-    def get(self, key: str, kind: type[V], *, required: bool = False) -> V | None:
+    def get(
+        self, key: str, kind: type[V] | tuple[type[V], ...], *, required: bool = False
+    ) -> V | None:
         """Return a value of one type (`object` stands for any); None if it is absent."""
         self._read.add(key)
         value = self.whole.get(key)
@@ -132,16 +133,9 @@ class Fields:
             return None
         if isinstance(value, kind):
             return value
-        if kind is str and isinstance(value, Base64Text):
-            return cast("V", str(value))
+        if kind is str and isinstance(value, bytes):
+            return cast("V", pybase64.b64encode(value).decode())
         raise invalid(self.path(key), f"must be {_TYPE_NAMES[kind]}")
-
-    def base64(self, key: str) -> str | Base64Text | None:
-        """Return a string of base64; a long string is already decoded."""
-        value = self.get(key, object)
-        if value is None or isinstance(value, str | Base64Text):
-            return value
-        return self.get(key, str)  # raises the error for a wrong type
 
     def expect(self, key: str, values: frozenset[str]) -> None:
         """Count a field as read if its value is one of `values`; then `unused` does not list it."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pybase64
 
 from duplane.edge.client_errors import ClientError, ErrorCode
-from duplane.edge.payload.base64_text import Base64Text
-from duplane.edge.payload.fields import Fields, invalid
+from duplane.edge.payload.fields import BASE64, Fields, invalid
 from duplane.fabric.audio import (
     INPUT_RATE_HERTZ,
+    WAV_HEAD,
     AudioError,
     AudioTooLongError,
-    is_wav,
     pcm_from_samples,
     read_audio_file,
     samples_from_pcm,
@@ -44,20 +43,20 @@ def decode_file(encoded: str, path: str, max_bytes: int) -> bytes:
     return file
 
 
-def decode_audio(encoded: str | Base64Text, path: str, max_s: float, too_long: str = "") -> bytes:
+def decode_audio(encoded: str | bytes, path: str, max_s: float, too_long: str = "") -> bytes:
     """Return float32 PCM at 16 kHz from base64 of raw PCM or of a WAV file. Raises ClientError.
 
+    Bytes are base64 that is already decoded.
     Audio longer than `max_s` is refused before it is decoded, with the message `too_long` if given.
     The first bytes tell PCM from WAV, because existing clients mix up the two forms.
     """
     try:
-        if isinstance(encoded, Base64Text):
-            audio = encoded.content
-        else:
-            audio = pybase64.b64decode(encoded, validate=True)
+        audio = encoded
+        if isinstance(audio, str):
+            audio = pybase64.b64decode(audio, validate=True)
         if not audio:
             raise AudioError("is empty")
-        if is_wav(audio):
+        if WAV_HEAD.match(audio):
             audio = pcm_from_samples(read_audio_file(audio, max_s=max_s, is_trusted=False))
             if not audio:
                 raise AudioError("is empty")
@@ -76,5 +75,5 @@ def decode_audio(encoded: str | Base64Text, path: str, max_s: float, too_long: s
 
 def read_voice(fields: Fields, key: str, max_s: float) -> bytes:
     """Return a reference voice as PCM; empty if the field is absent or empty."""
-    encoded = fields.base64(key)
+    encoded = fields.get(key, BASE64)
     return decode_audio(encoded, fields.path(key), max_s) if encoded else b""

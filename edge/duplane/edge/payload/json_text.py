@@ -1,0 +1,53 @@
+"""Parses JSON, but decodes a long base64 string without a pass of the JSON parser over it.
+
+For a second of audio, the parser takes four times as long as the base64 decoder.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import orjson
+import pybase64
+
+_MIN_LENGTH = 4096  # the parser reads shorter strings
+_MAX_STRINGS = 32  # only the first strings of a message are examined
+# The mark that the parser reads in place of the long string. A message with escapes is parsed
+# whole, so no other string can equal the mark.
+_MARK, _MARK_JSON = "\0", rb'"\u0000"'
+
+
+def load(message: bytes) -> object:
+    """Parse JSON, and return its value. Raises orjson.JSONDecodeError.
+
+    The first long string becomes the bytes that it encodes, if it is base64 and a value that comes
+    before any list. Encoding these bytes gives the same string again.
+    """
+    opening = closing = -1
+    for _ in range(_MAX_STRINGS):
+        opening = message.find(b'"', closing + 1)
+        closing = message.find(b'"', opening + 1)
+        if opening < 0 or not 0 < closing - opening <= _MIN_LENGTH:
+            break
+    head, rest = message[:opening], message[closing + 1 :]
+    is_long = opening >= 0 and closing - opening > _MIN_LENGTH
+    is_value = rest.lstrip()[:1] in (b",", b"}")  # a key has `:`
+    if not (is_long and is_value) or b"[" in head or b"\\" in message:
+        return orjson.loads(message)
+    try:
+        content = pybase64.b64decode(memoryview(message)[opening + 1 : closing], validate=True)
+    except ValueError:
+        return orjson.loads(message)
+    last = pybase64.b64encode(content[len(content) // 3 * 3 :])
+    if not message.endswith(last, opening + 1, closing):
+        return orjson.loads(message)  # this is not how `b64encode` writes these bytes
+    value: object = orjson.loads(b"".join((head, _MARK_JSON, rest)))
+    objects = [value]
+    for outer in objects:  # `objects` grows in this loop
+        fields = cast("dict[str, object]", outer) if isinstance(outer, dict) else {}
+        for key, inside in fields.items():
+            if inside == _MARK:
+                fields[key] = content
+            elif isinstance(inside, dict):
+                objects.append(cast("object", inside))
+    return value
