@@ -144,7 +144,11 @@ class MovedRunner:
     """A session of dialect C whose conversation is open at the first worker."""
 
     def __init__(
-        self, workers: Sequence[WorkerDouble], limits: Limits, clock: Clock | None = None
+        self,
+        workers: Sequence[WorkerDouble],
+        limits: Limits,
+        clock: Clock | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         clock = clock or LoopClock()
         session = ENDPOINTS[Route.DUPLEX, "audio"].new_session(
@@ -159,7 +163,7 @@ class MovedRunner:
             self.client,
             limits,
             cast("Any", self.fabric),
-            SessionSpans(Telemetry("edge"), "s", clock),
+            SessionSpans(telemetry or Telemetry("edge"), "s", clock),
             clock,
             self.metrics,
             JournalSpace(limits.journal_bytes, limits.journal_total_bytes),
@@ -168,10 +172,14 @@ class MovedRunner:
     @classmethod
     @contextlib.asynccontextmanager
     async def running(
-        cls, *workers: WorkerDouble, limits: Limits | None = None, clock: Clock | None = None
+        cls,
+        *workers: WorkerDouble,
+        limits: Limits | None = None,
+        clock: Clock | None = None,
+        telemetry: Telemetry | None = None,
     ) -> AsyncGenerator[MovedRunner]:
         """Run the session until it has ended. The body of the `with` must cause this end."""
-        play = cls(workers, limits or Limits(), clock)
+        play = cls(workers, limits or Limits(), clock, telemetry)
         running = asyncio.create_task(play.runner.run(lease_pb2.AcquireLeaseRequest()))
         await play.say('{"type":"prepare"}')
         await play.until("prepared")

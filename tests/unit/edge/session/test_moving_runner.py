@@ -7,6 +7,8 @@ import time
 from dataclasses import replace
 
 import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from support.live_edge import HandSetClock
 from support.moved_play import LOST
 from support.moved_runner import MovedRunner, WorkerDouble
@@ -14,6 +16,8 @@ from support.moved_runner import MovedRunner, WorkerDouble
 from duplane.edge.close import CloseReason
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.monitoring import spans
+from duplane.fabric.monitoring.spans import Telemetry
 
 
 async def lose_first(play: MovedRunner, first: WorkerDouble) -> None:
@@ -116,8 +120,10 @@ async def test_only_worker_with_another_model_is_asked_again_after_a_pause() -> 
 
 
 async def test_unit_that_is_given_up_counts_as_failed() -> None:
+    exporter = InMemorySpanExporter()
+    telemetry = Telemetry("edge", SimpleSpanProcessor(exporter))
     first, second, third = WorkerDouble(), WorkerDouble(unit=LOST), WorkerDouble()
-    async with MovedRunner.running(first, second, third) as play:
+    async with MovedRunner.running(first, second, third, telemetry=telemetry) as play:
         await lose_first(play, first)
         await play.until("error")
         await play.exchange()
@@ -125,6 +131,9 @@ async def test_unit_that_is_given_up_counts_as_failed() -> None:
     assert play.count("duplane_units_total", outcome="failed") == 1
     assert play.count("duplane_units_total", outcome="listen") == 2
     assert play.count("duplane_units_total", outcome="dropped") == 0
+    found = [span.attributes or {} for span in exporter.get_finished_spans()]
+    outcomes = [span[spans.UNIT_OUTCOME] for span in found if spans.UNIT_OUTCOME in span]
+    assert outcomes == ["listen", spans.FAILED, "listen"]
 
 
 async def test_unit_that_is_sent_again_is_not_overdue_at_once() -> None:
