@@ -140,7 +140,7 @@ class SimulatedFabric:
         loop, chance = asyncio.get_running_loop(), self.chance
         kinds = ("scheduler", "worker", "cut", "cut", "cut", "half cut", "half cut", "half cut")
         if self._etcd:
-            kinds = (*kinds, "etcd", "session", "compaction")
+            kinds = (*kinds, "etcd", "outage", "session", "compaction")
         async with asyncio.TaskGroup() as tasks:
             while loop.time() < FAULTS_S:
                 await asyncio.sleep(chance.expovariate(0.5))
@@ -154,14 +154,30 @@ class SimulatedFabric:
                         chance.choice(list(scheduler.calls)).cut()
                     case "half cut" if scheduler:
                         self._half_cut(scheduler)
-                    case "etcd" if scheduler and scheduler.client:
-                        scheduler.client.cut(chance.uniform(0, CUT_S))
-                    case "session" if self._etcd:
-                        self._etcd.end_one(chance)
-                    case "compaction" if self._etcd:
-                        self._etcd.compact()
+                    case kind if self._etcd:
+                        self._harm_etcd(self._etcd, kind, scheduler)
                     case _:
                         pass
+
+    def _harm_etcd(self, etcd: SimulatedEtcd, kind: str, scheduler: Scheduler | None) -> None:
+        match kind:
+            case "etcd" if scheduler:
+                self._cut_off(scheduler)
+            case "outage":
+                self._cut_off(*self.running)
+            case "session":
+                etcd.end_one(self.chance)
+            case "compaction":
+                etcd.compact()
+            case _:
+                pass
+
+    def _cut_off(self, *schedulers: Scheduler) -> None:
+        """Cut schedulers off from etcd for the same time."""
+        duration_s = self.chance.uniform(0, CUT_S)
+        for scheduler in schedulers:
+            if scheduler.client:
+                scheduler.client.cut(duration_s)
 
     def _half_cut(self, scheduler: Scheduler) -> None:
         """Break a call, which its server notices late. The client already knows its ticket."""
