@@ -19,6 +19,7 @@ from duplane.scheduler.store.memory import MemoryStore
 
 AGE_S = 60.0
 RUN_S = 400.0
+SOON_S = 2.0
 CUT_S = 6.0  # during a cut this short, a scheduler counts as in contact with etcd
 CLAIMS = lease_pb2.LeaseClaims(lease_id="lease")
 
@@ -92,6 +93,57 @@ def test_each_lease_is_signed_with_a_key_that_workers_know(is_cut: bool) -> None
             assert len(used) == 1 + (RUN_S - AGE_S) // AGE_S + 1
             attached.cut()
             await reading
+
+    simulated(main())
+
+
+def end_leases(fabric: Schedulers, *kinds: bytes) -> None:
+    """End the leases of keys of etcd, as a leader of etcd may do that was frozen."""
+    held = fabric.etcd.held.items()
+    for lease in {one.lease for key, one in held if any(kind in key for kind in kinds)}:
+        fabric.etcd.revoke(lease)
+
+
+def test_key_that_ends_early_in_etcd_is_published_again_at_once() -> None:
+    async def main() -> None:
+        async with schedulers_of(2, AGE_S) as fabric:
+            known = keys_in_etcd(fabric)
+            end_leases(fabric, b"/signing/")
+            assert not keys_in_etcd(fabric)
+            await asyncio.sleep(SOON_S)
+            assert keys_in_etcd(fabric) == known
+            worker = Keys()
+            attached = fabric.attach(1, 1)
+            reading = asyncio.create_task(worker.read(attached))
+            worker.verify((await granted(fabric.acquire(0, "r"))).lease)
+            attached.cut()
+            await reading
+
+    simulated(main())
+
+
+def test_next_session_begins_after_its_keys_are_published_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        async with schedulers_of(1, AGE_S) as fabric:
+            (client,), known, order = fabric.clients, keys_in_etcd(fabric), list[bytes]()
+            put = client.put
+
+            async def put_later(key: bytes, value: bytes, lease: int = 0) -> int:
+                if b"/signing/" in key:
+                    await asyncio.sleep(SOON_S / 2)
+                revision = await put(key, value, lease)
+                order.append(key)
+                return revision
+
+            monkeypatch.setattr(client, "put", put_later)
+            end_leases(fabric, b"/signing/", b"/session/", b"/presence/")
+            await asyncio.sleep(SOON_S)
+            assert keys_in_etcd(fabric) == known
+            published = next(at for at, key in enumerate(order) if b"/signing/" in key)
+            began = next(at for at, key in enumerate(order) if b"/session/" in key)
+            assert published < began
 
     simulated(main())
 

@@ -52,14 +52,14 @@ class Facts:
         self.base = 0
         self.sessions: dict[str, int] = {}  # the revision that wrote each session, by its name
         self.present: set[str] = set()  # the names of the sessions whose schedulers are alive
-        self.verification_keys: Sequence[registry_pb2.VerificationKey] = ()
+        self.signing_keys: dict[bytes, registry_pb2.VerificationKey] = {}  # by key of etcd
+        self.verification_keys: Sequence[registry_pb2.VerificationKey] = ()  # one for each key id
         self.workers: dict[str, Worker] = {}
         self.slots: dict[SlotKey, Slot] = {}
         self.granted: dict[str, Grant] = {}  # live grants, by request id
         self.requests: dict[str, Request] = {}
         self.tickets: dict[int, Ticket] = {}  # waiting tickets, by order
         self._highest = 0  # the highest number so far
-        self._signing_keys: dict[bytes, registry_pb2.VerificationKey] = {}  # by key of etcd
         self._held: dict[bytes, tuple[int, int]] = {}  # revision and lease of every key
         self._slots_by_worker: dict[str, set[int]] = {}
         self._waiting_counts: Counter[str] = Counter()  # by pool
@@ -180,8 +180,8 @@ class Facts:
                 (self.present.add if is_put else self.present.discard)(parts[0])
             case "signing":
                 read = registry_pb2.VerificationKey.FromString
-                _put(self._signing_keys, held.key, read(held.value) if is_put else None)
-                by_id = {key.key_id: key for key in self._signing_keys.values()}
+                _put(self.signing_keys, held.key, read(held.value) if is_put else None)
+                by_id = {key.key_id: key for key in self.signing_keys.values()}
                 self.verification_keys = tuple(by_id.values())
             case "worker":
                 worker = read_worker(held.value, held.mod_revision) if is_put else None

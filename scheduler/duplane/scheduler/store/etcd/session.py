@@ -8,7 +8,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from duplane.fabric.lease_signing import LEASE_LIFE_S
 from duplane.fabric.repeated_log import RepeatedLog
@@ -31,6 +31,7 @@ KEY_TTL_S = int(LEASE_LIFE_S)
 _END_TIMEOUT_S = 1.0
 _LEASE_BITS = 62
 
+Name = TypeVar("Name", str, bytes)
 _log = logging.getLogger(__name__)
 
 
@@ -55,7 +56,6 @@ class Session:
         self.lease = 0  # the lease of the present session; 0 before the first
         self._shared: dict[str, registry_pb2.VerificationKey] = {}  # by key id
         self._has_shared = asyncio.Event()
-        self._has_published = asyncio.Event()  # the first key, if there is one
         self._has_left = False
         self._client = client
         self._absence = RepeatedLog(_log)
@@ -73,9 +73,14 @@ class Session:
     def is_known(self) -> bool:
         """True if the facts contain the session, its presence and the shared public keys."""
         facts = self._mirror.facts
-        published = {key.key_id for key in facts.verification_keys}
         has_session = self.name in facts.sessions and self.name in facts.present
-        return has_session and self._shared.keys() <= published
+        return has_session and self._has_published_keys
+
+    @property
+    def _has_published_keys(self) -> bool:
+        """True if the facts contain the shared public keys."""
+        published = {key.key_id for key in self._mirror.facts.verification_keys}
+        return self._shared.keys() <= published
 
     def share_keys(self, keys: Sequence[registry_pb2.VerificationKey]) -> None:
         """Publish these keys. An earlier key that is not among them ends after `KEY_TTL_S`."""
@@ -83,10 +88,9 @@ class Session:
         self._has_shared.set()
 
     async def run(self) -> None:
-        """Keep the leases until cancelled. Publish the first key before the session begins."""
+        """Keep the leases until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._hold_keys(tasks))
-            await self._has_published.wait()
             tasks.create_task(self._hold_session())
             tasks.create_task(self._end_absent())
 
@@ -106,19 +110,21 @@ class Session:
                 holding.pop(key_id).cancel()
             for key_id in self._shared.keys() - holding.keys():
                 holding[key_id] = tasks.create_task(self._hold_key(self._shared[key_id]))
-            if not holding:
-                self._has_published.set()
             await self._has_shared.wait()
 
     async def _hold_key(self, key: registry_pb2.VerificationKey) -> NoReturn:
+        published = self._mirror.facts.signing_keys
         while True:
             lease = await self._grant(KEY_TTL_S, partial(self._publish_key, key))
-            self._has_published.set()
-            await self._keep(lease, KEY_TTL_S)
+            name = self._keys.signing(key.key_id, f"{lease:x}")
+            await self._until_ended(lease, KEY_TTL_S, published, name)
+            _log.warning("the key %s ended in etcd; publishing it again", key.key_id)
 
     async def _hold_session(self) -> None:
+        """Keep a session. Begin it when the keys are published: it needs them to make grants."""
         facts = self._mirror.facts
         while not self._has_left:
+            await self._mirror.until(lambda: self._has_published_keys)
             lease = await self._grant(SESSION_TTL_S, self._begin)
             present = asyncio.create_task(self._hold_presence(self.name))
             try:
@@ -160,8 +166,8 @@ class Session:
         self,
         lease: int,
         ttl_s: int,
-        names: Collection[str],
-        name: str,
+        names: Collection[Name],
+        name: Name,
         on_renewed: Callable[[float], None] | None = None,
     ) -> None:
         """Renew a lease until it ends, or until the facts no longer list `name` in `names`.
@@ -197,7 +203,7 @@ class Session:
         finally:
             await keeper.close()
 
-    async def _vanished(self, names: Collection[str], name: str) -> None:
+    async def _vanished(self, names: Collection[Name], name: Name) -> None:
         """Wait until a name has appeared in the facts and has vanished from them again."""
         await self._mirror.until(lambda: name in names)
         await self._mirror.until(lambda: name not in names)
