@@ -19,6 +19,7 @@ from duplane.tools.bench.host_waits import SyncCount
 from duplane.tools.replay.audio import read_audio, read_clip
 from duplane.worker.model.duplex import rebuild as rebuild_module
 from duplane.worker.model.duplex import speech
+from duplane.worker.model.loader import CLOSING_ROWS
 from duplane.worker.model.model import DuplexModel
 from duplane.worker.model.types import (
     ConversationOptions,
@@ -286,6 +287,21 @@ def test_a_rebuild_is_done_in_bounded_shares(model: DuplexModel, lived: Lived) -
     assert rows == outputs[33].context_length
     with pytest.raises(ValueError, match="slot 1 has no conversation"):
         model.rebuild(1, ())
+
+
+def test_a_share_on_a_cpu_is_smaller_in_a_long_context(
+    monkeypatch: pytest.MonkeyPatch, model: DuplexModel, lived: Lived
+) -> None:
+    half = 200  # the context at which a share has half as many rows
+    monkeypatch.setattr(rebuild_module, "CPU_CONTEXT_ROWS", half)
+    rows = model.open(0, SAMPLED).context_length
+    past = past_units(0, lived("sampled")[:34])
+    for share in rebuild(model, 0, past):
+        if share.unit_count > 1:
+            most = rebuild_module.CPU_SHARE_ROWS * half // (half + rows)
+            assert share.context_length - rows <= most + CLOSING_ROWS
+        rows = share.context_length
+    assert rows > 2 * half
 
 
 def test_the_host_waits_only_for_the_samples_of_the_recent_chunks(

@@ -29,7 +29,10 @@ from duplane.worker.model.types import PastUnit, PreparedImage, Rebuilt, UnitFai
 SHARE_ROWS = 512
 """Most rows of one share, unless its only unit has more."""
 CPU_SHARE_ROWS = 128
-"""The same on a CPU, which needs longer for a row."""
+"""The same on a CPU, which needs longer for a row, while the context is short."""
+CPU_CONTEXT_ROWS = 8192
+"""Length of the context at which a share on a CPU has half as many rows: the time of a row grows
+with the context."""
 SHARE_UNITS = 29
 """Most units of one share: a period of the audio encoder of the released model."""
 WINDOW_UNITS = 8
@@ -73,7 +76,6 @@ class Rebuilder:
         self._llm, self._tokens, self._audio = parts.llm, parts.tokens, parts.audio
         self._speech_ids = 0 if parts.talker is None else parts.talker.end
         self._device = parts.llm.model.norm.weight.device
-        self._share_rows = SHARE_ROWS if self._device.type == "cuda" else CPU_SHARE_ROWS
         self._sampling, self._pipeline, self._speech = sampling, pipeline, speech
         self._inputs = pipeline.inputs
 
@@ -104,13 +106,21 @@ class Rebuilder:
     def _first(self, conversation: Conversation, units: Sequence[PastUnit]) -> Sequence[PastUnit]:
         """Return the first of `units`: as many as fit into one share, and at least one of them."""
         rows, count = 0, 0
+        share_rows = self._share_rows(conversation.slot)
         most = WINDOW_UNITS if conversation.window.is_on else SHARE_UNITS
         for past in units[:most]:
             rows += sum(self._inputs.count_rows(past.unit)) + len(past.token_ids)
-            if count and rows > self._share_rows:
+            if count and rows > share_rows:
                 break
             count += 1
         return units[:count]
+
+    def _share_rows(self, slot: int) -> int:
+        """Return the most rows of the slot's next share."""
+        if self._device.type == "cuda":
+            return SHARE_ROWS
+        length = self._llm.cache.length(slot)
+        return CPU_SHARE_ROWS * CPU_CONTEXT_ROWS // (CPU_CONTEXT_ROWS + length)
 
     def _run(self, share: _Share, watch: Stopwatch) -> None:
         if not share.past:
