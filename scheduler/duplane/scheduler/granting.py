@@ -89,6 +89,7 @@ class GrantLoop:
         if order is not None:
             latest = min(self._resume_limit, self._state.clock() + LATE_RETURN_S)
             self._resume_until = max(self._resume_until, latest)
+        await self._store.until_whole()
         candidate = self._state.free_candidate(request) if order is None else None
         if candidate is None or self._hold_s() is not None:
             return await self._store.enqueue(request, owner, order)

@@ -97,6 +97,36 @@ async def test_slots_are_granted_at_once_after_a_start_if_the_store_has_kept_the
     assert isinstance(await grants.enqueue(request, "owner"), Grant)
 
 
+async def test_no_slot_is_offered_from_a_state_that_is_not_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state, store = SchedulerState(lambda: 0.0), MemoryStore(boot_ms=1)
+    grants = GrantLoop(store, state, claim_timeout_s=5.0, resume_grace_s=3.0)
+    store.subscribe(state.apply)
+    worker = await store.register(register_message())
+    assert worker
+    offers: list[Offer | None] = []
+    enqueue = store.enqueue
+
+    async def remove_worker() -> None:
+        await store.unregister(worker.worker_id, worker.epoch)
+
+    async def note_offer(
+        request: lease_pb2.AcquireLeaseRequest,
+        owner: str,
+        order: int | None = None,
+        offer: Offer | None = None,
+    ) -> Ticket | Grant:
+        offers.append(offer)
+        return await enqueue(request, owner, order, offer)
+
+    monkeypatch.setattr(store, "until_whole", remove_worker)
+    monkeypatch.setattr(store, "enqueue", note_offer)
+    request = lease_pb2.AcquireLeaseRequest(request_id="r", kind=AUDIO)
+    assert isinstance(await grants.enqueue(request, "owner"), Ticket)
+    assert offers == [None]
+
+
 async def test_grants_do_not_wait_for_each_other() -> None:
     """Several grants are in progress at once, each with its own slot and ticket."""
     state, store = SchedulerState(lambda: 0.0), MemoryStore(boot_ms=1)
