@@ -201,7 +201,10 @@ def _find_settings(specification: dict[str, Any], lines: Corpus) -> Found:
 
 
 def _place(lines: Iterable[Line], path: str, without_effect: Mapping[str, str]) -> str | None:
-    """Return the place of a line that depends on a field, or the listed reason why no line does."""
+    """Return where in the transcripts a line depends on the field `path`.
+
+    For a field in `without_effect`, return the reason given there; None if neither is found.
+    """
     having = [line for line in lines if path in dict(parts(line.event))]
     if having and path in without_effect:
         return f"without effect: {without_effect[path]}"

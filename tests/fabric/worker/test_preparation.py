@@ -75,8 +75,8 @@ async def test_a_slot_is_free_only_when_nothing_is_prepared_for_it_any_more() ->
         async with asked(rig, 0, message_count=100):
             await workshop.begun()
         await rig.scheduler.until_slot(0, registry_pb2.SLOT_STATE_CLEANING)
-        # The slot stays CLEANING while a whole other chat runs: the device has finished, but the
-        # preparation has not.
+        # Slot 0 stays CLEANING while a whole chat runs on slot 1: the device has finished with the
+        # cancelled chat of slot 0, but the preparation of that chat still runs.
         async with asked(rig, 1, message_count=1) as asking, asyncio.timeout(WITHIN_S):
             assert await asking > 1
         await rig.all_free(1)

@@ -47,7 +47,10 @@ def free_slots(
 def worker_health(
     workers: Sequence[admin_pb2.WorkerStatus], leases: Sequence[admin_pb2.LeaseStatus]
 ) -> dict[str, object]:
-    """Return the health fields of the reference's only worker, computed over all our workers."""
+    """Return the health fields of a worker.
+
+    The reference has only one worker; here the fields summarise all workers.
+    """
     is_loaded = any(map(is_serving, workers))
     status = "idle" if free_slots(workers, leases) else "busy" if is_loaded else "offline"
     return {"model_loaded": is_loaded, "worker_status": status}

@@ -1,4 +1,4 @@
-"""Moves that fail, and losses after which a session ends instead of moving."""
+"""Moves that fail, and lost workers after which a session ends instead of moving."""
 
 from __future__ import annotations
 

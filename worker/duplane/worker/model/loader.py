@@ -242,7 +242,7 @@ def _load_vocoder(
     slot_count: int,
     device: str,
 ) -> SpeechVocoder:
-    """Load the vocoder with memory for its longest voice, and check that it accepts `voice`."""
+    """Load the vocoder, with memory for the longest voice prompt. Check that it accepts `voice`."""
     trials = [] if voice is None else [("the built-in voice", voice)]
     if networks is not None:
         silence = np.zeros(INPUT_SAMPLE_RATE, np.float32)

@@ -93,7 +93,7 @@ def test_batches_are_bounded_in_images_and_in_patches(monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         vision.vpm, "forward", lambda *args: (seen.append(args[0].shape[:2]), whole(*args))[1]
     )
-    # These have far more patches than a square.
+    # A strip of 1500x1 has far more patches than a square of 100x100.
     strips = [picture(vision, 1500, 1) for _ in range(4)]
     vision.encode([*strips, *(picture(vision, 100, 100) for _ in range(6))])
     assert sum(count for count, _ in seen) == 10
