@@ -7,6 +7,7 @@ machine can miss such a limit. So these tests run a second time if they fail. Th
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Iterator
 
 import hypothesis
@@ -54,6 +55,12 @@ RERUN = (
     "unit/tools/test_up.py",
     "unit/worker/engine/test_scripted_model.py",
 )
+
+
+def pytest_configure() -> None:
+    """Undo an ignored SIGINT, with which a shell starts background jobs: children inherit it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
