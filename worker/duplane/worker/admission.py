@@ -99,18 +99,18 @@ class Admission:
 
         Leases that were granted under earlier registrations of this process stay valid. So grants
         that are on their way are not lost when the worker attaches again. If two leases name the
-        same slot, their fencing numbers decide. The epoch only excludes leases that were granted to
-        an earlier process with the same worker id. Raises ValueError for malformed keys.
+        same slot, the higher fencing number wins. The epoch only excludes leases that were granted
+        to an earlier process with the same worker id. Raises ValueError for malformed keys.
         """
         self._verifier.trust(keys, now)
         self._ages.register(worker_epoch, now)
 
     def note_progress(self, fencing_number: int, now: float) -> None:
-        """Note how far the fencing numbers of the fabric have risen."""
+        """Record that the fencing numbers of the fabric have risen to `fencing_number`."""
         self._ages.progress(fencing_number, now)
 
     def detach(self, now: float) -> None:
-        """Note that the worker is no longer registered."""
+        """Record that the worker is no longer registered."""
         self._ages.detach(now)
 
     def claim(
@@ -175,7 +175,7 @@ class Admission:
             )
 
     def revoke(self, index: int, fencing_number: int, lease_id: str) -> bool:
-        """Refuse this fencing number and lower ones. Return True if the lease's session runs."""
+        """Refuse leases of the slot up to this number. Return True if this lease holds the slot."""
         if not 0 <= index < len(self._slots):
             return False
         slot = self._slots[index]

@@ -52,7 +52,7 @@ class AttachLoop:
     """Attaches the worker to one scheduler after another. `run` never returns."""
 
     def __init__(self, schedulers: Sequence[str], worker: AttachedWorker) -> None:
-        """Attach `worker` to one of `schedulers`. A name stands for all its addresses."""
+        """Attach `worker` to one of `schedulers`. A DNS name stands for all its addresses."""
         self._schedulers = schedulers
         self._scheduler = ""  # address of the scheduler in use
         self._worker = worker
@@ -67,8 +67,8 @@ class AttachLoop:
     async def run(self) -> None:
         """Attach to a scheduler; whenever the stream breaks, attach to the next one.
 
-        If a scheduler connects but refuses the worker, the loop pauses. This pause, and the longest
-        wait for a connection, grow with each round in which no scheduler accepts the worker.
+        If a scheduler can be reached but refuses the worker, the loop pauses. This pause and the
+        longest wait for a connection grow each time that all addresses have been tried in vain.
         """
         failure_count, backoff_s = 0, _FIRST_BACKOFF_S
         index = random.getrandbits(16)  # random, so that the workers use all schedulers

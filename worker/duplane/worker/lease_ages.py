@@ -1,8 +1,8 @@
-"""Computes how old a lease is at least, from its fencing number and a monotonic clock. Pure.
+"""Computes the least possible age of a lease, from its fencing number and a monotonic clock. Pure.
 
-Fencing numbers rise with every grant in a fabric. At intervals, the scheduler tells the worker how
-far they have risen. A lease with this number or a lower one was granted before the message arrived.
-So no wall clock is needed, and a wrong wall clock does not affect the age of a lease.
+Fencing numbers rise with every grant in a fabric. At intervals, the scheduler sends the worker the
+highest number so far. A lease with this number or a lower one was granted before the message
+arrived. So no wall clock is needed, and a wrong wall clock does not affect the age of a lease.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections import deque
 
 _MARK_INTERVAL_S = 2.0
-# 64 marks span at least 124 s, because all but the last are at least 2 s apart. A lease stays
-# claimable for at most 90 s. For a lease that is older than the oldest kept mark, `age_s` returns
-# the age of that mark.
+# A mark is the highest fencing number at one time. 64 marks span at least 124 s, because all but
+# the last are at least 2 s apart. A lease stays claimable for at most 90 s. For a lease that is
+# older than the oldest kept mark, `age_s` returns the age of that mark.
 _MARKS_KEPT = 64
 _REGISTRATIONS_KEPT = 64  # leases of earlier registrations have expired
 _EVERY_NUMBER = 2**63
 
 
 class _Registration:
-    """One registration of the worker. A mark notes how far fencing numbers had risen, and when."""
+    """One registration of the worker, with its marks: the highest numbers at certain times."""
 
     def __init__(self, epoch: int, now: float) -> None:
         self.epoch = epoch
@@ -34,7 +34,7 @@ class _Registration:
             self._marks.append((number, now))
 
     def age_s(self, number: int, now: float) -> float:
-        """Return the least age of a lease, or 0 if no mark has reached its number."""
+        """Return the least age of a lease by its number, or 0 if all marks are lower."""
         return next((now - at for reached, at in self._marks if reached >= number), 0.0)
 
 
@@ -54,15 +54,15 @@ class LeaseAges:
         self._is_attached = True
 
     def progress(self, number: int, now: float) -> None:
-        """Note how far fencing numbers have risen."""
+        """Record that fencing numbers have risen to `number`."""
         if self._is_attached:
             self._registrations[-1].mark(number, now)
 
     def detach(self, now: float) -> None:
         """End the present registration, if there is one.
 
-        The scheduler may notice the end later. Leases that it grants until then get an age as if
-        they were granted now.
+        The scheduler may notice the end later and still grant leases until then. The age of these
+        leases is counted from now.
         """
         if self._is_attached:
             self._registrations[-1].mark(_EVERY_NUMBER, now)

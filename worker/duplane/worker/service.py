@@ -32,7 +32,8 @@ _log = logging.getLogger(__name__)
 
 _SERVICE = session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name
 _STOP_GRACE_S = 2.0  # in which `closed` can reach clients after the last session has ended
-# Python switches threads this often, so that the device thread does not delay the event loop.
+# Interval at which Python switches threads. It is short, so that the device thread does not delay
+# the event loop.
 _SWITCH_INTERVAL_S = 0.0005
 
 
@@ -44,8 +45,8 @@ async def serve(
 ) -> None:
     """Run one worker until `shutdown` asks to drain and all sessions have ended.
 
-    `device` replaces the device that the settings name. A cancellation ends the sessions at once.
-    Raises FatalError if the device is lost.
+    `device` replaces the device that the settings name. If this coroutine is cancelled, the
+    sessions end immediately. Raises FatalError if the device is lost.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     device = device or _open_device(settings)

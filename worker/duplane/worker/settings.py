@@ -35,9 +35,9 @@ class SessionLimits:
     """Bounds of one session. Raises ValueError that names the bound that is out of range."""
 
     claim_timeout_s: PositiveFloat = 10.0
-    """Seconds within which a call must claim its slot; then it ends with OPEN_TIMEOUT."""
+    """Seconds within which a call must claim its slot; otherwise it ends with OPEN_TIMEOUT."""
     open_timeout_s: PositiveFloat = 60.0
-    """Seconds from the claim within which `open` must arrive; then the call ends with
+    """Seconds from the claim within which `open` must arrive; otherwise the call ends with
     OPEN_TIMEOUT."""
     # Longer than the edge's idle time, so that the edge ends idle sessions first.
     idle_timeout_s: PositiveFloat = 900.0
@@ -60,10 +60,11 @@ class SessionLimits:
     max_prompt_bytes: PositiveInt = 32 * 1024
     """Most bytes of a system prompt; a longer prompt fails with INVALID_FIELD."""
     inbox_unit_count: PositiveInt = 4
-    """Most units of a session that wait for the device; of more units, the oldest is dropped and
-    counted."""
+    """Maximum number of units of a session that wait for the device; of more units, the oldest is
+    dropped and counted."""
     outbox_message_count: PositiveInt = 16
-    """Most deltas that wait for a slow client; one more ends the call with SLOW_CLIENT."""
+    """Maximum number of deltas that wait for a slow client; one more ends the call with
+    SLOW_CLIENT."""
     max_chat_messages: PositiveInt = 512
     """Most messages of one chat request; more fail with INVALID_FIELD."""
     max_chat_parts: PositiveInt = 1024
@@ -82,16 +83,17 @@ class SessionLimits:
     """Most pictures and slices in all videos of one request; more fail with INVALID_FIELD. Each has
     66 tokens."""
     video_timeout_s: PositiveFloat = 60.0
-    """Seconds in which all videos of one request must be decoded; then the request fails with
+    """Seconds in which all videos of one request must be decoded; otherwise the request fails with
     INVALID_FIELD."""
     video_memory_bytes: PositiveInt = 3 * 1024**3
     """Most bytes of memory of the process that decodes one video; a video that needs more fails
     with INVALID_FIELD."""
     video_decoder_count: PositiveInt = 4
-    """Most videos that the whole worker decodes at once. Further videos wait, and --video-timeout-s
-    includes the wait."""
+    """Maximum number of videos that the whole worker decodes at the same time. Further videos wait,
+    and --video-timeout-s includes the wait."""
     stall_timeout_s: PositiveFloat = 30.0
-    """Seconds within which a client must read one message; then the call ends with SLOW_CLIENT."""
+    """Seconds within which a client must read one message; otherwise the call ends with
+    SLOW_CLIENT."""
     flush_timeout_s: PositiveFloat = 2.0
     """Seconds that sending the message `closed` may take. The slot is cleaned meanwhile."""
 
@@ -143,7 +145,7 @@ class WorkerSettings:
     """Labels that sessions can need, as KEY=VALUE, separated by commas, for example zone=a. Unless
     `model` and `device` are given, they are set from the checkpoint and the device."""
     slot_count: Annotated[PositiveInt, Parameter("--slots")] = 4
-    """Most conversations at the same time."""
+    """Maximum number of conversations at the same time."""
     device: str = "cpu"
     """Device of the model: cpu or cuda:N."""
     dtype: Dtype = "float32"
@@ -171,9 +173,9 @@ class WorkerSettings:
     drain_timeout_s: PositiveFloat = 600.0
     """Seconds in which running sessions can end at shutdown; then they are closed with SHUTDOWN."""
     memory_tolerance_bytes: PositiveInt = 64 * 1024 * 1024
-    """Number of bytes by which the device memory in use after a cleanup may exceed that before the
-    first session. A slot whose cleanup leaves more in use is not granted until a later cleanup
-    succeeds."""
+    """Number of bytes by which the device memory in use after a cleanup may exceed the memory in
+    use before the first session. A slot whose cleanup leaves more in use is not granted until a
+    later cleanup succeeds."""
     metrics_listen: str = ""
     """Address at which Prometheus reads the metrics of this process, at /metrics, as HOST:PORT;
     port 0 picks a free one. It has no TLS and no authentication. Default: nowhere."""

@@ -22,8 +22,8 @@ class Batch:
     """The work of one round: at most one unit per slot, and the slots whose chats run one step.
 
     `failed` are the answers to refused units that were queued before the units of this round.
-    `rebuilding` is the slot that rebuilds some past units, if any. There is only one in each round,
-    so that the units of other slots wait only for this slot.
+    `rebuilding` is the slot whose past units are rebuilt in this round, if any. It is only one, so
+    that the units of other slots wait for one rebuild at most.
     """
 
     units: list[Unit] = field(default_factory=list[Unit])
@@ -44,9 +44,9 @@ def form_batch(
 ) -> Batch:
     """Take the oldest unit of each ready slot, within the limit of rows.
 
-    Of the slots that rebuild past units, the one whose rebuild began first goes on. In turns, all
-    of them would be complete only at the end, perhaps after the edges have given up. The caller
-    holds the lock of the device thread.
+    Of the slots with past units to rebuild, only the one whose rebuild began first continues. If
+    these slots took turns, all of them would finish late, perhaps after the edges have given up.
+    The caller holds the lock of the device thread.
     """
     batch = Batch()
     seeing: list[tuple[float, SlotChannel, Unit]] = []

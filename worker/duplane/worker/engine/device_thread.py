@@ -110,7 +110,7 @@ class DeviceThread:
         hung_after_s: float,
         on_stuck: Callable[[bool], Awaitable[None]],
     ) -> None:
-        """Report calls into the model that take too long, until the device thread was stopped.
+        """Report calls into the model that take too long, until the device thread ends.
 
         Calls `on_stuck(True)` when a call exceeds `stuck_after_s`, and `on_stuck(False)` when this
         call returns. Raises DeviceLostError if a call exceeds `hung_after_s`. If an exception has
@@ -211,8 +211,9 @@ class DeviceThread:
     ) -> None:
         """Rebuild an open conversation. The event Rebuilt, RebuildRefused or Lost follows.
 
-        Each round first runs the units of other slots, then rebuilds a share of `units`. If the
-        caller `has_more` units, the speech after these units is not repeated yet.
+        Each round first runs the units of other slots, then rebuilds a share of `units`. The speech
+        of the open turn is computed again after the last unit; `has_more` means that a later call
+        brings that unit.
         """
         with self._lock:
             if not channel.rebuild_number:
@@ -278,13 +279,13 @@ class DeviceThread:
             self._call(self._resolve, self._ended, None)
 
     def _run_round(self, runner: ModelRunner) -> None:
-        """Execute commands up to one open, then one batch of units, then one step of the chats.
+        """Execute commands, then run one batch of units, then one step of the chats.
 
-        The round ends with a part of the work to rebuild one conversation. At most one conversation
-        is opened in each round, so that running conversations do not wait for several opens. For
-        the same reason, the step of chats and the part of a rebuild are short. Commands keep their
-        order, so the close of a slot never comes before its open. If there is no work, the round
-        waits.
+        The round ends with a part of the work to rebuild one conversation. The commands end with
+        the first that opens a conversation, so that running conversations do not wait for several
+        opens. For the same reason, the step of chats and the part of a rebuild are short. Commands
+        keep their order, so the close of a slot never comes before its open. If there is no work,
+        the round waits.
         """
         while self._commands:  # only this thread removes commands
             command = self._commands.popleft()
@@ -317,7 +318,7 @@ class DeviceThread:
                     self._channels[slot].is_ready = False
 
     def _run_rebuild(self, runner: ModelRunner, channel: SlotChannel) -> set[int]:
-        """Rebuild some past units of a conversation. Return the slot of a lost conversation."""
+        """Rebuild some past units of a conversation. Return its slot if it is lost."""
         units, slot = channel.past_units, channel.slot
         if units is None:  # the session has ended meanwhile
             return set()

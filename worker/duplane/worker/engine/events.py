@@ -20,7 +20,7 @@ from duplane.worker.model.types import (
 
 @dataclass(frozen=True, slots=True)
 class OpenRefused:
-    """The model refused an option of the conversation. The slot is closed like any other."""
+    """The model refused an option of the conversation. The call still has to close the slot."""
 
     error: OptionError
 

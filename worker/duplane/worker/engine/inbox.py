@@ -12,8 +12,8 @@ from duplane.worker.engine.events import FailedUnit
 from duplane.worker.model.types import Unit
 
 _UNIT_CAPACITY = 4
-# Most answers to refused units. Their bound is separate, so that many invalid units do not push
-# out valid ones.
+# The inbox holds at most this many answers to refused units. This bound is separate from that of
+# units, so that many invalid units do not push out valid ones.
 _FAILED_CAPACITY = 16
 
 Entry = Unit | FailedUnit
@@ -44,7 +44,7 @@ class Inbox:
         return None
 
     def take(self) -> Entry | None:
-        """Remove and return the oldest entry. A unit gets the number of dropped units so far."""
+        """Remove and return the oldest entry. A unit gets the number of entries dropped so far."""
         if not self.entries:
             return None
         entry = self.entries.popleft()

@@ -22,9 +22,10 @@ from duplane.worker.model.types import (
 
 
 class PreparedChat(Protocol):
-    """A chat request that the model has accepted, and the number of prompt rows of each kind.
+    """A chat request that the model has accepted.
 
-    `uses_tts_voice` means that the answer is spoken with the voice of the request.
+    `prompt_rows` is the number of all rows of the prompt; `image_rows` and `audio_rows` are parts
+    of it. `uses_tts_voice` means that the answer is spoken with the voice of the request.
     """
 
     @property

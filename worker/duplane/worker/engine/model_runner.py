@@ -183,7 +183,7 @@ class ModelRunner:
             raise DeviceLostError(f"{type(error).__name__}: {error}") from error
 
     def close(self, slot: int) -> bool:
-        """Clean the slot. Return True if the slot may be leased again. Can be repeated."""
+        """Clean the slot. Return True if it may be leased again, else call this again later."""
         self._open_slots.discard(slot)
         self._last_batches.pop(slot, None)
         try:

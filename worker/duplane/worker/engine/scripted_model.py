@@ -229,7 +229,7 @@ class ScriptedModel:
         return UnitFailure(unit.slot, "INTERNAL", "the unit is marked to fail", True)
 
     def settle(self, slots: Sequence[int]) -> Sequence[UnitFailure]:
-        """Wait as long as the stage takes. There is nothing else to do without a context window."""
+        """Wait as long as `stage_s` says. There is no context window that has to be settled."""
         begin_s = time.monotonic()
         if seconds := self.stage_s.get("settle"):
             time.sleep(seconds)

@@ -1,6 +1,6 @@
 """The base class of the gRPC calls that hold a slot: it reads, writes, bounds and ends a call.
 
-`DuplexCall` and `ChatCall` read and send the messages of the two kinds of call. A call knows only
+`DuplexCall` and `ChatCall` read and send the messages of the two kinds of call. A call uses only
 its stream and its slot's channel to the device thread, not leases or other calls.
 """
 
@@ -72,7 +72,7 @@ class Call(abc.ABC, Generic[Response]):
 
     @abc.abstractmethod
     def _last_response(self, end: CallEnd) -> Response | None:
-        """Return the last response of the stream, if the end has one."""
+        """Return the last response of a stream that ends with `end`, or None if it needs none."""
 
     def end(self, end: CallEnd) -> None:
         """End the call. Only the first call of this method has an effect."""

@@ -1,6 +1,6 @@
 """The states of a Converse call: the legal messages in each state, and the longest silence. Pure.
 
-An illegal message ends the call. An invalid unit does not end it: `unit_check` makes an answer.
+An illegal message ends the call. An invalid unit does not: the module `unit_check` answers it.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class CallStateMachine:
         return message
 
     def rebuilt(self, now: float, *, is_last: bool) -> None:
-        """Note that the units of a `rebuild` are part of the conversation."""
+        """Record that the model has rebuilt the units of a `rebuild` message."""
         self.deadline_s = now + self._limits.idle_timeout_s
         if is_last:
             self.state = CallState.RUNNING

@@ -43,7 +43,7 @@ class ChatCall(Call[session_pb2.ChatResponse]):
         self._videos = videos
 
     def close(self, reason: session_pb2.CloseReason) -> None:
-        """End the turn with a failure, because a Chat stream has no `closed`."""
+        """End the turn with an error, because a Chat stream has no message `closed`."""
         ended = FabricError(Reason.UNAVAILABLE, "the worker ended the chat")
         self.end(_CLOSE_ERRORS.get(reason, ended))
 

@@ -94,8 +94,8 @@ class ChatReporter:
     def finish(self, error_reason: str | None) -> None:
         """Add the stage times to the turn's span, and the error if the turn failed.
 
-        The span of the unfinished part ends with the error. Without an error, this span is
-        discarded.
+        After an error, the span of the unfinished part of the turn ends with this error. Without an
+        error, this span is discarded.
         """
         self._metrics.chat_ended(self._counts)
         self._span.set_attributes(stage_attributes(self._stages_s))

@@ -81,7 +81,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         self._send(session_pb2.ConverseResponse(claimed=claimed))
 
     def close(self, reason: session_pb2.CloseReason) -> None:
-        """End the session with `closed`. An engine failure before `opened` fails the call."""
+        """End the session with `closed`, but with an error if the engine fails before `opened`."""
         if reason == session_pb2.CLOSE_REASON_ENGINE_FAILED:
             self._on_lost()
         else:
@@ -130,7 +130,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         self._engine.open(self.channel, options)
 
     async def _rebuild(self, request: session_pb2.Rebuild) -> None:
-        """Let the model rebuild past units, and answer when it has.
+        """Let the model rebuild past units, and answer when all of them are rebuilt.
 
         No message is read meanwhile, so a session holds the units of one message only. Of units
         with pictures, which are large once they are decoded, at most as many are decoded as the
@@ -245,7 +245,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
 
     def _on_failed_unit(self, failure: FailedUnit) -> None:
         if failure.reason == CONTEXT_FULL:
-            # This unit is valid, but `settle` has filled the context for the previous unit.
+            # This unit is valid, but the `settle` of the previous unit has filled the context.
             self.close(session_pb2.CLOSE_REASON_CONTEXT_FULL)
             return
         self._send(session_pb2.ConverseResponse(failed=self._reporter.failed(failure)))

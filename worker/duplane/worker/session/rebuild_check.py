@@ -80,7 +80,7 @@ def check_units(
 
 
 def parts_of(units: Sequence[PastUnit], picture_unit_count: int) -> Iterator[Sequence[PastUnit]]:
-    """Yield the units in parts, each with at most so many units that have pictures.
+    """Yield the units in parts, each with at most `picture_unit_count` units with pictures.
 
     Without units there is one empty part.
     """

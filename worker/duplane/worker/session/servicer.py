@@ -93,7 +93,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             call.close(reason)
 
     def stop(self) -> None:
-        """Refuse new calls, close the running ones, and begin their cleanups at once."""
+        """Refuse new calls, close the running ones, and begin their cleanups without waiting."""
         self._admission.drain()
         for call in tuple(self._calls.values()):
             call.close(session_pb2.CLOSE_REASON_SHUTDOWN)

@@ -25,11 +25,11 @@ class UnitReporter:
         self._reported_dropped_count = 0
 
     def opening(self) -> None:
-        """Note that the client has opened the conversation."""
+        """Record that the client has requested to open the conversation."""
         self._spans.opening()
 
     def opened(self) -> None:
-        """Note that the conversation is open."""
+        """Record that the conversation is open."""
         self._spans.opened()
 
     def delta(self, output: UnitOutput, now_s: float) -> session_pb2.Delta:
@@ -91,7 +91,7 @@ class UnitReporter:
         )
 
     def dropped(self, entry: Entry) -> None:
-        """Note a unit that was dropped; the next delta counts it."""
+        """Record a unit that was dropped; the next delta counts it."""
         self._spans.dropped(entry)
 
     def closed(self, closed: session_pb2.Closed, dropped_count: int) -> session_pb2.Closed:

@@ -39,4 +39,4 @@ class VideoBounds:
 
 
 class VideoError(Exception):
-    """A file that cannot be decoded. The message says why."""
+    """A file that cannot be decoded, with the reason as message."""

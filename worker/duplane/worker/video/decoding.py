@@ -2,8 +2,8 @@
 
 Files that are broken, too large or too slow to decode are refused. `video_layout` chooses pictures
 and sounds. Each picture is sliced for the model when it arrives, so no picture is kept at full
-size. Threads start the processes and read their output: `subprocess` always starts a process
-without copying the worker's memory, and asyncio does not.
+size. Threads start the processes and read their output, because `subprocess` always starts a
+process without copying the worker's memory, while asyncio sometimes copies it.
 """
 
 from __future__ import annotations
