@@ -1,6 +1,6 @@
 """Reads a checkpoint directory: its config.json, and its tensors by name, one at a time.
 
-This module knows the file formats, not the torch modules that it fills.
+This module depends on the file formats, but not on the torch modules that it fills.
 """
 
 from __future__ import annotations

@@ -105,8 +105,8 @@ class DuplexModel:
     def capture(self, *, is_replayed: bool = True) -> None:
         """Capture the steps of the LLM and the talker, before any conversation.
 
-        `llm.cuda_graphs` says which steps. Without `is_replayed` the same steps of fixed sizes are
-        called directly and not captured; this works on any device.
+        The module `llm.cuda_graphs` describes the steps. Without `is_replayed` the same steps of
+        fixed sizes are called directly and not captured; this works on any device.
         """
         self.llm.capture(is_replayed=is_replayed)
         if self.parts.talker is not None:

@@ -53,7 +53,7 @@ Frame = bytes | PreparedImage
 
 
 class ImageError(ValueError):
-    """An image that the model cannot use. The message says why."""
+    """An image that the model cannot use. The message has the reason."""
 
 
 class OptionError(ValueError):

@@ -104,14 +104,14 @@ class AudioEncoder(nn.Module):
 
     @property
     def _last_begin(self) -> int:
-        """The first column at which no unit may begin, because it would fill the cache.
+        """The first column at which a unit may not begin, because its end would not fit.
 
-        As in the reference, the context frames of the unit count too.
+        As in the reference, the unit needs room for its context frames, too.
         """
         return self.config.position_count - UNIT_FRAMES // 2
 
     def _begin(self, slot: int) -> int:
-        """Return where the slot's next unit begins: at column 0 if it would fill the cache."""
+        """Return the column where the slot's next unit begins: 0 if it does not fit at the end."""
         length = self._lengths[slot]
         return length if length < self._last_begin else 0
 

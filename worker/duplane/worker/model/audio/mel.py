@@ -37,7 +37,8 @@ HISTORY_SAMPLES = 30 * SAMPLE_RATE
 """Length at which a slot's history of samples drops its oldest DROPPED_SAMPLES."""
 DROPPED_SAMPLES = 10 * SAMPLE_RATE
 FIXED_FLOOR_SAMPLES = 5 * SAMPLE_RATE
-"""The log-mel of a shorter history has a fixed floor; else the floor depends on the maximum."""
+"""A history shorter than this has a fixed floor of its log-mel. In a longer one, the floor depends
+on the maximum."""
 BACKLOG_SAMPLES = 30 * SAMPLE_RATE
 """Most samples of a slot that no unit has consumed yet."""
 
@@ -122,7 +123,8 @@ class MelStream(nn.Module):
     def __init__(self, mel_bins: int, slot_count: int, device: str | torch.device = "cpu") -> None:
         super().__init__()
         self.log_mel = LogMel(mel_bins, device)
-        # In a slot's row the last consumed unit ends at `_begins`; the later samples follow it.
+        # One row per slot. In it, the last consumed unit ends at `_begins[slot]`; the samples that
+        # are not consumed yet follow, up to `_ends[slot]`.
         self._input = np.zeros((slot_count, FIRST_UNIT_SAMPLES + BACKLOG_SAMPLES), np.float32)
         self._begins = [0] * slot_count
         self._ends = [0] * slot_count
@@ -260,10 +262,10 @@ class MelStream(nn.Module):
         peaks[CONTEXT_FRAMES : CONTEXT_FRAMES + 2] = power[0].amax(-1)
 
     def _window(self, rows: Tensor, starts: Tensor, lengths: Tensor, count: int) -> Tensor:
-        """Return `count` samples of each row. They begin half a window before a frame's centre.
+        """Return `count` samples of each row, from half a window before the centre of a frame.
 
-        `starts` has the number of this frame for each row. Before its start and after its end, the
-        history of a slot is continued by reflection.
+        `starts` has the number of this frame for each row. The history of a slot is reflected at
+        its start and at its end.
         """
         offsets = torch.arange(count, device=rows.device) - _HALF
         positions = (starts[:, None] * HOP + offsets).abs()

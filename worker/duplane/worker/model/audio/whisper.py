@@ -137,7 +137,7 @@ class LayerHistory:
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write the unit's keys and values [n, heads, positions, head_dim].
 
-        Returns all keys and values of the slots, [n, heads, span, head_dim], padded to the longest.
+        Returns all cached keys and values of the slots, [n, heads, span, head_dim].
         """
         columns = self.cache.permute(1, 3, 0, 2, 4)
         columns[self.rows, self.columns] = torch.stack((keys, values), 1).permute(0, 3, 1, 2, 4)

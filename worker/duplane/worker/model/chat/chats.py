@@ -102,7 +102,7 @@ class Chats:
         return self._chats[slot]
 
     def prepare(self, request: ChatRequest, check: Check = go_on) -> PreparedChat:
-        """Check a request and lay out its prompt; safe in any thread, for many at once.
+        """Check a request and lay out its prompt; safe in several threads at the same time.
 
         Raises `OptionError` that names the invalid field. `check` is called before every picture,
         sound and voice; it raises an exception to stop the work.

@@ -1,4 +1,4 @@
-"""Chooses the ids of chat answers from logits, for many slots at once.
+"""Chooses the ids of chat answers from logits, for many slots in one call.
 
 Each drawn id consumes one uniform number. Source: class `ChunkPrefillChunkGenerate` of
 `MiniCPMO45/utils.py` in OpenBMB/MiniCPM-o-Demo@28b60cf.

@@ -94,7 +94,7 @@ class Window:
         return Slide(kept, self.preserved_rows, self.head_rows + same, ids[same:])
 
     def _with_words_of(self, dropped: Sequence[UnitRecord]) -> tuple[int, ...]:
-        """Return `previous` followed by the text of these units; drop the oldest excess text."""
+        """Return `previous` followed by these units' text. If it is too long, drop its oldest."""
         said = [
             token
             for unit in dropped

@@ -107,7 +107,7 @@ class Pipeline:
                 unit.conversation.unsettled = unit
 
     def row_limit(self, unit: RunningUnit) -> int:
-        """Return the length of the longest context to which unit and output can be added."""
+        """Return the length of the longest context that has room for the unit and its output."""
         conversation, cache = unit.conversation, self._llm.cache
         rows = sum(unit.rows) + conversation.generated_rows + conversation.window.spare_rows
         return min(cache.capacity - rows, self._capacity - 1)

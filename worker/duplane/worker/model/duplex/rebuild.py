@@ -29,12 +29,12 @@ from duplane.worker.model.types import PastUnit, PreparedImage, Rebuilt, UnitFai
 SHARE_ROWS = 512
 """Most rows of one share, unless its only unit has more."""
 CPU_SHARE_ROWS = 128
-"""The same on a CPU, which needs longer for a row, while the context is short."""
+"""Most rows of one share on a CPU with an empty context; a CPU needs longer for a row."""
 CPU_CONTEXT_ROWS = 8192
 """Length of the context at which a share on a CPU has half as many rows: the time of a row grows
 with the context."""
 SHARE_UNITS = 29
-"""Most units of one share: a period of the audio encoder of the released model."""
+"""Most units of one share: as many as the audio encoder's cache holds in the released model."""
 WINDOW_UNITS = 8
 """Most units of one share if a context window may move rows after each of them."""
 
@@ -53,7 +53,7 @@ class _RefusedError(Exception):
 
 @dataclass
 class _Share:
-    """The units that one call takes. The rows of the units in `waiting` are not fed yet."""
+    """The past units that one call handles. The rows of the units in `waiting` are not fed yet."""
 
     slot: int
     conversation: Conversation
@@ -116,7 +116,7 @@ class Rebuilder:
         return units[:count]
 
     def _share_rows(self, slot: int) -> int:
-        """Return the most rows of the slot's next share."""
+        """Return the maximum number of rows of the slot's next share."""
         if self._device.type == "cuda":
             return SHARE_ROWS
         length = self._llm.cache.length(slot)

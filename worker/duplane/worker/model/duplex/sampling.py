@@ -1,4 +1,4 @@
-"""Chooses the ids of duplex conversations from logits, for many slots at once.
+"""Chooses the ids of duplex conversations from logits, for many slots in one call.
 
 A sampled conversation uses its uniform numbers in this order. Each text step uses one number to
 decide whether the text of the unit ends here (`<|chunk_eos|>`). If it does not end, and
@@ -122,8 +122,8 @@ class DuplexSampling:
                 if decision is Decision.CHOICE
             ]
         )
-        # If `push` raises, no state on the host has changed. Nothing below can fail. So the call is
-        # repeatable.
+        # If `push` raises, no state on the host has changed. The code below does not raise. So
+        # `choose` can be called again after an exception.
         for each, (_, decision) in zip(conversations, decisions, strict=True):
             if not each.draws.is_greedy:
                 each.uniforms.advance(2 if decision is Decision.CHOICE else 1)

@@ -109,7 +109,7 @@ class SpeechStage:
                 self._probe.vocoded(unit.slot, list(chunk.tokens), chunk.is_last, len(samples))
 
     def note(self, unit: RunningUnit) -> None:
-        """Note the speech of a past unit for `repeat`. At the end of a turn, drop its notes."""
+        """Store the speech of a past unit for `repeat`. The end of a turn clears what is stored."""
         conversation, past = unit.conversation, unit.conversation.past_speech
         if conversation.speech is None:
             return
@@ -133,7 +133,7 @@ class SpeechStage:
         conversation.past_speech.chunks.clear()
 
     def repeat(self, conversation: Conversation, watch: Stopwatch) -> None:
-        """Repeat a share of the noted speech: all tokens of the talker, or some vocoder chunks."""
+        """Repeat a share of the stored speech: all tokens of the talker, or some vocoder chunks."""
         slot, past = conversation.slot, conversation.past_speech
         if past.units:
             self._talker.repeat(

@@ -51,8 +51,8 @@ class UnitRecord:
 class UnitState:
     """The state machine of one unit: until `is_over`, call `advance` with the chosen id.
 
-    The model must choose an id only if `needs_choice`; otherwise the rules determine it. A unit
-    that `is_forced` listens. `text_ids` are the ids of the unit's text and speech: all ids fed
+    The model must choose an id only if `needs_choice`; otherwise the rules determine it. If
+    `is_forced`, the unit listens. `text_ids` are the ids of the unit's text and speech: all ids fed
     after the first, which only marks that the model speaks. `closing_ids` are the terminator and
     the unit end, which are fed after the unit. `token_ids` are all ids that the unit adds to the
     context, including the closing ids.

@@ -40,7 +40,7 @@ class DecoderConfig:
     def from_json(
         cls, config: Mapping[str, Any], *, has_head_norm: bool, rope_theta: float
     ) -> DecoderConfig:
-        """Read the dimensions of either architecture; `rope_theta` is the default of this field."""
+        """Read the dimensions of either architecture. `rope_theta` applies if `config` has none."""
         heads = field(config, "num_attention_heads", int)
         key_heads = field(config, "num_key_value_heads", int, heads)
         hidden = field(config, "hidden_size", int)

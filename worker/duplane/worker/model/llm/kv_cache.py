@@ -16,7 +16,7 @@ from torch import Tensor
 from duplane.worker.model.transfer import upload
 
 MOVED_ROWS = 256
-"""Most rows that are moved at once, which bounds the memory that a move needs."""
+"""Most rows that are moved in one step, which bounds the memory that a move needs."""
 GATHERED_BYTES = 1 << 30
 """Most bytes of one layer's cache that are copied to attend for several slots in one call."""
 MASK_STRIDE = 16

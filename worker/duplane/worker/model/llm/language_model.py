@@ -22,7 +22,7 @@ from duplane.worker.model.transfer import upload
 
 PREFIX = "llm."
 PREFILL_ROWS = 512
-"""Most rows of one slot that are fed at once; a long prompt needs several passes."""
+"""Most rows of one slot that are fed in one pass; a long prompt needs several passes."""
 
 
 class _Body(Decoder):

@@ -60,7 +60,7 @@ class SeededUniforms:
 
 
 class CountedUniforms:
-    """Counts the uniform numbers of another source that were consumed."""
+    """Passes on the uniform numbers of another source, and counts those that were consumed."""
 
     def __init__(self, source: Uniforms) -> None:
         self._source = source

@@ -26,7 +26,7 @@ _WORDS = (
 
 
 class Tokens:
-    """Converts text to ids and back, and knows the ids that control a duplex conversation."""
+    """Converts text to ids and back, and has the ids that control a duplex conversation."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The talker: a Llama decoder that maps text conditions to speech tokens, for many slots at once.
+"""The talker: a Llama decoder that maps text conditions to speech tokens, for a batch of slots.
 
 Parameter names are those under the checkpoint's prefix `tts.`. Source: class `MiniCPMTTS` of
 `MiniCPMO45/modeling_minicpmo_unified.py` in OpenBMB/MiniCPM-o-Demo@28b60cf.

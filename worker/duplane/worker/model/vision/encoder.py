@@ -29,7 +29,7 @@ from duplane.worker.model.vision.siglip import VisionConfig, VisionTransformer, 
 
 
 class Vision(nn.Module):
-    """SigLIP2 and the resampler. They encode any number of images of any sizes at once."""
+    """SigLIP2 and the resampler. One call encodes any number of images of any sizes."""
 
     def __init__(
         self,

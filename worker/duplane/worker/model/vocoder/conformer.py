@@ -105,7 +105,7 @@ def tail(sequence: Tensor, length: int, ends: Tensor | None) -> Tensor:
 def relative_positions(width: int, farthest: int, ahead: int) -> Tensor:
     """Compute sines and cosines of distances: a row for each, from `farthest` down to `-ahead`.
 
-    A distance says how many columns a key is before the query; it is negative for a later key.
+    A distance is the number of columns from a key to the query; it is negative for a later key.
     Returns `[farthest + ahead + 1, width]`.
     """
     distance = torch.arange(farthest, -ahead - 1, -1, dtype=torch.float32)[:, None]
@@ -162,8 +162,9 @@ def _by_column(by_distance: Tensor, columns: int) -> Tensor:
     """View scores per distance as scores per column, `[..., new, columns]`, without a copy.
 
     In each row of `by_distance` the distances begin with `columns - 1` and fall by one per entry.
-    The row of the last query is read from its first entry on, because column 0 is `columns - 1`
-    before this query. The row of each earlier query is read from one entry later.
+    Column 0 has the distance `columns - 1` from the last query, so the row of this query is read
+    from its first entry on. The row of the query before it is read from its second entry on, and so
+    forth.
     """
     new, width = by_distance.shape[-2:]
     flat = by_distance.flatten(-2)[..., new - 1 : new - 1 + new * (width - 1)]

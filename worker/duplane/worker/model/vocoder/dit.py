@@ -158,7 +158,8 @@ class DiTBlock(nn.Module):
     def forward(self, x: Tensor, batch: FlowBatch, index: tuple[int, int], time: Tensor) -> Tensor:
         """Keep the shape `[batch, new, 2, width]`.
 
-        `time` `[9, width]` has three shifts, scales and gates; 1 is already added to the scales.
+        `time` `[9, width]` has three shifts, three scales and three gates; 1 is already added to
+        the scales.
         """
         attn_shift, attn_scale, attn_gate = time[0:3]
         mlp_shift, mlp_scale, mlp_gate = time[3:6]

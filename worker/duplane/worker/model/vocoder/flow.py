@@ -1,4 +1,4 @@
-"""The flow model: maps speech tokens to mel frames in a voice, for chunks of several slots at once.
+"""The flow model: maps speech tokens to mel frames in a voice, for chunks of a batch of slots.
 
 Sources: CosyVoice 2 (https://arxiv.org/abs/2412.10117), conditional flow matching
 (https://arxiv.org/abs/2210.02747) with classifier-free guidance, and
@@ -39,7 +39,8 @@ from duplane.worker.model.vocoder.flow_cache import (
 )
 
 MOVED_COLUMNS = 128
-"""Most columns of the estimator's caches that are moved at once. It bounds the temporary copy."""
+"""Most columns of the estimator's caches that are moved in one step. It bounds the temporary
+copy."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ class Flow(nn.Module):
         return self.decoder(drawn, torch.cat((mu, speaker, known), -1), batch)
 
     def retain(self, chunks: Sequence[FlowChunk], caches: FlowCaches) -> None:
-        """Move the frames that each slot's next chunk needs; list them in `chunk.frames`."""
+        """Keep the frames that each slot's next chunk needs: move them within `caches`."""
         moves: tuple[list[IntArray], ...] = ([], [], [])
         listed: list[list[int]] = []
         for chunk in chunks:

@@ -50,7 +50,7 @@ class SpeechTokens:
     def push(self, tokens: Sequence[int], *, end_of_turn: bool) -> list[TokenChunk]:
         """Add the tokens of one unit and return the chunks that are complete, in order.
 
-        A chunk has as many tokens as possible, so that a unit is decoded at once. At the end of a
+        A chunk has as many tokens as possible, so that a unit needs few chunks. At the end of a
         turn the remaining tokens are its last chunk, and the buffer is reset.
         """
         self._pending += tokens

@@ -79,7 +79,7 @@ class Limits:
     min_first_frames: int
 
     def check_voice(self, voice: VocoderVoice, spoken: Sequence[int] = ()) -> None:
-        """Refuse a voice whose parts do not match, or whose prompt and `spoken` are too long."""
+        """Refuse a voice whose parts do not match, or that is too long together with `spoken`."""
         count = len(voice.prompt_tokens)
         if count == 0:
             raise VocoderError("prompt_tokens is empty")

@@ -248,7 +248,7 @@ class Vocoder:
 
     @torch.inference_mode()
     def render_mel(self, voice: VocoderVoice, tokens: Sequence[int]) -> Tensor:
-        """Compute the mel `[frames, mel]` of a whole utterance at once, without a slot.
+        """Compute the mel `[frames, mel]` of a whole utterance in one pass, without a slot.
 
         The prompt and the utterance together must fit into `max_prompt_frames`.
         """

@@ -61,7 +61,7 @@ PREEMPHASIS = 0.97
 
 
 class Voices:
-    """Chooses the vocoder's voice of a conversation. Several threads may use it at once.
+    """Chooses the vocoder's voice of a conversation. Several threads may use it concurrently.
 
     The voices of the most recently used clips are cached by the content of the clip. So several
     conversations with the same clip compute its voice once.
