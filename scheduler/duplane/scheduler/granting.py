@@ -35,8 +35,8 @@ LATE_RETURN_S = 0.3
 class GrantLoop:
     """Grants the free slots of one store. Several schedulers may run this loop on the same store.
 
-    Several grants can be under way at once. The slot and the ticket of each are reserved until the
-    store has answered, so that the loop does not choose them again.
+    Several grants can be under way at the same time. The slot and the ticket of each are reserved
+    until the store has answered, so that the loop does not choose them again.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class GrantLoop:
 
         This is needed only if the store has lost the queue of an earlier scheduler. There was an
         earlier scheduler if `worker` has served sessions before. In a new fabric, no worker has
-        served any, so grants begin at once.
+        served any, so grants begin immediately.
         """
         if self._store.has_kept_queue:
             return
@@ -105,7 +105,7 @@ class GrantLoop:
     async def settled(self, order: int | None) -> None:
         """Wait until the ticket with this order is granted, if a slot for it is free now.
 
-        Returns at once while grants are held back.
+        Returns immediately while grants are held back.
         """
         await self._is_idle.wait()
         if running := self._running.get(order or 0):
@@ -152,7 +152,7 @@ class GrantLoop:
         return len(self._running) < MAX_RUNNING and self._hold_s() is None
 
     async def _begin_all(self, tasks: asyncio.TaskGroup) -> None:
-        """Begin every possible grant, with pauses. Wait while the state is partial."""
+        """Begin every possible grant, with pauses. Wait while a change is partly published."""
         await self._store.until_whole()
         count = 0
         for pool in self._state.waiting_pools:
@@ -180,7 +180,8 @@ class GrantLoop:
         finally:
             del self._running[ticket.order]
             self._state.unreserve(offer.claims.worker_id, offer.claims.slot, ticket.order)
-            # If the store has refused, the loop waits for the change that caused the refusal.
+            # A refusal means that a fact has changed. If this change has not arrived yet, the loop
+            # waits for it.
             if grant or revision != self._state.revision:
                 self._wake()
 

@@ -12,7 +12,7 @@ from duplane.scheduler.store.base import Grant, Worker
 
 
 def queued(entry: QueueEntry, state: SchedulerState) -> lease_pb2.Queued:
-    """Return the message that tells a caller its place in the queue."""
+    """Return the message with a caller's place in the queue."""
     wait_s = state.wait_s(entry.ticket)
     return lease_pb2.Queued(
         ticket_id=entry.ticket.ticket_id,
@@ -37,7 +37,7 @@ def granted(
 
 
 def revoke(grant: Grant) -> registry_pb2.Revoke:
-    """Return the message that tells a worker that a lease is void."""
+    """Return the message to a worker by which a lease becomes void."""
     claims = grant.claims
     return registry_pb2.Revoke(
         slot=claims.slot, fencing_number=claims.fencing_number, lease_id=claims.lease_id

@@ -99,7 +99,7 @@ class SchedulerMetrics:
                 pass
 
     def _on_ticket(self, ticket: Ticket) -> None:
-        """Count a ticket. A request of another pool or kind may have taken over a counted one."""
+        """Count a new ticket, or one whose new request has another pool or kind than the old."""
         key = ticket.request.pool, kind_name(ticket.request.kind)
         counted = self._counted.get(ticket.order)
         if counted and counted != key:
@@ -110,7 +110,7 @@ class SchedulerMetrics:
             self._tickets[key] += 1
 
     def _forget(self, order: int) -> float:
-        """Count a ticket no longer; return when its wait began."""
+        """Stop counting a ticket; return when its wait began."""
         key = pool, _ = self._counted.pop(order)
         since = self._since[pool].pop(order)
         if not self._since[pool]:

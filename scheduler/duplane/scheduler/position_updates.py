@@ -14,7 +14,7 @@ _PAUSE_S = 0.05  # between two portions; each entry of a portion is a message to
 class PositionUpdates:
     """Publishes changed positions in portions, from the front of the queue to its back.
 
-    The first portion after a quiet time is published at once. The rate is bounded, because one
+    The first portion after a quiet time is published immediately. The rate is bounded, because one
     grant changes the positions of all tickets behind the granted ticket.
     """
 

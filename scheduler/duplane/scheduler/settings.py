@@ -45,22 +45,22 @@ class SchedulerSettings:
     """Seconds after which a scheduler replaces the key that it signs leases with, at least 60. The
     key of --signing-key is never replaced."""
     ticket_limit: PositiveInt = 1000
-    """Most sessions that may wait in the fabric; further sessions are refused with QUEUE_FULL."""
+    """Maximum number of sessions that wait in the fabric; more are refused with QUEUE_FULL."""
     claim_timeout_s: Annotated[float, Gt(0), Le(MAX_CLAIM_TIMEOUT_S)] = 5.0
-    """Seconds within which a granted slot must be claimed, at most 60; then the next session in the
-    queue gets the slot."""
+    """Seconds within which a granted slot must be claimed, at most 60; otherwise the next session
+    in the queue gets the slot."""
     report_interval_s: PositiveFloat = 2.0
     """Seconds between two reports of a worker. A worker that misses three reports gets no new
     sessions."""
     queued_interval_s: PositiveFloat = 3.0
     """Seconds between two updates to a waiting caller whose position does not change."""
     resume_grace_s: PositiveFloat = 1.5
-    """Most seconds after a restart in which nothing is granted if the queue was lost, so that
+    """If a restart has lost the queue, nothing is granted for up to this many seconds, so that
     waiting sessions can return to their places. Grants begin earlier if no more sessions return."""
     register_timeout_s: PositiveFloat = 10.0
-    """Seconds within which a connected worker must register; then its stream ends."""
+    """Seconds within which a connected worker must register; otherwise its stream ends."""
     stop_timeout_s: PositiveFloat = 2.0
-    """Seconds within which calls must end at shutdown; then they are cancelled."""
+    """Seconds within which calls must end at shutdown; otherwise they are cancelled."""
     metrics_listen: str = ""
     """Address at which Prometheus reads the metrics of this process, at /metrics, as HOST:PORT;
     port 0 picks a free one. It has no TLS and no authentication. Default: nowhere."""

@@ -35,8 +35,8 @@ from duplane.scheduler.store.base import (
 
 _PUBLISHED_QUEUE_COUNT = 4  # queues that one call of `publish_positions` looks at
 _FORECAST_AGE_S = 1.0  # a forecast is replaced after this time
-# With more different labels of workers, or needs of tickets, each demand of a pool is forecast
-# alone, on so many groups of workers at most.
+# If a pool has more groups of workers with different labels, or more queues with different needs,
+# each demand is forecast alone, with at most this many groups of workers.
 _MAX_LABEL_SETS = 32
 _MAX_FORECASTS = 1024  # kept for a pool with many label sets
 
@@ -62,7 +62,7 @@ class _Forecast:
         return now < self._deadline
 
     def is_fresh(self, revision: int, now: float) -> bool:
-        """True if the forecast is younger than 1 s. A change also ends an exact forecast."""
+        """True if the forecast is younger than 1 s and, if it is exact, nothing has changed."""
         return self.is_young(now) and (revision == self._revision or not self._is_exact)
 
 
@@ -163,7 +163,7 @@ class SchedulerState:
         return next((proposal for proposal in proposals if proposal), None)
 
     def free_candidate(self, request: lease_pb2.AcquireLeaseRequest) -> Candidate | None:
-        """Return the worker whose slot a new request gets at once, or None if it has to wait."""
+        """Return the worker whose slot a new request gets now, or None if it has to wait."""
         pool = self._pools.get(request.pool)
         return pool.slots.best(request, needs_of(request)) if pool and not pool.queues else None
 

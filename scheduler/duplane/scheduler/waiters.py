@@ -1,7 +1,7 @@
 """The AcquireLease calls that wait in this scheduler, and their tickets and grants.
 
 Each call has a waiter, which holds at most one ticket or one grant. When the call ends, the ticket
-is cancelled at once, or the undelivered grant is given back. This module contains no policy.
+is cancelled immediately, or the undelivered grant is given back. This module contains no policy.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class Waiters:
                     self._by_order[waiter.order] = waiter
 
     def _supersede(self, owner: str) -> bool:
-        """End a call whose ticket or grant another call takes. False if the call has ended."""
+        """End a call whose ticket or grant another call takes. Return False if it is over."""
         waiter = self._waiters.get(owner)
         if waiter:
             waiter.grant = None

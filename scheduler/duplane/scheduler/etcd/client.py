@@ -22,7 +22,7 @@ _PAGE_LENGTH = 1000  # keys that one call of `read_all` reads
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 Metadata = tuple[tuple[str, str], ...]
-# With this header, a member that knows no leader refuses a call at once instead of delaying it.
+# With this header, a member without a leader refuses a call immediately instead of delaying it.
 _NEEDS_LEADER: Metadata = (("hasleader", "true"),)
 
 

@@ -31,8 +31,8 @@ class LeaseKeeper:
 
     Each renewal opens a new stream with a deadline: a lasting stream could die unnoticed, and then
     the lease would run out. A member that was frozen may wrongly report that the lease has ended,
-    because this member does not know the new leader yet. So the keeper asks another member before
-    it believes such a report.
+    because this member has not heard from the new leader yet. So the keeper checks such a report
+    with another member.
     """
 
     def __init__(

@@ -116,7 +116,7 @@ class PrefixWatch:
     async def _check_history(self) -> None:
         """Raise CompactedError if etcd is another cluster, or has lost the last revision.
 
-        Then etcd was exchanged, has lost data, or was restored from a backup.
+        This happens if etcd was replaced, has lost data, or was restored from a backup.
         """
         try:
             header = (await self._client.read(self._prefix, limit=1)).header

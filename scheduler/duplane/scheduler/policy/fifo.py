@@ -78,7 +78,7 @@ class FifoQueue:
         """Add a ticket at its order, or replace the ticket of this order.
 
         A ticket that returns to the queue may have a lower order than tickets that wait. The
-        positions that their callers were told do not grow.
+        `position` of these tickets does not grow nevertheless.
         """
         if entry := self._entries.get(ticket.order):
             entry.ticket = ticket

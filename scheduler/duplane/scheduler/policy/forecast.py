@@ -50,7 +50,7 @@ class Demand:
 
 
 class Waits:
-    """The waits of one demand's tickets, by rank from 0. The waits never fall with the rank."""
+    """The waits of one demand's tickets, by rank from 0. A higher rank never waits less."""
 
     def __init__(self, ticket_count: int, resolution: int = RESOLUTION) -> None:
         self._size = _portion_size(ticket_count, resolution)

@@ -138,7 +138,7 @@ class _Group:
 
 
 class SlotIndex:
-    """The workers of one pool, arranged so that the best free slot is found at once."""
+    """The workers of one pool, arranged so that the best free slot is found quickly."""
 
     def __init__(self) -> None:
         self._candidates: dict[str, Candidate] = {}  # by worker id
@@ -183,7 +183,7 @@ class SlotIndex:
     def some_supplies(
         self, needs: Needs, kind: lease_pb2.SessionKind, limit: int
     ) -> tuple[Sequence[Supply], float]:
-        """Return at most `limit` supplies that a ticket can use, and the share of these."""
+        """Return up to `limit` of the supplies that a ticket can use, and which part these are."""
         groups = [group for group in self._able(needs) if kind in group.kinds]
         some = [group.supply for group in groups[:limit]]
         return some, len(some) / max(1, len(groups))

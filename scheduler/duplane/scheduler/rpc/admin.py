@@ -64,7 +64,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         except FabricError as error:
             await abort(context, error)
 
-    # Writes the responses instead of yielding them, so that a cancelled call stops at once.
+    # Writes the responses instead of yielding them, so that a cancelled call stops immediately.
     async def Watch(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: yields
         self,
         request: admin_pb2.WatchRequest,

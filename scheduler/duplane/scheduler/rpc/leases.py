@@ -138,9 +138,9 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
             if waiter.has_lost_place:
                 await self._waiters.enqueue_again(waiter)
             elif waiter.grant:
-                # Set this before the write: a caller that has read the grant may end the call at
-                # once, and still uses the grant. If the caller dies before it reads the grant, the
-                # claim times out.
+                # Set this before the write: a caller that has read the grant may end the call
+                # before `write` returns, and still uses the grant. If the caller dies before it
+                # reads the grant, the claim times out.
                 waiter.is_delivered = True
                 await context.write(self._granted(waiter.grant))
                 return

@@ -57,7 +57,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         store.watch_keys(self._on_keys)
         state.listeners.append(self._on_change)
 
-    # Writes the responses instead of yielding them, so that a cancelled stream stops at once.
+    # Writes the responses instead of yielding them, so that a cancelled stream stops immediately.
     async def Attach(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: yields
         self,
         request_iterator: AsyncIterator[registry_pb2.AttachRequest],
@@ -72,7 +72,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
                 self._require_accepted()
                 if self._current(stream) is None:  # a later stream may have replaced this one
                     raise FabricError(Reason.SUPERSEDED, "the worker has attached again")
-                # Slots may be granted from now on, so revokes must find the stream at once.
+                # Slots may be granted from now on, so revokes must find the stream from now on.
                 self._streams[worker.worker_id] = stream
                 _log.info("worker %s attached: %d slots", worker.worker_id, len(register.slots))
                 await self._exchange(worker, stream, request_iterator, context)
@@ -196,7 +196,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
     def _announce_progress(
         self, stream: WorkerStream, slots: Sequence[registry_pb2.SlotReport]
     ) -> None:
-        """Tell the worker how far fencing numbers have risen, and repeat revokes it has not seen.
+        """Send the highest fencing number so far, and repeat revokes that the worker has not seen.
 
         Does nothing if the last message is younger than half the report interval.
         """
@@ -213,8 +213,8 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         """Repeat the revokes of void fencing numbers that the worker has not seen.
 
         Until the worker has seen the void number of a slot, the slot is not granted. No session has
-        such a number, so these messages name no lease. Revokes above the limit wait for a later
-        report.
+        such a number, so these messages name no lease. If there are more revokes than the limit,
+        the others wait for a later report.
         """
         numbers = ((slot, self._state.void_number(stream.worker_id, slot.slot)) for slot in slots)
         unseen = ((slot.slot, number) for slot, number in numbers if slot.fencing_number < number)

@@ -18,8 +18,8 @@ Context = grpc.aio.ServicerContext[registry_pb2.AttachRequest, registry_pb2.Atta
 class WorkerStream:
     """The messages that wait for one worker, and the error that ends its stream.
 
-    At most one revoke for each slot waits, and one message of each other kind. A newer one takes
-    the place of the one that waits, because it contains all that the worker has to know.
+    At most one revoke for each slot waits, and one message of each other kind. A newer message
+    replaces the waiting one, because it has everything that the worker still needs.
 
     `write_messages` and `raise_failure` run concurrently as long as the stream lasts.
     """
@@ -74,8 +74,8 @@ class WorkerStream:
 def _is_covered(revoke: registry_pb2.Revoke, waiting: registry_pb2.Revoke) -> bool:
     """True if a waiting revoke of the same slot has all effects of `revoke`.
 
-    A slot is granted again only after its worker has seen the void number. So the lease of a lower
-    number has no session any more.
+    The fencing number of a revoke is void. A slot is granted again only after its worker has seen
+    the void number, so the lease of a lower number has no session any more.
     """
     if revoke.fencing_number == waiting.fencing_number:
         return bool(waiting.lease_id) and not revoke.lease_id

@@ -112,7 +112,7 @@ class TicketPut:
 
 @dataclass(frozen=True, slots=True)
 class TicketGone:
-    """A ticket was granted, cancelled, or expired while its scheduler could not reach the store."""
+    """A ticket was granted or cancelled; or it expired, because its scheduler lost the store."""
 
     revision: int
     ticket: Ticket
@@ -156,9 +156,9 @@ class LeaseStore(ABC):
 
     While etcd cannot be reached, `register` and `enqueue` raise FabricError UNAVAILABLE after a
     time limit, and every other operation waits. While the contact is lost (`watch_contact`), every
-    operation raises FabricError UNAVAILABLE at once. But `give_back`, `drain` and `set_unreachable`
-    are completed when the contact is back, and `cancel` and `unregister` RETURN_S later, so that
-    callers and workers can return first.
+    operation raises FabricError UNAVAILABLE immediately. Some are completed nevertheless:
+    `give_back`, `drain` and `set_unreachable` when the contact is back, `cancel` and `unregister`
+    RETURN_S later, so that callers and workers can return first.
     """
 
     @property
@@ -179,7 +179,7 @@ class LeaseStore(ABC):
 
     @abstractmethod
     async def until_whole(self) -> None:
-        """Wait while a part of a large change has been published.
+        """Wait while only a part of a large change has been published.
 
         In this time, the state of a listener mixes facts from before and after the change.
         """
@@ -214,7 +214,7 @@ class LeaseStore(ABC):
 
     @abstractmethod
     async def leave(self) -> None:
-        """End the registrations and tickets of this scheduler at once, because it stops."""
+        """End the registrations and tickets of this scheduler immediately, because it stops."""
 
     @abstractmethod
     async def register(self, register: registry_pb2.Register) -> Worker | None:
@@ -284,7 +284,7 @@ class LeaseStore(ABC):
     async def give_back(self, grant: Grant) -> bool:
         """Give a grant back, as its caller asks. Returns False if the grant has ended.
 
-        An unclaimed grant ends at once as RETURNED. A claimed grant is marked `is_revoked` and
+        An unclaimed grant ends immediately as RETURNED. A claimed grant is marked `is_revoked` and
         remains until its worker releases it.
         """
 

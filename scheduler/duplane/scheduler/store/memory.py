@@ -68,7 +68,7 @@ class MemoryStore(LeaseStore):
         self._listeners.append(listener)
 
     async def until_whole(self) -> None:
-        """Return at once, because this store publishes each change as a whole."""
+        """Return immediately, because this store publishes each change as a whole."""
 
     def watch_contact(self, listener: Callable[[bool], None]) -> None:
         """Do nothing, because this store cannot be lost."""

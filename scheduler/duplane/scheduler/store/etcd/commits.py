@@ -26,13 +26,13 @@ _log = logging.getLogger(__name__)
 # are nested in it.
 _MAX_JOINT_COUNT = 32
 _MAX_JOINT_BYTES = 512 * 1024
-# Most transactions that wait for etcd at once. With two, a sixth more transactions would be sent,
-# because fewer operations share one, and more of them would meet changes of other schedulers.
-# Arrivals, of which a transaction contains at most one, have a limit of their own.
+# Most transactions that wait for etcd at the same time. With two, a sixth more transactions would
+# be sent, because fewer operations would share one, and more of them would fail because of changes
+# by other schedulers. Arrivals, of which a transaction contains at most one, have their own limit.
 _MAX_SENT_COUNT = 1
 _MAX_SENT_ARRIVALS = 16
-# Most transactions of arrivals in a row that take none of the other operations along, while such
-# operations wait. Registrations take none along.
+# Most transactions in a row that contain only an arrival although other operations wait. The
+# transaction of a registration never contains other operations.
 _MAX_PASSED_OVER = 4
 _EXAMINED_COUNT = 64  # most waiting operations that one turn applies to the facts
 
@@ -106,7 +106,7 @@ class Commits:
         self._arrivals: deque[_Operation[Any]] = deque()
         self._others: deque[_Operation[Any]] = deque()
         self._shared: dict[object, asyncio.Future[Any]] = {}  # by the name `shared_as`
-        # Dicts, because they keep their order.
+        # These dicts are used as sets that keep their order.
         self._unfinished: dict[asyncio.Future[Any], None] = {}
         self._sending: dict[asyncio.Task[None], None] = {}
         self._refusals = RepeatedLog(_log)
@@ -199,7 +199,7 @@ class Commits:
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Send as many operations as may be sent now, and as one turn may examine."""
+        """Send as many operations as may be sent now. Examine at most `_EXAMINED_COUNT` of them."""
         self._is_flush_due = False
         if self._is_closed:
             return
@@ -229,7 +229,7 @@ class Commits:
 
     @property
     def _is_ready(self) -> bool:
-        """True if the facts are whole and contain this session, and new numbers will be highest."""
+        """True if the facts are whole, contain this session, and new numbers exceed all others."""
         if self._mirror.is_partial:
             return False
         has_session = self._session.name in self._facts.sessions

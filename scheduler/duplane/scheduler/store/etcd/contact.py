@@ -26,7 +26,7 @@ class Contact:
         self.listeners: list[Callable[[bool], None]] = []  # called with `is_lost`
         self._confirmed_at = 0.0
         self._is_confirmed = asyncio.Event()
-        # A dict, because it keeps their order.
+        # This dict is used as a set that keeps its order.
         self._waiting: dict[asyncio.Future[Any], None] = {}
 
     def confirm(self, at: float) -> None:

@@ -254,7 +254,7 @@ class _Transition:
         self._were_missed = were_missed
 
     def note_ticket(self, order: int, request: Request | None) -> None:
-        """Note which request waited at an order before. Only the first call for an order counts.
+        """Record which request waited at an order before. Only the first call per order counts.
 
         If `request` is None, it is looked up in the facts before the revision.
         """
@@ -266,8 +266,8 @@ class _Transition:
     def changes_to(self, after: Facts) -> Iterator[Change | None]:
         """Yield the changes: ends of grants first, then workers, grants and tickets.
 
-        Also yields None between two steps of long computations. This can be called once: what was
-        noted is dropped step by step, because dropping it at once would take long.
+        Also yields None between two steps of long computations. Call this only once: it discards
+        the recorded values step by step, because discarding them all together would take long.
         """
         number = after.number
         yield from self._ended_grants(after, number)

@@ -124,7 +124,7 @@ class Mirror:
         return False
 
     def _note_read(self) -> None:
-        """Note, the first time, whether the facts contain sessions of other schedulers."""
+        """Record, at the first read only, whether other schedulers have sessions."""
         if not self._has_read:
             self._has_read, self.has_found_sessions = True, bool(self.facts.sessions)
 

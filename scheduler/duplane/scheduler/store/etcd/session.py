@@ -24,7 +24,7 @@ from duplane.scheduler.store.etcd.mirror import RETRY_PAUSE_S, Mirror
 # can return at another scheduler.
 PRESENCE_TTL_S = 7
 ABSENCE_LIMIT_S = 3.0
-# Longer than a member of etcd is likely to be frozen; `Session` says why.
+# Longer than a member of etcd is likely to be frozen; see `Session` for the reason.
 SESSION_TTL_S = 60
 # The signing key of a scheduler that dies must last as long as the leases that it has signed.
 KEY_TTL_S = int(LEASE_LIFE_S)

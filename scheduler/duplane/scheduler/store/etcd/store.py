@@ -63,9 +63,9 @@ class EtcdStore(LeaseStore):
     before a backup was restored. The base also rises when a scheduler notices that etcd went back
     to an older revision.
 
-    While etcd does not answer or refuses requests, `register` and `enqueue` fail after 5 s, or at
-    once if `MAX_WAITING` operations wait. All other operations wait: at most one for each ticket,
-    grant and registration. When the contact is lost, no caller waits any longer.
+    While etcd does not answer or refuses requests, `register` and `enqueue` fail after 5 s, or
+    immediately if `MAX_WAITING` operations wait. All other operations wait: at most one for each
+    ticket, grant and registration. When the contact is lost, no caller waits any longer.
     """
 
     def __init__(
@@ -325,7 +325,7 @@ class EtcdStore(LeaseStore):
 
     @contextlib.contextmanager
     def _making(self, offer: Offer | None) -> Generator[None]:
-        """Note that this scheduler makes a grant. The note lasts until the grant has ended."""
+        """Record that this scheduler makes a grant. The record lasts until the grant has ended."""
         if offer is None:
             yield
             return
