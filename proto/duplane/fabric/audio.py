@@ -74,7 +74,7 @@ def read_audio_file(
     """Decode a file in any format of soundfile to mono samples at `rate_hertz`.
 
     If the file is not trusted, it must contain PCM or float samples at 8 to 48 kHz in one or two
-    channels. Then `max_s` bounds the cost of decoding. Raises AudioError if the file cannot be
+    channels, so that `max_s` bounds the cost of decoding. Raises AudioError if the file cannot be
     decoded, is refused or is longer than `max_s`.
     """
     try:

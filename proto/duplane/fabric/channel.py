@@ -46,7 +46,7 @@ _SERVER_OPTIONS: Sequence[tuple[str, Any]] = (
 def _ping_timeout(timeout_s: float) -> Sequence[tuple[str, Any]]:
     """Return the two options that limit the wait for the answer to a ping.
 
-    gRPC uses the longer of the two times.
+    They have the same time, because gRPC uses the longer one.
     """
     timeout_ms = int(timeout_s * 1000)
     return (

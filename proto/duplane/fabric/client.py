@@ -59,8 +59,8 @@ _MAX_AVOIDED = 64  # as AcquireLeaseRequest.avoided_worker_ids allows
 class FabricClient:
     """Calls the schedulers, and the workers whose slots the schedulers grant to this client.
 
-    Use as an async context manager. Every method may run for many sessions at once. The constructor
-    raises ValueError for scheduler addresses that are not host:port.
+    Use as an async context manager. Every method may run for many sessions concurrently. The
+    constructor raises ValueError for scheduler addresses that are not host:port.
     """
 
     def __init__(self, schedulers: Sequence[str]) -> None:
@@ -117,7 +117,7 @@ class FabricClient:
     async def acquire(
         self, request: lease_pb2.AcquireLeaseRequest, on_queued: OnQueued | None = None
     ) -> lease_pb2.Granted:
-        """Wait for a slot, without a time limit. Cancel the call to leave the queue at once.
+        """Wait for a slot, without a time limit. Cancel the call to leave the queue immediately.
 
         If a scheduler dies or cannot be reached, the client sends the same ticket to the next
         scheduler. While no scheduler answers, the client keeps trying. Raises FabricError if a
@@ -175,8 +175,8 @@ class FabricClient:
         first_answer_s = _FIRST_ANSWER_S if len(self._schedulers) > 1 else None
         granted: lease_pb2.Granted | None = None
         try:
-            # Read the stream to its end. If the client cancelled the call after the grant, the
-            # scheduler could not know whether the grant has arrived.
+            # Read the stream to its end. If the client cancelled the call after the grant, it would
+            # be unclear to the scheduler whether the grant has arrived.
             async with asyncio.timeout(first_answer_s) as limit:
                 async for response in call:
                     limit.reschedule(None)
@@ -325,7 +325,7 @@ class FabricClient:
             raise
 
     def report_unreachable(self, granted: lease_pb2.Granted) -> None:
-        """Note that a worker is lost: `acquire` avoids it, `release` tells the scheduler."""
+        """Record that a worker is lost: `acquire` then avoids it, and `release` reports it."""
         if granted.worker_id:
             self._avoided[granted.worker_id] = True
             self._unreachable[granted.lease_id] = granted.worker_id

@@ -99,7 +99,7 @@ class ConverseStream:
             await self._call.done_writing()
 
     def cancel(self) -> None:
-        """End the call at once, without the worker. A read that waits is cancelled."""
+        """End the call immediately, without the worker. A read that waits is cancelled."""
         self._call.cancel()
 
     async def finish(self) -> None:

@@ -17,5 +17,5 @@ KINDS_BY_NAME: Mapping[str, lease_pb2.SessionKind] = {
 
 
 def kind_name(kind: lease_pb2.SessionKind) -> str:
-    """Return the name of a kind, or `unknown` for a kind that only newer processes know."""
+    """Return the name of a kind, or `unknown` for a kind that only newer versions have."""
     return KIND_NAMES.get(kind, "unknown")

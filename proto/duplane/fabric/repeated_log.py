@@ -1,4 +1,4 @@
-"""Logs a lasting condition at once, then at growing intervals, and finally its end."""
+"""Logs a lasting condition when it begins, then at growing intervals, and finally its end."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ of a chat turn are child spans of the turn's span.
 The standard settings of OpenTelemetry choose the sessions of which all units are exported. Of the
 other sessions, only units that are late, fail or are dropped are exported. A unit is late if its
 delta is made more than `UNIT_DEADLINE_S` after the edge received the unit. The worker decides this
-and tells the edge by the `sampled` flag in the delta's trace context. If a unit becomes late only
+and sends the result in the `sampled` flag of the delta's trace context. If a unit becomes late only
 on the way back, the edge exports its own span, with the worker's stage times as attributes; the
 worker's span is not exported.
 
@@ -201,8 +201,8 @@ class Telemetry:
     def record(self, span: FinishedSpan) -> None:
         """Export a span that has ended, even if its session is not sampled.
 
-        The span of a unit is made at the unit's end, because only then the process knows whether to
-        export the span. Making it in this way takes a third of the time of `start` and `end`.
+        The span of a unit is made at the unit's end, because only then it is clear whether the span
+        is exported. Making it in this way takes a third of the time of `start` and `end`.
         """
         if self._processor is None:
             return

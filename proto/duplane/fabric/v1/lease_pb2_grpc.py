@@ -60,10 +60,10 @@ class LeaseServiceServicer:
     """
 
     def AcquireLease(self, request, context):
-        """Waits for a slot. While no slot is free, the call streams `queued`: at once, after every change
-        of the position, and at an interval. When a slot is granted, the call streams `granted` and
-        ends. Cancelling the call removes its ticket at once. A grant that was not delivered is given
-        back at once, and the slot goes to the next ticket.
+        """Waits for a slot. While no slot is free, the call streams `queued`: first when it begins to
+        wait, then after every change of the position and at an interval. When a slot is granted, the
+        call streams `granted` and ends. Cancelling the call removes its ticket immediately. A grant
+        that was not delivered is given back immediately, and the slot goes to the next ticket.
 
         Idempotent by `request_id`: a repeated call takes over the ticket or the grant of the first
         call, which then ends with ABORTED / SUPERSEDED.
@@ -78,9 +78,9 @@ class LeaseServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseLease(self, request, context):
-        """Gives a lease back. The slot of an unclaimed lease is free at once. The session of a claimed
-        lease is ended by the worker, which frees the slot after cleaning it. The call succeeds for
-        unknown leases, so it can be repeated.
+        """Gives a lease back. The slot of an unclaimed lease is free immediately. The session of a
+        claimed lease is ended by the worker, which frees the slot after cleaning it. The call succeeds
+        for unknown leases, so it can be repeated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -39,10 +39,10 @@ class LeaseServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> LeaseServiceAsyncStub: ...
     AcquireLease: _grpc.UnaryStreamMultiCallable[_lease_pb2.AcquireLeaseRequest, _lease_pb2.AcquireLeaseResponse]
-    """Waits for a slot. While no slot is free, the call streams `queued`: at once, after every change
-    of the position, and at an interval. When a slot is granted, the call streams `granted` and
-    ends. Cancelling the call removes its ticket at once. A grant that was not delivered is given
-    back at once, and the slot goes to the next ticket.
+    """Waits for a slot. While no slot is free, the call streams `queued`: first when it begins to
+    wait, then after every change of the position and at an interval. When a slot is granted, the
+    call streams `granted` and ends. Cancelling the call removes its ticket immediately. A grant
+    that was not delivered is given back immediately, and the slot goes to the next ticket.
 
     Idempotent by `request_id`: a repeated call takes over the ticket or the grant of the first
     call, which then ends with ABORTED / SUPERSEDED.
@@ -53,9 +53,9 @@ class LeaseServiceStub:
     INVALID_FIELD with the field's name in `metadata["field"]`.
     """
     ReleaseLease: _grpc.UnaryUnaryMultiCallable[_lease_pb2.ReleaseLeaseRequest, _lease_pb2.ReleaseLeaseResponse]
-    """Gives a lease back. The slot of an unclaimed lease is free at once. The session of a claimed
-    lease is ended by the worker, which frees the slot after cleaning it. The call succeeds for
-    unknown leases, so it can be repeated.
+    """Gives a lease back. The slot of an unclaimed lease is free immediately. The session of a
+    claimed lease is ended by the worker, which frees the slot after cleaning it. The call succeeds
+    for unknown leases, so it can be repeated.
     """
 
 @_typing.type_check_only
@@ -69,10 +69,10 @@ class LeaseServiceAsyncStub(LeaseServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     AcquireLease: _aio.UnaryStreamMultiCallable[_lease_pb2.AcquireLeaseRequest, _lease_pb2.AcquireLeaseResponse]  # type: ignore[assignment]
-    """Waits for a slot. While no slot is free, the call streams `queued`: at once, after every change
-    of the position, and at an interval. When a slot is granted, the call streams `granted` and
-    ends. Cancelling the call removes its ticket at once. A grant that was not delivered is given
-    back at once, and the slot goes to the next ticket.
+    """Waits for a slot. While no slot is free, the call streams `queued`: first when it begins to
+    wait, then after every change of the position and at an interval. When a slot is granted, the
+    call streams `granted` and ends. Cancelling the call removes its ticket immediately. A grant
+    that was not delivered is given back immediately, and the slot goes to the next ticket.
 
     Idempotent by `request_id`: a repeated call takes over the ticket or the grant of the first
     call, which then ends with ABORTED / SUPERSEDED.
@@ -83,9 +83,9 @@ class LeaseServiceAsyncStub(LeaseServiceStub):
     INVALID_FIELD with the field's name in `metadata["field"]`.
     """
     ReleaseLease: _aio.UnaryUnaryMultiCallable[_lease_pb2.ReleaseLeaseRequest, _lease_pb2.ReleaseLeaseResponse]  # type: ignore[assignment]
-    """Gives a lease back. The slot of an unclaimed lease is free at once. The session of a claimed
-    lease is ended by the worker, which frees the slot after cleaning it. The call succeeds for
-    unknown leases, so it can be repeated.
+    """Gives a lease back. The slot of an unclaimed lease is free immediately. The session of a
+    claimed lease is ended by the worker, which frees the slot after cleaning it. The call succeeds
+    for unknown leases, so it can be repeated.
     """
 
 class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -102,10 +102,10 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lease_pb2.AcquireLeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_lease_pb2.AcquireLeaseResponse], _abc.AsyncIterator[_lease_pb2.AcquireLeaseResponse]]:
-        """Waits for a slot. While no slot is free, the call streams `queued`: at once, after every change
-        of the position, and at an interval. When a slot is granted, the call streams `granted` and
-        ends. Cancelling the call removes its ticket at once. A grant that was not delivered is given
-        back at once, and the slot goes to the next ticket.
+        """Waits for a slot. While no slot is free, the call streams `queued`: first when it begins to
+        wait, then after every change of the position and at an interval. When a slot is granted, the
+        call streams `granted` and ends. Cancelling the call removes its ticket immediately. A grant
+        that was not delivered is given back immediately, and the slot goes to the next ticket.
 
         Idempotent by `request_id`: a repeated call takes over the ticket or the grant of the first
         call, which then ends with ABORTED / SUPERSEDED.
@@ -122,9 +122,9 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lease_pb2.ReleaseLeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_lease_pb2.ReleaseLeaseResponse, _abc.Awaitable[_lease_pb2.ReleaseLeaseResponse]]:
-        """Gives a lease back. The slot of an unclaimed lease is free at once. The session of a claimed
-        lease is ended by the worker, which frees the slot after cleaning it. The call succeeds for
-        unknown leases, so it can be repeated.
+        """Gives a lease back. The slot of an unclaimed lease is free immediately. The session of a
+        claimed lease is ended by the worker, which frees the slot after cleaning it. The call succeeds
+        for unknown leases, so it can be repeated.
         """
 
 def add_LeaseServiceServicer_to_server(servicer: LeaseServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
