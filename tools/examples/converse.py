@@ -1,4 +1,4 @@
-"""Talks to a worker with only the generated stubs: python converse.py SCHEDULER FILE.f32
+"""Sends audio to a worker with only the generated stubs: python converse.py SCHEDULER FILE.f32
 
 FILE contains raw float32 samples, 16 kHz mono. Prints the output of each second of input."""
 

@@ -1,4 +1,4 @@
-"""Fourth script: compares a conversation's bits when it runs alone and when it runs in a batch."""
+"""Fourth script: compares, bit by bit, a conversation that runs alone with the same in a batch."""
 
 from __future__ import annotations
 

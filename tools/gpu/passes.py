@@ -322,7 +322,7 @@ def vocoder(options: Options, report: Report, model: DuplexModel) -> None:
 
 
 def two_streams(options: Options, report: Report, model: DuplexModel) -> None:
-    """Measure decode steps and speech on two streams at once, each from its own thread."""
+    """Measure decode steps and speech on two CUDA streams together, each from its own thread."""
     table = report.table(
         "two streams, ms", ("", "first alone", "second alone", "together", "share of sum")
     )

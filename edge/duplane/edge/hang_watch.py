@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 class HangWatch:
     """Checks the workers from which sessions have waited `overdue_s` for an answer.
 
-    They wait for the answer to a unit or, while they move, to their settings and past units. A
+    A session waits for the answer to a unit or, while it moves, to its settings and past units. A
     session that cannot move is not watched; it ends when the connection to its worker fails.
 
     The check is a call to the worker's health service. A worker that is only slow answers this

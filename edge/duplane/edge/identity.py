@@ -1,4 +1,4 @@
-"""The ids of one session: its session id (also in B), its id in A, and its recording's id."""
+"""The ids of one session: its session id (B uses it, too), its id in A, its recording's id."""
 
 from __future__ import annotations
 

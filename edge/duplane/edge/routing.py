@@ -43,7 +43,7 @@ class Route(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The wishes of a client, from its URL and headers.
+    """What a client requests, from its URL and headers.
 
     `client_id` is shown to operators and is never trusted. `model` is the name of a model; empty
     means any model.

@@ -171,7 +171,7 @@ class Edge:
         return self._sessions.metrics
 
     async def drain(self) -> None:
-        """Refuse new sessions and end waiting sessions at once.
+        """Refuse new sessions, and end waiting sessions immediately.
 
         End running sessions after `drain_s`.
         """

@@ -105,7 +105,7 @@ class SessionRegistry:
             yield session.dialect.name, "running" if session.is_running else "waiting"
 
     async def drain(self) -> None:
-        """Refuse new sessions and end waiting sessions at once.
+        """Refuse new sessions, and end waiting sessions immediately.
 
         End running sessions after `drain_s`.
         """

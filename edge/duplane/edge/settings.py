@@ -158,8 +158,8 @@ class Limits:
     journal_bytes: NonNegativeInt = 32 * 1024 * 1024
     """Most bytes of one session's journal. Above it the session can no longer move."""
     journal_total_bytes: NonNegativeInt = 4 * 1024**3
-    """Most bytes of all journals together. A session whose journal exceeds it can no longer
-    move."""
+    """Most bytes of all journals together. A session whose journal would exceed this bound can no
+    longer move."""
 
     # Bounds of the whole process.
     connection_count: NonNegativeInt = 4096

@@ -35,7 +35,7 @@ class _Unit:
     rendered_ns: int = 0
     outcome: str = spans.UNANSWERED
     is_kept: bool = False  # exported even if it is not sampled
-    dropped_count: int = 0  # of units before it
+    dropped_count: int = 0  # units that were dropped before it
     # The worker's stage times, if the worker did not export its own span.
     stage_times: session_pb2.StageTimes | None = None
 
@@ -195,14 +195,14 @@ class SessionSpans:
             del self._units[next(iter(self._units))]
 
     def sent(self, sequence: int) -> None:
-        """Note that a unit was written to the stream to the worker."""
+        """Record that a unit was written to the stream to the worker."""
         if unit := self._units.get(sequence):
             unit.sent_ns = self._clock.now().wall_ns
 
     def answered(
         self, answer: session_pb2.Delta | session_pb2.Failed, answered_ns: int
     ) -> Callable[[], None] | None:
-        """Note the outcome of a unit that is rendered now. Older units count as dropped.
+        """Record the outcome of a unit that is rendered now. Older units count as dropped.
 
         Returns the function to call when the events are written to the client's connection.
         """

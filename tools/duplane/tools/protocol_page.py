@@ -59,7 +59,7 @@ has at least one second of audio, except the last unit of a turn, which may be s
 Pictures are JPEG, PNG, WEBP, GIF (the first frame) or BMP files. `null` counts as absent.
 
 In a chat the edge sends the text of an answer in parts of up to ten tokens, not token by token,
-because the device decodes ten tokens of each conversation at once. A character that consists of
+because the device decodes ten tokens of each conversation in one step. A character that consists of
 several tokens is sent when all of them are decoded.
 
 The edge answers an invalid event with one `error` that names the invalid field; the session does
@@ -86,9 +86,9 @@ DIALECTS: Mapping[str, type[Dialect]] = {
 NOTES: Mapping[str, str] = {
     "A": "The edge cuts audio of any length into units of one second; each unit has one reply.",
     "B": "The edge sends the speech of a unit as `text`, then `audio`; a `listen` with the turn's"
-    " id ends the turn. If an append completes no unit, the edge answers at once: with `listen`,"
-    " or inside a turn with an empty `text`. When a client closes the session, `session.closed`"
-    " repeats the client's reason, cut to 256 bytes.",
+    " id ends the turn. If an append completes no unit, the edge answers immediately: with"
+    " `listen`, or inside a turn with an empty `text`. When a client closes the session,"
+    " `session.closed` repeats the client's reason, cut to 256 bytes.",
     "B, chat": "Each turn acquires a slot and may wait for it; `response.done` ends the turn.",
     "C": "The edge answers every accepted `audio_chunk` with one `result` or one `error`, in the"
     " order of the chunks. The text of an `error` is one line.",

@@ -45,7 +45,7 @@ class ChatDialect(Dialect):
         self._held_bytes = 0
 
     def prefilled(self, prefilled: session_pb2.Prefilled, now: Moment) -> list[bytes]:
-        """Render the event that the worker has put the prompt into the context."""
+        """Render the event which reports that the prompt is in the model's context."""
         del now
         self._prompt_token_count = prefilled.prompt_token_count
         self._ignored_by_worker = list(prefilled.ignored_fields)

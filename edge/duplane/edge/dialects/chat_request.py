@@ -55,7 +55,7 @@ class MediaBudget:
         return self._left_bytes / (4 * INPUT_RATE_HERTZ)
 
     def spend(self, media: bytes, path: str) -> bytes:
-        """Subtract the size of `media` and return it. Raises ClientError if it is too large."""
+        """Subtract the size of `media`; return `media`. Raises ClientError if it is too large."""
         if len(media) > self._left_bytes:
             raise invalid(path, self.fault)
         self._left_bytes -= len(media)

@@ -66,7 +66,7 @@ class Dialect(ABC):
     # Phase and event type -> next phase. Every other pair is refused. An event that is legal in
     # OPENING must be legal in ACTIVE, because the worker may open while the event is decoded.
     transitions: ClassVar[Transitions]
-    # Event type -> the types of events that answer it, at once or later; `error` may replace them.
+    # Event type -> the types of events that answer it, now or later; `error` may replace them.
     replies: ClassVar[Replies]
     # Type of a server event -> the phases in which it is sent.
     server_events: ClassVar[ServerEvents]
@@ -146,7 +146,7 @@ class Dialect(ABC):
         return [orjson.dumps({"type": f"{self.queue_prefix}queue_done"})]
 
     def opened(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
-        """Render the event that the conversation is ready, if the client waits for it."""
+        """Render the event for a conversation that is ready, if the client waits for this event."""
         return self._opened_events(opened, now) if self._advance(Lifecycle.OPENED) else []
 
     def ended(self, close: Close, now: Moment) -> list[bytes]:
@@ -172,7 +172,7 @@ class Dialect(ABC):
         return after is not None
 
     def _opened_events(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
-        """Render the event that the conversation is ready; nothing if the dialect has none."""
+        """Render the event for a conversation that is ready; nothing if there is no such event."""
         del opened, now
         return []
 

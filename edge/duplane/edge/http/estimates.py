@@ -20,7 +20,7 @@ _MAX_S = 1e9  # fits into a Duration; the scheduler checks the real bounds
 
 
 def eta_status(estimates: admin_pb2.Estimates) -> dict[str, object]:
-    """Render the estimates of a scheduler."""
+    """Render a scheduler's settings of wait estimates."""
     holds = {hold.kind: hold for hold in estimates.holds}
     config: dict[str, object] = {}
     means: dict[str, object] = {}

@@ -66,7 +66,7 @@ class FabricRoutes:
         return json_answer({**alive, **worker_health(workers.workers, leases.leases)})
 
     async def _ready(self, _: web.Request) -> web.Response:
-        """Answer whether a new session would get a slot, at once or after a wait."""
+        """Answer whether a new session would get a slot, now or after a wait."""
         if self._is_draining():
             return _unready("draining")
         try:

@@ -31,7 +31,7 @@ Handler = Callable[[web.Request, RecordingSettings], Awaitable[web.StreamRespons
 class RecordingRoutes:
     """Serves recordings; none if `settings` is None.
 
-    `body_s` is the time to receive a short body.
+    `body_s` limits the time to receive a short body.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ async def _asset(request: web.Request, settings: RecordingSettings) -> web.Strea
     }
     if is_part := "Range" in request.headers:
         headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{size}"
-    # Without sendfile, because the write timeout watches the transport's buffer.
+    # Not sent with sendfile, which bypasses the buffer that the write timeout watches.
     body = _in_thread(read_range(found.path, span))
     return closing(web.Response(status=206 if is_part else 200, body=body, headers=headers))
 

@@ -60,7 +60,7 @@ def _worker_state(worker: admin_pb2.WorkerStatus, leases: Collection[admin_pb2.L
     """Return the state of a worker in the words of the reference, whose workers run one session.
 
     Web pages show the number of idle workers to people who want to begin. So a worker counts as
-    idle if a session can begin there at once. Otherwise, the kinds of its leases decide its state.
+    idle if a session can begin there now. Otherwise, the kinds of its leases decide its state.
     """
     slots = worker.worker.slots
     kinds = {

@@ -17,7 +17,7 @@ _DEFAULTS = Limits()
 V = TypeVar("V")
 
 BASE64 = (str, bytes)
-"""The types of a base64 string; a long one is already decoded."""
+"""The types of a base64 string: `str`, or `bytes` if it was long and is already decoded."""
 
 _TYPE_NAMES: Mapping[type | tuple[type, ...], str] = {
     BASE64: "a string",

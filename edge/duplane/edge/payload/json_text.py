@@ -20,8 +20,8 @@ _MARK, _MARK_JSON = "\0", rb'"\u0000"'
 def load(message: bytes) -> object:
     """Parse JSON, and return its value. Raises orjson.JSONDecodeError.
 
-    The first long string becomes the bytes that it encodes, if it is base64 and a value that comes
-    before any list. Encoding these bytes gives the same string again.
+    The first long string becomes the bytes that it encodes, if it is base64, is a value and not a
+    key, and comes before any list. Encoding these bytes gives the same string again.
     """
     opening = closing = -1
     for _ in range(_MAX_STRINGS):

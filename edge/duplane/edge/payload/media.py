@@ -48,7 +48,7 @@ def decode_audio(encoded: str | bytes, path: str, max_s: float, too_long: str = 
 
     Bytes are base64 that is already decoded.
     Audio longer than `max_s` is refused before it is decoded, with the message `too_long` if given.
-    The first bytes tell PCM from WAV, because existing clients mix up the two forms.
+    The first bytes decide between PCM and WAV, because existing clients mix up the two forms.
     """
     try:
         audio = encoded

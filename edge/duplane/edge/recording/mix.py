@@ -26,8 +26,8 @@ def mix(directory: Path, max_bytes: int) -> bool:
     Returns False, and writes nothing, if there is no audio or the mix would exceed `max_bytes`.
     Raises OSError.
     """
-    # The lock, and the process id in the name, tell other edges that this process is alive. An edge
-    # that starts deletes the unfinished mixes of killed processes only.
+    # An edge that starts deletes the unfinished mixes of killed processes. The lock, and the
+    # process id in the name, show that this process is alive.
     part = directory / f"{REPLAY}.{os.getpid()}.part"
     try:
         with contextlib.ExitStack() as files:

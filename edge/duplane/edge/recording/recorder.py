@@ -28,7 +28,7 @@ _SWEEP_SHARE = 0.05
 
 
 class Recording:
-    """The recording of one session. All methods return at once."""
+    """The recording of one session. All methods return without waiting."""
 
     def __init__(self, recorder: Recorder, writer: RecordingWriter, begun: Moment) -> None:
         self.worker: str | None = None
@@ -110,7 +110,7 @@ class Recorder:
     ) -> Recording:
         """Begin to record a session.
 
-        The recording's name is the session id, which the server draws.
+        The recording's name is the session id, which the server chooses.
         """
         name = safe_name(session_id)
         path = url_path.partition("?")[0][:_MAX_PATH]
@@ -168,7 +168,7 @@ class Recorder:
         return self._delete_old(now_s, size_bytes, directory)
 
     def _delete_old(self, now_s: float, reserved_bytes: int = 0, kept: Path | None = None) -> float:
-        """Delete old recordings except `kept`; return the free bytes without `reserved_bytes`."""
+        """Delete old recordings except `kept`; return the free bytes minus `reserved_bytes`."""
         written_bytes = self._written_bytes
         max_total = self._settings.max_total_bytes
         headroom = int((max_total or 0) * 2 * _SWEEP_SHARE)

@@ -121,7 +121,7 @@ def is_recording(directory: Path) -> bool:
 
 
 def lock(file: int) -> None:
-    """Lock an open file while it is written. A recording is running while its stream is locked.
+    """Lock an open file while it is written. A recording runs while its `STREAM` file is locked.
 
     The kernel releases the lock when the process ends, even if it is killed.
     """

@@ -21,7 +21,7 @@ MAX_WAV_S = 12 * 3600.0
 
 
 class WavWriter:
-    """Writes mono PCM16 at given times of a recording. Gaps become holes in the file (silence).
+    """Writes mono PCM16 at given times of a recording. Gaps are not written; they read as silence.
 
     The header is updated after every append, so the file stays valid if the process is killed.
     Every method may raise OSError.

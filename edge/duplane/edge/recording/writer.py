@@ -59,7 +59,7 @@ class RecordingWriter:
         self._has_spoken = False  # whether the model has spoken since the user last spoke
 
     def open(self) -> None:
-        """Create the directory, the stream and a preliminary meta."""
+        """Create the directory, the file of the timeline and a preliminary meta."""
         self._guard(self._open)
 
     def write(self, direction: Direction, frame: bytes, at_s: float, audio: bytes = b"") -> None:

@@ -79,7 +79,7 @@ class ChatRunner(SessionRunner[ChatSession]):
         self._is_releasing = False
 
     async def _stop_call(self, calling: asyncio.Task[None]) -> None:
-        """Stop the running turn at once, since nobody reads its answer.
+        """Stop the running turn immediately, since nobody reads its answer.
 
         If a slot is being released, finish the release first.
         """

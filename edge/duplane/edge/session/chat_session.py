@@ -45,7 +45,7 @@ class ChatSession(Session[ChatDialect]):
         self._turns: deque[Turn] = deque()
         self._running: Turn | None = None
         self._has_delta = False  # the client has a part of the answer to the running turn
-        self._is_prefilled = False  # the client knows that the running turn was prefilled
+        self._is_prefilled = False  # the client has the event that the turn was prefilled
         self._attempt_count = 0
         self._was_granted = False
         self._is_draining = False
@@ -160,7 +160,7 @@ class ChatSession(Session[ChatDialect]):
     def next_turn(self, now: Moment) -> session_pb2.ChatRequest | None:
         """Return the turn to run on the granted slot; None if no turn waits.
 
-        The turn uses the slot up.
+        The slot is then used and can run no other turn.
         """
         is_ready = self.has_slot and self.dialect.takes_turns and not self.is_running
         if self.closed or not is_ready or not self._turns:

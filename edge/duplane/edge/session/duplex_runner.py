@@ -24,9 +24,9 @@ from duplane.fabric.monitoring.spans import EDGE_OPEN
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
 _log = logging.getLogger(__name__)
-_CLAIM_S = 1  # seconds to wait for a worker to which a session moves
+_CLAIM_S = 1  # seconds in which the claim of a slot must be answered while a session moves
 _ANSWERED = frozenset({"open", "rebuild", "unit"})  # messages that a worker answers
-_RETRY_S = 0.25  # seconds until a session tries a worker again that it has left during one move
+_RETRY_S = 0.25  # seconds before a session returns to a worker that it has left in the same move
 
 
 class DuplexRunner(SessionRunner[DuplexSession]):
@@ -51,7 +51,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         self._granted = lease_pb2.Granted()  # the grant of the last slot that was claimed
         self._move: Move | None = None
         self._stream: ConverseStream | None = None
-        # The monotonic time since which the present worker owes an answer; None if it owes none.
+        # The monotonic time since which the present worker has to answer; None if nothing is open.
         self._owed_s: float | None = None
         if journals:
             session.moves = Moves(Journal(journals), session.requests, secrets.randbits(63))
@@ -79,7 +79,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
             self._units.end(self.session.requests.total_dropped_count)
 
     async def _hold_slot(self, request: lease_pb2.AcquireLeaseRequest) -> None:
-        """Talk to one worker, until the session ends or leaves the worker."""
+        """Exchange messages with one worker, until the session ends or leaves the worker."""
         before = self.session.move
         try:
             async with self._fabric.session(
@@ -109,9 +109,10 @@ class DuplexRunner(SessionRunner[DuplexSession]):
 
     @property
     def waited_s(self) -> float:
-        """The seconds since the present worker last answered, or else got something to answer.
+        """The seconds for which the session has waited for an answer of the present worker.
 
-        0 if it owes no answer, or if the session cannot move to another worker.
+        Each answer restarts this time. 0 if no answer is due, or if the session cannot move to
+        another worker.
         """
         now = self._clock.now()
         if self._stream is None or self._owed_s is None or not self.session.can_move(now):
@@ -172,7 +173,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
             return  # the receiving task gets and handles the error
 
     def _note_sending(self, request: session_pb2.ConverseRequest, now_s: float) -> None:
-        """Note that a request is sent to the worker now."""
+        """Record that a request is sent to the worker now."""
         kind = request.WhichOneof("message")
         if self._owed_s is None and kind in _ANSWERED:
             self._owed_s = now_s
@@ -221,9 +222,9 @@ class DuplexRunner(SessionRunner[DuplexSession]):
             self._has_moved()
 
     async def _stop_call(self, calling: asyncio.Task[None]) -> None:
-        """Leave the queue at once. The worker gets a bounded time to close an open stream."""
+        """Leave the queue immediately. The worker gets a bounded time to close an open stream."""
         if self._stream:
-            if self._move:  # the worker has not rebuilt the conversation, so it has nothing to say
+            if self._move:  # the worker has not rebuilt the conversation: expect no last message
                 self._stream.cancel()
             await asyncio.wait({calling}, timeout=self._limits.end_s)
         calling.cancel()

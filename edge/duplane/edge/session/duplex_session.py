@@ -232,7 +232,7 @@ class DuplexSession(Session[DuplexDialect]):
             self._check_journal()
 
     def _check_journal(self) -> None:
-        """Stop to keep units if the journal was given up: then the session can no longer move."""
+        """Keep no more units if the journal was given up: then the session can no longer move."""
         if self.moves and not self.moves.journal.is_whole:
             self.moves = None
             self.requests.keeps_units = False
@@ -258,7 +258,7 @@ class DuplexSession(Session[DuplexDialect]):
             return events + self.end(Close(CloseReason.FAILED, "settings were refused"), now)
         if error.reason is Reason.OPEN_TIMEOUT:
             return self.end(EXPIRED[TimeLimit.SETTINGS], now)
-        # A worker that refuses what another worker has accepted is no worker for this conversation.
+        # Another worker has accepted these settings, so the fault is this worker's: try others.
         is_refused = error.reason is Reason.INVALID_FIELD
         cause = MoveCause.OTHER_MODEL if is_refused else cause_of(error)
         moved = self._begin_move(cause, now)
@@ -271,7 +271,7 @@ class DuplexSession(Session[DuplexDialect]):
     def _begin_move(self, cause: MoveCause | None, now: Moment) -> list[bytes] | None:
         """Wait for another worker; return None if the conversation cannot move.
 
-        If the session gives up a unit, the returned events tell the client that it has failed.
+        If the session gives up a unit, the returned events report that this unit has failed.
         """
         moves, before = self.moves, self.move
         if moves is None or cause is None or self.dialect.phase not in OPEN:

@@ -81,7 +81,7 @@ class Moves:
         requests.keeps_units = True
 
     def add_seed(self, settings: session_pb2.Open) -> None:
-        """Set the seed if the client has not chosen one: all workers must draw the same numbers."""
+        """Set the seed if the client has not: all workers must draw the same random numbers."""
         if not settings.HasField("seed"):
             settings.seed = self._seed
 

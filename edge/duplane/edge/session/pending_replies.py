@@ -19,7 +19,7 @@ class PendingReplies:
     An append gets its reply when the last unit that it completed has an outcome. An append gets a
     listening reply if it completed no unit, or if all its units were dropped; this reply, too,
     waits for the replies of all earlier appends. If more appends wait than the bound allows, the
-    oldest one gets its reply at once.
+    oldest one gets its reply immediately.
     """
 
     _LIMIT = 1024

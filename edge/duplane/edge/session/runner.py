@@ -111,7 +111,7 @@ class SessionRunner(ABC, Generic[S]):
 
     @abstractmethod
     async def _call(self, request: lease_pb2.AcquireLeaseRequest) -> None:
-        """Acquire slots and talk to the worker until the session ends."""
+        """Acquire slots and exchange messages with workers until the session ends."""
 
     @abstractmethod
     async def _stop_call(self, calling: asyncio.Task[None]) -> None:
@@ -137,7 +137,7 @@ class SessionRunner(ABC, Generic[S]):
         self._spans.granted(granted.lease_id)
 
     def _note_claim(self, granted: lease_pb2.Granted) -> None:
-        """Note that the granted slot is claimed."""
+        """Record that the granted slot is claimed."""
         self._spans.end_step()
         _log.debug("lease %s on worker %s", granted.lease_id, granted.worker_address)
         self.worker = granted.worker_address

@@ -149,7 +149,7 @@ class Session(ABC, Generic[D]):
         return self.dialect.queued(queued, is_update=is_update)
 
     def _leave_queue(self) -> None:
-        """Note that the slot is claimed."""
+        """Record that the slot is claimed."""
         self.time_limits.stop(TimeLimit.SCHEDULER, TimeLimit.SLOT)
         self.has_slot = True
 

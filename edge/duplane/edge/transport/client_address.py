@@ -66,9 +66,9 @@ def identify(
 ) -> ClientAddress:
     """Return the client behind a connection from the address `connected`.
 
-    If that address is a trusted proxy, the client is the last address in `X-Forwarded-For` that is
-    not a trusted proxy, or else `X-Real-IP`. If it is not a trusted proxy, the connection is
-    direct, and these headers are ignored. The names of `headers` are in lower case.
+    If `connected` is a trusted proxy, the client is the last address in `X-Forwarded-For` that is
+    not a trusted proxy, or else `X-Real-IP`. If `connected` is not a trusted proxy, it is the
+    client, and these headers are ignored. The names of `headers` are in lower case.
     """
     client = parse_ip(connected)
     if client is None:

@@ -125,7 +125,7 @@ class ClientProtocol(web.RequestHandler):
                 await self._lost.wait()
 
     def abort(self) -> None:
-        """Close the connection at once. Data that is not sent yet is lost."""
+        """Close the connection immediately. Data that is not sent yet is lost."""
         self.socket.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -27,8 +27,8 @@ async def linger(reading: asyncio.Task[None], close: Close, linger_s: float) -> 
 class ClosingResponse(web.WebSocketResponse):
     """Keeps the connection open after a frame that breaks the protocol.
 
-    aiohttp would close the connection at once. A client that is still sending would then get a
-    reset, and could not read the close code.
+    aiohttp would close the connection immediately. A client that is still sending would then get
+    a reset, and could not read the close code.
     """
 
     has_sent_close = False  # no other frame may follow the close frame

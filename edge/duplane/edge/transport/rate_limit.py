@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-_BURST_S = 5.0  # seconds of units that a client may send at once, for example after a network delay
+_BURST_S = 5.0  # seconds of units that a client may send in one burst, as after a network delay
 _BURST_WORK_S = 0.05  # CPU seconds of one long message, for example with a voice or a chat history
 
 

@@ -64,8 +64,8 @@ class WebSocket:
     async def serve(self, receiver: Receiver) -> None:
         """Read messages until the connection is closed.
 
-        This method waits only for the client. So the edge answers pings and notices a lost client
-        at once, even while the session waits in the queue or a unit runs.
+        This method waits only for the client. So the edge immediately answers pings and detects a
+        lost connection, even while the session waits in the queue or a unit runs.
         """
         self._reading = asyncio.current_task()
         loop, last_data_s = asyncio.get_running_loop(), 0.0
@@ -112,7 +112,7 @@ class WebSocket:
     def send(self, events: list[bytes], on_written: Callable[[], None] | None = None) -> None:
         """Write text messages, or queue them while the connection is full. Raises OutboxFullError.
 
-        If the connection is lost, nothing is raised: `serve` notices the loss.
+        If the connection is lost, nothing is raised: `serve` detects the loss.
         """
         if self._protocol.writing_paused:
             self._outbox.put(events, on_written)

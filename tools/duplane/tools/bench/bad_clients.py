@@ -58,7 +58,7 @@ async def _drip(client: RawClient) -> None:
 
 
 async def _speak(client: RawClient) -> None:
-    """Behave well: this kind is the baseline, which shows the cost of more clients of any kind."""
+    """Behave well: this kind is the baseline, which shows what additional clients cost."""
     await _begun(client)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_repeat(client, _UNIT, _UNIT_S))

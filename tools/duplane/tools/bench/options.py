@@ -139,7 +139,7 @@ class ModelBench:
     dtype: Dtype = "float32"
     """Type of the model's numbers."""
     slots: Counts = (1, 2, 4)
-    """Conversations at once, separated by commas; one table is printed for each number."""
+    """Numbers of conversations, separated by commas; one table is printed for each number."""
     units: PositiveInt = 10
     """Units of each kind to measure."""
     frames: Annotated[NonNegativeInt, Le(8)] = 1

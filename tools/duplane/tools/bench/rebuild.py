@@ -19,8 +19,8 @@ from duplane.worker.model.model import DuplexModel
 from duplane.worker.model.types import ConversationOptions, PastUnit, Rebuilt, Unit
 
 TURN_UNITS = 10
-"""Units of one stretch of listening and one stretch of speaking. Random weights rarely end a turn
-by themselves."""
+"""Number of units in each stretch of listening, and in each stretch of speaking. The command sets
+these lengths, because random weights rarely end a turn."""
 STAGES = ("audio", "prefill", "talker", "vocoder")
 
 

@@ -142,7 +142,8 @@ def launches(
     Parameters
     ----------
     slots
-        Conversations at once, separated by commas, each in neighbouring and in scattered slots.
+        Numbers of conversations, separated by commas; each number is counted in neighbouring and
+        in scattered slots.
     checkpoint
         Checkpoint directory. Default: random weights.
     like

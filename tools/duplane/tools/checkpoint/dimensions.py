@@ -31,7 +31,7 @@ class Dimensions:
 
 @dataclass(frozen=True)
 class _Scale:
-    """Multiplies sizes by a factor, and rounds each to a multiple of a number above zero."""
+    """Multiplies sizes by `factor`; rounds each to a given multiple, and never down to zero."""
 
     factor: float
 

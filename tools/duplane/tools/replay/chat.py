@@ -252,7 +252,7 @@ class Seen:
         return self.model.tokens.decode(self.model.tokens.encode(text))
 
     def _chunks(self) -> list[dict[str, Any]]:
-        """Return the chosen ids in the reference's chunks: one more in the first than in others."""
+        """Return the chosen ids in chunks like the reference's: the first has one id more."""
         ids = list(self.unit.decided)
         has_ended = self.outputs[-1].finish is Finish.STOP
         if has_ended:

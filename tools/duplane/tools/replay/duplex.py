@@ -114,7 +114,7 @@ class SessionReplay:
     def _play(self, unit: dict[str, Any], *, is_last: bool) -> None:
         """Run one unit and compare it with everything recorded.
 
-        The last unit settles at once, so that the final caches can be compared.
+        The last unit is settled immediately, so that the final caches can be compared.
         """
         seen = self._recorder.begin_unit(SLOT)
         before = self._model.context_length(SLOT)

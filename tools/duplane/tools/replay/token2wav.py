@@ -157,7 +157,7 @@ def _offline_checks(
     arrays: Arrays,
     target: ReplayTarget,
 ) -> Iterator[Check]:
-    """Compare an utterance that is generated at once instead of in chunks."""
+    """Compare an utterance that is generated in one piece instead of in chunks."""
     mel = vocoder.render_mel(voice, recorded["offline_tokens"]).T[None]
     yield _near("offline_mel", mel, arrays)
     hift = vocoder.stream.hift

@@ -55,7 +55,7 @@ fourth."""
 
 SAY = 2.0
 """Flag of the row before a chat's answer. It is larger than other flags, so that the model speaks
-whatever the clock says."""
+at any value of the clock."""
 
 # Logits. A token that may follow a row has LIKELY; all others have noise of about 1.
 LIKELY = 18.0
@@ -66,8 +66,8 @@ SWING = 8.0
 speaking, or the reverse."""
 END = 40.0
 END_SWING = 25.0
-"""The logit of the end of a turn, after any word, is END while the clock says listen, and far lower
-while it says speak."""
+"""The logit of the end of a turn, after any word, is END in the half period of listening, and far
+lower in the half period of speaking."""
 
 
 def steer_language(

@@ -1,4 +1,4 @@
-"""Says which stage made a unit late. Pure."""
+"""Finds the stage that made a unit late. Pure."""
 
 from __future__ import annotations
 

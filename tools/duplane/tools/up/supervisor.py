@@ -73,7 +73,7 @@ class Role:
     async def _run_once(self) -> int:
         running = self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "duplane.tools", *self.arguments),
-            # A restart uses the same port, because the other processes know it.
+            # A restart uses the same port, because the other processes keep using it.
             *("--listen", self.address),
             stdin=asyncio.subprocess.PIPE,  # the process ends when this pipe closes
             stdout=asyncio.subprocess.PIPE,
@@ -131,7 +131,7 @@ class Role:
             running.kill()  # it has no sessions, and may be busy loading
             await running.wait()
             return
-        # Two signals stop a process at once. The two are different, because the kernel may merge
+        # Two signals stop a process immediately. They are different, because the kernel may merge
         # two equal signals into one.
         running.terminate()
         running.send_signal(signal.SIGINT)

@@ -12,7 +12,7 @@ def up(settings: UpSettings = UpSettings()) -> int:
     """Start scheduler, workers and edge on this machine, as separate supervised processes.
 
     Prints one ready line with the URLs. The first Ctrl-C lets running sessions end, the second
-    stops at once. A process that dies is started again. All other settings of the processes are
+    stops immediately. A process that dies is started again. All other settings of the processes are
     read from their environment variables and from the config file.
     """
     configure_logging("up", settings.log_level, settings.log_format)

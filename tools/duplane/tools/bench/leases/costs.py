@@ -24,7 +24,8 @@ from duplane.scheduler.store.base import Change, Grant, GrantPut, Ticket
 from duplane.scheduler.store.memory import MemoryStore
 from duplane.tools.bench.report import percentile, show
 
-# Workers, waiting tickets, and different labels of the workers and needs of the tickets.
+# For each fabric: the number of workers, of waiting tickets, and of different label values. Each
+# worker has one of the values, and each ticket needs one; 1 means that labels are not used.
 SIZES = (
     (10, 100, 1),
     (100, 1_000, 1),
@@ -187,7 +188,7 @@ def bench_lease_costs(sizes: Sequence[tuple[int, int, int]] = SIZES) -> None:
     rows: list[Sequence[str]] = []
     for size in sizes:
         rows.append(_costs(*size).row(*size))
-        gc.collect()  # frees the last fabric, whose objects refer to each other
+        gc.collect()  # frees the measured fabric, whose objects refer to each other
     show(
         f"scheduler without sockets, {_SLOT_COUNT} slots per worker, all held; CPU time",
         ("", "enqueue us", "release and grant us", "position us", "longest turn ms"),

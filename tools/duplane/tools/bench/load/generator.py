@@ -35,7 +35,7 @@ from duplane.tools.bench.load.sessions import (
 _TICK_S = 0.01  # interval at which the delay of the event loop is measured
 _STALL_S = 0.05  # a longer delay is stored, because it can make a unit late
 _STALLS = 1000  # number of delays that are stored; older ones are deleted
-_OPENING_COUNT = 16  # sessions that open at once
+_OPENING_COUNT = 16  # sessions that open at the same time
 _ANSWER_TIMEOUT_S = 5.0  # for the last answers at the end of a session
 _CLOSE_TIMEOUT_S = 5.0  # for the connection to close after the end of a session
 _SEND_TIMEOUT_S = 10.0  # for the server to read a unit

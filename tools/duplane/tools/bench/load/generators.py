@@ -68,7 +68,7 @@ class Generators:
             raise CommandError(f"no session could be opened: {'; '.join(reasons)}")
 
     def start(self) -> float:
-        """Start all generators at once; return the monotonic time of the first unit."""
+        """Start all generators together; return the monotonic time of the first unit."""
         start_s = time.monotonic() + _START_AFTER_S
         for process in self._processes:
             _write(process, {"start_s": start_s})

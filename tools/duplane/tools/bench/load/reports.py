@@ -14,7 +14,7 @@ class Opening:
     """The number of sessions that a load generator has opened before it sends."""
 
     count: int
-    failures: Mapping[str, int]  # reasons of the other sessions, and their numbers
+    failures: Mapping[str, int]  # why other sessions did not open; reason -> number
 
 
 @dataclass

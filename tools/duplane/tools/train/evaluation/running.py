@@ -1,4 +1,4 @@
-"""Runs sessions through the worker's model, several at once, faster than real time."""
+"""Runs sessions through the worker's model, several at the same time, faster than real time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The networks of the listener: the worker's own modules, run over whole sessions at once.
+"""The networks of the listener: the worker's own modules, run over whole sessions in one pass.
 
 The listener consists of the audio encoder and the LLM. The encoder gets the features of the
 worker's mel stream; its mask gives the same attention as the worker's cache. The cache of the LLM
@@ -131,7 +131,7 @@ class ListenerNetworks:
 
     @classmethod
     def build(cls, config: dict[str, Any], seed: int, *, batch: int) -> ListenerNetworks:
-        """Build the networks with random weights, for at most `batch` sessions at once."""
+        """Build the networks with random weights, for at most `batch` sessions per pass."""
         audio = AudioEncoder(AudioConfig.from_json(config), batch)
         llm = LanguageModel(config, 1, MOST_ROWS, DEVICE, torch.float32)
         draw_weights(audio, seed)

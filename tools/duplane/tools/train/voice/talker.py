@@ -136,7 +136,7 @@ class TalkerTraining:
         self.store_head()
 
     def _row(self, answer: CodedAnswer, *, is_chat: bool) -> _Row:
-        """Return an answer as the worker feeds it: unit by unit; in a chat, all units at once."""
+        """Return an answer as the worker feeds it: unit by unit; in a chat, all units together."""
         row, vocabulary, dims = _Row(), self._vocabulary, self.talker.dims
         if is_chat:
             words = [word for unit in answer.units for word in unit]
