@@ -13,6 +13,9 @@ from duplane.fabric.errors import FabricError, Reason, from_rpc
 from duplane.fabric.v1 import lease_pb2, session_pb2, trace_pb2
 
 _CLOSE_TIMEOUT_S = 1.0
+# What grpc.aio raises from a half-close when the call has failed. The last one comes if the
+# connection is lost at the same moment.
+_ENDED = (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.InternalError)
 
 
 class ConverseStream:
@@ -95,7 +98,7 @@ class ConverseStream:
 
     async def end_input(self) -> None:
         """Half-close the call, which ends the session. The last responses can still be read."""
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        with contextlib.suppress(*_ENDED):
             await self._call.done_writing()
 
     def cancel(self) -> None:
@@ -107,7 +110,7 @@ class ConverseStream:
         if self._call.done():  # grpc.aio raises CancelledError from a read of a cancelled call
             return
         try:
-            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
+            with contextlib.suppress(*_ENDED, TimeoutError):
                 async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                     await self._call.done_writing()
                     while await self._call.read() is not grpc.aio.EOF:

@@ -1,0 +1,41 @@
+"""The end of a Converse call that fails at the same moment."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import grpc.aio
+import pytest
+
+from duplane.fabric.converse import ConverseStream
+from duplane.fabric.v1 import lease_pb2
+
+
+class LostCall:
+    """A call whose connection is lost while it is half-closed."""
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
+
+    def done(self) -> bool:
+        return False
+
+    async def done_writing(self) -> None:
+        raise grpc.aio.InternalError('Failed "execute_batch"')
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+@pytest.fixture
+def lost() -> LostCall:
+    return LostCall()
+
+
+async def test_session_whose_connection_is_lost_at_its_end_is_cancelled(lost: LostCall) -> None:
+    await ConverseStream(cast(Any, lost), lease_pb2.Granted()).finish()
+    assert lost.is_cancelled
+
+
+async def test_input_whose_connection_is_lost_at_its_end_causes_no_error(lost: LostCall) -> None:
+    await ConverseStream(cast(Any, lost), lease_pb2.Granted()).end_input()
