@@ -99,9 +99,12 @@ class Waiters:
         self._waiters[waiter.owner] = waiter
         self._by_request.setdefault(request.request_id, set()).add(waiter)
         try:
-            if order is not None:
-                await self._give_back_former_grants(request.request_id, order)
-            await self._enqueue(waiter, order)
+            try:
+                await self._enqueue(waiter, order)
+            finally:
+                # Only now, so that the next ticket does not get the slot in between.
+                if order is not None:
+                    await self._give_back_former_grants(request.request_id, order)
             yield waiter
         finally:
             await self._leave(waiter)

@@ -131,8 +131,7 @@ async def test_claimed_grant_does_not_expire() -> None:
 
 
 async def test_call_that_returns_its_grant_is_first_in_the_queue_again() -> None:
-    # With etcd, `second` may get the slot before the ticket has returned. Then that grant expires.
-    async with SchedulerHarness.running(claim_timeout_s=5.0) as harness:
+    async with SchedulerHarness.running() as harness:
         await harness.worker()
         granted = await (await harness.caller()).granted()
         second = await harness.caller()

@@ -13,7 +13,15 @@ from support.scheduler_harness import AUDIO, OMNI, register_message
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import admin_pb2, lease_pb2
 from duplane.scheduler.state import SchedulerState
-from duplane.scheduler.store.base import Grant, Offer, Ticket, Worker
+from duplane.scheduler.store.base import (
+    Change,
+    Grant,
+    GrantGone,
+    Offer,
+    Ticket,
+    TicketPut,
+    Worker,
+)
 from duplane.scheduler.store.memory import MemoryStore
 from duplane.scheduler.waiters import Waiter, Waiters
 from duplane.scheduler.watch import BACKLOG_LENGTH, Watch
@@ -89,6 +97,24 @@ async def test_undelivered_grant_is_given_back_at_once() -> None:
         assert waiter.grant == grant
         assert waiter.changed.is_set()
     assert not fabric.state.grants
+
+
+async def test_returning_ticket_is_in_the_queue_before_its_former_grant_ends() -> None:
+    """Otherwise the next ticket could get the slot in between."""
+    fabric = Fabric()
+    await fabric.attach()
+    async with fabric.waiters.waiting(request("first")) as waiter:
+        grant = await fabric.grant()
+        waiter.is_delivered = True
+    assert grant.ticket
+    changes: list[Change] = []
+    fabric.store.subscribe(changes.append)
+    changes.clear()
+    async with fabric.waiters.waiting(request("again", grant.ticket.ticket_id)) as waiter:
+        assert waiter.order == grant.ticket.order
+        put, gone = changes
+        assert isinstance(put, TicketPut)
+        assert isinstance(gone, GrantGone)
 
 
 async def test_delivered_grant_stays_when_its_call_ends() -> None:
