@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
 
-import pytest
 from support.cluster import Cluster, Server
 from support.cluster_clients import End, queueing, serve, serve_next, talking
 
@@ -36,21 +36,37 @@ async def test_cut_between_edge_and_workers_ends_the_session_on_both_sides(
             await cluster.settled(40)
 
 
-# An open fault: after other cuts, the edge that returns may wait longer than 60 s for its grant.
-@pytest.mark.xfail(reason="a returning caller may wait too long", strict=False)
 async def test_cut_between_an_edge_and_its_scheduler_keeps_the_place_in_the_queue(
     cluster: Cluster,
 ) -> None:
+    """The client of the cut edge misses one grant, then gets the next slot.
+
+    After other tests, the edge can prefer any of the schedulers. One of the two cuts hits this one.
+    """
+    hits = [await is_hit_by_cut(cluster, cluster.schedulers[:2])]
+    if not hits[0]:
+        hits.append(await is_hit_by_cut(cluster, cluster.schedulers[1:]))
+    assert any(hits)
+
+
+async def is_hit_by_cut(cluster: Cluster, schedulers: Sequence[Server]) -> bool:
+    """Cut the first edge from `schedulers` while it waits; return whether it missed a grant."""
     async with (
         talking(cluster, 1, 4) as talkers,
         queueing(cluster, 0) as (first,),
         queueing(cluster, 1) as (second,),
+        asyncio.TaskGroup() as tasks,
     ):
-        with cut(cluster, cluster.edges[:1], cluster.schedulers[:2]):
+        with cut(cluster, cluster.edges[:1], schedulers):
+            granted = [tasks.create_task(caller.until_granted(40)) for caller in (first, second)]
             await talkers[0].end()
-            await second.until_granted(60)
+            await asyncio.wait(granted, return_when=asyncio.FIRST_COMPLETED)
+            is_hit = not granted[0].done()
             await talkers[1].end()
-            await serve(first, 60)
+            await asyncio.gather(*granted)
+            for caller in (first, second):
+                await serve(caller)
+    return is_hit
 
 
 async def test_cut_between_workers_and_a_scheduler_is_not_noticed_by_clients(

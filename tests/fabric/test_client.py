@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Collection
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -15,6 +16,7 @@ from support.time_limits import WITHIN_S
 from duplane.fabric import client as client_module
 from duplane.fabric.channel_pool import ChannelPool
 from duplane.fabric.client import FabricClient
+from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import admin_pb2, lease_pb2, lease_pb2_grpc
 
@@ -207,3 +209,37 @@ async def test_waiting_request_returns_as_soon_as_a_scheduler_listens(
             await is_queued.wait()
             acquiring.cancel()
             await asyncio.wait([acquiring])
+
+
+class Noting(lease_pb2_grpc.LeaseServiceServicer):
+    """A scheduler that refuses the first call and grants the second."""
+
+    def __init__(self) -> None:
+        self.requests: list[lease_pb2.AcquireLeaseRequest] = []
+
+    async def AcquireLease(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: yields
+        self, request: lease_pb2.AcquireLeaseRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        self.requests.append(request)
+        if len(self.requests) == 1:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "restarting")
+        await context.write(lease_pb2.AcquireLeaseResponse(granted=lease_pb2.Granted()))
+
+    async def ReleaseLease(
+        self, request: object, context: object
+    ) -> lease_pb2.ReleaseLeaseResponse:
+        raise NotImplementedError
+
+
+async def test_request_says_how_long_it_still_avoids_a_worker() -> None:
+    server, noting = grpc.aio.server(), Noting()
+    lease_pb2_grpc.add_LeaseServiceServicer_to_server(noting, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with FabricClient([f"127.0.0.1:{port}"]) as client, asyncio.timeout(WITHIN_S):
+        client.report_unreachable(lease_pb2.Granted(lease_id="lease", worker_id="lost"))
+        await client.acquire(wanted("request"))
+    await server.stop(None)
+    assert [list(one.avoided_worker_ids) for one in noting.requests] == [["lost"], ["lost"]]
+    first_s, second_s = (to_seconds(one.avoided_duration) for one in noting.requests)
+    assert 0 < second_s < first_s <= 15

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import logging
 import random
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Sequence
 from typing import TypeVar
 
@@ -22,6 +23,7 @@ from duplane.fabric.addresses import parse_address, resolve
 from duplane.fabric.channel import health_grpc
 from duplane.fabric.channel_pool import ChannelPool
 from duplane.fabric.converse import ConverseStream
+from duplane.fabric.durations import to_duration
 from duplane.fabric.errors import FabricError, Reason, from_rpc
 from duplane.fabric.repeated_log import RepeatedLog
 from duplane.fabric.v1 import (
@@ -72,9 +74,9 @@ class FabricClient:
         self._to_schedulers, self._to_workers = ChannelPool(), ChannelPool()
         self._connecting: asyncio.Task[None] | None = None
         self._silence = RepeatedLog(_log)
-        # `_avoided` has the ids of workers that could not be reached lately. `_unreachable` has, by
-        # lease id, the id of the worker that could not be reached with this lease.
-        self._avoided = TTLCache[str, bool, float](_MAX_AVOIDED, _AVOID_S)
+        # By the id of a worker that could not be reached lately: the time until it is avoided.
+        self._avoided = TTLCache[str, float, float](_MAX_AVOIDED, _AVOID_S)
+        # By lease id: the id of the worker that could not be reached with this lease.
         self._unreachable = TTLCache[str, str, float](_MAX_UNREPORTED, _AVOID_S)
 
     async def __aenter__(self) -> FabricClient:
@@ -126,9 +128,12 @@ class FabricClient:
         current = lease_pb2.AcquireLeaseRequest()
         current.CopyFrom(request)
         on_queued = on_queued and _never_growing(on_queued)
+        own_avoided = dict.fromkeys(request.avoided_worker_ids, time.monotonic() + _AVOID_S)
         for attempt in itertools.count(1):
-            avoided = dict.fromkeys((*request.avoided_worker_ids, *self._avoided))
+            avoided = {**own_avoided, **self._avoided}
+            left_s = max(avoided.values(), default=0.0) - time.monotonic()
             current.avoided_worker_ids[:] = list(avoided)[:_MAX_AVOIDED]
+            current.avoided_duration.CopyFrom(to_duration(left_s))
             used = self._preferred
             try:
                 granted = await self._acquire_once(self._schedulers[used], current, on_queued)
@@ -327,7 +332,7 @@ class FabricClient:
     def report_unreachable(self, granted: lease_pb2.Granted) -> None:
         """Record that a worker is lost: `acquire` then avoids it, and `release` reports it."""
         if granted.worker_id:
-            self._avoided[granted.worker_id] = True
+            self._avoided[granted.worker_id] = time.monotonic() + _AVOID_S
             self._unreachable[granted.lease_id] = granted.worker_id
 
 

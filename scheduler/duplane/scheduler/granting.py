@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -124,7 +125,12 @@ class GrantLoop:
                 if hold_s is not None:
                     await asyncio.sleep(hold_s)
                 else:
-                    await self._has_change.wait()
+                    await self._until_change(self._state.avoidance_left_s())
+
+    async def _until_change(self, within_s: float | None) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._has_change.wait()
 
     def _on_change(self, change: Change) -> None:
         if isinstance(change, WorkerPut) and self._state.clock() < self._resume_until:

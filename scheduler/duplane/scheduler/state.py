@@ -18,7 +18,7 @@ from duplane.scheduler.policy.fifo import FifoQueue, QueueEntry
 from duplane.scheduler.policy.forecast import Demand, Waits, forecast
 from duplane.scheduler.policy.hold_times import HoldTimes
 from duplane.scheduler.policy.needs import Needs, demand_of, needs_of
-from duplane.scheduler.policy.placement import Candidate, SlotIndex, next_grant
+from duplane.scheduler.policy.placement import Candidate, SlotIndex, avoidance_end, next_grant
 from duplane.scheduler.store.base import (
     Change,
     Grant,
@@ -158,14 +158,31 @@ class SchedulerState:
         if known is None or not known.slots.has_free:
             return None
         queues = sorted(known.slots.grantable(known.queues), key=_first_order)
-        reserved = self._reserved_orders
-        proposals = (next_grant(queue, known.slots, reserved) for queue in queues)
+        now, reserved = self.clock(), self._reserved_orders
+        proposals = (next_grant(queue, known.slots, now, reserved) for queue in queues)
         return next((proposal for proposal in proposals if proposal), None)
+
+    def avoidance_left_s(self) -> float | None:
+        """Return the seconds until a ticket may get the free slot of a worker that it avoids.
+
+        Returns None if no ticket waits for this.
+        """
+        now, reserved = self.clock(), self._reserved_orders
+        ends = (
+            avoidance_end(queue, pool.slots, now, reserved)
+            for pool in self._pools.values()
+            if pool.queues and pool.slots.has_free
+            for queue in pool.slots.grantable(pool.queues)
+        )
+        end = min((end for end in ends if end is not None), default=None)
+        return None if end is None else end - now
 
     def free_candidate(self, request: lease_pb2.AcquireLeaseRequest) -> Candidate | None:
         """Return the worker whose slot a new request gets now, or None if it has to wait."""
         pool = self._pools.get(request.pool)
-        return pool.slots.best(request, needs_of(request)) if pool and not pool.queues else None
+        if pool is None or pool.queues:
+            return None
+        return pool.slots.best(request, needs_of(request), may_avoid=True)
 
     def reserve(self, worker_id: str, slot: int, order: int | None = None) -> None:
         """Exclude a slot, and the ticket with this order, from proposals until `unreserve`."""

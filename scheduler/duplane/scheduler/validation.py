@@ -18,6 +18,7 @@ MAX_ID_LENGTH = 256
 MAX_SLOT_COUNT = 1024
 MAX_REQUEST_BYTES = 128 * 1024  # enough for the longest fields; etcd accepts 1.5 MB
 MAX_AVOIDED_COUNT = 64
+MAX_AVOIDED_S = 60.0
 MAX_HOLD_S = 86_400.0
 MAX_FENCING_NUMBER = 2**62  # twice the present numbers, which grow with the wall-clock time
 
@@ -53,6 +54,8 @@ def check_acquire(request: lease_pb2.AcquireLeaseRequest) -> None:
     _require(is_bounded, "avoided_worker_ids", f"names more than {MAX_AVOIDED_COUNT} workers")
     for index, worker_id in enumerate(request.avoided_worker_ids):
         _require_short(worker_id, f"avoided_worker_ids[{index}]")
+    is_short = 0 <= to_seconds(request.avoided_duration) <= MAX_AVOIDED_S
+    _require(is_short, "avoided_duration", f"must be at least 0 and at most {MAX_AVOIDED_S:.0f} s")
 
 
 def _check_labels(labels: Mapping[str, str], field: str) -> None:

@@ -13,6 +13,7 @@ from support.time_limits import WITHIN_S
 
 from duplane.fabric.channel import FabricServer
 from duplane.fabric.client import FabricClient
+from duplane.fabric.durations import to_duration
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2, session_pb2_grpc
 
@@ -133,6 +134,21 @@ async def test_caller_is_granted_a_worker_that_it_avoids_only_without_another() 
         await other.finish(0)
         assert (await avoiding.granted()).worker_id == "other"
         await one.vanish()
+
+
+async def test_caller_waits_only_a_limited_time_for_another_worker_than_the_one_it_avoids() -> None:
+    """Nothing else changes in the fabric when the time is over."""
+    async with SchedulerHarness.running() as harness:
+        busy = await harness.worker("busy")
+        await busy.claim(await (await harness.caller()).granted())
+        await harness.worker("free")
+        avoided_duration = to_duration(0.3)
+        avoiding = await harness.caller(
+            avoided_worker_ids=["free"], avoided_duration=avoided_duration
+        )
+        await avoiding.stands(1)
+        async with asyncio.timeout(5):
+            assert (await avoiding.granted()).worker_id == "free"
 
 
 async def test_session_goes_to_another_worker_when_one_hangs_on_an_open_channel() -> None:

@@ -45,3 +45,12 @@ def test_request_that_etcd_could_not_hold_is_refused() -> None:
     )
     with pytest.raises(FabricError, match="larger than"):
         check_acquire(request)
+
+
+@pytest.mark.parametrize("avoided_s", [-1, 61])
+def test_request_must_avoid_workers_for_a_limited_time(avoided_s: int) -> None:
+    request = lease_pb2.AcquireLeaseRequest(request_id="r", kind=lease_pb2.SESSION_KIND_CHAT)
+    request.avoided_duration.seconds = avoided_s
+    with pytest.raises(FabricError, match="at most 60 s") as refused:
+        check_acquire(request)
+    assert refused.value.field == "avoided_duration"

@@ -24,7 +24,7 @@ SESSION_KIND_OMNI_DUPLEX: SessionKind
 SESSION_KIND_CHAT: SessionKind
 
 class AcquireLeaseRequest(_message.Message):
-    __slots__ = ("request_id", "ticket_id", "kind", "pool", "session_id", "client_id", "trace", "avoided_worker_ids", "needs")
+    __slots__ = ("request_id", "ticket_id", "kind", "pool", "session_id", "client_id", "trace", "avoided_worker_ids", "needs", "avoided_duration")
     class NeedsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class AcquireLeaseRequest(_message.Message):
     TRACE_FIELD_NUMBER: _ClassVar[int]
     AVOIDED_WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
     NEEDS_FIELD_NUMBER: _ClassVar[int]
+    AVOIDED_DURATION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     ticket_id: str
     kind: SessionKind
@@ -50,7 +51,8 @@ class AcquireLeaseRequest(_message.Message):
     trace: _trace_pb2.TraceContext
     avoided_worker_ids: _containers.RepeatedScalarFieldContainer[str]
     needs: _containers.ScalarMap[str, str]
-    def __init__(self, request_id: _Optional[str] = ..., ticket_id: _Optional[str] = ..., kind: _Optional[_Union[SessionKind, str]] = ..., pool: _Optional[str] = ..., session_id: _Optional[str] = ..., client_id: _Optional[str] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., avoided_worker_ids: _Optional[_Iterable[str]] = ..., needs: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    avoided_duration: _duration_pb2.Duration
+    def __init__(self, request_id: _Optional[str] = ..., ticket_id: _Optional[str] = ..., kind: _Optional[_Union[SessionKind, str]] = ..., pool: _Optional[str] = ..., session_id: _Optional[str] = ..., client_id: _Optional[str] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., avoided_worker_ids: _Optional[_Iterable[str]] = ..., needs: _Optional[_Mapping[str, str]] = ..., avoided_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class AcquireLeaseResponse(_message.Message):
     __slots__ = ("queued", "granted")

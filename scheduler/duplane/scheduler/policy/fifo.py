@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 from sortedcontainers import SortedList
 
+from duplane.fabric.durations import to_seconds
 from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.policy.needs import NO_NEEDS, Needs
 from duplane.scheduler.store.base import Ticket
 
+AVOIDED_S = 15.0  # if a request does not say how long it avoids workers
 _SEARCHED_COUNT = 256  # most entries behind the front that one call of `next_moved` examines
 
 
@@ -23,6 +25,7 @@ class QueueEntry:
     position: int  # the lowest position that was computed
     published: int  # the last position that `next_moved` returned
     since: float  # monotonic seconds
+    avoids_until: float  # until then, the ticket does not get a worker that it avoids
 
 
 class FifoQueue:
@@ -74,6 +77,10 @@ class FifoQueue:
         queues = (orders for kind, orders in self._orders_by_kind.items() if kind in kinds)
         return (self._entries[order].ticket for order in heapq.merge(*queues))
 
+    def avoids_until(self, ticket: Ticket) -> float:
+        """Return the time until which a ticket of this queue avoids workers with free slots."""
+        return self._entries[ticket.order].avoids_until
+
     def put(self, ticket: Ticket, now: float) -> None:
         """Add a ticket at its order, or replace the ticket of this order.
 
@@ -81,12 +88,13 @@ class FifoQueue:
         `position` of these tickets does not grow nevertheless.
         """
         if entry := self._entries.get(ticket.order):
-            entry.ticket = ticket
+            entry.ticket, entry.avoids_until = ticket, _avoids_until(ticket, now)
             return
         position = self._orders.bisect_left(ticket.order) + 1
         self._orders.add(ticket.order)
         self._orders_by_kind.setdefault(ticket.request.kind, SortedList()).add(ticket.order)
-        self._entries[ticket.order] = QueueEntry(ticket, position, position, now)
+        avoids_until = _avoids_until(ticket, now)
+        self._entries[ticket.order] = QueueEntry(ticket, position, position, now, avoids_until)
 
     def remove(self, order: int) -> None:
         """Remove a ticket."""
@@ -140,3 +148,11 @@ class FifoQueue:
         entry = self._entries[order]
         entry.position = min(entry.position, rank)
         return entry
+
+
+def _avoids_until(ticket: Ticket, now: float) -> float:
+    request = ticket.request
+    if not request.avoided_worker_ids:
+        return now
+    is_given = request.HasField("avoided_duration")
+    return now + (to_seconds(request.avoided_duration) if is_given else AVOIDED_S)

@@ -1,9 +1,9 @@
 """Chooses the next ticket of a pool, and the worker whose slot the ticket gets. Pure.
 
 A pool has one queue for each set of needs. Each queue is strictly FIFO, with two exceptions: a
-ticket is passed over if no worker can serve its kind, or if its caller could not reach the worker
-with the free slot. A slot that meets the needs of several queues goes to the ticket with the lowest
-order.
+ticket is passed over if no worker can serve its kind, or, for a limited time, if its caller could
+not reach the worker with the free slot. A slot that meets the needs of several queues goes to the
+ticket with the lowest order.
 """
 
 from __future__ import annotations
@@ -232,27 +232,41 @@ class SlotIndex:
             self._free.pop(ability, None)
         return group
 
-    def best(self, request: lease_pb2.AcquireLeaseRequest, needs: Needs) -> Candidate | None:
+    def best(
+        self, request: lease_pb2.AcquireLeaseRequest, needs: Needs, *, may_avoid: bool
+    ) -> Candidate | None:
         """Return the worker whose slot a request gets, or None if the request has to wait.
 
-        A worker that the request avoids is used only if no other worker takes sessions of the
-        request's kind.
+        A worker that the request avoids is used last. If `may_avoid`, this worker is used only if
+        no other worker takes sessions of the request's kind.
         """
-        avoided = self._avoided(request, needs) if request.avoided_worker_ids else ()
+        avoided = set(request.avoided_worker_ids)
+        best = self._best(request, needs, avoided)
+        if best is None and avoided and not (may_avoid and self._has_other(request, needs)):
+            return self._best(request, needs, ())
+        return best
+
+    def _best(
+        self,
+        request: lease_pb2.AcquireLeaseRequest,
+        needs: Needs,
+        left_out: Collection[str],
+    ) -> Candidate | None:
         best: _Rank | None = None
         for group in self._free.values():
             if request.kind in group.kinds and needs <= group.labels:
-                rank = next((rank for rank in group.ranks if rank[-1] not in avoided), None)
+                rank = next((rank for rank in group.ranks if rank[-1] not in left_out), None)
                 best = min(filter(None, (best, rank)), default=None)
         return self._candidates[best[-1]] if best else None
 
-    def _avoided(self, request: lease_pb2.AcquireLeaseRequest, needs: Needs) -> Collection[str]:
+    def _has_other(self, request: lease_pb2.AcquireLeaseRequest, needs: Needs) -> bool:
+        """True if a worker that the request does not avoid takes sessions of its kind."""
         groups = [group for group in self._able(needs) if request.kind in group.kinds]
         avoided = set(request.avoided_worker_ids)
         known = (self._candidates[worker_id] for worker_id in avoided & self._candidates.keys())
         able = {(group.kinds, group.labels) for group in groups}
         avoided_open = sum(one.is_open and one.ability in able for one in known)
-        return avoided if avoided_open < sum(group.open_count for group in groups) else ()
+        return avoided_open < sum(group.open_count for group in groups)
 
     def _able(self, needs: Needs) -> Iterator[_Group]:
         """Yield the groups that meet `needs`. Only groups with the rarest label are examined."""
@@ -262,18 +276,32 @@ class SlotIndex:
 
 
 def next_grant(
-    queue: FifoQueue, slots: SlotIndex, reserved: Collection[int] = ()
+    queue: FifoQueue, slots: SlotIndex, now: float, reserved: Collection[int] = ()
 ) -> tuple[Ticket, Candidate] | None:
     """Return the ticket to grant next, and the worker whose first free slot it gets.
 
     Returns None if nothing can be granted. Tickets whose order is `reserved` are left out. If the
     first ticket avoids every worker with a free slot, a later ticket gets that slot.
     """
-    tickets = queue.of_kinds(slots.able_kinds(queue.needs))
-    waiting = (ticket for ticket in tickets if ticket.order not in reserved)
-    for ticket in itertools.islice(waiting, _MAX_PASSED_OVER):
-        if candidate := slots.best(ticket.request, queue.needs):
+    for ticket in _foremost(queue, slots, reserved):
+        may_avoid = queue.avoids_until(ticket) > now
+        if candidate := slots.best(ticket.request, queue.needs, may_avoid=may_avoid):
             return ticket, candidate
-        if not ticket.request.avoided_worker_ids:
+        if not may_avoid:
             break
     return None
+
+
+def avoidance_end(
+    queue: FifoQueue, slots: SlotIndex, now: float, reserved: Collection[int] = ()
+) -> float | None:
+    """Return when the next of the foremost tickets may get a worker that it avoids until then."""
+    ends = map(queue.avoids_until, _foremost(queue, slots, reserved))
+    return min((end for end in ends if end > now), default=None)
+
+
+def _foremost(queue: FifoQueue, slots: SlotIndex, reserved: Collection[int]) -> Iterator[Ticket]:
+    """Yield the tickets that may be granted next, by order. Their number is bounded."""
+    tickets = queue.of_kinds(slots.able_kinds(queue.needs))
+    waiting = (ticket for ticket in tickets if ticket.order not in reserved)
+    return itertools.islice(waiting, _MAX_PASSED_OVER)

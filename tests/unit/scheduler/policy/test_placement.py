@@ -17,10 +17,11 @@ from support.scheduler_harness import (
     slot_reports,
 )
 
+from duplane.fabric.durations import to_duration
 from duplane.fabric.v1 import lease_pb2, registry_pb2
-from duplane.scheduler.policy.fifo import FifoQueue
+from duplane.scheduler.policy.fifo import AVOIDED_S, FifoQueue
 from duplane.scheduler.policy.needs import NO_NEEDS
-from duplane.scheduler.policy.placement import Candidate, SlotIndex, next_grant
+from duplane.scheduler.policy.placement import Candidate, SlotIndex, avoidance_end, next_grant
 from duplane.scheduler.store.base import Grant, Ticket, Worker
 
 GRANTED_AT = {"": 0.0}  # keys are lease ids; the grants of these tests have no lease id
@@ -62,7 +63,7 @@ def granted_slots(tickets: list[Ticket], *candidates: Candidate) -> list[tuple[i
         is_open = one.worker.takes_sessions
         grants[one.worker.worker_id] = {slot: grant(slot, 10 + slot) for slot in held if is_open}
     made: list[tuple[int, str, int]] = []
-    while found := next_grant(queue, slots):
+    while found := next_grant(queue, slots, 0.0):
         next_ticket, chosen = found
         slot, held_slots = chosen.free_slots[0], grants[chosen.worker.worker_id]
         made.append((next_ticket.order, chosen.worker.worker_id, slot))
@@ -175,6 +176,45 @@ def test_avoided_worker_is_granted_to_the_next_ticket() -> None:
     assert granted_slots(tickets, candidate(free), candidate(busy)) == [(2, "free", 0)]
 
 
+@pytest.mark.parametrize("given_s", [None, 0.0, 2.0])
+def test_avoided_worker_is_granted_when_the_time_to_avoid_it_is_over(given_s: float | None) -> None:
+    queue, slots, avoiding = FifoQueue(), SlotIndex(), ticket(1, avoided=("free",))
+    if given_s is not None:
+        avoiding.request.avoided_duration.CopyFrom(to_duration(given_s))
+    slots.put(candidate(worker("free")))
+    slots.put(candidate(worker("busy", OCCUPIED)))
+    queue.put(avoiding, 100.0)
+    end = 100.0 + (AVOIDED_S if given_s is None else given_s)
+    if end > 100.0:
+        assert next_grant(queue, slots, end - 0.1) is None
+        assert avoidance_end(queue, slots, end - 0.1) == end
+    found = next_grant(queue, slots, end)
+    assert found
+    assert found[1].worker.worker_id == "free"
+    assert avoidance_end(queue, slots, end) is None
+
+
+def test_avoided_worker_is_used_last_when_the_time_to_avoid_it_is_over() -> None:
+    queue, slots = FifoQueue(), SlotIndex()
+    queue.put(ticket(1, avoided=("many",)), 0.0)
+    slots.put(candidate(worker("many", FREE, FREE)))
+    slots.put(candidate(worker("few")))
+    found = next_grant(queue, slots, AVOIDED_S)
+    assert found
+    assert found[1].worker.worker_id == "few"
+
+
+def test_ticket_that_returns_says_anew_what_it_avoids() -> None:
+    queue, slots = FifoQueue(), SlotIndex()
+    slots.put(candidate(worker("free")))
+    slots.put(candidate(worker("busy", OCCUPIED)))
+    queue.put(ticket(1, avoided=("free",)), 0.0)
+    queue.put(ticket(1, avoided=("free",)), 10.0)
+    assert avoidance_end(queue, slots, 10.0) == 10.0 + AVOIDED_S
+    queue.put(ticket(1), 11.0)
+    assert next_grant(queue, slots, 11.0)
+
+
 @pytest.mark.parametrize(
     "other",
     [worker("other", BROKEN), worker("other", is_silent=True), worker("other", is_draining=True)],
@@ -202,9 +242,9 @@ def test_only_a_worker_with_the_needed_labels_is_granted() -> None:
     queue.put(ticket(1), 0.0)
     for one in (labelled("w1"), labelled("w2", model="a"), labelled("w3", model="b", zone="x")):
         slots.put(candidate(one))
-    assert next_grant(queue, slots) is None
+    assert next_grant(queue, slots, 0.0) is None
     slots.put(candidate(labelled("w4", model="a", zone="x", device="cuda")))
-    found = next_grant(queue, slots)
+    found = next_grant(queue, slots, 0.0)
     assert found
     assert found[1].worker.worker_id == "w4"
 
@@ -223,6 +263,6 @@ def test_avoided_worker_is_granted_if_no_other_has_the_needed_labels() -> None:
     queue.put(ticket(1, avoided=("w1",)), 0.0)
     slots.put(candidate(labelled("w1", model="a")))
     slots.put(candidate(labelled("w2", model="b")))
-    found = next_grant(queue, slots)
+    found = next_grant(queue, slots, 0.0)
     assert found
     assert found[1].worker.worker_id == "w1"
