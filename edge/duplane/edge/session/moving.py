@@ -17,8 +17,10 @@ from duplane.edge.session.request_queue import RequestQueue
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
 
-_MAX_MOVES = 3  # if a session loses more workers than these within _WITHIN_S, it ends
-_WITHIN_S = 60.0
+# If a session loses more than _MAX_MOVES workers within _WITHIN_S, it may be the cause of these
+# losses, so it ends. A unit that ends two workers is found sooner: see `take_back`.
+_MAX_MOVES = 3
+_WITHIN_S = 20.0
 
 
 class MoveCause(StrEnum):

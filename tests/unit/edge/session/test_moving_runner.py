@@ -203,6 +203,6 @@ async def test_session_that_may_not_move_again_waits_for_its_worker() -> None:
         await play.chunk()
         await asyncio.wait_for(last.until("rebuild"), 5)
         await last.until("unit")
-        clock.advance(30)
+        clock.advance(15)
         assert play.runner.waited_s == 0
         await play.say('{"type":"stop"}')
