@@ -104,6 +104,13 @@ def names(value: object) -> set[str]:
             return set()
 
 
+def assert_documented(found: Mapping[str, Any]) -> None:
+    """Assert that docs/load.md names every field of the JSON file."""
+    page = (ROOT / "docs" / "load.md").read_text()
+    documented = set(re.findall(r"`(\w+)`", page))
+    assert names(found) - set(found["options"]) - {"edge", "scheduler", "worker"} <= documented
+
+
 @pytest.mark.slow
 def test_soak_with_renewed_sessions_leaves_nothing(tmp_path: Path) -> None:
     flags = ("--sessions", str(SESSIONS), "--seconds", str(SECONDS), "--warm-up-s", str(WARM_UP))
@@ -119,10 +126,24 @@ def test_soak_with_renewed_sessions_leaves_nothing(tmp_path: Path) -> None:
         assert cost["cpu_us_per_unit"] > 0
         assert cost["rss_peak_mb"] >= cost["rss_end_mb"] > 10
         assert cost["rss_end_mb"] - cost["rss_middle_mb"] < GROWTH_MB, row
+    assert_documented(found)
 
-    page = (ROOT / "docs" / "load.md").read_text()
-    documented = set(re.findall(r"`(\w+)`", page))
-    assert names(found) - set(found["options"]) - {"edge", "scheduler", "worker"} <= documented
+
+@pytest.mark.slow
+def test_killed_workers_lose_no_session(tmp_path: Path) -> None:
+    flags = ("--sessions", "4", "--workers", "2", "--kill-every-s", "3", "--seconds", "9")
+    found = measure(*flags, folder=tmp_path)
+    (row,) = found["rows"]
+    counts = row["counts"]
+    assert counts["answered"] == counts["sent"] == 4 * 9
+    assert not counts["doubled"] + counts["broken_sessions"] + row["slots_left"], row
+    moves = row["moves"]
+    assert moves["kill_count"] == 2
+    # Two workers have two sessions each. After the first kill one worker has all four.
+    assert moves["session_count"] == 6
+    assert 0 < moves["gap_ms"]["p50"] <= moves["gap_ms"]["max"]
+    assert not [problem for problem in row["problems"] if "p99" in problem or "ended" in problem]
+    assert_documented(found)
 
 
 @pytest.mark.slow

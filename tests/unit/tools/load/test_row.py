@@ -6,15 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from duplane.tools.bench.load.ledger import Counts
+from duplane.tools.bench.load.ledger import Counts, Timed
 from duplane.tools.bench.load.reports import Report, Seen
 from duplane.tools.bench.load.row import (
     GeneratorCost,
+    Kill,
     Limits,
+    Moves,
     Percentiles,
     ProcessCost,
     Sample,
     generator_cost,
+    moves_of,
     problems,
     process_cost,
 )
@@ -91,6 +94,30 @@ def test_limits_and_a_late_generator_are_named() -> None:
     assert problems(Counts(), Percentiles.of([]), PUNCTUAL, LIMITS) == ["no unit was answered"]
     (problem,) = problems(Counts(), FINE, replace(PUNCTUAL, is_punctual=False), LIMITS)
     assert problem.startswith("invalid: the generator was over 20 ms late")
+
+
+def timed(session: int, answered_s: float, latency_ms: float) -> Timed:
+    return Timed(latency_ms, None, session, answered_s)
+
+
+def test_gap_is_that_of_the_first_unit_after_the_kill() -> None:
+    answers = [
+        timed(0, 9.9, 5000.0),  # before the kill
+        *(timed(0, 10.8, 700.0), timed(0, 10.9, 2.0), timed(1, 10.3, 3.0), timed(2, 12.0, 900.0)),
+        *(timed(0, 20.5, 4.0), timed(1, 21.0, 40.0), timed(2, 20.2, 1.0)),
+    ]
+    moves = moves_of([Kill(10.0, 2), Kill(20.0, 1)], answers)
+    assert (moves.kill_count, moves.session_count) == (2, 3)
+    assert moves.gap_ms == Percentiles.of([900.0, 700.0, 40.0])
+
+
+def test_units_may_be_late_while_sessions_move_but_not_for_long() -> None:
+    slow, late = Percentiles.of([1500.0]), Counts(late=5)
+    assert not problems(late, slow, PUNCTUAL, LIMITS, Moves(1, 1, slow))
+    too_slow = Percentiles.of([3001.0])
+    assert problems(late, slow, PUNCTUAL, LIMITS, Moves(1, 1, too_slow)) == ["gap over 3 s"]
+    lost = Counts(broken_sessions=1)
+    assert problems(lost, slow, PUNCTUAL, LIMITS, Moves(1, 1, slow)) == ["1 sessions broke"]
 
 
 def test_reports_of_several_generators_are_one() -> None:

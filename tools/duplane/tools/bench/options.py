@@ -73,6 +73,10 @@ class FabricBench:
     """Model of the command's own fabric, as for `duplane up`."""
     workers: PositiveInt = 1
     """Number of workers of the command's own fabric. They have slots for all sessions."""
+    kill_every_s: NonNegativeFloat = 0.0
+    """Kill a worker of the command's own fabric after every so many seconds, each in turn; it is
+    started again. The other workers have slots for all sessions, so no session may be lost.
+    Default: no worker is killed."""
     edge_cpu: NonNegativeInt | None = None
     """Core for the edge of the command's own fabric; all other processes use other cores. Linux
     only."""
@@ -109,6 +113,8 @@ class FabricBench:
             raise ValueError("process: needs url; without it all processes are measured")
         if self.url and (self.edge_cpu is not None or self.telemetry):
             raise ValueError("edge_cpu and telemetry cannot be used with url")
+        if self.kill_every_s and (self.url or self.workers < 2):
+            raise ValueError("kill_every_s: needs a fabric of the command with at least 2 workers")
         if not all(pid.isdecimal() for pid in parse_labels(self.processes, "process").values()):
             raise ValueError("process: must be NAME=ID")
 

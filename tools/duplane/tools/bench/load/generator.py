@@ -82,7 +82,7 @@ class Line:
         self._stack = contextlib.AsyncExitStack()
         self._session: LoadSession | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._ledger = Ledger(load.report.counts, load.ticks.stalled_s)
+        self._ledger = Ledger(load.report.counts, load.ticks.stalled_s, index)
         self._number = 0  # number of the session's next unit
         self._news = asyncio.Event()  # an answer, or the end of the session
 
@@ -93,7 +93,7 @@ class Line:
         except SessionError as error:
             self._load.broke(str(error))
             return
-        self._ledger = Ledger(self._load.report.counts, self._load.ticks.stalled_s)
+        self._ledger = Ledger(self._load.report.counts, self._load.ticks.stalled_s, self._index)
         self._load.ledgers[self._index] = self._ledger
         self._number = 0
         self._reading = asyncio.create_task(self._read(self._session, self._ledger))

@@ -49,6 +49,8 @@ class Timed:
 
     latency_ms: float
     worker_ms: float | None
+    session: int = 0  # number in the plan, from 0
+    answered_s: float = 0.0  # monotonic time
 
     @property
     def added_ms(self) -> float:
@@ -67,15 +69,18 @@ class _Unit:
 
 
 class Ledger:
-    """The units of one session.
+    """The units of one session, which has the number `session` in the plan.
 
     `stalled_s` returns how long the load generator was blocked between two times.
     """
 
-    def __init__(self, counts: Counts, stalled_s: Callable[[float, float], float]) -> None:
+    def __init__(
+        self, counts: Counts, stalled_s: Callable[[float, float], float], session: int = 0
+    ) -> None:
         self.timed: list[Timed] = []  # a reader may clear this list
         self._counts = counts
         self._stalled_s = stalled_s
+        self._session = session
         self._waiting: dict[int, _Unit] = {}  # oldest first
         self._current: _Unit | None = None  # an answered unit, about which more messages may arrive
 
@@ -148,7 +153,7 @@ class Ledger:
             return
         latency_s = unit.answered_s - unit.sent_s
         self._counts.answered += 1
-        self.timed.append(Timed(latency_s * 1e3, unit.worker_ms))
+        self.timed.append(Timed(latency_s * 1e3, unit.worker_ms, self._session, unit.answered_s))
         if latency_s > DEADLINE_S:
             self._counts.late += 1
             own_s = self._stalled_s(unit.sent_s, unit.answered_s)

@@ -5,10 +5,13 @@ Pure.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from duplane.tools.bench.load.ledger import Counts
+from duplane.tools.bench.load.ledger import Counts, Timed
 from duplane.tools.bench.load.reports import Seen
 from duplane.tools.bench.report import percentile
 
@@ -65,6 +68,23 @@ class GeneratorCost:
 
 
 @dataclass(frozen=True)
+class Kill:
+    """A worker that was killed, and the number of its sessions."""
+
+    at_s: float  # monotonic time
+    session_count: int
+
+
+@dataclass(frozen=True)
+class Moves:
+    """What the clients noticed of the killed workers."""
+
+    kill_count: int
+    session_count: int  # sessions that were at a worker when it was killed, added over all kills
+    gap_ms: Percentiles  # latency of the first unit that such a session got answered after the kill
+
+
+@dataclass(frozen=True)
 class Row:
     """The figures of one run."""
 
@@ -81,6 +101,7 @@ class Row:
     processes: Mapping[str, ProcessCost]
     generator: GeneratorCost
     problems: Sequence[str]  # why the row does not hold; empty if it does
+    moves: Moves | None = None  # null without `--kill-every-s`
     exported_bytes: int | None = None  # bytes of spans and metrics; null without `--telemetry`
 
     @property
@@ -98,6 +119,10 @@ class Limits:
 
     added_ms: float
     lateness_ms: float  # of the generators
+
+
+MAX_GAP_MS = 3000.0
+"""Limit of the gap of a session whose worker is killed. Units may then be late, but not lost."""
 
 
 def process_cost(
@@ -131,18 +156,43 @@ def generator_cost(seen: Seen, cost: ProcessCost, limits: Limits) -> GeneratorCo
     return GeneratorCost(lateness, loop, cost, is_punctual=worst <= limits.lateness_ms)
 
 
+def moves_of(kills: Sequence[Kill], timed: Sequence[Timed]) -> Moves:
+    """Compute the gaps of the sessions whose workers were killed.
+
+    The client does not see which sessions these are. But a kill delays no other session, so they
+    are those with the largest latencies.
+    """
+    answers = sorted(timed, key=lambda one: one.answered_s)
+    times = [one.answered_s for one in answers]
+    gaps_ms: list[float] = []
+    for kill, following in pairwise([*kills, Kill(math.inf, 0)]):
+        first_ms: dict[int, float] = {}
+        for one in answers[bisect(times, kill.at_s) : bisect(times, following.at_s)]:
+            first_ms.setdefault(one.session, one.latency_ms)
+        gaps_ms += sorted(first_ms.values(), reverse=True)[: kill.session_count]
+    return Moves(len(kills), sum(kill.session_count for kill in kills), Percentiles.of(gaps_ms))
+
+
 def problems(
-    counts: Counts, added: Percentiles, generator: GeneratorCost, limits: Limits
+    counts: Counts,
+    added: Percentiles,
+    generator: GeneratorCost,
+    limits: Limits,
+    moves: Moves | None = None,
 ) -> Sequence[str]:
     """Return why a row does not hold; empty if it does."""
     found: list[str] = []
+    late = counts.late - counts.late_by_generator
     if not generator.is_punctual:
         found.append(f"invalid: the generator was over {limits.lateness_ms:g} ms late")
     if added.p99 is None:
         found.append("no unit was answered")
+    elif moves:
+        late = 0  # units of a killed worker are late
+        if (moves.gap_ms.max or 0.0) > MAX_GAP_MS:
+            found.append(f"gap over {MAX_GAP_MS / 1e3:g} s")
     elif added.p99 > limits.added_ms:
         found.append(f"p99 over {limits.added_ms:g} ms")
-    late = counts.late - counts.late_by_generator
     for count, text in (
         (late, "late"),
         (counts.dropped, "dropped"),

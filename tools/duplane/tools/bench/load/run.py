@@ -11,13 +11,16 @@ from dataclasses import replace
 from duplane.tools.bench.load.capacity import search
 from duplane.tools.bench.load.files import Files
 from duplane.tools.bench.load.generators import Generators
+from duplane.tools.bench.load.kills import Killer
 from duplane.tools.bench.load.plan import UNIT_S, Plan, share
 from duplane.tools.bench.load.reports import Seen
 from duplane.tools.bench.load.row import (
+    Kill,
     Limits,
     Percentiles,
     Row,
     generator_cost,
+    moves_of,
     problems,
     process_cost,
 )
@@ -70,19 +73,32 @@ class _Run:
             for indices in share(self._sessions, self._options.generators)
         ]
         async with Generators(plans) as generators:
-            watch = Watch({**measured.process_ids, _GENERATORS: generators.process_ids})
+            watch = Watch({**measured.process_ids, _GENERATORS: lambda: generators.process_ids})
             watch.look()
             await generators.opened()
             start_s = generators.start() + self._warm_up_units * UNIT_S
             watching = asyncio.create_task(watch.run())
+            killer = Killer(measured.workers, measured.scheduler, self._options.kill_every_s)
+            killing = asyncio.create_task(killer.run(start_s, self._units * UNIT_S))
             self._shown_s = start_s
-            seen = await generators.run(self._show_progress)
-            watching.cancel()
-            watch.look()  # while the generators still run
+            try:
+                seen = await generators.run(self._show_progress)
+                watch.look()  # while the generators still run
+                await killing
+            finally:
+                watching.cancel()
+                killing.cancel()
         slots_left = await measured.slots_left()
-        return self._judge(seen, watch, start_s, slots_left)
+        return self._judge(seen, watch, start_s, slots_left, killer.kills)
 
-    def _judge(self, seen: Seen, watch: Watch, begin_s: float, slots_left: int | None) -> Row:
+    def _judge(
+        self,
+        seen: Seen,
+        watch: Watch,
+        begin_s: float,
+        slots_left: int | None,
+        kills: Sequence[Kill] = (),
+    ) -> Row:
         options = self._options
         limits = Limits(options.limit_ms, options.max_lateness_ms)
         end_s = begin_s + self._units * UNIT_S
@@ -93,8 +109,10 @@ class _Run:
         }
         generator = generator_cost(seen, costs.pop(_GENERATORS), limits)
         added = Percentiles.of([one.added_ms for one in seen.timed])
-        found = [*problems(seen.counts, added, generator, limits)]
-        found += [f"{one.name} ended" for one in watch.watched if one.has_ended]
+        moves = moves_of(kills, seen.timed) if kills else None
+        found = [*problems(seen.counts, added, generator, limits, moves)]
+        ended = {one.name for one in watch.watched if one.has_ended}
+        found += [f"{name} ended" for name in ended if not (moves and name == "worker")]
         if slots_left:
             found.append(f"{slots_left} slots not free at the end")
         return Row(
@@ -111,6 +129,7 @@ class _Run:
             processes=costs,
             generator=generator,
             problems=found,
+            moves=moves,
         )
 
     def _show_progress(self, seen: Seen) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from duplane.tools.bench.load.ledger import Counts
 from duplane.tools.bench.load.reports import Report
-from duplane.tools.bench.load.row import Percentiles, Row
+from duplane.tools.bench.load.row import Moves, Percentiles, Row
 from duplane.tools.bench.options import FabricBench
 from duplane.tools.bench.report import percentile, show
 
@@ -38,6 +38,13 @@ def show_rows(rows: Sequence[Row]) -> None:
         [cells for row in rows for cells in _cost_cells(row)],
     )
 
+    if any(row.moves for row in rows):
+        show(
+            "killed workers; ms from a unit to its answer, for the first unit after the kill",
+            ("", "kills", "moved", "lost", "gap p50", "p95", "p99", "max", "slots left"),
+            [_move_cells(row, row.moves) for row in rows if row.moves],
+        )
+
 
 def _name(row: Row) -> str:
     return f"{row.dialect}, {row.sessions}{' in step' if row.phases == 'step' else ''}"
@@ -52,6 +59,11 @@ def _latency_cells(row: Row) -> Sequence[str]:
         *(_ms(generator.lateness_ms.p99), _ms(generator.loop_delay_ms.p99)),
         "; ".join(row.problems) or "holds",
     )
+
+
+def _move_cells(row: Row, moves: Moves) -> Sequence[str]:
+    counts = (moves.kill_count, moves.session_count, row.counts.broken_sessions)
+    return (_name(row), *map(str, counts), *_cells(moves.gap_ms), str(row.slots_left))
 
 
 def _cells(figures: Percentiles) -> Sequence[str]:

@@ -13,9 +13,11 @@ from urllib.parse import urlsplit
 from duplane.fabric.client import FabricClient
 from duplane.fabric.v1 import admin_pb2, registry_pb2
 from duplane.tools.bench.load.telemetry import Receiver
-from duplane.tools.bench.load.watch import assign, free_cores
+from duplane.tools.bench.load.watch import ProcessIds, assign, free_cores
 from duplane.tools.bench.options import FabricBench
-from duplane.tools.up.fabric import Fabric, UpSettings, running
+from duplane.tools.up.fabric import UpSettings, running
+from duplane.tools.up.restarts import FIRST_DELAY_S, RestartDelay
+from duplane.tools.up.supervisor import Role
 
 _SPARE_SLOTS = 4  # for sessions that begin while other slots are being cleaned
 _FREE_TIMEOUT_S = 15.0
@@ -28,9 +30,10 @@ class Target:
 
     edge_url: str  # empty if only a scheduler is known
     scheduler: str  # empty if only an edge is known
-    process_ids: Mapping[str, Sequence[int]]  # watched processes by name
+    process_ids: Mapping[str, ProcessIds]  # watched processes by name
     is_own: bool
     receiver: Receiver | None = None
+    workers: Sequence[Role] = ()  # of the command's own fabric
 
     def url(self, dialect: str) -> str:
         """Return the address to which a generator connects in a dialect."""
@@ -79,7 +82,7 @@ async def target(options: FabricBench, sessions: int) -> AsyncGenerator[Target]:
         yield Target(
             edge_url="" if is_scheduler else options.url,
             scheduler=parts.netloc if is_scheduler else "",
-            process_ids=options.watched,
+            process_ids={name: _always(pids) for name, pids in options.watched.items()},
             is_own=False,
         )
         return
@@ -89,18 +92,37 @@ async def target(options: FabricBench, sessions: int) -> AsyncGenerator[Target]:
             receiver = await stack.enter_async_context(Receiver.exporting())
         if options.edge_cpu is not None:
             stack.enter_context(_keeping_off(options.edge_cpu))
+        is_killing = options.kill_every_s > 0
         settings = UpSettings(
             port=0,
             worker_count=options.workers,
-            slot_count=-(-(sessions + _SPARE_SLOTS) // options.workers),
+            slot_count=-(-(sessions + _SPARE_SLOTS) // (options.workers - is_killing)),
             checkpoint=options.checkpoint,
-            log_level="WARNING",
+            log_level="ERROR" if is_killing else "WARNING",  # each moved session is a warning
         )
         fabric = await stack.enter_async_context(running(settings))
-        process_ids = _process_ids(fabric)
+        edge, *workers, scheduler = fabric.roles
+        if is_killing:
+            for worker in workers:  # each kill stands for a single failure
+                worker.restart_delay = RestartDelay(max_delay_s=FIRST_DELAY_S)
         if options.edge_cpu is not None:
-            assign(process_ids["edge"][0], {options.edge_cpu})
-        yield Target(f"ws://{fabric.edge}", fabric.scheduler, process_ids, True, receiver)
+            assign(edge.process_id, {options.edge_cpu})
+        yield Target(
+            f"ws://{fabric.edge}",
+            fabric.scheduler,
+            {
+                "edge": lambda: [edge.process_id],
+                "scheduler": lambda: [scheduler.process_id],
+                "worker": lambda: [worker.process_id for worker in workers],
+            },
+            True,
+            receiver,
+            workers,
+        )
+
+
+def _always(process_ids: Sequence[int]) -> ProcessIds:
+    return lambda: process_ids
 
 
 @contextlib.contextmanager
@@ -112,12 +134,3 @@ def _keeping_off(core: int):
         yield
     finally:
         assign(os.getpid(), before)
-
-
-def _process_ids(fabric: Fabric) -> Mapping[str, Sequence[int]]:
-    edge, *workers, scheduler = fabric.roles
-    return {
-        "edge": [edge.process_id],
-        "scheduler": [scheduler.process_id],
-        "worker": [worker.process_id for worker in workers],
-    }

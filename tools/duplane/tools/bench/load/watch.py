@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import psutil
@@ -16,6 +16,8 @@ from duplane.tools.bench.load.row import Sample
 from duplane.tools.command import UsageError
 
 SAMPLE_S = 1.0
+ProcessIds = Callable[[], Sequence[int]]
+"""Returns the ids of processes at present: a process that is started again has another id."""
 
 
 @dataclass
@@ -23,21 +25,22 @@ class Watched:
     """One or more processes with one name, and their samples."""
 
     name: str
-    processes: Sequence[psutil.Process]
+    process_ids: ProcessIds
     samples: list[Sample] = field(default_factory=list[Sample])
     has_ended: bool = False  # whether one of the processes has ended
+    _cpu_s: dict[int, float] = field(default_factory=dict[int, float])  # of each process so far
 
     def look(self) -> None:
         """Add a sample, unless a process has ended."""
-        rss_bytes, cpu_s = 0, 0.0
+        rss_bytes = 0
         try:
-            for process in self.processes:
-                cpu_s += _cpu_s(process)
+            for process in map(psutil.Process, self.process_ids()):
+                self._cpu_s[process.pid] = _cpu_s(process)
                 rss_bytes += process.memory_info().rss
         except psutil.NoSuchProcess:
             self.has_ended = True
             return
-        self.samples.append(Sample(time.monotonic(), rss_bytes, cpu_s))
+        self.samples.append(Sample(time.monotonic(), rss_bytes, sum(self._cpu_s.values())))
 
 
 def _cpu_s(process: psutil.Process) -> float:
@@ -57,14 +60,12 @@ def _cpu_s(process: psutil.Process) -> float:
 class Watch:
     """Takes samples of processes once a second."""
 
-    def __init__(self, process_ids: Mapping[str, Sequence[int]]) -> None:
-        try:
-            self.watched = [
-                Watched(name, [psutil.Process(pid) for pid in pids])
-                for name, pids in process_ids.items()
-            ]
-        except psutil.NoSuchProcess as error:
-            raise UsageError(f"process: there is no process {error.pid}") from None
+    def __init__(self, process_ids: Mapping[str, ProcessIds]) -> None:
+        self.watched = [Watched(name, pids) for name, pids in process_ids.items()]
+        for watched in self.watched:
+            for pid in watched.process_ids():
+                if not psutil.pid_exists(pid):
+                    raise UsageError(f"process: there is no process {pid}")
 
     def look(self) -> None:
         """Take a sample of all processes now."""
