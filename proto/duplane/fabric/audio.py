@@ -58,6 +58,32 @@ def pcm_from_samples(samples: Samples) -> bytes:
     return np.ascontiguousarray(samples, dtype="<f4").tobytes()
 
 
+_INT16_SCALE = np.float32(32768)
+
+
+def int16_from_pcm(pcm: bytes) -> bytes | None:
+    """Return float32 bytes as int16 bytes; None if a sample is outside -1 to 1.
+
+    The largest sample, 1.0, becomes the largest int16.
+    """
+    samples = np.frombuffer(pcm, "<f4") * _INT16_SCALE
+    if not samples.size:
+        return b""
+    np.rint(samples, out=samples)
+    high = np.maximum.reduce(samples)
+    # The comparisons are false for samples that are not numbers.
+    if not (np.minimum.reduce(samples) >= -_INT16_SCALE and high <= _INT16_SCALE):
+        return None
+    if high == _INT16_SCALE:
+        np.minimum(samples, _INT16_SCALE - 1, out=samples)
+    return samples.astype("<i2").tobytes()
+
+
+def pcm_from_int16(int16: bytes) -> bytes:
+    """Return int16 bytes as float32 bytes."""
+    return pcm_from_samples(np.frombuffer(int16, "<i2").astype(np.float32) / _INT16_SCALE)
+
+
 # The only formats that are accepted in files from clients: plain PCM at the rates of microphones.
 _PLAIN_SUBTYPES = {"PCM_U8", "PCM_S8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE"}
 _PLAIN_RATES_HERTZ = range(8_000, 48_001)

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from duplane.fabric.audio import (
     WAV_HEAD,
     AudioError,
+    int16_from_pcm,
+    pcm_from_int16,
     pcm_from_samples,
     read_audio_file,
     samples_from_pcm,
@@ -50,6 +52,32 @@ def test_any_bytes_are_samples_or_refused(pcm: bytes) -> None:
         return
     assert samples.size * 4 == len(pcm)
     assert np.isfinite(samples).all()
+
+
+@given(st.lists(st.integers(-32768, 32767), max_size=50))
+def test_int16_survives_the_way_through_float32(values: list[int]) -> None:
+    int16 = np.array(values, "<i2").tobytes()
+    assert int16_from_pcm(pcm_from_int16(int16)) == int16
+
+
+@given(st.lists(st.floats(-1, 1, width=32), max_size=50))
+def test_float32_is_rounded_to_the_nearest_int16(values: list[float]) -> None:
+    samples = np.array(values, np.float32)
+    int16 = int16_from_pcm(pcm_from_samples(samples))
+    assert int16 is not None
+    error = samples_from_pcm(pcm_from_int16(int16)) - samples
+    # There is no int16 for 1.0.
+    assert (np.abs(error) * 32768 <= np.where(samples > 32767 / 32768, 1.0, 0.5)).all()
+
+
+def test_full_scale_is_the_nearest_int16() -> None:
+    int16 = int16_from_pcm(pcm_from_samples(np.array([1.0, -1.0], np.float32)))
+    assert int16 == np.array([32767, -32768], "<i2").tobytes()
+
+
+@pytest.mark.parametrize("value", [1.001, -1.001, 1e5, float("nan"), float("inf")])
+def test_samples_beyond_full_scale_have_no_int16(value: float) -> None:
+    assert int16_from_pcm(pcm_from_samples(np.array([0.0, value], np.float32))) is None
 
 
 @pytest.mark.parametrize("rate", [8_000, 16_000, 44_100])

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
+from duplane.fabric.audio import int16_from_pcm
 from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT
 from duplane.fabric.v1 import session_pb2
 
-_FULL_SCALE = 32768.0  # of int16; the worker divides the samples by this number
 _MESSAGE_BYTES = 4 * 1024 * 1024  # most bytes of units in one message, unless one unit has more
 _UNIT_BYTES = 256  # approximate memory of a past unit without its audio and pictures
 
@@ -79,7 +77,7 @@ class Journal:
             frame_bytes = sum(map(len, unit.video_frames))
         if unit.HasField("max_slice_count"):
             past.max_slice_count = unit.max_slice_count
-        if (packed := pack(unit.audio)) is None:
+        if (packed := int16_from_pcm(unit.audio)) is None:
             past.audio = packed = unit.audio
         else:
             past.audio_int16 = packed
@@ -130,18 +128,3 @@ class Journal:
     def _new_rebuild(self) -> session_pb2.ConverseRequest:
         rebuild = session_pb2.Rebuild(model_digest=self.opened.model_digest)
         return session_pb2.ConverseRequest(rebuild=rebuild)
-
-
-def pack(pcm: bytes) -> bytes | None:
-    """Return float32 samples as int16; None if a sample is outside -1 to 1."""
-    samples = np.frombuffer(pcm, "<f4") * np.float32(_FULL_SCALE)
-    if not samples.size:
-        return b""
-    np.rint(samples, out=samples)
-    high = np.maximum.reduce(samples)
-    # The comparisons are false for samples that are not numbers.
-    if not (np.minimum.reduce(samples) >= -_FULL_SCALE and high <= _FULL_SCALE):
-        return None
-    if high == _FULL_SCALE:
-        np.minimum(samples, np.float32(_FULL_SCALE - 1), out=samples)
-    return samples.astype("<i2").tobytes()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
-from duplane.fabric.audio import pcm_from_samples
+from duplane.fabric.audio import pcm_from_int16
 from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
@@ -17,7 +15,6 @@ from duplane.worker.session.unit_check import check_unit
 from duplane.worker.settings import SessionLimits
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
-_FULL_SCALE = np.float32(32768)
 
 
 def check_model(request: session_pb2.Rebuild, digest: str) -> None:
@@ -103,8 +100,7 @@ def _unit_of(past: session_pb2.PastUnit, path: str) -> tuple[str, session_pb2.Un
             raise invalid(f"{path}.audio", "and audio_int16 are both set")
         if len(past.audio_int16) % 2:
             raise invalid(f"{path}.audio_int16", "is not a whole number of samples")
-        samples = np.frombuffer(past.audio_int16, "<i2").astype(np.float32) / _FULL_SCALE
-        name, audio = "audio_int16", pcm_from_samples(samples)
+        name, audio = "audio_int16", pcm_from_int16(past.audio_int16)
     unit = session_pb2.Unit(sequence=past.sequence, audio=audio, video_frames=past.video_frames)
     if past.HasField("max_slice_count"):
         unit.max_slice_count = past.max_slice_count
