@@ -6,15 +6,16 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from duplane.fabric.addresses import Address
 from duplane.fabric.client import FabricClient
 from duplane.fabric.v1 import admin_pb2, registry_pb2
-from duplane.tools.bench.load.telemetry import Receiver
 from duplane.tools.bench.load.watch import ProcessIds, assign, free_cores
 from duplane.tools.bench.options import FabricBench
+from duplane.tools.otlp_receiver import METRICS, SPANS, receiving_otlp
 from duplane.tools.up.fabric import UpSettings, running
 from duplane.tools.up.restarts import FIRST_DELAY_S, RestartDelay
 from duplane.tools.up.supervisor import Role
@@ -22,6 +23,30 @@ from duplane.tools.up.supervisor import Role
 _SPARE_SLOTS = 4  # for sessions that begin while other slots are being cleaned
 _FREE_TIMEOUT_S = 15.0
 _LOOK_S = 0.1
+
+
+class Receiver:
+    """Receives spans and metrics of a fabric, counts their bytes, and discards them."""
+
+    def __init__(self) -> None:
+        self.byte_count = 0
+
+    def _count(self, export: bytes) -> None:
+        self.byte_count += len(export)
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def exporting(cls) -> AsyncGenerator[Receiver]:
+        """Serve, and set the environment so that new processes export to this receiver."""
+        receiver, listen = cls(), Address("127.0.0.1", 0)
+        async with receiving_otlp(listen, (SPANS, METRICS), receiver._count) as address:
+            with _environment(
+                {
+                    "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{address}",
+                    "OTEL_EXPORTER_OTLP_INSECURE": "true",
+                }
+            ):
+                yield receiver
 
 
 @dataclass(frozen=True)
@@ -134,3 +159,17 @@ def _keeping_off(core: int):
         yield
     finally:
         assign(os.getpid(), before)
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Generator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
