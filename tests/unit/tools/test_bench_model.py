@@ -46,6 +46,20 @@ def test_a_random_model_is_measured_stage_by_stage_for_every_batch_size() -> Non
     assert "after the last was closed" in output
 
 
+def test_contexts_of_several_lengths_are_measured() -> None:
+    flags = ["--scale", "0.02", "--slots", "1", "--units", "1", "--frames", "0"]
+    code, output = run_command("bench", "model", *flags, "--context", "300,9000")
+    assert code == 0, output
+    read: list[float] = []
+    for context, table in zip(
+        (300, 9000), output.split("1 conversations at once, ")[1:], strict=True
+    ):
+        assert table.startswith(f"context {context}, ms (1 listening, 1 speaking units)")
+        row = next(line for line in table.splitlines() if line.startswith("decode step"))
+        read.append(float(row.split()[4]))
+    assert read[1] > 2 * read[0], "a step reads the rows of the context"
+
+
 def test_what_cannot_be_measured_is_refused_in_one_line(tmp_path: Path) -> None:
     for flags in (["--slots", "1,x"], ["--like", "gpt"], ["--checkpoint", str(tmp_path)]):
         code, output = run_command("bench", "model", *flags)

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +68,8 @@ def bench_model(bench: ModelBench) -> None:
         model = DuplexModel.load(
             directory,
             slot_count=max(bench.slots),
-            context_capacity=PROMPT_ROWS + len(KINDS) * (WARM_UNITS + bench.units + 1) * rows,
+            context_capacity=max((PROMPT_ROWS, *bench.contexts))
+            + len(KINDS) * (WARM_UNITS + bench.units + 1) * rows,
             device=bench.device,
             dtype=bench.dtype,
             cuda_graphs=bench.cuda_graphs,
@@ -76,12 +78,13 @@ def bench_model(bench: ModelBench) -> None:
     _say(bench, model, peaks, dtype)
     watch = StageWatch(model, device)
     during = 0
-    for slots in bench.slots:
-        figures = _measure(model, watch, slots, bench, device)
+    for slots, context in product(bench.slots, bench.contexts or (None,)):
+        figures = _measure(model, watch, slots, context, bench, device)
         during = max(during, held_bytes(device))
         for slot in range(slots):
             model.close(slot)
-        _show(figures, slots, peaks, dtype)
+        title = f"{slots} conversations at once"
+        _show(figures, title if context is None else f"{title}, context {context}", peaks, dtype)
     show(
         "memory, MB",
         ("", "held"),
@@ -125,9 +128,17 @@ def _say(bench: ModelBench, model: DuplexModel, peaks: Peaks, dtype: torch.dtype
 
 
 def _measure(
-    model: DuplexModel, watch: StageWatch, slots: int, bench: ModelBench, device: torch.device
+    model: DuplexModel,
+    watch: StageWatch,
+    slots: int,
+    context: int | None,
+    bench: ModelBench,
+    device: torch.device,
 ) -> Figures:
-    """Run conversations in the first `slots` slots, with equally many units of every kind."""
+    """Run conversations in the first `slots` slots, with equally many units of every kind.
+
+    Each context has `context` rows before the first unit: the prompt, then rows of zeros.
+    """
     figures = Figures()
     for slot in range(slots):
         options = ConversationOptions(
@@ -136,6 +147,9 @@ def _measure(
             max_new_speak_tokens_per_chunk=TEXT_TOKENS + 1,
         )
         model.open(slot, options)
+        cache = model.llm.cache
+        if context is not None:
+            cache.grow([(slot, max(0, context - cache.length(slot)))])
     inputs = Inputs(model, range(slots), bench.frames)
     # The costs of one call are measured with the last kind of unit that makes such a call.
     for kind in KINDS if bench.frames else KINDS[1:]:
@@ -228,7 +242,7 @@ def _count(
         counted.clear()
 
 
-def _show(figures: Figures, slots: int, peaks: Peaks, dtype: torch.dtype) -> None:
+def _show(figures: Figures, title: str, peaks: Peaks, dtype: torch.dtype) -> None:
     kinds = [kind for kind in (LISTENING, SEEING, SPEAKING) if kind in figures.unit_syncs]
     waits = "/".join(str(figures.unit_syncs[kind]) for kind in kinds)
     times = [cell for kind in kinds for cell in _times(figures.units[kind])]
@@ -244,7 +258,7 @@ def _show(figures: Figures, slots: int, peaks: Peaks, dtype: torch.dtype) -> Non
     counted = ", ".join(f"{len(figures.units[kind])} {kind}" for kind in kinds)
     heads = [cell for kind in kinds for cell in (f"{HEADS[kind]} p50", "p99")]
     show(
-        f"{slots} conversations at once, ms ({counted} units)",
+        f"{title}, ms ({counted} units)",
         ("stage", *heads, "MB", "of peak", "GFLOP", "of peak", "waits"),
         rows,
     )

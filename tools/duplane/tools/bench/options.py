@@ -146,6 +146,9 @@ class ModelBench:
     """Type of the model's numbers."""
     slots: Counts = (1, 2, 4)
     """Numbers of conversations, separated by commas; one table is printed for each number."""
+    contexts: Annotated[Counts, Parameter("--context")] = ()
+    """Rows of each context before the first unit, separated by commas; one table is printed for
+    each number. Default: only the rows of the prompt."""
     units: PositiveInt = 10
     """Units of each kind to measure."""
     frames: Annotated[NonNegativeInt, Le(8)] = 1
