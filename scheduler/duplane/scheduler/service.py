@@ -124,7 +124,7 @@ class Scheduler:
 
 
 async def serve(settings: SchedulerSettings, shutdown: process.Shutdown) -> None:
-    """Run one scheduler until the first signal. Sessions do not need it, so it does not drain."""
+    """Run one scheduler until the first signal. It does not drain: sessions run on without it."""
     telemetry = Telemetry("scheduler")
     scheduler = Scheduler(settings, telemetry)
     registry = scheduler.metrics.registry

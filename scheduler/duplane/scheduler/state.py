@@ -35,8 +35,8 @@ from duplane.scheduler.store.base import (
 
 _PUBLISHED_QUEUE_COUNT = 4  # queues that one call of `publish_positions` looks at
 _FORECAST_AGE_S = 1.0  # a forecast is replaced after this time
-# If a pool has more groups of workers with different labels, or more queues with different needs,
-# each demand is forecast alone, with at most this many groups of workers.
+# If a pool has more than this many queues, or groups of workers with different labels, each demand
+# is forecast alone, with at most this many groups of workers.
 _MAX_LABEL_SETS = 32
 _MAX_FORECASTS = 1024  # kept for a pool with many label sets
 
@@ -50,7 +50,7 @@ class _Forecast:
     def __init__(
         self, revision: int, now: float, waits: Mapping[_Demanded, Waits], share: float = 1.0
     ) -> None:
-        """`share` is the part of the slots, and so of the tickets, that was simulated."""
+        """`share` is the fraction of the slots, and so of the tickets, that was simulated."""
         self._revision = revision
         self._deadline = now + _FORECAST_AGE_S
         self._is_exact = all(one.is_exact for one in waits.values())

@@ -1,7 +1,7 @@
 """Keeps the worker attached to one of its schedulers: registers, reports, executes requests.
 
-All schedulers of one store know the same workers, so the worker is attached to only one of them at
-a time. If this scheduler ends the stream or does not answer, the worker attaches to the next one.
+All schedulers of one store share its workers, so the worker is attached to only one of them at a
+time. If this scheduler ends the stream or does not answer, the worker attaches to the next one.
 While no scheduler can be reached, running sessions continue and granted leases stay valid.
 """
 

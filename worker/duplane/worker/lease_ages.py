@@ -34,7 +34,7 @@ class _Registration:
             self._marks.append((number, now))
 
     def age_s(self, number: int, now: float) -> float:
-        """Return the least age of a lease by its number, or 0 if all marks are lower."""
+        """Return the least age of the lease with this number, or 0 if all marks are lower."""
         return next((now - at for reached, at in self._marks if reached >= number), 0.0)
 
 

@@ -41,7 +41,7 @@ _CUMULATIVE = AggregationTemporality.CUMULATIVE
 
 
 def is_export_configured(signal: Signal, environ: Mapping[str, str] = os.environ) -> bool:
-    """True if the `OTEL_*` settings ask for an export of traces, or of metrics."""
+    """True if the `OTEL_*` settings ask for an export of this signal (traces or metrics)."""
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
     exporter = environ.get(f"OTEL_{signal}_EXPORTER", "")

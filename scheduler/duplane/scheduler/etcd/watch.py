@@ -55,7 +55,7 @@ class PrefixWatch:
     def __init__(
         self, client: EtcdClient, prefix: bytes, start_revision: int, cluster_id: int
     ) -> None:
-        """Watch from a revision of this cluster on."""
+        """Watch from `start_revision` on. The revision belongs to the cluster `cluster_id`."""
         self.next_revision = start_revision  # events before this revision were delivered
         self._client = client
         self._cluster_id = cluster_id
@@ -114,7 +114,7 @@ class PrefixWatch:
             call.cancel()
 
     async def _check_history(self) -> None:
-        """Raise CompactedError if etcd is another cluster, or has lost the last revision.
+        """Raise CompactedError if etcd is another cluster, or has lost the last revision read.
 
         This happens if etcd was replaced, has lost data, or was restored from a backup.
         """

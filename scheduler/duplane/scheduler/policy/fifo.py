@@ -116,7 +116,7 @@ class FifoQueue:
         """Return at most `limit` entries that moved up, after a search of bounded length.
 
         The search examines the front of the queue, then continues where the previous call stopped.
-        After the last entry, it begins again at the first place from which a ticket has left since.
+        After the last entry, it begins again at the first place that a ticket has left meanwhile.
         """
         moved: list[QueueEntry] = []
         if self._is_front_moved:

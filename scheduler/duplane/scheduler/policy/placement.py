@@ -183,7 +183,7 @@ class SlotIndex:
     def some_supplies(
         self, needs: Needs, kind: lease_pb2.SessionKind, limit: int
     ) -> tuple[Sequence[Supply], float]:
-        """Return up to `limit` of the supplies that a ticket can use, and which part these are."""
+        """Return up to `limit` supplies that a ticket can use, and which fraction these are."""
         groups = [group for group in self._able(needs) if kind in group.kinds]
         some = [group.supply for group in groups[:limit]]
         return some, len(some) / max(1, len(groups))
@@ -219,7 +219,7 @@ class SlotIndex:
     def _replace(
         self, ability: _Ability, former: Candidate | None, candidate: Candidate | None
     ) -> _Group:
-        """Replace the entry of a worker in the group of its ability; return the group."""
+        """Replace a worker's entry in the group with its kinds and labels; return the group."""
         group = self._groups.get(ability)
         if group is None:
             group = self._groups[ability] = _Group(*ability)

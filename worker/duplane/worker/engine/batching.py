@@ -22,8 +22,8 @@ class Batch:
     """The work of one round: at most one unit per slot, and the slots whose chats run one step.
 
     `failed` are the answers to refused units that were queued before the units of this round.
-    `rebuilding` is the slot whose past units are rebuilt in this round, if any. It is only one, so
-    that the units of other slots wait for one rebuild at most.
+    `rebuilding` is the slot whose past units are rebuilt in this round, if any. There is at most
+    one, so that the units of other slots do not wait for several rebuilds.
     """
 
     units: list[Unit] = field(default_factory=list[Unit])

@@ -7,7 +7,8 @@ from pathlib import Path
 
 _CPUS = Path("/sys/devices/system/cpu")
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
-# In a smaller model, a matrix product takes less time than handing a part of it to another thread.
+# In a model with fewer parameters than this, a matrix product takes less time than handing a part
+# of it to another thread.
 _LEAST_PARAMETERS = 20_000_000
 _MOST_THREADS = 16  # more threads would only share the same memory bandwidth
 

@@ -191,7 +191,7 @@ class DeviceThread:
         self._queue(_Open(channel, lambda runner: runner.open(channel.slot, options)))
 
     def open_chat(self, channel: SlotChannel, prepared: PreparedChat, credit: int) -> None:
-        """Open a chat. The event ChatStep follows for every step, or Lost.
+        """Open a chat. The event ChatStep follows after every step, or Lost after a failure.
 
         At most `credit` steps run without a call of `return_credit`. So the chat of a client that
         does not read waits, and does not use the device.
@@ -222,7 +222,7 @@ class DeviceThread:
             self._lock.notify()
 
     def put(self, channel: SlotChannel, entry: Entry) -> Entry | None:
-        """Queue a unit, or the answer to a refused unit. Return the entry that was dropped."""
+        """Queue a unit, or the answer to a refused unit. Return an entry that this has dropped."""
         if unit := entry if isinstance(entry, Unit) else entry.unit:
             unit.queued_s = time.monotonic()
         with self._lock:
@@ -281,11 +281,11 @@ class DeviceThread:
     def _run_round(self, runner: ModelRunner) -> None:
         """Execute commands, then run one batch of units, then one step of the chats.
 
-        The round ends with a part of the work to rebuild one conversation. The commands end with
-        the first that opens a conversation, so that running conversations do not wait for several
-        opens. For the same reason, the step of chats and the part of a rebuild are short. Commands
-        keep their order, so the close of a slot never comes before its open. If there is no work,
-        the round waits.
+        The round ends with a part of the work to rebuild one conversation. Commands after the first
+        that opens a conversation wait for the next round, so that running conversations do not wait
+        for several opens. For the same reason, the step of chats and the part of a rebuild are
+        short. Commands keep their order, so the close of a slot never comes before its open. If
+        there is no work, the round waits.
         """
         while self._commands:  # only this thread removes commands
             command = self._commands.popleft()
@@ -318,7 +318,7 @@ class DeviceThread:
                     self._channels[slot].is_ready = False
 
     def _run_rebuild(self, runner: ModelRunner, channel: SlotChannel) -> set[int]:
-        """Rebuild some past units of a conversation. Return its slot if it is lost."""
+        """Rebuild some past units of a conversation. If this fails, return its slot in the set."""
         units, slot = channel.past_units, channel.slot
         if units is None:  # the session has ended meanwhile
             return set()

@@ -66,6 +66,6 @@ class Preparation:
 
 
 def decode_frames(model: Model, unit: Unit) -> Unit | FailedUnit:
-    """Return the unit with decoded frames, or its failure. A frame takes milliseconds."""
+    """Return the unit with decoded frames, or its failure. Each frame takes some milliseconds."""
     prepared = model.prepare(unit)
     return failed_unit(unit, prepared) if isinstance(prepared, UnitFailure) else prepared

@@ -51,7 +51,7 @@ _WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight")
 
 
 class Mark(Enum):
-    """The first sample of a unit that makes the worker fail, and how it fails."""
+    """Values of a unit's first sample that make the worker fail, each in its own way."""
 
     SLOW_UNIT = 0.78125  # the unit takes SLOW_UNIT_S
     FAILED_UNIT = 0.8125  # the unit and its conversation fail
@@ -229,7 +229,7 @@ class ScriptedModel:
         return UnitFailure(unit.slot, "INTERNAL", "the unit is marked to fail", True)
 
     def settle(self, slots: Sequence[int]) -> Sequence[UnitFailure]:
-        """Wait as long as `stage_s` says. There is no context window that has to be settled."""
+        """Wait as long as `stage_s` has for this stage. No state of the model changes."""
         begin_s = time.monotonic()
         if seconds := self.stage_s.get("settle"):
             time.sleep(seconds)

@@ -81,7 +81,7 @@ def _run_chat(model: Model, noise: Samples) -> None:
 
 
 def _go_on() -> None:
-    """Let the preparation of the chat continue."""
+    """Do nothing, so that the preparation of the chat continues."""
 
 
 def _clean_up(model: Model) -> None:

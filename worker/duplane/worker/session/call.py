@@ -1,4 +1,4 @@
-"""The base class of the gRPC calls that hold a slot: it reads, writes, bounds and ends a call.
+"""The base class of the gRPC calls that hold a slot: bounded reads and writes, and the end.
 
 `DuplexCall` and `ChatCall` read and send the messages of the two kinds of call. A call uses only
 its stream and its slot's channel to the device thread, not leases or other calls.

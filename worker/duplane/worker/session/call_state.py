@@ -1,4 +1,4 @@
-"""The states of a Converse call: the legal messages in each state, and the longest silence. Pure.
+"""The states of a Converse call: their legal messages, and the longest time without one. Pure.
 
 An illegal message ends the call. An invalid unit does not: the module `unit_check` answers it.
 """

@@ -46,7 +46,7 @@ def read_numbers(
 
 
 def read_samples(path: str, pcm: bytes) -> Samples:
-    """Return a copy of 16 kHz samples, which is writable because torch needs that.
+    """Return the 16 kHz samples in `pcm` as a copy, because torch needs writable memory.
 
     Raises FabricError INVALID_FIELD.
     """

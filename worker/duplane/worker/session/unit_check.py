@@ -35,7 +35,7 @@ def check_unit(
 ) -> Unit | FailedUnit:
     """Return the unit with its time of arrival, or the answer that names the invalid field.
 
-    This is the worker's only check of samples: the audio of every `Unit` is finite float32.
+    The worker checks samples only here, so the audio of every `Unit` is finite float32.
     """
     received_s, receive_time_ns = time.monotonic(), time.time_ns()
     trace = request.trace if request.HasField("trace") else None

@@ -184,7 +184,7 @@ class UnitSpans:
         )
 
     def _links_of(self, unit: Unit | None) -> Sequence[Link]:
-        """Return links to the unit's session and batch. The link causes the batch's export, too."""
+        """Return links to the unit's session and batch. A batch with a link is exported, too."""
         batch: BatchRecord | None = unit.batch if unit else None
         if batch is None:
             return self._links

@@ -212,8 +212,8 @@ class Commits:
                 self._flush_soon()
                 return
             if joint := self._next_joint():
-                # The request is made here and not in the task: it must require the base that its
-                # values contain, and an event can raise the base before the task runs.
+                # The request is made here and not in the task: its values and its condition must
+                # have the same base, and an event can raise the base before the task runs.
                 request = self._request([step for _, step in joint])
                 session_revision = self._facts.sessions[self._session.name]
                 task = asyncio.create_task(self._send(joint, request, session_revision))

@@ -121,7 +121,7 @@ class Session:
             _log.warning("the key %s ended in etcd; publishing it again", key.key_id)
 
     async def _hold_session(self) -> None:
-        """Keep a session. Begin it when the keys are published: it needs them to make grants."""
+        """Keep a session. It begins when the keys are published, because grants need them."""
         facts = self._mirror.facts
         while not self._has_left:
             await self._mirror.until(lambda: self._has_published_keys)

@@ -164,7 +164,7 @@ class PromptBuilder:
     def _fill(
         self, pieces: list[str], messages: Sequence[ChatMessage], places: list[tuple[int, int]]
     ) -> ChatPrompt:
-        """Add `pieces`: texts, and between them the indices of media in `places`."""
+        """Add `pieces`, where texts and media alternate. A medium is an index into `places`."""
         all_sounds = Sounds(self._parts, is_blockwise=self._is_blockwise)
         sounds = [all_sounds.message() for _ in messages]
         for position, piece in enumerate(pieces):
@@ -182,7 +182,7 @@ class PromptBuilder:
         self._add_text(text)
 
     def message(self, parts: Sequence[ChatPart], name: str) -> None:
-        """Add the parts of one message, without a template. In errors, part i is `name[i]`."""
+        """Add the parts of one message, without a template. Errors name part i as `name[i]`."""
         sounds = Sounds(self._parts, is_blockwise=self._is_blockwise).message()
         for number, part in enumerate(parts):
             if number:

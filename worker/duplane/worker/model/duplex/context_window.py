@@ -60,7 +60,7 @@ class Window:
         return self.preserved_rows + sum(unit.row_count for unit in self.units)
 
     def slide(self, limit: int = sys.maxsize) -> Slide | None:
-        """Drop the units that exceed the rules or `limit` rows; return the change of the context.
+        """Drop old units until the rules and `limit` rows are kept; return the context's change.
 
         Returns None if there is nothing to drop or the window is off. The kept text of dropped
         units needs rows too, so the context may still exceed `limit`. Then call this again.
@@ -94,7 +94,7 @@ class Window:
         return Slide(kept, self.preserved_rows, self.head_rows + same, ids[same:])
 
     def _with_words_of(self, dropped: Sequence[UnitRecord]) -> tuple[int, ...]:
-        """Return `previous` followed by these units' text. If it is too long, drop its oldest."""
+        """Return `previous` and these units' text. If this is too long, cut the oldest text."""
         said = [
             token
             for unit in dropped

@@ -86,7 +86,7 @@ class UnitInputs:
             unit.frame_embeds = [next(embeds) for _ in unit.images]
 
     def encode_audio(self, units: Sequence[RunningUnit]) -> None:
-        """Encode the audio that `buffer_audio` consumed for each unit to [rows, hidden]."""
+        """Encode the audio that `buffer_audio` has taken for each unit: [rows, hidden] per unit."""
         embeds = self._audio.encode([unit.slot for unit in units])
         for unit, rows in zip(units, embeds.unbind(), strict=True):
             unit.audio_embeds = rows

@@ -130,9 +130,10 @@ class StepGraphs(Generic[S]):
                 self._steps[size] = (step, step.run)
 
     def find(self, slots: Sequence[int], length: int) -> tuple[S, Callable[[], None]] | None:
-        """Return the fastest step for these slots, ascending, with contexts of up to `length` rows.
+        """Return the fastest step for these slots and for contexts of up to `length` rows.
 
-        Returns None if an ordinary pass, whose kernels are launched one by one, is faster.
+        The slots must be ascending. Returns None if an ordinary pass, whose kernels are launched
+        one by one, is faster.
         """
         count = len(slots)
         fitting = [size for size in self._steps if size[0] >= count and size[1] >= length]

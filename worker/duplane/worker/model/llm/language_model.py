@@ -157,7 +157,7 @@ class LanguageModel(nn.Module):
         return [self.append([(slot, len(rows))], rows) for rows in parts]
 
     def feed_units(self, slots: Sequence[int], embeds: Sequence[Tensor]) -> Tensor:
-        """Feed the rows `[n, hidden]` of each slot, ascending; return the logits of each last row.
+        """Feed the rows `[n, hidden]` of each slot, slots ascending; return each last row's logits.
 
         The last `PREFILL_ROWS` rows of every slot are fed in one pass for all slots. Earlier rows
         are fed before, slot by slot.

@@ -90,10 +90,11 @@ class SpeechStream:
 def advance(
     talker: Talker, streams: Sequence[SpeechStream], limit: int = TOKENS_PER_UNIT
 ) -> list[list[int]]:
-    """Draw up to `limit` tokens of each slot's passage, all slots together, ascending.
+    """Draw up to `limit` tokens of each slot's passage, for all slots together.
 
-    An answer that does not fit into the talker's cache continues without its earlier rows. As in
-    the reference, the first token of an answer is drawn from all candidates, without filters.
+    The slots must be ascending. An answer that does not fit into the talker's cache continues
+    without its earlier rows. As in the reference, the first token of an answer is drawn from all
+    candidates, without filters.
     """
     requests: list[SpeechRequest] = []
     for stream in streams:

@@ -209,7 +209,7 @@ def position_indices(rows: int, columns: int, per_side: int) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def _cells(count: int, per_side: int) -> Tensor:
-    """Compute the cell of each of `count` patches along one side.
+    """Compute the cell of the position table for each of `count` patches along one side.
 
     Corners often lie exactly on a border between cells, where float32 rounding decides the cell.
     The weights were trained with the rounding of the reference, so this function has to use the

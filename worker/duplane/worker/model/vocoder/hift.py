@@ -278,7 +278,7 @@ class HiFT(nn.Module):
             for index in range(first + 1, first + kernels):
                 mixed = mixed + self.resblocks[index](x)
             x = mixed / kernels
-        # As in the reference, the slope of this leaky ReLU is torch's default; above it is not.
+        # As in the reference, this leaky ReLU has torch's default slope; those above do not.
         return self._samples(self.conv_post(functional.leaky_relu(x)))
 
     def _samples(self, x: Tensor) -> Tensor:
