@@ -74,7 +74,7 @@ class FabricClient:
         self._to_schedulers, self._to_workers = ChannelPool(), ChannelPool()
         self._connecting: asyncio.Task[None] | None = None
         self._silence = RepeatedLog(_log)
-        # By the id of a worker that could not be reached lately: the time until it is avoided.
+        # By the id of a worker that could not be reached lately: when its avoidance ends.
         self._avoided = TTLCache[str, float, float](_MAX_AVOIDED, _AVOID_S)
         # By lease id: the id of the worker that could not be reached with this lease.
         self._unreachable = TTLCache[str, str, float](_MAX_UNREPORTED, _AVOID_S)

@@ -78,7 +78,7 @@ class FifoQueue:
         return (self._entries[order].ticket for order in heapq.merge(*queues))
 
     def avoids_until(self, ticket: Ticket) -> float:
-        """Return the time until which a ticket of this queue avoids workers with free slots."""
+        """Return the time until which a ticket gets no slot of the workers that it avoids."""
         return self._entries[ticket.order].avoids_until
 
     def put(self, ticket: Ticket, now: float) -> None:

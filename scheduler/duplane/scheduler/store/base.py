@@ -21,7 +21,10 @@ RETURN_S = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A worker's registration. `register` has the slots as last reported; it is never modified."""
+    """A worker's registration. `register` has the slots as last reported.
+
+    A change of a registration makes a new `Worker` and a new message `register`.
+    """
 
     epoch: int
     register: registry_pb2.Register

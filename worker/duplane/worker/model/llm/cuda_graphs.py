@@ -160,7 +160,7 @@ class StepGraphs(Generic[S]):
 
 
 def _doubles(first: int, last: int) -> set[int]:
-    """Return `first`, twice `first`, four times and so on, as long as below `last`; and `last`."""
+    """Return `first`, `2 * first`, `4 * first` and so on up to `last`, and `last` itself."""
     found = {last}
     while first < last:
         found.add(first)

@@ -68,8 +68,8 @@ class SpeechRequest:
 def penalise(scores: Tensor, tokens: Tensor, is_counted: Tensor) -> Tensor:
     """Make ids less likely in `scores` [rows, ids], the more often they occur in `tokens`.
 
-    For each occurrence, a positive score is divided by the penalty; a negative score is multiplied.
-    `tokens` are [rows, n]; `is_counted` [n] or [rows, n] is False for tokens to ignore.
+    For each occurrence, a positive score is divided by the penalty; a negative score is multiplied
+    by it. `tokens` are [rows, n]; `is_counted` [n] or [rows, n] is False for tokens to ignore.
     """
     # All occurrences of an id write the same value, so their order does not matter.
     same = tokens[:, :, None] == tokens[:, None]

@@ -2,8 +2,8 @@
 
 As in the reference, a video becomes scenes. A scene is one picture, followed by the sound up to the
 next picture. There is one scene per second; a video longer than `MAX_SCENES` seconds has
-`MAX_SCENES` evenly spread scenes. With `stack_frames` above 1, so many pictures of each second are
-used: the first as it is, the others joined side by side to one picture. For videos longer than
+`MAX_SCENES` evenly spread scenes. `stack_frames` is the number of pictures that are used of each
+second: the first as it is, the others joined side by side to one picture. For videos longer than
 `MAX_SCENES` seconds, the reference joins pictures of unrelated moments and drops the others. Here
 each scene has the joined pictures of its own time span.
 Source: `get_video_frame_audio_segments` of the PyPI package minicpmo-utils 1.0.6.
