@@ -1,8 +1,8 @@
 """Marks tests by their path: tests that `make unit` leaves out, and tests that may run twice.
 
 The tests in `RERUN` use sockets, processes or the clock of the machine, with time limits. A loaded
-machine can miss such a limit. So these tests run a second time if they fail. The summary then says
-`1 rerun`: find the cause.
+machine can miss such a limit. So these tests run a second time if they fail. The summary of the run
+then contains `1 rerun`: find the cause.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ RERUN = (
 
 
 def pytest_configure() -> None:
-    """Undo an ignored SIGINT, with which a shell starts background jobs: children inherit it."""
+    """Let SIGINT interrupt the tests and their child processes.
+
+    A shell may start the tests in the background with SIGINT ignored; child processes inherit this.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -24,8 +24,7 @@ WITNESS = "witness"
 _OPENED = session_pb2.Opened(prompt_token_count=7, context_token_limit=8192)
 _CLOSE_REASONS: list[Any] = session_pb2.CloseReason.values()
 _LATE_S = 0.02
-# The edge retries after UNAVAILABLE, so it would retry without end. A live scheduler never answers
-# this.
+# Without UNAVAILABLE, which no live scheduler answers: the edge would retry without end.
 _REFUSALS = [reason for reason in Reason if reason is not Reason.UNAVAILABLE]
 
 

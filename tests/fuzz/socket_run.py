@@ -169,7 +169,7 @@ async def _nothing_left(edge: LiveEdge, storm: SocketRun) -> AsyncGenerator[None
         async with asyncio.timeout(WITHIN_S):
             while not await _is_settled(edge):  # retry until unreleased grants have expired
                 pass
-            # Sockets close in the background, and no event tells when they have closed.
+            # Sockets close in the background, and no event reports that they have closed.
             while _tasks_since(before[0]) or _open_files() > before[1]:  # noqa: ASYNC110  nothing signals the end of foreign tasks
                 await asyncio.sleep(0.01)
     except TimeoutError:

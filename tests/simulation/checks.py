@@ -22,7 +22,7 @@ from duplane.scheduler.waiters import Waiters
 
 OCCUPIED = registry_pb2.SLOT_STATE_OCCUPIED
 SlotKey = tuple[str, int]
-MAX_OVERTAKEN = 6  # the number of slots, because grants of all slots may be in progress at once
+MAX_OVERTAKEN = 6  # the number of slots, because grants of all slots may be in progress together
 
 
 class BrokenLawError(Exception):
@@ -66,8 +66,8 @@ class Laws:
     def scheduler_began(self, state: SchedulerState, *, is_alone: bool) -> None:
         """Check every change of a scheduler, from its start.
 
-        If schedulers share a store, one of them may learn late that a ticket has returned to its
-        place, and may already have granted slots to later tickets.
+        If schedulers share a store, one of them may grant slots to later tickets before it receives
+        the change that an earlier ticket has returned to its place.
         """
         view = View(self._highest if is_alone else {}, 0 if is_alone else MAX_OVERTAKEN)
         state.listeners.append(lambda change: self._noted(self._check, change, state, view))
@@ -103,8 +103,8 @@ class Laws:
     def reports_of(self, state: SchedulerState) -> Callable[[registry_pb2.AttachRequest], None]:
         """Return a check for one attach stream: call it when a message was applied to `state`.
 
-        A slot that a lease holds has a grant at the latest after the second message: the first one
-        may find a grant that ends at the same moment.
+        An occupied slot must have a grant in `state`. The check fails only if two messages in a row
+        show the slot without a grant, because a grant may end at the moment of the first message.
         """
         register = registry_pb2.Register()
         missing: Collection[str] = ()  # leases without a grant

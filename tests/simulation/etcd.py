@@ -37,7 +37,7 @@ class _Lease:
 
 
 class SimulatedEtcd:
-    """The etcd cluster. The cluster never fails as a whole, but clients may lose the way to it."""
+    """The etcd cluster. The cluster never fails as a whole, but a client may be cut off from it."""
 
     def __init__(self) -> None:
         self.revision = 1

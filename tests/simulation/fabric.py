@@ -128,7 +128,7 @@ class SimulatedFabric:
         return Scheduler(client, self._boot_ms, self.laws)
 
     async def _replace(self, at: int) -> None:
-        """Kill a scheduler. Its next process starts at once, or after some time."""
+        """Kill a scheduler. Its next process starts immediately, or after some time."""
         if scheduler := self.schedulers[at]:
             self.schedulers[at] = None
             await scheduler.kill()
@@ -180,7 +180,7 @@ class SimulatedFabric:
                 scheduler.client.cut(duration_s)
 
     def _half_cut(self, scheduler: Scheduler) -> None:
-        """Break a call, which its server notices late. The client already knows its ticket."""
+        """Break a call after its first answer, so that the server detects the break late."""
         if answered := [call for call in scheduler.calls if call.has_answered]:
             self.chance.choice(answered).half_cut(self.chance.uniform(0, NOTICE_S))
 

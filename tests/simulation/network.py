@@ -50,12 +50,12 @@ class Call:
             self._to_client.put_nowait(end)
 
     def cut(self) -> None:
-        """Break the connection. Both ends notice it at once."""
+        """Break the connection. Both ends detect it immediately."""
         if not self._is_half_open:
             self.end()
 
     def half_cut(self, notice_s: float) -> None:
-        """Break the connection. The client notices it at once, the server after `notice_s`."""
+        """Break the connection. The client detects it immediately, the server after `notice_s`."""
         self._is_half_open = True
         self._to_client.put_nowait(CallError("UNAVAILABLE", "half cut"))
         asyncio.get_running_loop().call_later(notice_s, self.end)

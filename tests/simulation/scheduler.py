@@ -98,7 +98,7 @@ class Scheduler:
         return next((loop.exception() for loop in ended), None)
 
     async def kill(self) -> None:
-        """End the process at once.
+        """End the process immediately.
 
         The store is stopped first, so that the process cleans up nothing in it.
         """

@@ -159,7 +159,7 @@ class Cluster:
     @classmethod
     @contextlib.asynccontextmanager
     async def running(cls, folder: Path) -> AsyncGenerator[Cluster]:
-        """Start all processes at once. Each process finds the others as soon as they listen."""
+        """Start all processes together. Each process finds the others as soon as they listen."""
         cluster = cls(folder)
         try:
             for server in cluster.servers:

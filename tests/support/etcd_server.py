@@ -44,7 +44,7 @@ class Member:
         )
 
     def kill(self) -> None:
-        """End the process at once, even if it is frozen."""
+        """End the process immediately, even if it is frozen."""
         if self._process:
             self._process.kill()
             self._process.wait()

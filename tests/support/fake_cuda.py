@@ -318,7 +318,7 @@ def _worker_frames() -> Iterator[str]:
 
 
 class _PlayedEvent:
-    """Replaces `torch.cuda.Event`. The device reaches every event at once."""
+    """Replaces `torch.cuda.Event`. The device reaches every event immediately."""
 
     def __init__(self, border: Border, *, enable_timing: bool = False) -> None:
         self._reached_s = 0.0

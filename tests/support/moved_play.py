@@ -1,6 +1,6 @@
 """A conversation that moves from worker to worker, without sockets and without a clock.
 
-`Play` is a client with its session, and one worker at a time. Like a real worker, each worker knows
+`Play` is a client with its session, and one worker at a time. Like a real worker, each worker has
 only the messages that it received. So its context shows whether it has the whole conversation.
 """
 

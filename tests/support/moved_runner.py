@@ -37,7 +37,8 @@ _CANCELLED = asyncio.CancelledError()  # as grpc.aio raises it from a read of a 
 class WorkerDouble:
     """A worker, and the stream of the session to it.
 
-    It answers a message of a kind in `ends` with this error, or not at all if the value is None.
+    `ends` maps kinds of messages to the errors that answer them; None means that the worker does
+    not answer this kind.
     """
 
     def __init__(self, digest: str = "m", **ends: FabricError | None) -> None:

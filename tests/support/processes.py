@@ -1,4 +1,4 @@
-"""Tells whether processes that a test has ended are gone."""
+"""Finds out whether processes that a test has ended are gone."""
 
 from __future__ import annotations
 

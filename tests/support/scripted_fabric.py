@@ -1,7 +1,7 @@
 """A scheduler and a worker whose responses a test can script. They use real gRPC, but no model.
 
-By default the scheduler grants free slots, and the worker opens conversations at once and answers
-each unit with `listen`. A test that scripts the responses sets `is_automatic` to False.
+By default the scheduler grants free slots, and the worker immediately opens conversations and
+answers each unit with `listen`. A test that scripts the responses sets `is_automatic` to False.
 """
 
 from __future__ import annotations

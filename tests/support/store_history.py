@@ -58,7 +58,7 @@ class Grants:
 
 
 class View:
-    """The state that one subscriber knows.
+    """The state that results from the changes which one subscriber has received.
 
     Checks each change: it must be possible in this state.
     """
@@ -114,7 +114,7 @@ class View:
 class Faults:
     """Loses the answer of a transaction.
 
-    The transaction itself is executed at once, later or never.
+    The transaction itself is executed immediately, later or never.
     """
 
     def __init__(self, client: EtcdClient) -> None:
@@ -142,7 +142,7 @@ class Faults:
 
 
 class Replica:
-    """The running store of one scheduler, and the state that its subscriber knows."""
+    """The running store of one scheduler, and the state that its subscriber has received."""
 
     def __init__(self, store: LeaseStore, history: Grants) -> None:
         self.store = store

@@ -20,7 +20,7 @@
     worker prefilled|piece|done {...}
     worker breaks REASON [FIELD [MESSAGE]]   the call ends with an error
     clock SECONDS                  the clock advances by this time
-    drain                          the edge is told to stop at once
+    drain                          the edge gets the request to stop immediately
     ends CODE                      the connection is closed with this code; always last
 
 In JSON, these words stand for base64: "@pcm:N" for N samples, "@pcm:N:K" for second K of these

@@ -72,7 +72,7 @@ async def test_watch_streams_every_step_of_a_lease() -> None:
         await operator.until(lambda seen: len(seen.steps) == 8)
         assert operator.workers["w"].worker.slots[0].state == FREE
         kinds = [step.WhichOneof("event") for step in operator.steps[1:]]
-        # The request was granted at once, so it never had a ticket.
+        # The request was granted immediately, so it never had a ticket.
         assert kinds[:2] == ["worker", "lease"]
         assert sorted(kinds[2:4]) == ["lease", "worker"]  # claimed, occupied
         assert sorted(kinds[4:6]) == ["removed_lease_id", "worker"]  # cleaning

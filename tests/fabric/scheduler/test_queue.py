@@ -295,7 +295,7 @@ async def test_release_of_an_unclaimed_lease_frees_its_slot_at_once() -> None:
 
 
 async def test_slot_of_a_returned_grant_waits_for_the_report_of_its_number() -> None:
-    """The caller claims and releases at once, so the release arrives before the worker's report."""
+    """The caller releases right after its claim, so the release precedes the worker's report."""
     async with SchedulerHarness.running() as harness:
         operator, worker = await harness.operator(), await harness.worker()
         worker.obeys_revokes = False

@@ -113,7 +113,7 @@ def durations(span: Span) -> dict[str, int]:
 def check_the_whole(edge: Span, worker: Span) -> None:
     """Check that the times of the stages and of the network add up to the time of the unit."""
     begins = {event.name: event.time_unix_nano for event in edge.events}
-    # The worker may receive a unit before the edge knows that the stream has accepted it.
+    # The worker may receive a unit before the edge records that the stream has accepted it.
     sent_ns = min(begins[spans.WORKER], worker.start_time_unix_nano)
     assert sent_ns > begins[spans.SEND]
     there_ns = worker.start_time_unix_nano - sent_ns

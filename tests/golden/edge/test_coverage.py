@@ -127,7 +127,7 @@ def did_as_specified(move: Move, kind: str) -> bool:
     outcome = specified(move.dialect)[move.before.name][kind]
     if outcome in {phase.name for phase in Phase}:
         led_to = Phase[outcome]
-        opened = LIFECYCLE.get((led_to, Lifecycle.OPENED))  # LIFECYCLE may change the phase at once
+        opened = LIFECYCLE.get((led_to, Lifecycle.OPENED))  # LIFECYCLE may change it further
         return move.after in (led_to, opened) and not is_refused(move)
     if len(move.told) != 1 or move.after is not move.before:
         return False

@@ -127,7 +127,7 @@ def count_work(model: DuplexModel, places: dict[str, Place]) -> dict[str, list[i
 def broken(
     model: DuplexModel, place: Place, numbers: Sequence[float], error: Exception
 ) -> Iterator[list[Exception]]:
-    """Make the chosen calls of a stage raise at these operations; later calls raise at once."""
+    """Make the chosen calls of a stage raise at these operations; later calls raise immediately."""
     owner, name, is_chosen = place(model)
     call: Any = getattr(owner, name)
     waiting, raised = list(numbers), list[Exception]()
@@ -219,7 +219,7 @@ def test_a_stage_that_fails_for_one_leaves_the_others_what_they_have_alone(
     model: DuplexModel, alone: Results, work: dict[str, list[int]], stage: str
 ) -> None:
     # In the slot that fails, the first call succeeds, the second fails late, and later calls fail
-    # at once.
+    # immediately.
     undisturbed, disturbed = work[stage][:2]
     numbers = [undisturbed + 1, 0.9 * disturbed, 0]
     with broken(model, STAGES[stage], numbers, RuntimeError("the device says no")) as raised:

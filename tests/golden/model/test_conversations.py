@@ -69,7 +69,7 @@ OTHER_VOICE = ConversationOptions(
 
 @dataclass(frozen=True)
 class Script:
-    """One conversation: the round in which it joins, its offset in the talk, its unit count."""
+    """One conversation: the round in which it joins, its offset in the sound, its unit count."""
 
     options: ConversationOptions
     joins: int

@@ -124,7 +124,7 @@ schedules = st.dictionaries(st.integers(0, 3), plans, min_size=2, max_size=4)
 
 
 def play(model: DuplexModel, schedule: dict[int, Plan]) -> dict[int, Heard]:
-    """Run conversations at once, each in its slot."""
+    """Run conversations together, each in its slot."""
     heard: dict[int, Heard] = {}
     results: dict[int, list[UnitOutput | UnitFailure]] = {slot: [] for slot in schedule}
     for clock in range(max(plan.leaves for plan in schedule.values()) + 1):

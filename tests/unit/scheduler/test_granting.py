@@ -128,7 +128,7 @@ async def test_no_slot_is_offered_from_a_state_that_is_not_whole(
 
 
 async def test_grants_do_not_wait_for_each_other() -> None:
-    """Several grants are in progress at once, each with its own slot and ticket."""
+    """Several grants are in progress together, each with its own slot and ticket."""
     state, store = SchedulerState(lambda: 0.0), MemoryStore(boot_ms=1)
     grants = GrantLoop(store, state, claim_timeout_s=5.0, resume_grace_s=3.0)
     store.subscribe(state.apply)

@@ -105,7 +105,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         self.granted_at: dict[int, float] = {}  # key: the fencing number
         self.open_tickets: dict[int, Ticket] = {}
         self.live: dict[tuple[str, int], Grant] = {}
-        # Grants that ended without a claim and whose workers do not know this yet.
+        # Grants that ended without a claim, until their workers have received this.
         self.void: list[Grant] = []
 
     @initialize()
@@ -328,8 +328,8 @@ class SchedulerHistory(RuleBasedStateMachine):
         )
         self.send_report(process, worker)
         present = self.live.get(slot_key(grant))
-        # A late claim of a void lease may reach the worker before the worker learns that the lease
-        # is void. The slot's next grant has a higher number, so this claim does not block it.
+        # A late claim of a void lease may reach the worker before the revoke of this lease does.
+        # The slot's next grant has a higher number, so this claim does not block it.
         assert (
             present is None
             or present.is_claimed

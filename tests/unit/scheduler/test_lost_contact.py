@@ -53,7 +53,7 @@ def test_cut_off_scheduler_sends_its_worker_and_callers_to_another_one() -> None
                 assert [await code_of(call) for call in waiting] == ["UNAVAILABLE"] * 3
             assert loop.time() - began > LIMIT_S - PRESENCE_TTL_S / 2
             assert not fabric.schedulers[0].availability.is_serving
-            async with asyncio.timeout(SOON_S):  # refused at once
+            async with asyncio.timeout(SOON_S):  # refused without a wait
                 assert await code_of(fabric.attach(0, 2)) == "UNAVAILABLE"
                 assert await code_of(fabric.acquire(0, "r0", tickets[0])) == "UNAVAILABLE"
                 assert await code_of(fabric.release(0, "holder")) == "UNAVAILABLE"

@@ -27,7 +27,7 @@ CLAIMS = lease_pb2.LeaseClaims(lease_id="lease")
 class Keys:
     """A worker with one slot.
 
-    It verifies leases, and reports that it knows which leases are void.
+    It verifies leases. When a lease is revoked, it reports the slot with the fencing number.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ def keys_in_etcd(fabric: Schedulers) -> set[str]:
 async def leases_of(fabric: Schedulers, worker: Keys) -> Sequence[lease_pb2.Lease]:
     """Acquire a lease at the first scheduler every few seconds.
 
-    Each lease must be valid at once.
+    The worker must accept each lease immediately.
     """
     loop, leases = asyncio.get_running_loop(), list[lease_pb2.Lease]()
     while loop.time() < RUN_S:

@@ -1,4 +1,4 @@
-"""The start of a connection: its first bytes, the size of its head, and the file that it needs."""
+"""The start of a connection: its first bytes, the size of its head, and its file descriptor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The laws of every lease store, checked in random histories.
+"""The laws of every lease store: conditions that hold after any operation, in random histories.
 
 In a history, schedulers share a store, start and stop, lose their sessions, and lose the answers of
 their transactions.
@@ -133,7 +133,7 @@ class StoreLaws(RuleBasedStateMachine):
         )
     )
     def race(self, verbs: list[tuple[int, str, int]]) -> None:
-        """Run several operations at once. The subscribers' views check the changes that result."""
+        """Run several operations together. The subscribers' views check the resulting changes."""
 
         async def all_at_once() -> None:
             operations = [

@@ -104,7 +104,7 @@ class Storm(Play):
         self.say('{"type":"resume"}')
 
     def repeat(self) -> None:
-        """Let a late answer come while no worker has a unit: nothing tells answers apart."""
+        """Let a late answer come while no worker has a unit: answers do not name their worker."""
         if self.session.requests.oldest_sent is None:
             self.respond(*self.late[-1:])
 

@@ -1,4 +1,4 @@
-"""The runner of a session that moves: whom it reports, avoids and counts, and how long it waits."""
+"""The runner of a session that moves: the workers that it reports, avoids and counts; its waits."""
 
 from __future__ import annotations
 

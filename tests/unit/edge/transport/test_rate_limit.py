@@ -42,7 +42,7 @@ def test_work_above_its_share_is_waited_for_and_a_little_may_be_done_at_once() -
     assert share.spend(100.0, 0.05) == 0.0
     assert share.spend(100.0, 0.01) == pytest.approx(0.2)
     assert share.spend(100.2, 0.01) == pytest.approx(0.2)
-    assert share.spend(200.0, 0.05) == 0.0  # quota that was not used for long may be used at once
+    assert share.spend(200.0, 0.05) == 0.0  # quota that was saved may be used in one burst
 
 
 @given(st.lists(st.floats(0.0, 0.1), min_size=1, max_size=50), st.floats(0.001, 1.0))

@@ -1,4 +1,4 @@
-"""Grants in etcd that expire at the same time end together, a bounded number at once."""
+"""Grants in etcd that expire at the same time end in few transactions, each of bounded size."""
 
 from __future__ import annotations
 

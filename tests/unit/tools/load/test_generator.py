@@ -36,7 +36,7 @@ def virtual(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Server:
-    """Sessions that answer each unit at once."""
+    """Sessions that answer each unit immediately."""
 
     def __init__(self) -> None:
         # For each session: its units and the times of their arrival.

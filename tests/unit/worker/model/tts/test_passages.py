@@ -1,4 +1,7 @@
-"""Passages: their tokens depend neither on the limit per call nor on the other slots."""
+"""Passages, which are the talker's parts of a chat answer.
+
+Their tokens depend neither on the limit per call nor on the other slots.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
