@@ -34,10 +34,10 @@ CHAT_CONFIG: Mapping[str, tuple[float, float]] = {
     "max_slice_count": (1, 9),
 }
 
-# Most units of one `Rebuild` message; the edge splits a longer conversation. This bound exists
-# because the worker checks all units of a message before it handles other sessions again. Units of
-# one second reach the bound on the bytes of a message earlier, so this one affects only very short
-# units.
+# Maximum number of units of one `Rebuild` message; the edge splits a longer conversation. This
+# bound exists because the worker checks all units of a message before it handles other sessions
+# again. Units of one second reach the bound on the bytes of a message earlier, so this one affects
+# only very short units.
 MAX_REBUILD_UNIT_COUNT = 1024
 
 # Largest number of pictures that a client may ask for from each second of a video.

@@ -48,17 +48,18 @@ class SessionLimits:
     max_pause_s: PositiveFloat = 3600.0
     """Longest pause in seconds; a longer pause is shortened to this."""
     max_unit_s: PositiveFloat = 2.0
-    """Most seconds of one unit; a longer unit fails with UNIT_TOO_LONG."""
+    """Maximum number of seconds of one unit; a longer unit fails with UNIT_TOO_LONG."""
     frame_count: PositiveInt = 16
-    """Most pictures of one unit; a unit with more fails with INVALID_FIELD."""
+    """Maximum number of pictures of one unit; a unit with more fails with INVALID_FIELD."""
     max_frame_bytes: PositiveInt = 2 * 1024 * 1024
-    """Most bytes of one picture; a unit with a larger picture fails with INVALID_FIELD."""
+    """Maximum number of bytes of one picture; a unit with a larger picture fails with
+    INVALID_FIELD."""
     max_slice_count: PositiveInt = 9
-    """Most slices of one picture; a request for more fails with INVALID_FIELD."""
+    """Maximum number of slices of one picture; a request for more fails with INVALID_FIELD."""
     max_voice_s: PositiveFloat = 30.0
-    """Most seconds of a reference voice; a longer voice fails with INVALID_FIELD."""
+    """Maximum number of seconds of a reference voice; a longer voice fails with INVALID_FIELD."""
     max_prompt_bytes: PositiveInt = 32 * 1024
-    """Most bytes of a system prompt; a longer prompt fails with INVALID_FIELD."""
+    """Maximum number of bytes of a system prompt; a longer prompt fails with INVALID_FIELD."""
     inbox_unit_count: PositiveInt = 4
     """Maximum number of units of a session that wait for the device; of more units, the oldest is
     dropped and counted."""
@@ -66,28 +67,30 @@ class SessionLimits:
     """Maximum number of deltas that wait for a slow client; one more ends the call with
     SLOW_CLIENT."""
     max_chat_messages: PositiveInt = 512
-    """Most messages of one chat request; more fail with INVALID_FIELD."""
+    """Maximum number of messages of one chat request; more fail with INVALID_FIELD."""
     max_chat_parts: PositiveInt = 1024
-    """Most parts in all messages of a chat request; more fail with INVALID_FIELD."""
+    """Maximum number of parts in all messages of a chat request; more fail with INVALID_FIELD."""
     max_chat_clips: PositiveInt = 256
-    """Most sounds in all messages of a chat request; more fail with INVALID_FIELD."""
+    """Maximum number of sounds in all messages of a chat request; more fail with INVALID_FIELD."""
     max_chat_text_bytes: PositiveInt = 512 * 1024
-    """Most bytes of text in all messages of a chat request; more fail with INVALID_FIELD."""
+    """Maximum number of bytes of text in all messages of a chat request; more fail with
+    INVALID_FIELD."""
     max_chat_media_bytes: PositiveInt = 24 * 1024 * 1024
-    """Most bytes of media in all messages of a chat request; more fail with INVALID_FIELD."""
+    """Maximum number of bytes of media in all messages of a chat request; more fail with
+    INVALID_FIELD."""
     max_video_s: PositiveFloat = 600.0
-    """Most seconds of a video in a chat; a longer video fails with INVALID_FIELD."""
+    """Maximum number of seconds of a video in a chat; a longer video fails with INVALID_FIELD."""
     max_video_frame_pixels: PositiveInt = 4096 * 2304
-    """Most pixels of one picture of a video; more fail with INVALID_FIELD."""
+    """Maximum number of pixels of one picture of a video; more fail with INVALID_FIELD."""
     max_video_pieces: PositiveInt = 256
-    """Most pictures and slices in all videos of one request; more fail with INVALID_FIELD. Each has
-    66 tokens."""
+    """Maximum number of pictures and slices in all videos of one request; more fail with
+    INVALID_FIELD. Each has 66 tokens."""
     video_timeout_s: PositiveFloat = 60.0
     """Seconds in which all videos of one request must be decoded; otherwise the request fails with
     INVALID_FIELD."""
     video_memory_bytes: PositiveInt = 3 * 1024**3
-    """Most bytes of memory of the process that decodes one video; a video that needs more fails
-    with INVALID_FIELD."""
+    """Maximum number of bytes of memory of the process that decodes one video; a video that needs
+    more fails with INVALID_FIELD."""
     video_decoder_count: PositiveInt = 4
     """Maximum number of videos that the whole worker decodes at the same time. Further videos wait,
     and --video-timeout-s includes the wait."""
@@ -154,16 +157,16 @@ class WorkerSettings:
     """CPU threads of the model. 0 means that the worker chooses and logs the number, from its cores
     and the size of the model."""
     rows_per_round: PositiveInt = 1024
-    """Most rows (embeddings) of units with pictures in one round of the device. The oldest of these
-    units runs even if it alone has more; the other ones wait for a later round. Units without
-    pictures always run in the next round."""
+    """Maximum number of rows (embeddings) of units with pictures in one round of the device. The
+    oldest of these units runs even if it alone has more; the other ones wait for a later round.
+    Units without pictures always run in the next round."""
     turn_row_limit: Annotated[int, Ge(128), Parameter("--turn-rows")] = 2048
-    """Most rows (embeddings) that the talker keeps of one turn; a second of speech has about 35
-    rows. In a longer turn the talker drops its older rows."""
+    """Maximum number of rows (embeddings) that the talker keeps of one turn; a second of speech has
+    about 35 rows. In a longer turn the talker drops its older rows."""
     cuda_graphs: bool = True
     """Capture short steps as CUDA graphs. Without effect on a CPU."""
     context_token_limit: Annotated[int, Ge(64), Parameter("--context")] = 8192
-    """Most tokens that one conversation can hold."""
+    """Maximum number of tokens that one conversation can hold."""
     stuck_after_s: PositiveFloat = 30.0
     """Seconds of one call into the model after which the worker's health is NOT_SERVING."""
     hung_after_s: PositiveFloat = 120.0

@@ -41,7 +41,7 @@ Answer = Callable[[Unit, int], UnitOutput | UnitFailure]
 PROMPT_TOKENS = 7
 UNIT_TOKENS = 12
 REBUILT_UNITS = 4
-"""Most past units that one call of `rebuild` takes."""
+"""Maximum number of past units that one call of `rebuild` takes."""
 SPEECH = (0.25 * np.sin(np.arange(OUTPUT_SAMPLE_RATE) * 0.1)).astype(np.float32)
 """The speech of one unit: a tone of one second."""
 SLOW_UNIT_S = 5.0

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 import orjson
 
 STACKED_FRAMES = 4
-"""Most pixels of pictures joined side by side, as a multiple of `VideoBounds.frame_pixels`."""
+"""Maximum number of pixels of pictures joined side by side, as a multiple of
+`VideoBounds.frame_pixels`."""
 
 
 @dataclass(frozen=True)

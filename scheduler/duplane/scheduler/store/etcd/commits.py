@@ -26,13 +26,14 @@ _log = logging.getLogger(__name__)
 # are nested in it.
 _MAX_JOINT_COUNT = 32
 _MAX_JOINT_BYTES = 512 * 1024
-# Most transactions that wait for etcd at the same time. With two, a sixth more transactions would
-# be sent, because fewer operations would share one, and more of them would fail because of changes
-# by other schedulers. Arrivals, of which a transaction contains at most one, have their own limit.
+# Maximum number of transactions that wait for etcd at the same time. With two, a sixth more
+# transactions would be sent, because fewer operations would share one, and more of them would fail
+# because of changes by other schedulers. Arrivals, of which a transaction contains at most one,
+# have their own limit.
 _MAX_SENT_COUNT = 1
 _MAX_SENT_ARRIVALS = 16
-# Most transactions in a row that contain only an arrival although other operations wait. The
-# transaction of a registration never contains other operations.
+# Maximum number of transactions in a row that contain only an arrival although other operations
+# wait. The transaction of a registration never contains other operations.
 _MAX_PASSED_OVER = 4
 _EXAMINED_COUNT = 64  # most waiting operations that one turn applies to the facts
 

@@ -25,7 +25,8 @@ from duplane.scheduler.store.etcd.records import (
 )
 from duplane.scheduler.store.etcd.transactions import Answer, Done, Step, Transaction
 
-# Most grants that one transaction ends. etcd refuses transactions of more than 128 operations.
+# Maximum number of grants that one transaction ends. etcd refuses transactions of more than 128
+# operations.
 MAX_ENDED_COUNT = 50
 
 

@@ -20,7 +20,8 @@ from duplane.worker.model.audio.whisper import AudioConfig, AudioProjector, Whis
 from duplane.worker.model.transfer import upload
 
 BATCH_FRAMES = HISTORY_SAMPLES // HOP
-"""Most mel frames of one batch, including padding: as many as the longest segment has."""
+"""Maximum number of mel frames of one batch, including padding: as many as the longest segment
+has."""
 
 
 @dataclass(frozen=True, eq=False)

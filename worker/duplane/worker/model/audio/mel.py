@@ -40,7 +40,7 @@ FIXED_FLOOR_SAMPLES = 5 * SAMPLE_RATE
 """A history shorter than this has a fixed floor of its log-mel. In a longer one, the floor depends
 on the maximum."""
 BACKLOG_SAMPLES = 30 * SAMPLE_RATE
-"""Most samples of a slot that no unit has consumed yet."""
+"""Maximum number of samples of a slot that no unit has consumed yet."""
 
 POWER_FLOOR = 1e-10
 DYNAMIC_RANGE = 8.0

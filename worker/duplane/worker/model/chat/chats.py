@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 CHUNK_IDS = 10
 """Ids of the answer that are fed in one step."""
 PREFILL_ROWS = 512
-"""Most rows of prompts that are fed in one step, for all chats together."""
+"""Maximum number of rows of prompts that are fed in one step, for all chats together."""
 ANSWER_MARK = "<|im_end|>\n<|im_start|>assistant\n"
 NO_THOUGHTS = "<think>\n\n</think>\n\n"
 SPEECH_MARK = "<|tts_bos|>"

@@ -20,7 +20,8 @@ from duplane.worker.model.types import ImageError, PreparedImage, Unit, UnitFail
 from duplane.worker.model.vision.layout import duplex_layout, tile_count
 
 MAX_FRAME_PIXELS = 1 << 23
-"""Most pixels of one frame; decoding a larger frame would delay a conversation for too long."""
+"""Maximum number of pixels of one frame; decoding a larger frame would delay a conversation for too
+long."""
 
 
 class UnitInputs:

@@ -27,16 +27,18 @@ from duplane.worker.model.tts.sampling import TOKENS_PER_UNIT, UNIT_DRAWS
 from duplane.worker.model.types import PastUnit, PreparedImage, Rebuilt, UnitFailure
 
 SHARE_ROWS = 512
-"""Most rows of one share, unless its only unit has more."""
+"""Maximum number of rows of one share, unless its only unit has more."""
 CPU_SHARE_ROWS = 128
-"""Most rows of one share on a CPU with an empty context; a CPU needs longer for a row."""
+"""Maximum number of rows of one share on a CPU with an empty context; a CPU needs longer for a
+row."""
 CPU_CONTEXT_ROWS = 8192
 """Length of the context at which a share on a CPU has half as many rows: the time of a row grows
 with the context."""
 SHARE_UNITS = 29
-"""Most units of one share: as many as the audio encoder's cache holds in the released model."""
+"""Maximum number of units of one share: as many as the audio encoder's cache holds in the released
+model."""
 WINDOW_UNITS = 8
-"""Most units of one share if a context window may move rows after each of them."""
+"""Maximum number of units of one share if a context window may move rows after each of them."""
 
 REFUSED = "REBUILD_REFUSED"
 DIFFERS = "REBUILD_DIFFERS"

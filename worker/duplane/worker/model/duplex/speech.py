@@ -24,9 +24,10 @@ from duplane.worker.model.vocoder.vocoder import VocoderChunk
 
 UNIT_SAMPLES = 24_000
 SHARE_CHUNKS = 2
-"""Most chunks that one share of a rebuild repeats."""
+"""Maximum number of chunks that one share of a rebuild repeats."""
 TURN_CHUNKS = 30
-"""Most chunks of an open turn that are repeated. The vocoder of a longer turn starts afresh."""
+"""Maximum number of chunks of an open turn that are repeated. The vocoder of a longer turn starts
+afresh."""
 RECENT_CHUNKS = 2
 
 

@@ -16,9 +16,10 @@ from torch import Tensor
 from duplane.worker.model.transfer import upload
 
 MOVED_ROWS = 256
-"""Most rows that are moved in one step, which bounds the memory that a move needs."""
+"""Maximum number of rows that are moved in one step, which bounds the memory that a move needs."""
 GATHERED_BYTES = 1 << 30
-"""Most bytes of one layer's cache that are copied to attend for several slots in one call."""
+"""Maximum number of bytes of one layer's cache that are copied to attend for several slots in one
+call."""
 MASK_STRIDE = 16
 """The rows of a mask begin at multiples of this many columns, as attention kernels require."""
 

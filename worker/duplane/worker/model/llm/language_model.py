@@ -22,7 +22,8 @@ from duplane.worker.model.transfer import upload
 
 PREFIX = "llm."
 PREFILL_ROWS = 512
-"""Most rows of one slot that are fed in one pass; a long prompt needs several passes."""
+"""Maximum number of rows of one slot that are fed in one pass; a long prompt needs several
+passes."""
 
 
 class _Body(Decoder):

@@ -34,7 +34,7 @@ from duplane.worker.model.tts.sampling import (
 PREFIX = "tts."
 FULL_ATTENTION, RECOMPUTING = "full_attention", "sliding_recompute"
 TURN_ROWS = 2048
-"""Most rows of a turn in the cache. A longer turn continues without its earlier rows.
+"""Maximum number of rows of a turn in the cache. A longer turn continues without its earlier rows.
 
 A unit adds 25 tokens, its text and one mark, so this is about a minute of speech.
 """

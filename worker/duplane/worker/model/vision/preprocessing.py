@@ -23,16 +23,16 @@ RULES_FILE = "preprocessor_config.json"
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 
 MAX_PIXELS = 1 << 25
-"""Most pixels of an encoded image; a larger image is refused before it is decoded."""
+"""Maximum number of pixels of an encoded image; a larger image is refused before it is decoded."""
 MAX_SLICES = 64
-"""Most slices of one image. Each slice costs as much as another image."""
+"""Maximum number of slices of one image. Each slice costs as much as another image."""
 MAX_SCANNED_PIXELS = 12 * MAX_PIXELS
 """Upper bound of a JPEG's pixels times its scans. Each scan is a pass over all pixels but may have
 only a few bytes, so a small file could occupy a decoder for hours. Progressive files usually have
 about ten scans."""
 MAX_SCALED_AREAS = 8
-"""Most patches of one tile, as a multiple of the patches of a square tile. Only narrow strips would
-have more."""
+"""Maximum number of patches of one tile, as a multiple of the patches of a square tile. Only narrow
+strips would have more."""
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class VisionConfig:
     query_count: int
     """Embeddings per tile."""
     batch_size: int
-    """Most tiles that are encoded in one batch."""
+    """Maximum number of tiles that are encoded in one batch."""
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> VisionConfig:

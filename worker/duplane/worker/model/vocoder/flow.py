@@ -39,8 +39,8 @@ from duplane.worker.model.vocoder.flow_cache import (
 )
 
 MOVED_COLUMNS = 128
-"""Most columns of the estimator's caches that are moved in one step. It bounds the temporary
-copy."""
+"""Maximum number of columns of the estimator's caches that are moved in one step. It bounds the
+temporary copy."""
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WINDOW_TOKENS = 25
-"""Most tokens that one chunk decodes, not counting lookahead."""
+"""Maximum number of tokens that one chunk decodes, not counting lookahead."""
 PREFIX_TOKENS = 3
 """Tokens of silence before a turn. They and the 25 tokens of a unit fill window and lookahead."""
 FEWEST_TOKENS = 5
-"""Fewest tokens that a chunk decodes, unless it is the last of its turn."""
+"""Minimum number of tokens that a chunk decodes, unless it is the last of its turn."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from duplane.worker.model.vocoder.types import VocoderVoice
 PROMPT_VOICE = Path("assets", "system_ref_audio.wav")
 VOCODER_VOICE = "voice.safetensors"
 CACHED_VOICES = 64
-"""Most voices of clips that are cached. Each has some hundred kilobytes."""
+"""Maximum number of voices of clips that are cached. Each has some hundred kilobytes."""
 
 TOKENIZER_FILE = "speech_tokenizer_v2_25hz.onnx"
 SPEAKER_FILE = "campplus.onnx"
