@@ -1,4 +1,4 @@
-"""`duplane up` after two interrupts: it closes calls in order and logs no traceback."""
+"""`duplane up` after two interrupts: it closes its calls normally and logs no traceback."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ async def _exchange(
             await asyncio.wait({heard}, timeout=rng.choice((0, 0.02, 0.1)))
             if rng.random() < 0.2:
                 writer.transport.abort()
-            # In the other cases the edge must end the connection by a time limit.
+            # Without an abort or an end of file, the edge must end the connection by a time limit.
             elif is_upgrade or rng.random() < 0.9:
                 writer.write_eof()
         try:

@@ -57,7 +57,7 @@ class Laws:
         self.broken: BrokenLawError | None = None
         self.grant_count = 0
         self.history: list[str] = []  # the kind of every change, in order
-        # Used with a single scheduler; kept over its restarts.
+        # The highest fencing numbers, kept over restarts of the scheduler if there is only one.
         self._highest: dict[SlotKey, int] = {}
         self._leases: dict[tuple[SlotKey, int], str] = {}  # lease ids, by slot and fencing number
         self._sessions: dict[SlotKey, int] = {}

@@ -44,7 +44,7 @@ class LoopClock:
     """The running event loop's monotonic time and the system's wall time."""
 
     def __init__(self) -> None:
-        # Kept, because each `get_running_loop` is a system call in Python 3.11.
+        # The loop is kept, because each `get_running_loop` is a system call in Python 3.11.
         self._loop = asyncio.get_running_loop()
 
     def now(self) -> Moment:

@@ -216,7 +216,7 @@ class SessionSpans:
             return None
         unit.answered_ns = answered_ns
         unit.rendered_ns = self._clock.now().wall_ns
-        # The unit was answered before the write returned.
+        # If the answer came before the write returned, the time of the write is not known yet.
         unit.sent_ns = unit.sent_ns or unit.taken_ns
         if isinstance(answer, session_pb2.Failed):
             unit.outcome, unit.is_kept = spans.FAILED, True

@@ -137,7 +137,7 @@ async def test_caller_is_granted_a_worker_that_it_avoids_only_without_another() 
 
 
 async def test_caller_waits_only_a_limited_time_for_another_worker_than_the_one_it_avoids() -> None:
-    """Nothing else changes in the fabric when the time is over."""
+    """When `avoided_duration` is over, the caller gets the worker without any other event."""
     async with SchedulerHarness.running() as harness:
         busy = await harness.worker("busy")
         await busy.claim(await (await harness.caller()).granted())

@@ -1,4 +1,4 @@
-"""The example client ends in order, also when its last unit fails."""
+"""The example client ends normally, also when its last unit fails."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ CASES: dict[str, Step] = {
     "edge write": in_the_socket,
 }
 """For each stage that the report must name: the function that makes it slow."""
-# In these cases the unit before is also late, but in another stage.
+# In these cases the previous unit is also late, but in another stage.
 TWICE = ("edge queue", "worker device")
 SUMS = "duplane_stage_duration_seconds_sum"
 

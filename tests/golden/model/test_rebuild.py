@@ -99,8 +99,7 @@ SCRIPTS = {
 @pytest.fixture(scope="module")
 def _model(speaking_checkpoint: Path) -> DuplexModel:
     torch.set_num_threads(1)
-    # In a turn with more rows, the talker drops its older rows. A few units already fill the
-    # context.
+    # `turn_rows` is small, so a few units of speech already make the talker drop its older rows.
     return DuplexModel.load(speaking_checkpoint, slot_count=3, context_capacity=1900, turn_rows=200)
 
 

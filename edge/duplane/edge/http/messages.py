@@ -20,8 +20,8 @@ _BLOCK_BYTES = 64 * 1024
 def json_answer(body: object, status: int = HTTPStatus.OK) -> web.Response:
     """Return a JSON answer. A body of type bytes must be JSON."""
     content = body if isinstance(body, bytes) else orjson.dumps(body)
-    # A long body is written block by block, so that a client that does not read holds no whole copy
-    # of it in the write buffer.
+    # A long body is written block by block. So if a client does not read, the write buffer does not
+    # hold a whole copy of the body.
     payload = _blocks(content) if len(content) > _BLOCK_BYTES else content
     length = {"Content-Length": str(len(content))}
     answer = web.Response(body=payload, status=status, headers=length, content_type=_JSON)

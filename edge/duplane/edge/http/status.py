@@ -59,8 +59,8 @@ def worker_health(
 def _worker_state(worker: admin_pb2.WorkerStatus, leases: Collection[admin_pb2.LeaseStatus]) -> str:
     """Return the state of a worker in the words of the reference, whose workers run one session.
 
-    Web pages show the number of idle workers to people who want to begin. So a worker counts as
-    idle if a session can begin there now. Otherwise, the kinds of its leases decide its state.
+    Web pages show the number of idle workers to people who may begin a session. So a worker counts
+    as idle if a session can begin there now. Otherwise, the kinds of its leases decide its state.
     """
     slots = worker.worker.slots
     kinds = {

@@ -42,7 +42,7 @@ def parse(message: bytes, limits: Limits = _DEFAULTS) -> Fields:
     Raises UnreadableError if the frame is not JSON, and ClientError if the JSON is not an object or
     exceeds a bound.
     """
-    # Count before parsing: parsing makes an object of a hundred bytes from a value of two bytes.
+    # Count before parsing: the parser can make an object of 100 bytes from two bytes of JSON.
     max_count = limits.json_value_count
     if len(message) > max_count and sum(_count(message, mark) for mark in _MARKS) > max_count:
         raise invalid("message", f"must be at most {max_count} values")

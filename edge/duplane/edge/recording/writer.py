@@ -100,7 +100,7 @@ class RecordingWriter:
         part = self.directory / f"{STREAM}.part"
         self._stream = os.open(part, flags, 0o600)
         lock(self._stream)
-        # True until the recording is complete. If the disk becomes full, True could not be written
+        # True until the recording is complete: if the disk becomes full, True cannot be written
         # later.
         self._meta.is_incomplete = True
         write_meta(self.directory, self._meta)

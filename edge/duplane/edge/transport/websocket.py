@@ -157,7 +157,7 @@ class WebSocket:
     def _on_writable(self) -> None:
         """Write queued events until the connection is full.
 
-        Called when it has room, or when it is lost.
+        Called when the connection has room, or when it is lost.
         """
         if self._protocol.socket.is_closing():
             self._outbox.clear()

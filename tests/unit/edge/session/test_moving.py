@@ -80,7 +80,7 @@ def test_unanswered_units_are_sent_again_in_their_order(play: Play) -> None:
 
 
 class Storm(Play):
-    """A play whose acts run in random order. `late` are answers of workers that were lost."""
+    """A `Play` whose methods run in random order. `late` are answers of workers that were lost."""
 
     def __init__(self) -> None:
         super().__init__(limits=replace(LIMITS, failover_s=1e4))

@@ -105,7 +105,7 @@ def _streaming(talker: Talker, trace: dict[str, Any], arrays: Any) -> Iterator[C
 
 
 def _oneshot(talker: Talker, trace: dict[str, Any], arrays: Any) -> Iterator[Check]:
-    """Check an utterance of one segment. Its recorded condition already ends with the marks."""
+    """Check an utterance of one segment. Its recorded condition already contains the end marks."""
     talker.reset(0)
     stream = SpeechStream(0, SeededUniforms(0), is_greedy=True, temperature=TEMPERATURE)
     condition = _on_device(talker, arrays["oneshot_cond"])
@@ -127,7 +127,7 @@ def _spoken(talker: Talker, stream: SpeechStream, condition: Tensor, **bounds: i
 
 
 def _marked(talker: Talker, condition: Any, *, is_text_end: bool) -> Tensor:
-    """Return a recorded condition with the marks that follow it."""
+    """Add the end marks to a recorded condition: the mark of the text's end, if any, and BOS."""
     marks = talker.condition((), torch.empty(0), is_text_end=is_text_end)
     return torch.cat((_on_device(talker, condition), marks))
 

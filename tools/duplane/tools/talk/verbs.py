@@ -22,7 +22,7 @@ def talk(
     """Send a sound file to a server at real-time pace, or chat with it, and show the answers.
 
     Prints one row per unit: decision, text, length of audio, latency. Exit code 0 means that every
-    unit was answered and the session closed in order.
+    unit was answered and the session closed normally.
 
     Parameters
     ----------

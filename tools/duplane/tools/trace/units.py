@@ -46,7 +46,7 @@ class Stage(NamedTuple):
 
 
 class Half(NamedTuple):
-    """The parts of a unit's span in one process that are needed here."""
+    """The needed parts of a unit's span in one process: the edge or the worker."""
 
     begin_ns: int
     end_ns: int

@@ -1,4 +1,4 @@
-"""Starts the processes of a fabric on this machine and stops them in order."""
+"""Starts the processes of a fabric on this machine, and drains them one after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps one process of the fabric running: starts it again when it ends, stops it in order."""
+"""Keeps one process of the fabric running: starts it again when it ends, and drains it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Role:
             stdin=asyncio.subprocess.PIPE,  # the process ends when this pipe closes
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, process.SUPERVISED: "1"},
-            # Ctrl-C reaches only `up`, which then stops the processes in order.
+            # Ctrl-C reaches only `up`, which then drains the processes one after the other.
             start_new_session=True,
         )
         try:

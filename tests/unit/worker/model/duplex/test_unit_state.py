@@ -137,8 +137,8 @@ def test_recorded_choices_give_the_same_unit_and_turn() -> None:
             chosen: list[int] = []
             while not unit.is_over:
                 token = numbers.choice(choices) if unit.needs_choice else None
-                # None stands for the end of the chunk. The end of sequence counts only sometimes,
-                # because the rank of listen may also choose it.
+                # None stands for the end of the chunk. The end of sequence is among the recorded
+                # choices only half of the time: the rank of listen, too, can end a sequence.
                 is_counted = token is not None and (token != TOKENS.eos or numbers.random() < 0.5)
                 chosen += [token] if token is not None and is_counted else []
                 unit.advance(TOKENS.chunk_eos if token is None else token)
@@ -157,7 +157,7 @@ def test_choices_that_do_not_give_the_ids_are_refused() -> None:
         return UnitState.retraced(TOKENS, turn(), ids, chosen, is_interrupting=False)
 
     assert retraced(TOKENS.speak, WORD)
-    # The live unit would not have dropped the second word.
+    # A unit that really chose two words would have both of them in its ids.
     assert retraced(TOKENS.speak, WORD, WORD) is None
     assert retraced(TOKENS.speak) is None
     assert retraced(TOKENS.speak, WORD, ids=ids[:-1]) is None

@@ -111,7 +111,7 @@ class Line:
             self._news.set()
 
     async def close(self) -> None:
-        """End the session in order, after its last answers have arrived."""
+        """Close the session after its last answers have arrived."""
         if self._reading and self._session:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_ANSWER_TIMEOUT_S):
