@@ -102,7 +102,7 @@ class Waiters:
             try:
                 await self._enqueue(waiter, order)
             finally:
-                # Only now, so that the next ticket does not get the slot in between.
+                # Only now, when the ticket waits again: before, the next ticket could get the slot.
                 if order is not None:
                     await self._give_back_former_grants(request.request_id, order)
             yield waiter

@@ -310,7 +310,7 @@ def _changed(
 
 
 def _adopted(worker: Worker, slot: registry_pb2.SlotReport) -> Grant:
-    """Return a grant for a lease that has none, but is in its worker's report."""
+    """Return the missing grant of a lease that only its worker has reported."""
     claims = lease_pb2.LeaseClaims(
         lease_id=slot.lease_id,
         worker_id=worker.worker_id,

@@ -102,7 +102,7 @@ class Session:
                 await self._client.revoke_lease(self.lease)
 
     async def _hold_keys(self, tasks: asyncio.TaskGroup) -> NoReturn:
-        """Publish each key that `share_keys` has set, and keep its lease."""
+        """Publish each key that `share_keys` has set, and keep its etcd lease alive."""
         holding: dict[str, asyncio.Task[NoReturn]] = {}
         while True:
             self._has_shared.clear()

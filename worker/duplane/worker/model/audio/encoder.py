@@ -135,7 +135,7 @@ class AudioEncoder(nn.Module):
         return torch.cat(found)
 
     def _encode_together(self, slot: int, hidden: Tensor) -> Tensor:
-        """Encode units [units, positions, width] that the slot's cache can hold together.
+        """Encode units [units, positions, width], all of which fit into the slot's cache.
 
         A unit attends to itself and to the units before it.
         """
