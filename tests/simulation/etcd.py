@@ -94,7 +94,7 @@ class SimulatedEtcd:
             self._apply([etcd_pb2.RequestOp(request_delete_range=one) for one in deletions])
 
     def end_one(self, chance: random.Random) -> None:
-        """End a random lease, as an etcd leader may do that was frozen."""
+        """End a random lease, as an etcd leader may do after it was frozen."""
         if self._leases:
             self.revoke(chance.choice(list(self._leases)))
 

@@ -248,7 +248,7 @@ FORMS = {
 
 
 class Matcher:
-    """Compares messages with the transcript, and stores the values of its names."""
+    """Compares messages with the transcript, and stores the value of each NAME of an `@id:NAME`."""
 
     def __init__(self) -> None:
         self._names: dict[str, Any] = {}

@@ -176,7 +176,7 @@ def machine(options: Options) -> dict[str, Cell]:
 
 @contextmanager
 def checkpoint_directory(options: Options) -> Generator[Path, None, None]:
-    """Yield the checkpoint of the flags. Without one, write a random checkpoint to memory."""
+    """Yield the checkpoint that the flags name, or else write a random checkpoint to memory."""
     if options.checkpoint is not None:
         yield options.checkpoint
         return

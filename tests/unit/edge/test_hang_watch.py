@@ -29,7 +29,7 @@ class Runner:
 
 
 class Fabric:
-    """The health checks of workers: each takes the next answer, the last one again and again."""
+    """The health checks of workers: each gets the next answer; the last answer is repeated."""
 
     def __init__(self, *answers: bool | Exception) -> None:
         self.check_count = 0

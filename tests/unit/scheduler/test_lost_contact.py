@@ -93,7 +93,7 @@ def test_scheduler_serves_again_when_it_reaches_etcd() -> None:
 
 
 def test_single_scheduler_serves_its_callers_in_order_after_a_cut() -> None:
-    """Nobody ends its session, so tickets that were to be cancelled are still there."""
+    """No other scheduler ends its session in etcd, so its tickets are still there after the cut."""
 
     async def main() -> None:
         async with schedulers_of(1) as fabric:

@@ -98,7 +98,7 @@ def test_each_lease_is_signed_with_a_key_that_workers_know(is_cut: bool) -> None
 
 
 def end_leases(fabric: Schedulers, *kinds: bytes) -> None:
-    """End the leases of keys of etcd, as a leader of etcd may do that was frozen."""
+    """End the leases of some keys in etcd, as an etcd leader may do after it was frozen."""
     held = fabric.etcd.held.items()
     for lease in {one.lease for key, one in held if any(kind in key for kind in kinds)}:
         fabric.etcd.revoke(lease)

@@ -50,7 +50,7 @@ class Apps:
         return None
 
     def switch(self, app_id: str, *, is_on: bool) -> Json:
-        """Switch an app and return its row. Raises KeyError (unknown app) and UnservedAppError."""
+        """Switch an app on or off; return its row. Raises KeyError and UnservedAppError."""
         app = next((app for app in _APPS if app.app_id == app_id), None)
         if app is None:
             raise KeyError(app_id)

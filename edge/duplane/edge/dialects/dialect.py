@@ -64,7 +64,7 @@ class Dialect(ABC):
 
     name: ClassVar[str]
     # Phase and event type -> next phase. Every other pair is refused. An event that is legal in
-    # OPENING must be legal in ACTIVE, because the worker may open while the event is decoded.
+    # OPENING must be legal in ACTIVE: the conversation may open while a thread decodes the event.
     transitions: ClassVar[Transitions]
     # Event type -> the types of events that answer it, now or later; `error` may replace them.
     replies: ClassVar[Replies]

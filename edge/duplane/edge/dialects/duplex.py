@@ -63,7 +63,7 @@ class DuplexDialect(Dialect):
     def failed(self, failed: session_pb2.Failed, now: Moment, input_id: str | None = None) -> bytes:
         """Render the error for a unit that failed."""
         code = FAILURES.get(failed.reason, ErrorCode.INFERENCE_ERROR)
-        # A unit may hold several appends, so an index within the unit means nothing to the client.
+        # A unit may hold the pictures of several appends, so the client has no use for an index.
         field = failed.field.partition("[")[0]
         message = name_fault(failed.field, failed.message or "the unit could not be used")
         message = self.unit_paths.get(field, field) + message.removeprefix(failed.field)

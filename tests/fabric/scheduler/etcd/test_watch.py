@@ -58,7 +58,7 @@ class Seen:
 
 
 async def put_until_confirmed(client: EtcdClient, key: bytes, value: bytes) -> None:
-    """Put a value once or several times."""
+    """Put a value until etcd confirms it. A call without an answer may also have put the value."""
     async with asyncio.timeout(BOUND_S):
         while True:
             try:
@@ -215,7 +215,10 @@ async def test_closed_connections_are_forgotten(client: EtcdClient, prefix: str)
 
 
 async def test_exchanged_cluster_is_reported(client: EtcdClient, prefix: str) -> None:
-    """The revision of the new cluster may be high enough, but the cluster has other values."""
+    """If another cluster has taken over the addresses, a watch fails, at any revision.
+
+    The other cluster may have the revision at which the watch begins, but it has other values.
+    """
     key = prefix.encode()
     first = await client.put(key, b"0")
     assert "is now the cluster" in str(
