@@ -322,6 +322,6 @@ def causal_mask(positions: Tensor, length: int, dtype: torch.dtype) -> Tensor:
 
 
 def _spacing(slots: Sequence[int]) -> int | None:
-    """Return the distance between neighbours in `slots`, ascending; None if distances differ."""
+    """Return the distance between neighbours in the ascending `slots`; None if distances differ."""
     distances = {following - slot for slot, following in pairwise(slots)}
     return None if len(distances) > 1 else next(iter(distances), 1)
