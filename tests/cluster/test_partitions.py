@@ -96,7 +96,7 @@ async def test_cut_between_a_scheduler_and_etcd_leaves_the_others_at_work(
 async def test_schedulers_cut_off_from_etcd_lose_their_workers_and_queue_to_the_others(
     cluster: Cluster,
 ) -> None:
-    """The cut lasts for the whole test, so workers and callers must leave by themselves."""
+    """The cut lasts for the whole test, so workers and callers must go to another scheduler."""
     async with (
         talking(cluster, 1, len(cluster.workers)) as talkers,
         queueing(cluster, 0, 2) as early,

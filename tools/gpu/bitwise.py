@@ -1,4 +1,4 @@
-"""Fourth script: compares, bit by bit, a conversation that runs alone with the same in a batch."""
+"""Fourth script: compares, bit by bit, one conversation alone and the same one in a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`duplane bench fabric` against real processes: each unit has one answer, and nothing is left."""
+"""`duplane bench fabric` on real processes: each unit has one answer; all slots are free after."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ async def test_conversation_goes_on_where_it_was_on_another_worker() -> None:
 
 
 async def test_units_come_in_several_messages_and_none_is_dropped() -> None:
-    """Far more units than the inbox or the outbox has room for."""
+    """There are far more units than the inbox or the outbox has room for."""
     seen: list[int] = []
 
     async with running_worker() as rig, rig.opened(settings=SEEDED) as client:

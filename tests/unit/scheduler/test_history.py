@@ -105,7 +105,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         self.granted_at: dict[int, float] = {}  # key: the fencing number
         self.open_tickets: dict[int, Ticket] = {}
         self.live: dict[tuple[str, int], Grant] = {}
-        # Grants that ended without a claim, until their workers have received this.
+        # Grants that ended without a claim, until a revoke of each was delivered to its worker.
         self.void: list[Grant] = []
 
     @initialize()

@@ -64,7 +64,7 @@ def _describe(protos: Path) -> Sequence[FileDescriptorProto]:
 
 
 class _File:
-    """One proto file and its comments, by path."""
+    """One proto file. Its comments are found by their paths."""
 
     def __init__(self, file: FileDescriptorProto) -> None:
         self._file = file

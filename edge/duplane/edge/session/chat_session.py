@@ -82,7 +82,7 @@ class ChatSession(Session[ChatDialect]):
     # --- the client ---
 
     def _refuse(self, error: ClientError, now: Moment) -> list[bytes]:
-        """Answer an invalid event by an `error`. A session that has only one request then ends."""
+        """Answer an invalid event with an `error`. Then a session with only one request ends."""
         if not self.dialect.is_one_shot:
             return super()._refuse(error, now)
         if self.dialect.phase is not Phase.START:

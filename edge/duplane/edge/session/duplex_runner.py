@@ -128,7 +128,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
             self._stream.cancel()
 
     def _gave_up(self, failed: session_pb2.Failed) -> None:
-        """Measure a unit that is not sent again after two workers were lost while they had it."""
+        """Record that a unit has failed, since two workers were lost while they had it."""
         now = self._clock.now()
         self._units.answered(failed, self.session.requests.total_dropped_count, now)
         if self._spans.are_exported and (written := self._spans.answered(failed, now.wall_ns)):

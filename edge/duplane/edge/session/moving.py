@@ -49,7 +49,7 @@ def cause_of(end: FabricError | session_pb2.Closed) -> MoveCause | None:
     """Return why a conversation moves after the end of its call; None if the session ends."""
     if isinstance(end, session_pb2.Closed):
         return _CLOSED.get(end.reason)
-    # gRPC itself makes foreign errors. It has several codes for a broken connection.
+    # A foreign error was made by gRPC itself, which has several codes for a broken connection.
     return MoveCause.WORKER_LOST if end.is_foreign else _FAILED_CALLS.get(end.reason)
 
 

@@ -148,7 +148,7 @@ class RequestQueue:
             self._sent[sequence] = sent._replace(request=None)
 
     def finish(self, sequence: int) -> SentUnit:
-        """Return a unit that has its outcome. Forget this unit and older units.
+        """Return the unit with this number, which has its outcome now. Forget it and older units.
 
         If the unit already had an outcome, its ordinal is -1.
         """

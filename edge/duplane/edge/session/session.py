@@ -114,7 +114,7 @@ class Session(ABC, Generic[D]):
         return events
 
     def _refuse(self, error: ClientError, now: Moment) -> list[bytes]:
-        """Answer an invalid event by an `error`; the session continues."""
+        """Answer an invalid event with an `error`; the session continues."""
         return [self.dialect.error(error.code, error.message, now, error.input_id)]
 
     @abstractmethod

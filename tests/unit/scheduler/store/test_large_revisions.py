@@ -166,7 +166,10 @@ def counts(changes: Sequence[Change], *kinds: type[Change]) -> Sequence[int]:
 
 
 def test_operation_is_answered_only_from_a_whole_revision() -> None:
-    """The ticket is in the facts before it is published. Its caller must find it published."""
+    """A ticket is in the copy of etcd's content before subscribers get it.
+
+    The operation that takes the ticket over must wait until subscribers have it.
+    """
 
     async def main() -> None:
         async with schedulers_of(1) as fabric:

@@ -1,4 +1,4 @@
-"""The search finds the largest number of sessions that holds, with few tries."""
+"""The search finds the largest number of sessions that a fabric holds, with few tries."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def scattered(count: int, slot_count: int) -> list[int]:
 
 
 def bench_launches(bench: ModelBench) -> None:
-    """Load, count and print. Raises `CheckpointError` and ValueError."""
+    """Load a model, count its launches and print them. Raises `CheckpointError` and ValueError."""
     torch.set_num_threads(bench.threads)
     with model_directory(bench) as directory:
         model = load_gathering(directory, 2 * max(bench.slots))

@@ -57,8 +57,9 @@ class Figures:
 
 
 def bench_model(bench: ModelBench) -> None:
-    """Load, measure and print. Raises `CheckpointError`, ValueError, and `StartError` for a
-    device that cannot be used.
+    """Load a model, measure its stages and print the tables.
+
+    Raises `CheckpointError`, ValueError, and `StartError` for a device that cannot be used.
     """
     torch.set_num_threads(bench.threads)
     device, dtype = open_device(bench.device), torch_dtype(bench.dtype)

@@ -184,7 +184,7 @@ class _Bench:
 async def bench_neighbours(
     settings: UpSettings, kinds: list[str], wait_s: float, seconds: float, connections: int
 ) -> None:
-    """Start a fabric, measure and print."""
+    """Start a fabric, measure each kind of client, and print the table."""
     with tempfile.TemporaryDirectory(prefix="duplane-bench-") as directory:
         voice = Path(directory) / "voice.wav"
         soundfile.write(voice, np.zeros(16_000 * _VOICE_S, "f4"), 16_000)

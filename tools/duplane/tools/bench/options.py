@@ -83,9 +83,9 @@ class FabricBench:
     telemetry: Annotated[bool, Parameter(negative=())] = False
     """The command's own fabric exports spans and metrics to a receiver that discards them."""
     find_capacity: Annotated[bool, Parameter(negative=())] = False
-    """Search the largest number of sessions that holds. The search begins with the first of
-    --sessions and doubles the number until it does not hold; then it halves the interval. A number
-    that does not hold is tried twice."""
+    """Search the largest number of sessions whose row holds. The search begins with the first of
+    --sessions and doubles the number until a row does not hold; then it halves the interval. A
+    number whose row does not hold is tried twice."""
     max_sessions: PositiveInt = 1000
     """Largest number that the search tries."""
     limit_ms: PositiveFloat = 100.0

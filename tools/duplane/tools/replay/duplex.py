@@ -247,7 +247,7 @@ class SessionReplay:
     def _array(
         self, key: str, got: NDArray[np.float32] | Tensor | None, name: str = ""
     ) -> Iterator[Check]:
-        """Compare with the recorded array, which may hold only every eighth channel."""
+        """Compare `got` with the recorded array, which may hold only every eighth channel."""
         forms: dict[str, ArrayLike | Tensor | None] = {key: got}
         if got is not None:
             forms[f"{key}_c8"] = got[..., ::8]

@@ -35,7 +35,10 @@ ANSWER_END = "<|tts_eos|><|im_end|>\n"
 
 @dataclass(frozen=True)
 class TextWindow:
-    """The high mark and the low mark of the context. Raises `OptionError`."""
+    """The two marks of a window: above the high one, rounds are dropped down to the low one.
+
+    Raises `OptionError`.
+    """
 
     high_tokens: int = 8000
     low_tokens: int = 6000

@@ -226,7 +226,7 @@ async def _send_all(
     if not await outcome.wait_for(len(script.received), timeout_s):
         outcome.failure = "answers are missing at the end"
     elif script.meta.close_reason not in ("gone", "lost", None):
-        # Wait until the server closes, to notice an answer that the recording does not have.
+        # Wait until the server closes, to detect an answer that the recording does not have.
         await outcome.wait_for(len(script.received) + 1, timeout_s)
 
 

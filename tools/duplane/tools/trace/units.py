@@ -125,7 +125,7 @@ class Unit:
             if stage.name == spans.WORKER:
                 found += self._worker_stages(stage)
             elif stage.name == spans.SEND and self.worker is not None:
-                # The worker may receive the unit before the edge continues.
+                # The worker may receive the unit before the edge records that it was sent.
                 end_ns = max(stage.begin_ns, min(stage.end_ns, self.worker.begin_ns))
                 found.append(stage._replace(end_ns=end_ns))
             else:

@@ -38,9 +38,9 @@ def trace(
     """Show where the time of each unit goes, from the socket to the device and back.
 
     Receives the spans of all processes whose OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is this address,
-    until Ctrl-C; or reads a file of `--out`. Shows the time of each stage, the slowest units with
-    the stage that made them late, and the stages of the slowest unit. A terminal shows the report
-    again at an interval; otherwise it is shown once, at the end.
+    until Ctrl-C; or reads a file that `--out` wrote. Shows the time of each stage, the slowest
+    units with the stage that made them late, and the stages of the slowest unit. A terminal shows
+    the report again at an interval; otherwise it is shown once, at the end.
 
     Parameters
     ----------

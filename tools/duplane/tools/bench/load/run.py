@@ -146,9 +146,9 @@ def _tell(text: str) -> None:
 
 
 async def _capacity(options: FabricBench, dialect: str, rows: list[Row]) -> int:
-    """Search for the largest number of sessions that holds.
+    """Search for the largest number of sessions whose row holds.
 
-    If a number does not hold, it is tried a second time.
+    If the row of a number does not hold, this number is tried a second time.
     """
     searching = search(options.sessions[0], options.max_sessions)
     try:
