@@ -38,7 +38,7 @@ class LoggedStage(SpeechStage):
         self._log += [("end of turn", unit.slot) for unit in units]
 
 
-def test_a_turn_end_and_a_further_chunk_do_not_delay_the_other_units() -> None:
+def test_no_unit_waits_for_the_end_of_a_turn_or_a_further_chunk_of_another() -> None:
     log: list[tuple[str, int]] = []
     units: list[Any] = [
         SimpleNamespace(
@@ -51,10 +51,10 @@ def test_a_turn_end_and_a_further_chunk_do_not_delay_the_other_units() -> None:
     assert log == [
         *(("decode", slot) for slot in range(4)),
         ("yield", 1),
-        ("yield", 3),
-        ("end of turn", 2),
         ("yield", 2),
+        ("yield", 3),
         ("decode", 0),
-        ("end of turn", 0),
         ("yield", 0),
+        ("end of turn", 0),
+        ("end of turn", 2),
     ]

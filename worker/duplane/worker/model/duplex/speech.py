@@ -46,8 +46,9 @@ class SpeechStage:
     def run(self, units: Sequence[RunningUnit], watch: Stopwatch) -> Iterator[RunningUnit]:
         """Yield each unit when its speech tokens and samples are complete, or when it has failed.
 
-        So a unit does not wait for units with more chunks of speech. The slots of `units` must be
-        ascending.
+        So a unit does not wait for units with more chunks of speech. Turns end after all units were
+        yielded, because a turn's end may compute the prompt of a voice; a unit that fails then has
+        its `failure` set. The slots of `units` must be ascending.
         """
         run_stage("talker", units, self._draw_tokens, cache=self._talker.cache)
         watch.lap("talker")
@@ -57,13 +58,9 @@ class SpeechStage:
             run_stage("flow", decoding, self._encode_chunks)
             run_stage("HiFT", decoding, self._decode_chunks)
             watch.lap("vocoder")
-            done = [unit for unit in pending if unit.failure or not unit.chunks]
+            yield from (unit for unit in pending if unit.failure or not unit.chunks)
             pending = [unit for unit in pending if not unit.failure and unit.chunks]
-            ending = [unit for unit in done if not unit.failure and unit.state.end_of_turn]
-            yield from (unit for unit in done if unit not in ending)
-            run_stage("turn", ending, self.end_turns)
-            watch.lap("vocoder")
-            yield from ending
+        run_stage("turn", [unit for unit in units if unit.state.end_of_turn], self.end_turns)
 
     def _draw_tokens(self, units: Sequence[RunningUnit]) -> None:
         """Draw the speech tokens of units, and cut them into chunks for the vocoder."""
