@@ -33,6 +33,8 @@ async def fabric() -> AsyncGenerator[RealFabric]:
         "DUPLANE_CONTINUITY": "worker",
         "DUPLANE_FAILOVER_S": str(WAIT_S),
         "DUPLANE_DRAIN_TIMEOUT_S": "0.1",
+        "DUPLANE_SCRIPTED_SETTLE_S": "0.1",
+        "DUPLANE_SCRIPTED_REBUILD_S": "0.2",
     }
     async with RealFabric.starting("scripted", **environment) as fabric:
         yield fabric
@@ -129,6 +131,39 @@ async def kill(client: Talker) -> None:
     (await client.worker()).kill()
 
 
+async def kill_all_workers(client: Talker) -> None:
+    client.fabric.kill("worker")
+
+
+async def kill_scheduler_and_worker(client: Talker) -> None:
+    """Kill the client's worker when no scheduler can grant a slot on another one."""
+    worker = await client.worker()
+    client.fabric.kill("scheduler")
+    worker.kill()
+
+
+async def kill_next_worker_too(client: Talker) -> None:
+    """Kill the worker, and then the next one while it rebuilds the conversation."""
+    first = await client.worker()
+    first.kill()
+    told = len(client.fabric.log)
+
+    async def has_left() -> bool:
+        return "leaves worker" in "".join(client.fabric.log[told:])
+
+    await until(has_left, WAIT_S)
+    while (second := await client.worker()) == first:
+        pass
+    second.kill()
+
+    async def goes_on() -> bool:
+        return "continues at worker" in "".join(client.fabric.log[told:])
+
+    await until(goes_on, WAIT_S)
+    moves = [line for line in client.fabric.log[told:] if "the session " in line]
+    assert ["leaves" in line for line in moves] == [True, True, False], moves
+
+
 async def terminate(client: Talker) -> None:
     """End the worker, which closes its sessions when the time to drain is over."""
     worker = await client.worker()
@@ -136,11 +171,33 @@ async def terminate(client: Talker) -> None:
     await asyncio.to_thread(worker.wait, WAIT_S)
 
 
-@pytest.mark.parametrize(("disturb", "at"), [(kill, 0), (kill, 4), (terminate, 4)])
+@pytest.mark.parametrize(
+    ("disturb", "at"),
+    [
+        (kill, 0),
+        (kill, 4),
+        (terminate, 4),
+        (kill_next_worker_too, 6),
+        (kill_all_workers, 4),
+        (kill_scheduler_and_worker, 4),
+    ],
+)
 async def test_client_notices_nothing_but_time(
     fabric: RealFabric, undisturbed: list[dict[str, Any]], disturb: Disturb, at: int
 ) -> None:
     assert await told(fabric, disturb, at) == undisturbed
+
+
+async def test_worker_is_killed_before_it_has_settled_a_unit_that_it_has_answered(
+    fabric: RealFabric, undisturbed: list[dict[str, Any]]
+) -> None:
+    async with talking(fabric) as client:
+        for number in range(UNITS):
+            worker = await client.worker() if number == 4 else None
+            await client.exchange()
+            if worker:
+                worker.kill()
+    assert client.events == undisturbed
 
 
 async def test_worker_hangs_while_it_has_a_unit(

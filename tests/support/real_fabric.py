@@ -93,6 +93,12 @@ class RealFabric:
         roles = psutil.Process(self.process.pid).children()
         return next(role for role in roles if name in role.cmdline())
 
+    def kill(self, name: str) -> None:
+        """Kill all processes of one role."""
+        for role in psutil.Process(self.process.pid).children():
+            if name in role.cmdline():
+                role.kill()
+
     async def get(self, path: str) -> tuple[int, dict[str, Any]]:
         return await asyncio.to_thread(_get, f"http://{self.edge}{path}")
 

@@ -73,14 +73,15 @@ def _open_device(settings: WorkerSettings) -> Device:
     """Return the device with the checkpoint or with the scripted model."""
     script = settings.script
     if settings.checkpoint == "scripted":
-        return ScriptedDevice(
-            ScriptedModel(
-                settings.slot_count,
-                settings.context_token_limit,
-                seed=script.scripted_seed,
-                unit_s=script.scripted_unit_s,
-            )
+        model = ScriptedModel(
+            settings.slot_count,
+            settings.context_token_limit,
+            seed=script.scripted_seed,
+            unit_s=script.scripted_unit_s,
         )
+        model.stage_s["settle"] = script.scripted_settle_s
+        model.stage_s["rebuild"] = script.scripted_rebuild_s
+        return ScriptedDevice(model)
     from duplane.worker.engine.torch_device import TorchDevice  # a scripted model needs no torch
 
     return TorchDevice(settings)

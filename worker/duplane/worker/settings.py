@@ -115,6 +115,10 @@ class ScriptSettings:
 
     scripted_unit_s: NonNegativeFloat = 0.0
     """Seconds that each batch of units takes, and each word of a chat."""
+    scripted_settle_s: NonNegativeFloat = 0.0
+    """Seconds that it takes to settle a batch of units."""
+    scripted_rebuild_s: NonNegativeFloat = 0.0
+    """Seconds that it takes to rebuild up to four past units."""
     scripted_seed: NonNegativeInt = 0
     """Seed that chooses the words."""
 
