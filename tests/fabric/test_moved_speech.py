@@ -97,8 +97,15 @@ def output_of(event: dict[str, Any]) -> tuple[Any, ...]:
     return event["kind"], event.get("text"), event.get("audio"), length
 
 
-async def test_next_worker_says_what_the_killed_one_would_have_said(fabric: RealFabric) -> None:
-    undisturbed = await answers(fabric)
+@pytest.fixture(scope="module")
+async def undisturbed(fabric: RealFabric) -> list[tuple[Any, ...]]:
+    return await answers(fabric)
+
+
+@pytest.mark.parametrize("index", [0, 1], ids=["after the question", "in the answer"])
+async def test_next_worker_says_what_the_killed_one_would_have_said(
+    fabric: RealFabric, undisturbed: list[tuple[Any, ...]], index: int
+) -> None:
     spoken = sorted({unit for unit, kind, *_ in undisturbed if kind == "audio"})
     assert len(spoken) > 1, "the model has not spoken for more than a unit"
-    assert await answers(fabric, killed_at=spoken[1]) == undisturbed
+    assert await answers(fabric, killed_at=spoken[index]) == undisturbed

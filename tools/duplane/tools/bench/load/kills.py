@@ -19,26 +19,28 @@ class Killer:
 
     def __init__(self, workers: Sequence[Role], scheduler: str, every_s: float) -> None:
         self.kills: list[Kill] = []
-        self._workers = itertools.cycle(workers)
+        self._workers = workers
         self._scheduler = scheduler
         self._every_s = every_s
 
     async def run(self, begin_s: float, seconds: float) -> None:
         """Kill for some seconds from `begin_s` on.
 
-        The last kill is so early that sessions can move before the end. A kill is left out if the
-        worker of the kill before it was not ready in time.
+        The last kill is so early that sessions can move before the end. A kill is left out if it is
+        due while a worker starts, since the others may then have too few slots.
         """
         if not self._every_s:
             return
+        turns = itertools.cycle(self._workers)
         async with FabricClient([self._scheduler]) as client:
             for number in range(1, int(seconds / self._every_s)):
                 due_s = begin_s + number * self._every_s
                 if (wait_s := due_s - time.monotonic()) < 0:
                     continue
                 await asyncio.sleep(wait_s)
-                worker = next(self._workers)
-                await worker.ready()
+                for worker in self._workers:
+                    await worker.ready()
+                worker = next(turns)
                 count = await _session_count(client, worker.address)
                 worker.send_signal(signal.SIGKILL)
                 self.kills.append(Kill(time.monotonic(), count))
