@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
+import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import orjson
+import psutil
 import pytest
 from support.command import run_command
 from support.live_edge import live_edge
 from support.paths import ROOT
+from support.processes import alive
 from support.scripted_fabric import listened
+from support.time_limits import WITHIN_S
 
+from duplane.fabric import process
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
 from duplane.tools.bench.load.run import bench_fabric
@@ -144,6 +151,31 @@ def test_killed_workers_lose_no_session(tmp_path: Path) -> None:
     assert 0 < moves["gap_ms"]["p50"] <= moves["gap_ms"]["max"]
     assert not [problem for problem in row["problems"] if "p99" in problem or "ended" in problem]
     assert_documented(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_signal_stops_every_process_of_a_measurement(number: signal.Signals) -> None:
+    command = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "duplane.tools", "bench", "fabric", "--sessions", "1"),
+        *("--warm-up-s", "0", "--seconds", "300"),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert command.stderr
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            while b"units answered" not in await command.stderr.readline():
+                pass
+            started = psutil.Process(command.pid).children(recursive=True)
+            assert len(started) == 4
+            command.send_signal(number)
+            assert await command.wait() == process.EXIT_INTERRUPTED
+    finally:
+        if command.returncode is None:
+            command.kill()
+            await command.wait()
+    assert not alive(started)
 
 
 @pytest.mark.slow

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+import signal
+from collections.abc import Coroutine
+from typing import Annotated, Any
 
 from annotated_types import Ge
 from cyclopts import App
@@ -18,6 +20,25 @@ from duplane.worker.settings import Dtype
 
 bench = App(name="bench", help="Measure the hot paths and print tables.")
 app.command(bench)
+
+
+def _run(measuring: Coroutine[Any, Any, object]) -> int:
+    """Run until the end, or until SIGTERM or Ctrl-C; return the exit code.
+
+    A signal cancels the measurement, so that it stops the processes that it has started.
+    """
+
+    async def run() -> None:
+        task = asyncio.current_task()
+        assert task
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        await measuring
+
+    try:
+        asyncio.run(run())
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return process.EXIT_INTERRUPTED
+    return 0
 
 
 @bench.command
@@ -50,12 +71,9 @@ def fabric(options: FabricBench = FabricBench()) -> int:
     configure_logging("bench", "WARNING")
     try:
         with command_errors():
-            asyncio.run(bench_fabric(options))
-    except KeyboardInterrupt:
-        return process.EXIT_INTERRUPTED
+            return _run(bench_fabric(options))
     except process.StartError as error:
         raise UsageError(str(error)) from None
-    return 0
 
 
 @bench.command
@@ -66,7 +84,7 @@ def neighbours(
     connections: PositiveInt = 300,
     wait_s: Annotated[float, Ge(0.1)] = 3.0,
     seconds: Annotated[float, Ge(1)] = 8.0,
-) -> None:
+) -> int:
     """Measure the cost of clients that misbehave for the edge and for other sessions.
 
     Linux only. Uses real processes and a small model.
@@ -94,11 +112,11 @@ def neighbours(
     settings = UpSettings(port=0, slot_count=slots, log_level="WARNING")
     names = list(only or KINDS)
     with command_errors():
-        asyncio.run(bench_neighbours(settings, names, wait_s, seconds, connections))
+        return _run(bench_neighbours(settings, names, wait_s, seconds, connections))
 
 
 @bench.command
-def leases(options: LeaseBench = LeaseBench()) -> None:
+def leases(options: LeaseBench = LeaseBench()) -> int:
     """Measure grants of real schedulers over gRPC, and check that none is lost or made twice."""
     from duplane.tools.bench.leases.costs import bench_lease_costs
     from duplane.tools.bench.leases.grants import bench_leases
@@ -106,8 +124,8 @@ def leases(options: LeaseBench = LeaseBench()) -> None:
     configure_logging("bench", "CRITICAL")
     if options.policy_only:
         bench_lease_costs()
-    else:
-        asyncio.run(bench_leases(options))
+        return 0
+    return _run(bench_leases(options))
 
 
 @bench.command

@@ -100,6 +100,12 @@ class Role:
             case _:
                 _log.info("%s: %s", self.name, line)
 
+    @property
+    def is_ready(self) -> bool:
+        """True while the process serves."""
+        is_running = self._process is not None and self._process.returncode is None
+        return is_running and self._ready.is_set()
+
     async def ready(self) -> str:
         """Wait until the process serves; return its address. Raises RoleError."""
         try:

@@ -274,10 +274,10 @@ async def _serve() -> None:
             running = asyncio.create_task(load.run(orjson.loads(start)["start_s"]))
             parent = asyncio.create_task(commands.read())
             await asyncio.wait({running, parent}, return_when=asyncio.FIRST_COMPLETED)
-            parent.cancel()
             if not running.done():
                 os._exit(1)  # the parent has ended, so nobody needs the results
             await running
+            await parent  # it measures this process until all generators are done
 
 
 def main() -> None:

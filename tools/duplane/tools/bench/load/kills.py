@@ -26,8 +26,8 @@ class Killer:
     async def run(self, begin_s: float, seconds: float) -> None:
         """Kill for some seconds from `begin_s` on.
 
-        The last kill is so early that sessions can move before the end. A kill is left out if it is
-        due while a worker starts, since the others may then have too few slots.
+        The last kill is so early that sessions can move before the end. A kill is left out if a
+        worker is still starting then, because the other workers may have too few slots.
         """
         if not self._every_s:
             return
@@ -35,11 +35,9 @@ class Killer:
         async with FabricClient([self._scheduler]) as client:
             for number in range(1, int(seconds / self._every_s)):
                 due_s = begin_s + number * self._every_s
-                if (wait_s := due_s - time.monotonic()) < 0:
+                await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+                if not all(worker.is_ready for worker in self._workers):
                     continue
-                await asyncio.sleep(wait_s)
-                for worker in self._workers:
-                    await worker.ready()
                 worker = next(turns)
                 count = await _session_count(client, worker.address)
                 worker.send_signal(signal.SIGKILL)
