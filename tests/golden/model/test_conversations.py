@@ -298,6 +298,27 @@ def test_the_unit_that_fills_the_context_is_whole_and_the_next_is_refused(
     assert lengths[-2] < model.context_capacity <= model.context_length(0)
 
 
+def test_a_prompt_can_be_fed_in_parts(model: DuplexModel) -> None:
+    whole = model.open(0, GREEDY)
+    model.begin(1, GREEDY)
+    with pytest.raises(ValueError, match="not open yet"):
+        list(model.step([Unit(1, unit_at(0))]))
+    parts = [model.feed_prompt(1, 7)]
+    while parts[-1] is None:
+        parts.append(model.feed_prompt(1, 7))
+    assert parts[-1] == whole
+    assert len(parts) == -(-whole.context_length // 7)
+    with pytest.raises(ValueError, match="is open"):
+        model.feed_prompt(1, 7)
+    keys = model.llm.cache.keys
+    torch.testing.assert_close(keys[:, 0], keys[:, 1], atol=1e-5, rtol=0)
+    assert_same(outputs(model, [Unit(1, unit_at(3))]), outputs(model, [Unit(0, unit_at(3))]))
+    model.close(1)
+    model.begin(1, GREEDY)
+    model.close(1)
+    assert model.is_clean(1)
+
+
 def test_an_unsettled_slot_takes_no_unit(model: DuplexModel) -> None:
     model.open(0, GREEDY)
     list(model.step([Unit(0, unit_at(0))]))

@@ -23,6 +23,8 @@ from duplane.worker.model.types import (
 )
 from duplane.worker.model.vision.preprocessing import decode
 
+ROWS = 100
+
 
 class Log:
     """A runner of a scripted model, and all events that it has posted."""
@@ -34,7 +36,8 @@ class Log:
             self.model, 100, lambda slot, event: self.events.append((slot, event))
         )
         for slot in slots:
-            assert self.runner.open(slot, ConversationOptions())
+            self.runner.open(slot, ConversationOptions())
+            assert self.runner.feed_prompt(ROWS) == slot
         self.events.clear()
 
     def kinds(self) -> list[tuple[int, type]]:
@@ -160,12 +163,47 @@ async def test_an_open_that_raises_is_reported(error: Exception, event: type) ->
         raise error
 
     log.model.on_open = fail
-    assert not log.runner.open(1, ConversationOptions())
+    log.runner.open(1, ConversationOptions())
+    assert not log.runner.opening
     assert log.kinds() == [(1, event)]
     log.model.on_open = lambda slot, options: None
     assert log.runner.close(1)
-    assert log.runner.open(1, ConversationOptions())
+    log.runner.open(1, ConversationOptions())
+    assert log.runner.feed_prompt(ROWS) == 1
     assert log.kinds()[-1] == (1, Opened)
+
+
+async def test_a_prompt_is_fed_in_parts_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log()
+    left, fed = {0: 2 * ROWS + 1, 1: 1, 2: 1}, list[int]()
+    opened = Opened(1, (), has_window=False)
+
+    def feed_prompt(slot: int, row_count: int) -> Opened | None:
+        fed.append(slot)
+        left[slot] -= row_count
+        return None if left[slot] > 0 else opened
+
+    monkeypatch.setattr(log.model, "feed_prompt", feed_prompt)
+    for slot in left:
+        log.runner.open(slot, ConversationOptions())
+    assert log.runner.close(1)
+    found = [log.runner.feed_prompt(ROWS) for _ in range(4)]
+    assert (found, fed) == ([None, None, 0, 2], [0, 0, 0, 2])
+    assert log.events == [(0, opened), (2, opened)]
+    assert not log.runner.opening
+
+
+async def test_a_prompt_that_fails_loses_its_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(slot: int, row_count: int) -> NoReturn:
+        raise RuntimeError("no")
+
+    log = Log()
+    monkeypatch.setattr(log.model, "feed_prompt", fail)
+    log.runner.open(0, ConversationOptions())
+    assert log.runner.feed_prompt(ROWS) is None
+    assert log.kinds() == [(0, Lost)]
+    assert not log.runner.opening
+    assert log.runner.close(0)
 
 
 def break_device(log: Log) -> None:
@@ -197,7 +235,7 @@ async def test_a_fatal_failure_of_one_unit_on_a_lost_device_ends_the_thread() ->
         log.runner.run_units([taken(0)])
 
 
-@pytest.mark.parametrize("call", ["open", "open_chat", "run_chats", "close"])
+@pytest.mark.parametrize("call", ["open", "feed_prompt", "open_chat", "run_chats", "close"])
 async def test_every_call_notices_a_lost_device(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(0)
 
@@ -205,10 +243,12 @@ async def test_every_call_notices_a_lost_device(call: str, monkeypatch: pytest.M
         break_device(log)
         raise RuntimeError("CUDA error")
 
-    for name in ("open", "open_chat", "chat_step", "close"):
+    log.runner.opening.append(2)
+    for name in ("begin", "feed_prompt", "open_chat", "chat_step", "close"):
         monkeypatch.setattr(log.model, name, fail)
     calls = {
         "open": lambda: log.runner.open(1, ConversationOptions()),
+        "feed_prompt": lambda: log.runner.feed_prompt(ROWS),
         "open_chat": lambda: log.runner.open_chat(1, ScriptedChat(ChatRequest(()), 1)),
         "run_chats": lambda: log.runner.run_chats([1]),
         "close": lambda: log.runner.close(0),

@@ -117,6 +117,7 @@ def test_a_unit_can_be_marked_to_lose_the_device() -> None:
     model = ScriptedModel(1)
     runner = ModelRunner(ScriptedDevice(model), 0, lambda slot, event: None)
     runner.open(0, ConversationOptions())
+    assert runner.feed_prompt(1) == 0
     unit = Unit(0, np.full(16_000, Mark.LOST_DEVICE.value, np.float32))
     with pytest.raises(DeviceLostError):
         runner.run_units([unit])

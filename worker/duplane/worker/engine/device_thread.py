@@ -42,7 +42,7 @@ _JOIN_TIMEOUT_S = 10.0  # longest wait for the end of the thread; then the proce
 @dataclass(frozen=True, slots=True, eq=False)
 class _Open:
     channel: SlotChannel
-    open: Callable[[ModelRunner], bool]
+    open: Callable[[ModelRunner], bool | None]  # returns True if the slot may run at once
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -281,23 +281,19 @@ class DeviceThread:
     def _run_round(self, runner: ModelRunner) -> None:
         """Execute commands, then run one batch of units, then one step of the chats.
 
-        The round ends with a part of the work to rebuild one conversation. Commands after the first
-        that opens a conversation wait for the next round, so that running conversations do not wait
-        for several opens. For the same reason, the step of chats and the part of a rebuild are
-        short. Commands keep their order, so the close of a slot never comes before its open. If
-        there is no work, the round waits.
+        Then the round does a part of the work to rebuild one conversation, and feeds a part of one
+        prompt. Commands after the first that opens a conversation wait for the next round, so that
+        running conversations do not wait for several opens. For the same reason, the step of chats
+        and both parts are short. Commands keep their order, so the close of a slot never comes
+        before its open. If there is no work, the round waits.
         """
-        while self._commands:  # only this thread removes commands
-            command = self._commands.popleft()
-            self._busy_since_s = time.monotonic()
-            self._execute(runner, command)
-            if isinstance(command, _Open):
-                break
+        self._execute_commands(runner)
         with self._lock:
             batch = form_batch(
                 self._channels.values(), runner.model.row_count, self._rows_per_round
             )
-            if batch.is_empty and not (self._commands or self._is_stopping):
+            has_work = self._commands or runner.opening or not batch.is_empty
+            if not (has_work or self._is_stopping):
                 self._busy_since_s = None
                 self._lock.wait()
         for channel, failed in batch.failed:
@@ -311,11 +307,23 @@ class DeviceThread:
             over |= runner.run_chats(batch.chat_slots)
         if batch.rebuilding:
             over |= self._run_rebuild(runner, batch.rebuilding)
+        self._feed_prompt(runner)
         self._busy_since_s = None
         if over:
             with self._lock:
                 for slot in over:
                     self._channels[slot].is_ready = False
+
+    def _feed_prompt(self, runner: ModelRunner) -> None:
+        """Feed a part of the oldest prompt, if there is one."""
+        if not runner.opening:
+            return
+        self._busy_since_s = time.monotonic()
+        opened = runner.feed_prompt(self._rows_per_round)
+        if opened is not None:
+            with self._lock:
+                channel = self._channels[opened]
+                channel.is_ready = not channel.is_muted
 
     def _run_rebuild(self, runner: ModelRunner, channel: SlotChannel) -> set[int]:
         """Rebuild some past units of a conversation. If this fails, return its slot in the set."""
@@ -332,10 +340,18 @@ class DeviceThread:
             self._post(slot, rebuilt)
         return set() if rebuilt else {slot}
 
+    def _execute_commands(self, runner: ModelRunner) -> None:
+        while self._commands:  # only this thread removes commands
+            command = self._commands.popleft()
+            self._busy_since_s = time.monotonic()
+            self._execute(runner, command)
+            if isinstance(command, _Open):
+                return
+
     def _execute(self, runner: ModelRunner, command: _Command) -> None:
         channel = command.channel
         if isinstance(command, _Open):
-            is_open = command.open(runner)
+            is_open = command.open(runner) is True
             with self._lock:
                 channel.is_ready = is_open and not channel.is_muted
             return

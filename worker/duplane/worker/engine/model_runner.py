@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
 from duplane.fabric.errors import Reason
@@ -59,22 +60,40 @@ class ModelRunner:
         self.memory_used_bytes = device.memory_used_bytes(self.model)
         self._memory_bound_bytes = self.memory_used_bytes + memory_tolerance_bytes
         self._open_slots: set[int] = set()
+        self.opening: deque[int] = deque()  # slots whose prompts are not fed yet, oldest first
         self._last_batches: dict[int, BatchRecord] = {}  # the batch of each slot's last unit
 
-    def open(self, slot: int, options: ConversationOptions) -> bool:
-        """Open a conversation. Return True if its units may run."""
+    def open(self, slot: int, options: ConversationOptions) -> None:
+        """Begin a conversation. `feed_prompt` feeds its prompt later."""
         self._open_slots.add(slot)
         try:
-            opened = self.model.open(slot, options)
+            self.model.begin(slot, options)
         except OptionError as error:
             self._post(slot, OpenRefused(error))
-            return False
         except Exception:  # noqa: BLE001 - the border to the model: logged, and ends one session
             _log.exception("slot %d: the conversation could not be opened", slot)
             self._on_lost([slot])
-            return False
+        else:
+            self.opening.append(slot)
+
+    def feed_prompt(self, row_count: int) -> int | None:
+        """Feed at most `row_count` rows of the oldest prompt.
+
+        Return the slot of its conversation if the conversation is now open.
+        """
+        slot = self.opening[0]
+        try:
+            opened = self.model.feed_prompt(slot, row_count)
+        except Exception:  # noqa: BLE001 - the border to the model: logged, and ends one session
+            _log.exception("slot %d: the prompt could not be fed", slot)
+            self.opening.popleft()
+            self._on_lost([slot])
+            return None
+        if opened is None:
+            return None
+        self.opening.popleft()
         self._post(slot, opened)
-        return True
+        return slot
 
     def open_chat(self, slot: int, prepared: PreparedChat) -> bool:
         """Open a chat. Return True if its steps may run."""
@@ -185,6 +204,8 @@ class ModelRunner:
     def close(self, slot: int) -> bool:
         """Clean the slot. Return True if it may be leased again, else call this again later."""
         self._open_slots.discard(slot)
+        if slot in self.opening:
+            self.opening.remove(slot)
         self._last_batches.pop(slot, None)
         try:
             self.model.close(slot)

@@ -144,6 +144,7 @@ class ScriptedModel:
         self.stage_s = dict.fromkeys(_STAGES, 0.0) | {"decode": unit_s}
         self._settle_s: dict[int, float] = {}  # of the last unit of each slot
         self._lengths: dict[int, int] = {}
+        self._opened: dict[int, Opened] = {}  # of conversations that `begin` began
         self._chats: dict[int, Iterator[ChatOutput | UnitFailure]] = {}
 
     def row_count(self, unit: Unit) -> int:
@@ -176,6 +177,15 @@ class ScriptedModel:
         del options
         self._lengths[slot] = PROMPT_TOKENS
         return Opened(PROMPT_TOKENS, ("generate_audio", "tts_voice"))
+
+    def begin(self, slot: int, options: ConversationOptions) -> None:
+        """Open a conversation, and report it in `feed_prompt`."""
+        self._opened[slot] = self.open(slot, options)
+
+    def feed_prompt(self, slot: int, row_count: int) -> Opened | None:
+        """Report that the conversation is open."""
+        del row_count
+        return self._opened.pop(slot)
 
     def step(self, units: Sequence[Unit]) -> Iterator[UnitOutput | UnitFailure]:
         """Answer a batch of units, at most one for each slot."""
@@ -274,6 +284,7 @@ class ScriptedModel:
     def close(self, slot: int) -> None:
         """Forget the conversation or chat of a slot."""
         self._chats.pop(slot, None)
+        self._opened.pop(slot, None)
         self._lengths.pop(slot, None)
         self._settle_s.pop(slot, None)
 

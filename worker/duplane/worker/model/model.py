@@ -17,7 +17,7 @@ from duplane.worker.model.chat.chats import Chats, PreparedChat
 from duplane.worker.model.chat.prompt import Check, go_on
 from duplane.worker.model.chat.types import ChatOutput, ChatRequest
 from duplane.worker.model.duplex.context_window import Window
-from duplane.worker.model.duplex.conversation import Conversation, RunningUnit
+from duplane.worker.model.duplex.conversation import Conversation, Opening, RunningUnit
 from duplane.worker.model.duplex.pipeline import Pipeline
 from duplane.worker.model.duplex.prompt import embed_prompt
 from duplane.worker.model.duplex.rebuild import Rebuilder
@@ -25,6 +25,7 @@ from duplane.worker.model.duplex.sampling import DuplexSampling
 from duplane.worker.model.duplex.speech import SpeechStage
 from duplane.worker.model.duplex.unit_state import TurnState, UnitRecord
 from duplane.worker.model.llm.kv_cache import Slide
+from duplane.worker.model.llm.language_model import PREFILL_ROWS
 from duplane.worker.model.llm.sampling import SeededUniforms, Uniforms
 from duplane.worker.model.loader import ModelParts, generated_rows, load_parts
 from duplane.worker.model.probe import Probe
@@ -146,10 +147,28 @@ class DuplexModel:
     def open(
         self, slot: int, options: ConversationOptions, *, uniforms: Uniforms | None = None
     ) -> Opened:
-        """Begin a conversation in a clean slot: feed the prompt, which includes a voice.
+        """Begin a conversation and feed its whole prompt; see `begin`.
 
-        `uniforms` replaces the numbers drawn from `options.seed`. Raises `OptionError` for a
-        prompt that does not fit or a voice that cannot be read; then the slot is clean.
+        If this raises, the slot is clean.
+        """
+        self.begin(slot, options, uniforms=uniforms)
+        try:
+            while (opened := self.feed_prompt(slot, PREFILL_ROWS)) is None:
+                pass
+        except BaseException:
+            self.close(slot)
+            raise
+        return opened
+
+    @torch.inference_mode()
+    def begin(
+        self, slot: int, options: ConversationOptions, *, uniforms: Uniforms | None = None
+    ) -> None:
+        """Begin a conversation in a clean slot. Then call `feed_prompt` until it is open.
+
+        The prompt includes a voice. `uniforms` replaces the numbers drawn from `options.seed`.
+        Raises `OptionError` for a prompt that does not fit or a voice that cannot be read; then the
+        slot is clean.
         """
         self._check_free(slot)
         voice = self.parts.prompt_voice if options.llm_voice is None else options.llm_voice
@@ -167,17 +186,33 @@ class DuplexModel:
             window=window,
             generated_rows=generated_rows(max_tokens),
             speech=speech,
+            opening=Opening(prompt.rows, prompt.voice, ignored),
         )
         try:
-            self.llm.append_long(slot, prompt.rows)
             if self.parts.vocoder is not None and tts_voice is not None:
                 self.parts.vocoder.prime(slot, tts_voice, seed=options.seed)
         except BaseException:
             self.close(slot)
             raise
+
+    @torch.inference_mode()
+    def feed_prompt(self, slot: int, row_count: int) -> Opened | None:
+        """Feed the next rows of the prompt of a conversation that `begin` began.
+
+        Returns None if more than `row_count` rows were left, so that this must be called again.
+        """
+        conversation = self.conversations[slot]
+        opening = conversation.opening
+        if opening is None:
+            raise ValueError(f"slot {slot} is open")
+        self.llm.append_long(slot, opening.rows[:row_count])
+        opening.rows = opening.rows[row_count:]
+        if len(opening.rows):
+            return None
+        conversation.opening = None
         if self._probe is not None:
-            self._probe.prepared(slot, prompt.voice)
-        return Opened(self.context_length(slot), ignored, window.is_on)
+            self._probe.prepared(slot, opening.voice)
+        return Opened(self.context_length(slot), opening.ignored, conversation.window.is_on)
 
     def _check_free(self, slot: int) -> None:
         if slot in self.conversations or self.chats.has(slot):
@@ -250,7 +285,7 @@ class DuplexModel:
         Iterate over all results, then call `settle`; otherwise the slots of the remaining
         units can only be closed. If a unit is refused because its audio is too short, the audio is
         kept for the next unit. Raises ValueError and changes nothing if a slot is named twice, has
-        no conversation, has lost it, was not settled, or is not completely rebuilt. If a stage
+        no open conversation, has lost it, was not settled, or is not completely rebuilt. If a stage
         raises, only the conversations that cause the error are lost; see `batch_isolation`.
         """
         entering: dict[int, tuple[Unit, Conversation]] = {}
@@ -268,6 +303,8 @@ class DuplexModel:
         conversation = self.conversations.get(slot)
         if conversation is None:
             raise ValueError(f"slot {slot} has no conversation")
+        if conversation.opening is not None:
+            raise ValueError(f"slot {slot} is not open yet")
         if conversation.is_lost:
             raise ValueError(f"slot {slot} has lost its conversation")
         if conversation.unsettled is not None:

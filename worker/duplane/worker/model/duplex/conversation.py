@@ -39,13 +39,27 @@ class PastSpeech:
 
 
 @dataclass
+class Opening:
+    """The part of a conversation's prompt that is not fed yet, and what `open` reports at its end.
+
+    `rows` [n, hidden] are the rows that follow in the context, `voice` the embeddings of the voice
+    in the prompt, and `ignored` the options that have no effect.
+    """
+
+    rows: Tensor
+    voice: Tensor | None
+    ignored: tuple[str, ...]
+
+
+@dataclass
 class Conversation:
     """The state of one conversation between its units.
 
     `window` counts the rows of the context. After its input, a unit adds at most `generated_rows`.
     `speech` is None for a conversation without audio. `unsettled` is the unit that `settle` has not
     completed yet. `pending_ids` are the closing ids of a completed unit: they count as part of the
-    context, but are fed only with the next unit. No unit may run while the conversation
+    context, but are fed only with the next unit. No unit may run during the `opening`, which is
+    None when the whole prompt is fed, or while the conversation
     `is_rebuilding`. `past_speech` is the speech that the rebuild still has to repeat. After a fatal
     failure (`is_lost`) the conversation can only be closed.
     """
@@ -56,6 +70,7 @@ class Conversation:
     window: Window
     generated_rows: int
     speech: SpeechTokens | None
+    opening: Opening | None = None
     unsettled: RunningUnit | None = None
     pending_ids: tuple[int, ...] = ()
     settle_s: float = 0.0
