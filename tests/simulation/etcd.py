@@ -23,6 +23,7 @@ _LOST_SHARES = (0.0, 0.02, 0.2)  # share of lost requests
 _LATE_S = 3.0  # for this long after its client has given up, a request may still be executed
 _HANG_SHARES = (0.0, 0.02, 0.3)  # share of watch batches that are delayed
 _HANG_S = 4.0
+PROBE_S = 2.0
 _SLOW_S = 0.5  # until a transaction is executed; shorter than the time limit of a call
 _History = Sequence[tuple[int, Sequence[etcd_pb2.Event]]]
 
@@ -177,6 +178,7 @@ class SimulatedClient:
         self.hang_share = chance.choice(_HANG_SHARES)
         self.lost_share = chance.choice(_LOST_SHARES)
         self._cut_until = 0.0
+        self.is_blind = False  # watches get no events, although all requests are answered
 
     def cut(self, duration_s: float) -> None:
         """Cut the connection to etcd for some time."""
@@ -249,19 +251,34 @@ class SimulatedWatch:
     """A watch of a simulated client; it may hang for some time, but loses no event."""
 
     def __init__(
-        self, client: SimulatedClient, prefix: bytes, start_revision: int, cluster_id: int
+        self,
+        client: SimulatedClient,
+        prefix: bytes,
+        start_revision: int,
+        cluster_id: int,
+        on_current: Callable[[float], None],
     ) -> None:
         del prefix, cluster_id  # there is one simulated etcd, which has no other keys
         self._client = client
         self._next_revision = start_revision
+        self._on_current = on_current
 
     async def batches(self) -> AsyncGenerator[Sequence[etcd_pb2.Event]]:
         """Yield events, in order. Raises CompactedError if events were deleted."""
         etcd, chance = self._client.etcd, self._client.chance
         while True:
             news, found = etcd.news, etcd.since(self._next_revision)
+            if self._client.is_blind:
+                await asyncio.sleep(PROBE_S)
+                continue
             if not found:
-                await news.wait()
+                if not self._client.is_cut:
+                    self._on_current(asyncio.get_running_loop().time())
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(PROBE_S):
+                        await news.wait()
+                if not news.is_set():
+                    continue
                 hangs = chance.random() < self._client.hang_share
                 await asyncio.sleep(chance.uniform(0, _HANG_S if hangs else 0.01))
                 await self._client.until_reached()

@@ -18,6 +18,7 @@ from simulation.calls import (
     schedulers_of,
     simulated,
 )
+from simulation.etcd import PROBE_S
 from simulation.network import Call
 from simulation.virtual_time import run
 
@@ -187,7 +188,7 @@ def test_worker_that_returns_after_an_outage_of_etcd_stays() -> None:
 
 def test_postponed_operations_do_not_begin_while_the_contact_is_lost_again() -> None:
     async def main() -> None:
-        loop, contact, begun = asyncio.get_running_loop(), Contact(), list[str]()
+        contact, begun = Contact(), list[str]()
         postponed, limit_s = Postponed(contact), RETURN_S / 2
 
         async def until_current() -> None:
@@ -198,19 +199,48 @@ def test_postponed_operations_do_not_begin_while_the_contact_is_lost_again() -> 
         await asyncio.sleep(limit_s + 0.01)
         with pytest.raises(FabricError):
             postponed.require_contact("late", lambda: begun.append("late"))
-        contact.confirm(loop.time())
+        confirm(contact)
         await asyncio.sleep(0.01)
         assert not contact.is_lost
         await asyncio.sleep(2 * RETURN_S)
         assert contact.is_lost
         assert begun == []
         for _ in range(5):
-            contact.confirm(loop.time())
+            confirm(contact)
             await asyncio.sleep(RETURN_S / 4)
         assert begun == ["late"]
         running.cancel()
 
     run(main())
+
+
+def confirm(contact: Contact, offset_s: float = 0.0) -> None:
+    at = asyncio.get_running_loop().time() + offset_s
+    contact.confirm_presence(at)
+    contact.confirm_watch(at)
+
+
+def test_scheduler_whose_watch_is_blind_sends_its_callers_to_another_one() -> None:
+    """Its presence is still confirmed, but it does not see the grants of its callers."""
+
+    async def main() -> None:
+        async with schedulers_of(2) as fabric:
+            blind, other = fabric.schedulers
+            waiting = fabric.acquire(0, "r")
+            ticket_id = (await queued(waiting)).ticket_id
+            fabric.clients[0].is_blind = True
+            async with asyncio.timeout(LIMIT_S + PROBE_S + SOON_S):
+                assert await code_of(waiting) == "UNAVAILABLE"
+            assert not blind.availability.is_serving
+            assert other.availability.is_serving
+            worker = fabric.attach(1, 1)
+            assert (await granted(fabric.acquire(1, "r", ticket_id))).worker_id == "w"
+            fabric.clients[0].is_blind = False
+            await asyncio.sleep(PROBE_S + SOON_S)
+            assert blind.availability.is_serving
+            worker.cut()
+
+    simulated(main())
 
 
 def test_short_cut_ends_no_call() -> None:
@@ -238,12 +268,18 @@ def test_contact_is_back_only_with_the_present_facts() -> None:
 
         running = asyncio.create_task(contact.run(LIMIT_S, until_current))
         await asyncio.sleep(LIMIT_S - 1)
-        contact.confirm(asyncio.get_running_loop().time() - 2)
+        confirm(contact, -2)
         await asyncio.sleep(LIMIT_S - 3)
         assert seen == []
         await asyncio.sleep(2)
         assert seen == [True]
-        contact.confirm(asyncio.get_running_loop().time())
+        contact.confirm_presence(asyncio.get_running_loop().time())
+        await asyncio.sleep(1)
+        is_current.set()
+        await asyncio.sleep(1)
+        assert seen == [True], "the watch is not up to date yet"
+        is_current.clear()
+        contact.confirm_watch(asyncio.get_running_loop().time())
         await asyncio.sleep(1)
         assert seen == [True]
         is_current.set()

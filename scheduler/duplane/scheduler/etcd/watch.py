@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, NoReturn
 
 import grpc
@@ -30,6 +30,7 @@ from duplane.scheduler.etcd.v3 import etcd_pb2
 
 PROBE_INTERVAL_S = 0.8
 _MISSED_PROBES = 2  # unanswered probes after which a member counts as hung
+_MAX_LAG_S = 3.0  # a member that is further behind the cluster counts as failed
 _PAUSE_S = 0.1  # between a failure and the call to the next member
 _PATH = "/etcdserverpb.Watch/Watch"
 
@@ -48,14 +49,27 @@ class PrefixWatch:
     """The events of all keys with a prefix.
 
     The watch sends probes to the member that it reads from. If this member answers nothing for
-    1.6 s, the watch continues at another member. An answer to a probe only shows that the member
-    is alive, not that all events have arrived.
+    1.6 s, the watch continues at another member. The answer to a probe has the member's revision.
+    If this revision is more than 3 s behind the revision of the cluster, the watch continues at
+    another member, too.
     """
 
     def __init__(
-        self, client: EtcdClient, prefix: bytes, start_revision: int, cluster_id: int
+        self,
+        client: EtcdClient,
+        prefix: bytes,
+        start_revision: int,
+        cluster_id: int,
+        on_current: Callable[[float], None],
     ) -> None:
-        """Watch from `start_revision` on. The revision belongs to the cluster `cluster_id`."""
+        """Watch from `start_revision` on. The revision belongs to the cluster `cluster_id`.
+
+        `on_current` is called with a time (of the event loop) when the watch has reached the
+        revision that the cluster had at this time.
+        """
+        self._on_current = on_current
+        self._reached = 0  # the highest revision that the member of the present stream has shown
+        self._has_response = asyncio.Event()
         self.next_revision = start_revision  # events before this revision were delivered
         self._client = client
         self._cluster_id = cluster_id
@@ -93,7 +107,9 @@ class PrefixWatch:
         await self._check_history()
         call = await self._open(endpoint)
         self._answered_at = time.monotonic()
+        self._reached = 0
         probing = asyncio.create_task(self._probe(call))
+        comparing = asyncio.create_task(self._compare(call))
         try:
             await _write(call, self._create_request())
             while True:
@@ -109,7 +125,9 @@ class PrefixWatch:
                     self._answered_at = math.inf  # nothing is read while the events are applied
                     yield events
                     self._answered_at = time.monotonic()
+                self._note_revision(response)
         finally:
+            comparing.cancel()
             probing.cancel()
             call.cancel()
 
@@ -162,6 +180,37 @@ class PrefixWatch:
                 await _write(call, probe)
         call.cancel()
 
+    def _note_revision(self, response: etcd_pb2.WatchResponse) -> None:
+        if response.events:  # more events of older revisions than the header's may follow
+            self._reached = _revision_of(response.events[-1])
+        elif not response.created:
+            self._reached = response.header.revision
+        self._has_response.set()
+
+    async def _compare(self, call: Any) -> None:
+        """Compare the member with the cluster at each interval; end the stream if it lags."""
+        loop = asyncio.get_running_loop()
+        while True:
+            asked_at = loop.time()
+            with contextlib.suppress(EtcdError, NoAnswerError):
+                revision = (await self._client.read(self._prefix, limit=1)).header.revision
+                while not await self._reaches(revision):
+                    if self._answered_at != math.inf:
+                        call.cancel()
+                        return
+                self._on_current(asked_at)
+            await asyncio.sleep(PROBE_INTERVAL_S)
+
+    async def _reaches(self, revision: int) -> bool:
+        """Wait until the member has shown a revision. False if this takes too long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_MAX_LAG_S):
+                while self._reached < revision:
+                    self._has_response.clear()
+                    await self._has_response.wait()
+                return True
+        return False
+
 
 def _revision_of(event: etcd_pb2.Event) -> int:
     return event.kv.mod_revision
@@ -179,12 +228,12 @@ async def _write(call: Any, request: etcd_pb2.WatchRequest) -> None:
 def _raise_unless_call_cancelled() -> NoReturn:
     """Raise CancelledError again if this task was cancelled, else _WatchFailedError.
 
-    If this task was not cancelled, `_probe` has cancelled the call.
+    If this task was not cancelled, `_probe` or `_compare` has cancelled the call.
     """
     task = asyncio.current_task()
     if task and task.cancelling():
         raise
-    raise _WatchFailedError("the member does not answer") from None
+    raise _WatchFailedError("the member does not answer, or lags behind the cluster") from None
 
 
 async def _next(call: Any) -> etcd_pb2.WatchResponse:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 from support.etcd_server import EtcdCluster
 
@@ -20,10 +22,14 @@ from duplane.scheduler.etcd.watch import CompactedError, PrefixWatch
 BOUND_S = 20.0
 
 
+def ignore(_: float) -> None:
+    pass
+
+
 async def watch_of(client: EtcdClient, prefix: bytes, start_revision: int) -> PrefixWatch:
     """Return a watch of the cluster that answers now."""
     header = (await client.read(prefix, limit=1)).header
-    return PrefixWatch(client, prefix, start_revision, header.cluster_id)
+    return PrefixWatch(client, prefix, start_revision, header.cluster_id, ignore)
 
 
 class Seen:
@@ -209,7 +215,7 @@ async def test_member_that_takes_a_live_lease_for_ended_is_not_believed(
 
 async def test_closed_connections_are_forgotten(client: EtcdClient, prefix: str) -> None:
     opened = len(client._opened)
-    await PrefixWatch(client, prefix.encode(), 1, 1).close()
+    await PrefixWatch(client, prefix.encode(), 1, 1, ignore).close()
     await LeaseKeeper(client, 1, 10).close()
     assert len(client._opened) == opened
 
@@ -222,5 +228,81 @@ async def test_exchanged_cluster_is_reported(client: EtcdClient, prefix: str) ->
     key = prefix.encode()
     first = await client.put(key, b"0")
     assert "is now the cluster" in str(
-        await Seen(PrefixWatch(client, key, first, cluster_id=1)).failure()
+        await Seen(PrefixWatch(client, key, first, 1, ignore)).failure()
     )
+
+
+class FakeMember(grpc.GenericRpcHandler):
+    """A member of a cluster that is at revision 10; the member itself is at `revision`."""
+
+    def __init__(self, revision: int) -> None:
+        self._revision = revision
+        self._server = grpc.aio.server()
+        self._server.add_generic_rpc_handlers((self,))
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+
+    async def __aenter__(self) -> FakeMember:
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.stop(None)
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        method: Any = handler_call_details.method
+        if method.endswith("/Range"):
+            return grpc.unary_unary_rpc_method_handler(self._range)
+        return grpc.stream_stream_rpc_method_handler(self._watch)
+
+    async def _range(self, request: bytes, context: object) -> bytes:
+        header = etcd_pb2.ResponseHeader(cluster_id=1, revision=10)
+        return etcd_pb2.RangeResponse(header=header).SerializeToString()
+
+    async def _watch(self, requests: AsyncIterator[bytes], context: object) -> AsyncIterator[bytes]:
+        async for request in requests:
+            is_new = etcd_pb2.WatchRequest.FromString(request).HasField("create_request")
+            response = etcd_pb2.WatchResponse(created=is_new)
+            response.header.revision = 10 if is_new else self._revision
+            yield response.SerializeToString()
+            if is_new and self._revision == 10:
+                kv = etcd_pb2.KeyValue(key=b"k", value=b"ten", mod_revision=10)
+                response = etcd_pb2.WatchResponse(events=[etcd_pb2.Event(kv=kv)])
+                yield response.SerializeToString()
+
+
+async def test_watch_leaves_a_member_that_lags_behind_the_cluster() -> None:
+    """The member answers every probe, but with an old revision."""
+    loop, confirmed, has_confirmed = asyncio.get_running_loop(), list[float](), asyncio.Event()
+
+    def on_current(at: float) -> None:
+        confirmed.append(at)
+        has_confirmed.set()
+
+    async with FakeMember(5) as lagging, FakeMember(10) as sound:
+        client, began = EtcdClient([lagging.address, sound.address]), loop.time()
+        seen = Seen(PrefixWatch(client, b"k", 6, 1, on_current))
+        await seen.until(1)
+        async with asyncio.timeout(BOUND_S):
+            await has_confirmed.wait()
+        assert seen.values == [b"ten"]
+        assert confirmed[0] > began + 1, "the lagging member was confirmed"
+        await seen.close()
+        await client.close()
+
+
+async def test_watch_confirms_that_it_is_up_to_date(client: EtcdClient, prefix: str) -> None:
+    """Events of other keys do not reach the watch, but raise the revision."""
+    loop, times = asyncio.get_running_loop(), asyncio.Queue[float]()
+    header = (await client.read(prefix.encode(), limit=1)).header
+    watch = PrefixWatch(
+        client, prefix.encode(), header.revision + 1, header.cluster_id, times.put_nowait
+    )
+    seen = Seen(watch)
+    for number in range(3):
+        await client.put(prefix.encode() if number else b"/elsewhere", b"%d" % number)
+        put_at = loop.time()
+        async with asyncio.timeout(BOUND_S):
+            while await times.get() < put_at:
+                pass
+        assert len(seen.values) == number
+    await seen.close()

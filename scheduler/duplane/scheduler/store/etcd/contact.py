@@ -1,4 +1,4 @@
-"""The contact of this scheduler to etcd: whether etcd has lately confirmed its presence."""
+"""The contact of this scheduler to etcd: whether etcd knows it, and it knows what etcd has."""
 
 from __future__ import annotations
 
@@ -15,33 +15,46 @@ _log = logging.getLogger(__name__)
 
 
 class Contact:
-    """The contact to etcd. It is lost when etcd has not confirmed this scheduler's presence lately.
+    """The contact to etcd.
 
-    By then the other schedulers have ended the session of this scheduler, so its callers should not
-    wait any longer. Times are those of the event loop.
+    It is lost when etcd has not confirmed this scheduler's presence lately. By then the other
+    schedulers have ended the session of this scheduler. It is also lost when the watch has not been
+    up to date lately: the scheduler then does not see the grants of its callers. In both cases, the
+    callers should not wait any longer. Times are those of the event loop.
     """
 
     def __init__(self) -> None:
         self.is_lost = False
         self.listeners: list[Callable[[bool], None]] = []  # called with `is_lost`
-        self._confirmed_at = 0.0
+        self._presence_at = 0.0
+        self._watch_at = 0.0
         self._is_confirmed = asyncio.Event()
         # This dict is used as a set that keeps its order.
         self._waiting: dict[asyncio.Future[Any], None] = {}
 
-    def confirm(self, at: float) -> None:
+    def confirm_presence(self, at: float) -> None:
         """Record that etcd has confirmed the presence, by the answer to a request sent at `at`."""
-        self._confirmed_at = max(self._confirmed_at, at)
+        self._presence_at = max(self._presence_at, at)
         self._is_confirmed.set()
+
+    def confirm_watch(self, at: float) -> None:
+        """Record that the watch has delivered everything that etcd had at `at`."""
+        self._watch_at = max(self._watch_at, at)
+        self._is_confirmed.set()
+
+    @property
+    def _confirmed_at(self) -> float:
+        return min(self._presence_at, self._watch_at)
 
     async def run(self, limit_s: float, until_current: Callable[[], Awaitable[None]]) -> NoReturn:
         """Call the listeners when the contact is lost and when it is back, until cancelled.
 
-        The contact is lost `limit_s` after the latest confirmation. It is back when etcd has
-        confirmed the presence again and `until_current` has returned.
+        The contact is lost `limit_s` after the latest confirmation of the presence or of the watch.
+        It is back when both are confirmed again and `until_current` has returned.
         """
         loop = asyncio.get_running_loop()
-        self.confirm(loop.time())
+        self.confirm_presence(loop.time())
+        self.confirm_watch(loop.time())
         while True:
             self._is_confirmed.clear()
             with contextlib.suppress(TimeoutError):
@@ -49,9 +62,14 @@ class Contact:
                     await self._is_confirmed.wait()
             if loop.time() < self._confirmed_at + limit_s:
                 continue
-            _log.error("etcd has confirmed nothing for %.0f s; refusing all calls", limit_s)
+            lost = "presence" if self._presence_at <= self._watch_at else "watch"
+            _log.error(
+                "etcd: the %s is not confirmed for %.0f s; refusing all calls", lost, limit_s
+            )
             self._set_lost(True)
-            await self._is_confirmed.wait()
+            while loop.time() >= self._confirmed_at + limit_s:
+                self._is_confirmed.clear()
+                await self._is_confirmed.wait()
             await until_current()
             self._set_lost(False)
             _log.info("etcd answers again; accepting calls")

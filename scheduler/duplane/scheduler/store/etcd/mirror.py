@@ -39,8 +39,13 @@ class Mirror:
     """
 
     def __init__(
-        self, client: EtcdClient, facts: Facts, clock: Callable[[], float] = time.monotonic
+        self,
+        client: EtcdClient,
+        facts: Facts,
+        clock: Callable[[], float] = time.monotonic,
+        on_current: Callable[[float], None] = lambda _: None,
     ) -> None:
+        """Read and watch etcd. `PrefixWatch` says when `on_current` is called."""
         self.facts = facts
         self.is_partial = False  # a part of a revision is applied or published
         self.listeners: list[Callable[[Change], None]] = []
@@ -48,6 +53,7 @@ class Mirror:
         self.has_found_sessions = False  # whether other schedulers had sessions at the start
         self._has_read = False
         self._client = client
+        self._on_current = on_current
         self._clock = clock
         self._portion_count = 0  # steps of the present portion
         self._portion_end = 0.0
@@ -64,7 +70,9 @@ class Mirror:
         while True:
             start_revision = await self._read_all()
             prefix = self.facts.keys.prefix
-            watch = PrefixWatch(self._client, prefix, start_revision, self._cluster_id)
+            watch = PrefixWatch(
+                self._client, prefix, start_revision, self._cluster_id, self._on_current
+            )
             try:
                 async with contextlib.aclosing(watch.batches()) as batches:
                     async for batch in batches:

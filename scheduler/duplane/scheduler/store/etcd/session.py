@@ -140,7 +140,7 @@ class Session:
         while True:
             lease = await self._grant(PRESENCE_TTL_S, partial(self._announce, name))
             await self._until_ended(
-                lease, PRESENCE_TTL_S, facts.present, name, self._contact.confirm
+                lease, PRESENCE_TTL_S, facts.present, name, self._contact.confirm_presence
             )
             _log.warning("the presence of session %s ended in etcd; announcing it again", name)
 
