@@ -41,6 +41,10 @@ class CompactedError(Exception):
     """etcd no longer has the next events. Read all keys, then watch from the revision read."""
 
 
+class OtherHistoryError(CompactedError):
+    """etcd was exchanged, has lost data, or was restored: equal revisions may differ now."""
+
+
 class _WatchFailedError(Exception):
     """A stream ended, and another member can continue it."""
 
@@ -81,7 +85,7 @@ class PrefixWatch:
     async def batches(self) -> AsyncGenerator[Sequence[etcd_pb2.Event]]:
         """Yield events in batches. All events of one revision are in the same batch.
 
-        Raises CompactedError.
+        Raises CompactedError or OtherHistoryError.
         """
         failed: Endpoint | None = None
         while True:
@@ -132,19 +136,16 @@ class PrefixWatch:
             call.cancel()
 
     async def _check_history(self) -> None:
-        """Raise CompactedError if etcd is another cluster, or has lost the last revision read.
-
-        This happens if etcd was replaced, has lost data, or was restored from a backup.
-        """
+        """Raise OtherHistoryError if etcd is another cluster, or has lost the last revision."""
         try:
             header = (await self._client.read(self._prefix, limit=1)).header
         except (EtcdError, NoAnswerError) as error:
             raise _WatchFailedError(str(error)) from error
         if header.cluster_id != self._cluster_id:
-            raise CompactedError(f"etcd is now the cluster {header.cluster_id:x}")
+            raise OtherHistoryError(f"etcd is now the cluster {header.cluster_id:x}")
         if header.revision < self.next_revision - 1:
             was = self.next_revision - 1
-            raise CompactedError(f"etcd is at revision {header.revision}, after {was}")
+            raise OtherHistoryError(f"etcd is at revision {header.revision}, after {was}")
 
     async def _open(self, endpoint: Endpoint) -> Any:
         try:

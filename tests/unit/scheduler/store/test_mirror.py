@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
 from typing import cast
 
 import pytest
+from support.time_limits import WITHIN_S
 
 from duplane.scheduler.etcd.client import EtcdClient
 from duplane.scheduler.etcd.v3 import etcd_pb2
+from duplane.scheduler.etcd.watch import OtherHistoryError
+from duplane.scheduler.store.etcd import mirror as mirror_module
 from duplane.scheduler.store.etcd.facts import Facts
 from duplane.scheduler.store.etcd.keys import Keys
 from duplane.scheduler.store.etcd.mirror import Mirror
@@ -42,3 +47,39 @@ async def test_value_of_another_history_replaces_one_of_the_same_revision(
     etcd.cluster_id, etcd.revision = cluster_id, revision
     await mirror._read_all()
     assert facts.base == 2000
+
+
+class Watch:
+    """Finds another history once; then etcd grows to the former revision before it is read."""
+
+    etcd: Etcd
+    has_failed: asyncio.Event
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    async def batches(self) -> AsyncGenerator[Sequence[etcd_pb2.Event]]:
+        if not self.has_failed.is_set():
+            self.has_failed.set()
+            self.etcd.base = 2000
+            raise OtherHistoryError("etcd went back")
+        await asyncio.Event().wait()
+        yield []
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_history_that_the_watch_found_is_not_judged_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    etcd, facts = Etcd(), Facts(KEYS)
+    Watch.etcd, Watch.has_failed = etcd, asyncio.Event()
+    monkeypatch.setattr(mirror_module, "PrefixWatch", Watch)
+    mirror = Mirror(cast(EtcdClient, etcd), facts)
+    running = asyncio.create_task(mirror.run())
+    async with asyncio.timeout(WITHIN_S):
+        await Watch.has_failed.wait()
+        await mirror.until(lambda: facts.base == 2000)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

@@ -14,7 +14,7 @@ from duplane.fabric.repeated_log import RepeatedLog
 from duplane.fabric.v1 import registry_pb2
 from duplane.scheduler.etcd.client import EtcdClient, EtcdError, NoAnswerError
 from duplane.scheduler.etcd.v3 import etcd_pb2
-from duplane.scheduler.etcd.watch import CompactedError, PrefixWatch
+from duplane.scheduler.etcd.watch import CompactedError, OtherHistoryError, PrefixWatch
 from duplane.scheduler.store.base import Change
 from duplane.scheduler.store.etcd.facts import Facts
 
@@ -67,8 +67,9 @@ class Mirror:
 
     async def run(self) -> None:
         """Apply the events of etcd until cancelled."""
+        is_other_history = False
         while True:
-            start_revision = await self._read_all()
+            start_revision = await self._read_all(is_other_history=is_other_history)
             prefix = self.facts.keys.prefix
             watch = PrefixWatch(
                 self._client, prefix, start_revision, self._cluster_id, self._on_current
@@ -79,6 +80,7 @@ class Mirror:
                         await self._apply_batch(batch)
             except CompactedError as error:
                 _log.warning("events of etcd were missed (%s); reading everything", error)
+                is_other_history = isinstance(error, OtherHistoryError)
             finally:
                 await watch.close()
 
@@ -99,8 +101,12 @@ class Mirror:
         """Wait until the facts and the published state are those of one revision."""
         await self.until(lambda: True)
 
-    async def _read_all(self) -> int:
-        """Replace the facts by the content of etcd; return the revision to watch from."""
+    async def _read_all(self, *, is_other_history: bool = False) -> int:
+        """Replace the facts by the content of etcd; return the revision to watch from.
+
+        `is_other_history` means that the watch has noticed it. By now, etcd may have reached the
+        revision of the facts again.
+        """
         while True:
             try:
                 header, held = await self._client.read_all(self.facts.keys.prefix)
@@ -109,7 +115,7 @@ class Mirror:
                 await asyncio.sleep(RETRY_PAUSE_S)
             else:
                 self._absence.resolve("etcd was read")
-                is_other_history = self._has_other_history(header)
+                is_other_history |= self._has_other_history(header)
                 if is_other_history:
                     self._release(_MAX_REVISION)  # the awaited revisions will not come
                 changes = self.facts.replace(
