@@ -1,4 +1,4 @@
-"""Recorded events without their payloads, names of recordings, and consent."""
+"""Recorded events, whose payloads are in files; the names of recordings; consent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`duplane bench neighbours`: the cost of clients that misbehave for the good clients beside them.
+"""`duplane bench neighbours`: what clients that misbehave cost the good clients beside them.
 
 Uses real processes. The time limits of the edge are short, so that each of them expires during the
 run.

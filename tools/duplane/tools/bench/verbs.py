@@ -85,7 +85,7 @@ def neighbours(
     wait_s: Annotated[float, Ge(0.1)] = 3.0,
     seconds: Annotated[float, Ge(1)] = 8.0,
 ) -> int:
-    """Measure the cost of clients that misbehave for the edge and for other sessions.
+    """Measure what clients that misbehave cost the edge and other sessions.
 
     Linux only. Uses real processes and a small model.
 
@@ -98,7 +98,7 @@ def neighbours(
     connections
         Number of bad clients of each kind that uses no slot.
     wait_s
-        Every time limit of the edge, in seconds.
+        Value of every time limit of the edge, in seconds.
     seconds
         Seconds of each measurement.
     """

@@ -162,7 +162,7 @@ def _stages(place: str, half: Half) -> Iterator[Stage]:
 def _stage_times(attributes: Mapping[str, Any]) -> list[tuple[str, int]]:
     """Return the nanoseconds of the worker's stages, from the attributes of the edge's span.
 
-    The time of the last stage is the worker's whole time without the other stages.
+    The time of the last stage is the worker's whole time minus the times of the other stages.
     """
     times = {name: attributes.get(f"{spans.STAGE_PREFIX}{name}_ms", 0.0) for name in _TIMED}
     rest_ms = attributes.get(f"{spans.STAGE_PREFIX}total_ms", 0.0) - sum(times.values())
