@@ -1,13 +1,18 @@
-"""The gauges of the queue, for tickets that other requests take over."""
+"""Tickets that other requests take over, and the contact to the store, in the metrics."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
+from prometheus_client import CollectorRegistry
 
 from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.metrics import SchedulerMetrics
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import Ticket, TicketGone, TicketPut
+from duplane.scheduler.store.measured import measured
+from duplane.scheduler.store.memory import MemoryStore
 
 AUDIO, CHAT = lease_pb2.SESSION_KIND_AUDIO_DUPLEX, lease_pb2.SESSION_KIND_CHAT
 ORDER = 5
@@ -47,3 +52,25 @@ def test_ticket_that_moves_to_another_pool_or_kind_is_counted_once(
     now += 10
     assert waiting() == 0
     assert not oldest()
+
+
+class LosableStore(MemoryStore):
+    """A store whose contact a test can lose."""
+
+    def watch_contact(self, listener: Callable[[bool], None]) -> None:
+        self.lose = listener
+
+
+def test_lost_contact_to_the_store_is_shown_and_counted() -> None:
+    store, registry = LosableStore(boot_ms=1), CollectorRegistry()
+    measured(store, registry)
+
+    def seen() -> tuple[float | None, float | None]:
+        read = registry.get_sample_value
+        return read("duplane_store_contact"), read("duplane_store_contact_losses_total")
+
+    assert seen() == (1, 0)
+    store.lose(True)
+    assert seen() == (0, 1)
+    store.lose(False)
+    assert seen() == (1, 1)

@@ -1,15 +1,16 @@
-"""A lease store whose operations are counted and timed."""
+"""A lease store whose operations are counted and timed, and whose contact is shown."""
 
 from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric
 
-from duplane.fabric.monitoring.metrics import counters, histograms
+from duplane.fabric.monitoring.metrics import Observed, counters, gauge, histograms
 from duplane.scheduler.store.base import LeaseStore
 
 _OTHERS = ("run", "leave", "until_whole")
@@ -28,7 +29,7 @@ _Operation = Callable[..., Awaitable[Any]]
 
 
 def measured(store: LeaseStore, registry: CollectorRegistry) -> LeaseStore:
-    """Return `store` with its operations counted and timed."""
+    """Return `store` with its operations counted and timed, and its contact shown."""
     return cast(LeaseStore, _MeasuredStore(store, registry))
 
 
@@ -50,6 +51,14 @@ class _MeasuredStore:
             _BUCKETS_S,
             operation=OPERATIONS,
         )
+        self._contact_losses = counters(
+            registry,
+            "duplane_store_contact_losses_total",
+            "Times at which the scheduler lost the contact to its store.",
+        ).of()
+        self._has_contact = True
+        Observed(registry, self._observe)
+        store.watch_contact(self._on_contact)
         self.subscribe = store.subscribe
         self.run = store.run
         self.leave = store.leave
@@ -64,6 +73,18 @@ class _MeasuredStore:
     @property
     def has_kept_queue(self) -> bool:
         return self._store.has_kept_queue
+
+    def _on_contact(self, is_lost: bool) -> None:
+        self._has_contact = not is_lost
+        if is_lost:
+            self._contact_losses.inc()
+
+    def _observe(self) -> Iterable[Metric]:
+        yield gauge(
+            "duplane_store_contact",
+            "1 while the scheduler has contact to its store; without contact it refuses all calls.",
+            float(self._has_contact),
+        )
 
     def _measured(self, name: str, operation: _Operation) -> _Operation:
         duration = self._durations.of(name)
