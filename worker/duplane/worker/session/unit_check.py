@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from duplane.fabric.audio import INPUT_RATE_HERTZ, AudioError, Samples, samples_from_pcm
+from duplane.fabric.audio import INPUT_RATE_HERTZ, AudioError, samples_from_pcm
 from duplane.fabric.durations import to_wall_ns
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import session_pb2
@@ -45,13 +45,21 @@ def check_unit(
             raise _BadUnitError(fault, "sequence")
         if is_paused:
             raise _BadUnitError("the session is paused", reason=PAUSED)
-        if request.video_frames:
-            _check_frames(request.video_frames, limits, is_omni=is_omni)
         max_slices = request.max_slice_count if request.HasField("max_slice_count") else 1
-        if not 1 <= max_slices <= limits.max_slice_count:
-            fault = f"max_slice_count is {max_slices}, not between 1 and {limits.max_slice_count}"
-            raise _BadUnitError(fault, "max_slice_count")
-        samples = _read_audio(request, limits.max_unit_s)
+        if request.video_frames or max_slices != 1:
+            _check_pictures(request.video_frames, max_slices, limits, is_omni=is_omni)
+        if request.forced_token_ids:
+            fault = "forced_token_ids are not served by this worker"
+            raise _BadUnitError(fault, "forced_token_ids")
+        try:
+            samples = samples_from_pcm(request.audio)
+        except AudioError as error:
+            raise _BadUnitError(f"audio: {error}", "audio") from None
+        if not (samples.size or request.video_frames):
+            raise _BadUnitError("audio is empty", "audio")
+        if (seconds := samples.size / INPUT_RATE_HERTZ) > limits.max_unit_s:
+            fault = f"audio lasts {seconds:.1f} s, more than {limits.max_unit_s:g} s"
+            raise _BadUnitError(fault, "audio", UNIT_TOO_LONG)
     except _BadUnitError as error:
         sequence, fault = request.sequence, str(error)
         return FailedUnit(sequence, error.reason, fault, error.field, receive_time_ns, trace)
@@ -70,9 +78,11 @@ def check_unit(
     )
 
 
-def _check_frames(frames: Sequence[bytes], limits: SessionLimits, *, is_omni: bool) -> None:
-    """Refuse too many frames, and frames that are too large."""
-    if not is_omni:
+def _check_pictures(
+    frames: Sequence[bytes], max_slices: int, limits: SessionLimits, *, is_omni: bool
+) -> None:
+    """Refuse too many frames, frames that are too large, and a wrong number of slices."""
+    if frames and not is_omni:
         raise _BadUnitError("video_frames can only come in an omni session", "video_frames")
     if len(frames) > limits.frame_count:
         fault = f"video_frames are {len(frames)}, more than {limits.frame_count}"
@@ -81,19 +91,6 @@ def _check_frames(frames: Sequence[bytes], limits: SessionLimits, *, is_omni: bo
         if len(frame) > limits.max_frame_bytes:
             fault = f"is {len(frame)} bytes, more than {limits.max_frame_bytes}"
             raise _BadUnitError(f"video_frames[{index}] {fault}", "video_frames")
-
-
-def _read_audio(request: session_pb2.Unit, max_s: float) -> Samples:
-    if request.forced_token_ids:
-        raise _BadUnitError("forced_token_ids are not served by this worker", "forced_token_ids")
-    try:
-        samples = samples_from_pcm(request.audio)
-    except AudioError as error:
-        raise _BadUnitError(f"audio: {error}", "audio") from None
-    if not (samples.size or request.video_frames):
-        raise _BadUnitError("audio is empty", "audio")
-    seconds = samples.size / INPUT_RATE_HERTZ
-    if seconds > max_s:
-        fault = f"audio lasts {seconds:.1f} s, more than {max_s:g} s"
-        raise _BadUnitError(fault, "audio", UNIT_TOO_LONG)
-    return samples
+    if not 1 <= max_slices <= limits.max_slice_count:
+        fault = f"max_slice_count is {max_slices}, not between 1 and {limits.max_slice_count}"
+        raise _BadUnitError(fault, "max_slice_count")
