@@ -47,7 +47,6 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         super().__init__(session, client, limits, fabric, spans, clock, metrics)
         self._units = SessionMetrics(metrics)
         self._pace = unit_rate(limits.units_per_s)
-        self._last_sequence = -1  # sequence of the last unit that was sent
         self._granted = lease_pb2.Granted()  # the grant of the last slot that was claimed
         self._move: Move | None = None
         self._stream: ConverseStream | None = None
@@ -153,38 +152,32 @@ class DuplexRunner(SessionRunner[DuplexSession]):
 
     async def _send_requests(self, stream: ConverseStream) -> None:
         """Send the session's requests to the worker; `_pace` limits the units per second."""
+        requests = self.session.requests
         try:
             while self.session.closed is None:
                 self._wake.clear()
-                request = self.session.requests.take()
+                request = requests.take()
                 if request is None:
                     await self._wake.wait()
                     continue
-                is_unit, now_s = request.HasField("unit"), self._clock.now().monotonic_s
-                wait_s = self._pace.spend(now_s) if is_unit else 0.0
-                self._note_sending(request, now_s)
+                kind, now_s = request.WhichOneof("message"), self._clock.now().monotonic_s
+                wait_s = self._pace.spend(now_s) if kind == "unit" else 0.0
+                if self._owed_s is None and kind in _ANSWERED:
+                    self._owed_s = now_s
+                if kind == "open":
+                    self._spans.begin(EDGE_OPEN)
+                if receipt := requests.taken_receipt:
+                    self._units.sent.append((request.unit.sequence, receipt.received_ns / 1e9))
+                    if self._spans.are_exported:
+                        self._spans.sending(request.unit, receipt)
                 await stream.write(request)
-                if is_unit and self._spans.are_exported:
+                if kind == "unit" and self._spans.are_exported:
                     self._spans.sent(request.unit.sequence)
                 if wait_s:
                     await self._wait_until(now_s + wait_s)
             await stream.end_input()
         except FabricError:
             return  # the receiving task gets and handles the error
-
-    def _note_sending(self, request: session_pb2.ConverseRequest, now_s: float) -> None:
-        """Record that a request is sent to the worker now."""
-        kind = request.WhichOneof("message")
-        if self._owed_s is None and kind in _ANSWERED:
-            self._owed_s = now_s
-        if kind == "open":
-            self._spans.begin(EDGE_OPEN)
-        elif kind == "unit" and (sequence := request.unit.sequence) > self._last_sequence:
-            self._last_sequence = sequence  # the first time that this unit is sent
-            receipt = self.session.requests.last_receipt
-            self._units.sent.append((sequence, receipt.received_ns / 1e9))
-            if self._spans.are_exported:
-                self._spans.sending(request.unit, receipt)
 
     async def _wait_until(self, due_s: float) -> None:
         """Wait until the monotonic time `due_s`, or until the session ends."""

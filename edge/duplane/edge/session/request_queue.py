@@ -67,7 +67,8 @@ class RequestQueue:
         self._returned: deque[tuple[int, SentUnit]] = deque()
         # The pause that is in effect at the worker.
         self._pause: session_pb2.ConverseRequest | None = None
-        self.last_receipt = Receipt(0, 0, 0)  # receipt of the unit that was taken last
+        # Receipt of the unit that `take` returned now; None if it returned no new unit.
+        self.taken_receipt: Receipt | None = None
         self._next_sequence = 0
         self._dropped_count = 0
         self._force_listen = False  # a dropped unit was forced to listen
@@ -101,6 +102,7 @@ class RequestQueue:
 
     def take(self) -> session_pb2.ConverseRequest | None:
         """Remove and return the next message for the worker; None if there is none yet."""
+        self.taken_receipt = None
         if self.opening is not None:
             opening, self.opening = self.opening, None
             return opening
@@ -117,7 +119,7 @@ class RequestQueue:
         if not self._waiting:
             self.is_catching_up = False
             return None
-        appended, self.last_receipt = self._waiting.popleft()
+        appended, receipt = self._waiting.popleft()
         request = session_pb2.ConverseRequest()
         unit = request.unit  # filled in place, so that the audio is copied once
         unit.sequence = self._next_sequence
@@ -128,8 +130,9 @@ class RequestQueue:
             unit.video_frames.extend(appended.frames)
         if appended.max_slice_count is not None:
             unit.max_slice_count = appended.max_slice_count
-        received, received_ns = unit.receive_time, self.last_receipt.received_ns
-        received.seconds, received.nanos = divmod(received_ns, 1_000_000_000)
+        received = unit.receive_time
+        received.seconds, received.nanos = divmod(receipt.received_ns, 1_000_000_000)
+        self.taken_receipt = receipt
         self._force_listen = False
         kept = request if self.keeps_units else None
         self._sent[self._next_sequence] = SentUnit(appended.tag, self._first_ordinal, kept)
