@@ -17,7 +17,7 @@ from duplane.worker.model.chat.chats import Chats, PreparedChat
 from duplane.worker.model.chat.prompt import Check, go_on
 from duplane.worker.model.chat.types import ChatOutput, ChatRequest
 from duplane.worker.model.duplex.context_window import Window
-from duplane.worker.model.duplex.conversation import Conversation, Opening, RunningUnit
+from duplane.worker.model.duplex.conversation import Conversation, Opening, RunningUnit, Status
 from duplane.worker.model.duplex.pipeline import Pipeline
 from duplane.worker.model.duplex.prompt import embed_prompt
 from duplane.worker.model.duplex.rebuild import Rebuilder
@@ -209,7 +209,7 @@ class DuplexModel:
         opening.rows = opening.rows[row_count:]
         if len(opening.rows):
             return None
-        conversation.opening = None
+        conversation.opening, conversation.status = None, Status.READY
         if self._probe is not None:
             self._probe.prepared(slot, opening.voice)
         return Opened(self.context_length(slot), opening.ignored, conversation.window.is_on)
@@ -285,31 +285,20 @@ class DuplexModel:
         Iterate over all results, then call `settle`; otherwise the slots of the remaining
         units can only be closed. If a unit is refused because its audio is too short, the audio is
         kept for the next unit. Raises ValueError and changes nothing if a slot is named twice, has
-        no open conversation, has lost it, was not settled, or is not completely rebuilt. If a stage
-        raises, only the conversations that cause the error are lost; see `batch_isolation`.
+        no conversation, or has one that is not ready (`Status`). If a stage raises, only the
+        conversations that cause the error are lost; see `batch_isolation`.
         """
         entering: dict[int, tuple[Unit, Conversation]] = {}
         for unit in units:
-            conversation = self._settled(unit.slot)
-            if conversation.is_rebuilding:
-                raise ValueError(f"slot {unit.slot} is not rebuilt yet")
+            conversation = self.conversations.get(unit.slot)
+            if conversation is None:
+                raise ValueError(f"slot {unit.slot} has no conversation")
+            if conversation.status is not Status.READY:
+                raise ValueError(f"slot {unit.slot} is {conversation.status.value}")
             entering[unit.slot] = unit, conversation
         if len(entering) < len(units):
             raise ValueError(f"a slot is named twice: {[unit.slot for unit in units]}")
         yield from self._pipeline.run([entering[slot] for slot in sorted(entering)])
-
-    def _settled(self, slot: int) -> Conversation:
-        """Return the slot's conversation; raises ValueError if it cannot take units."""
-        conversation = self.conversations.get(slot)
-        if conversation is None:
-            raise ValueError(f"slot {slot} has no conversation")
-        if conversation.opening is not None:
-            raise ValueError(f"slot {slot} is not open yet")
-        if conversation.is_lost:
-            raise ValueError(f"slot {slot} has lost its conversation")
-        if conversation.unsettled is not None:
-            raise ValueError(f"slot {slot} was not settled")
-        return conversation
 
     @torch.inference_mode()
     def settle(self, slots: Sequence[int], *, is_deferred: bool = True) -> list[UnitFailure]:
@@ -326,7 +315,7 @@ class DuplexModel:
         for slot in sorted(set(slots)):
             conversation = self.conversations[slot]
             unit = conversation.unsettled
-            if unit is None or not unit.state.is_over or conversation.is_lost:
+            if unit is None or not unit.state.is_over or conversation.status is Status.LOST:
                 continue
             state, closing_ids = unit.state, unit.state.closing_ids
             rows = self.llm.cache.length(slot) + len(closing_ids) - unit.start
@@ -334,6 +323,7 @@ class DuplexModel:
             record = UnitRecord(number, rows, state.is_listen, tuple(state.text_ids))
             conversation.window.units.append(record)
             conversation.pending_ids, conversation.unsettled = closing_ids, None
+            conversation.status = Status.READY
             units.append(unit)
             slide = conversation.window.slide()
             if slide or not is_deferred:
@@ -341,8 +331,9 @@ class DuplexModel:
         seconds = self._pipeline.apply(slides) if slides else 0.0
         for unit in units:
             unit.conversation.settle_s = seconds
-            unit.conversation.is_lost = unit.failure is not None
-            if self._probe is not None and unit.failure is None:
+            if unit.failure is not None:
+                unit.conversation.status = Status.LOST
+            elif self._probe is not None:
                 self._probe.settled(unit.slot, self.context_length(unit.slot))
         return [unit.failure for unit in units if unit.failure is not None]
 
@@ -352,10 +343,14 @@ class DuplexModel:
 
         Call this again with the remaining units until the result `is_complete`. Then the
         conversation is, up to rounding, as if it had run the past units: units may run, or more
-        past units may follow. After a failure the conversation is lost. Raises ValueError like
-        `step`.
+        past units may follow. After a failure the conversation is lost. Raises ValueError if the
+        slot has no conversation, or one that is lost or not settled.
         """
-        conversation = self._settled(slot)
+        conversation = self.conversations.get(slot)
+        if conversation is None:
+            raise ValueError(f"slot {slot} has no conversation")
+        if conversation.status not in (Status.READY, Status.REBUILDING):
+            raise ValueError(f"slot {slot} is {conversation.status.value}")
         if wrong := {past.unit.slot for past in units} - {slot}:
             raise ValueError(f"past units of slots {sorted(wrong)} are not of slot {slot}")
         return self._rebuilder.run(conversation, units)

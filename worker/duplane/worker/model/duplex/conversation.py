@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple
 
 from torch import Tensor
@@ -38,6 +39,16 @@ class PastSpeech:
         return bool(self.units or self.chunks)
 
 
+class Status(Enum):
+    """What may be done with a conversation."""
+
+    OPENING = "not open yet"  # a part of the prompt is not fed
+    READY = "ready"  # a unit may run
+    UNSETTLED = "not settled"  # the last unit runs, or `settle` has not completed it
+    REBUILDING = "not rebuilt yet"
+    LOST = "lost"  # it can only be closed
+
+
 @dataclass
 class Opening:
     """The part of a conversation's prompt that is not fed yet, and what `open` reports at its end.
@@ -58,10 +69,8 @@ class Conversation:
     `window` counts the rows of the context. After its input, a unit adds at most `generated_rows`.
     `speech` is None for a conversation without audio. `unsettled` is the unit that `settle` has not
     completed yet. `pending_ids` are the closing ids of a completed unit: they count as part of the
-    context, but are fed only with the next unit. No unit may run during the `opening`, which is
-    None when the whole prompt is fed, or while the conversation
-    `is_rebuilding`. `past_speech` is the speech that the rebuild still has to repeat. After a fatal
-    failure (`is_lost`) the conversation can only be closed.
+    context, but are fed only with the next unit. `opening` is None when the whole prompt is fed.
+    `past_speech` is the speech that a rebuild still has to repeat.
     """
 
     slot: int
@@ -71,12 +80,11 @@ class Conversation:
     generated_rows: int
     speech: SpeechTokens | None
     opening: Opening | None = None
+    status: Status = Status.OPENING
     unsettled: RunningUnit | None = None
     pending_ids: tuple[int, ...] = ()
     settle_s: float = 0.0
-    is_rebuilding: bool = False
     past_speech: PastSpeech = field(default_factory=PastSpeech)
-    is_lost: bool = False
 
 
 class InputRows(NamedTuple):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from duplane.worker.model.batch_isolation import run_stage
-from duplane.worker.model.duplex.conversation import Conversation, RunningUnit
+from duplane.worker.model.duplex.conversation import Conversation, RunningUnit, Status
 from duplane.worker.model.duplex.inputs import UnitInputs, refusal
 from duplane.worker.model.duplex.sampling import Decision, DuplexSampling
 from duplane.worker.model.duplex.speech import SpeechStage, unit_audio
@@ -99,12 +99,16 @@ class Pipeline:
                 continue
             unit.unit, unit.rows = prepared, self.inputs.count_rows(prepared)
             unit.images = [image for image in prepared.frames if isinstance(image, PreparedImage)]
-            unit.failure = self.make_room(unit)
+            pending_count = len(unit.conversation.pending_ids)
+            unit.start = self._llm.cache.length(unit.slot) + pending_count
+            if unit.start > (limit := self.row_limit(unit)):
+                unit.failure = self.make_room(unit, limit)
             if unit.failure is None and unit.rows.audio:
                 unit.failure = self.inputs.buffer_audio(prepared)
             if unit.failure is None:
                 unit.first_draw = unit.conversation.sampling.uniforms.used_count
                 unit.conversation.unsettled = unit
+                unit.conversation.status = Status.UNSETTLED
 
     def row_limit(self, unit: RunningUnit) -> int:
         """Return the length of the longest context that has room for the unit and its output."""
@@ -112,18 +116,16 @@ class Pipeline:
         rows = sum(unit.rows) + conversation.generated_rows + conversation.window.spare_rows
         return min(cache.capacity - rows, self._capacity - 1)
 
-    def make_room(self, unit: RunningUnit) -> UnitFailure | None:
-        """Let the window drop units until the new unit and its longest possible output fit."""
-        conversation, cache = unit.conversation, self._llm.cache
-        window, limit = conversation.window, self.row_limit(unit)
-        while (held := cache.length(unit.slot) + len(conversation.pending_ids)) > limit:
-            slide = window.slide(limit)
+    def make_room(self, unit: RunningUnit, limit: int) -> UnitFailure | None:
+        """Let the window drop units until the context before `unit` has at most `limit` rows."""
+        while unit.start > limit:
+            slide = unit.conversation.window.slide(limit)
             if slide is None:
-                message = f"{held} rows of {self._capacity}, the unit needs at most {limit}"
+                message = f"{unit.start} rows of {self._capacity}, the unit needs at most {limit}"
                 return refusal(unit.unit, "CONTEXT_FULL", message)
             self._feed_pending([unit])
             self._llm.splice(unit.slot, slide)
-        unit.start = held
+            unit.start = self._llm.cache.length(unit.slot)
         return None
 
     def _show_input(self, probe: Probe, batches: Sequence[PrefilledBatch]) -> None:
@@ -196,7 +198,8 @@ class Pipeline:
     def _result(self, unit: RunningUnit, stage_s: dict[str, float]) -> UnitOutput | UnitFailure:
         """Return the unit's output, or its failure. A fatal failure ends the conversation."""
         if unit.failure is not None:
-            unit.conversation.is_lost = unit.failure.is_fatal
+            if unit.failure.is_fatal:
+                unit.conversation.status = Status.LOST
             return unit.failure
         state = unit.state
         return UnitOutput(

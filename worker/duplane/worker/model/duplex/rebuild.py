@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from duplane.worker.model.batch_isolation import run_stage
-from duplane.worker.model.duplex.conversation import Conversation, RunningUnit
+from duplane.worker.model.duplex.conversation import Conversation, RunningUnit, Status
 from duplane.worker.model.duplex.pipeline import Pipeline
 from duplane.worker.model.duplex.sampling import DuplexSampling
 from duplane.worker.model.duplex.speech import SpeechStage
@@ -88,13 +88,14 @@ class Rebuilder:
         """
         watch = Stopwatch(self._device)
         share = _Share(conversation.slot, conversation, self._first(conversation, units))
-        conversation.is_rebuilding = True
+        conversation.status = Status.REBUILDING
         run_stage("rebuild", [share], lambda shares: self._run(shares[0], watch))
         if share.failure is not None:
-            conversation.is_lost = True
+            conversation.status = Status.LOST
             return share.failure
         is_complete = len(share.past) == len(units) and not conversation.past_speech
-        conversation.is_rebuilding = not is_complete
+        if is_complete:
+            conversation.status = Status.READY
         return Rebuilt(
             slot=share.slot,
             unit_count=len(share.past),
@@ -209,10 +210,10 @@ class Rebuilder:
         conversation, window = share.conversation, share.conversation.window
         first = conversation.turn.unit_count - len(share.units)
         for number, (past, unit) in enumerate(zip(share.past, share.units, strict=True), first):
-            unit.start = self._length(share)
-            if unit.start > self._pipeline.row_limit(unit):
+            unit.start, limit = self._length(share), self._pipeline.row_limit(unit)
+            if unit.start > limit:
                 self._feed_waiting(share)
-                if failure := self._pipeline.make_room(unit):
+                if failure := self._pipeline.make_room(unit, limit):
                     raise _RefusedError(past, failure.message)
             row_count = sum(unit.rows) + len(unit.state.token_ids)
             length = unit.start + row_count - CLOSING_ROWS
