@@ -79,11 +79,15 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Events for the client now, and a request that the worker gets after all earlier units."""
+    """Events for the client now, and a request that the worker gets after all earlier units.
+
+    If it `is_interrupt`, the model must listen to the next append.
+    """
 
     events: tuple[bytes, ...] = ()
     request: session_pb2.ConverseRequest | None = None
     kind: str = ""
+    is_interrupt: bool = False
 
 
 @dataclass(frozen=True, slots=True)

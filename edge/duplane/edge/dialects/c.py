@@ -105,7 +105,6 @@ class DialectC(DuplexDialect):
         "error": ALIVE,
     }
     _pause_s: float = DEFAULT_PAUSE_S
-    _is_interrupted = False  # the next unit has to listen
     _result_count = 0
 
     # --- client events ---
@@ -125,19 +124,15 @@ class DialectC(DuplexDialect):
             PREPARE: self._decode_settings,
             PAUSE: self._decode_pause,
             RESUME: self._decode_resume,
-            INTERRUPT: lambda _: Reply((_event("interrupted"),), kind=INTERRUPT),
+            INTERRUPT: lambda _: Reply((_event("interrupted"),), kind=INTERRUPT, is_interrupt=True),
             DIAGNOSTIC: lambda _: Reply(kind=DIAGNOSTIC),  # accepted without effect
             STOP: lambda _: Leave(kind=STOP),
         }
 
     def accept(self, action: Action) -> None:
-        """Apply an event from `decode`. Call this before the next event is decoded."""
+        """Apply an event from `decode`, except an append. Call this before the next event."""
         super().accept(action)
-        if action.kind == INTERRUPT:
-            self._is_interrupted = True
-        elif action.kind == CHUNK:
-            self._is_interrupted = False
-        elif isinstance(action, Reply) and action.request and action.request.HasField("pause"):
+        if isinstance(action, Reply) and action.request and action.request.HasField("pause"):
             self._pause_s = to_seconds(action.request.pause.timeout)
 
     def _decode_pause(self, event: Fields) -> Reply:
@@ -182,7 +177,7 @@ class DialectC(DuplexDialect):
         if self.mode.takes_frames:
             frames = read_frames(event, ("frame_base64_list",), self.limits)
         slices = (read_slice_count(event) or self._max_slice_count) if frames else None
-        force_listen = event.get("force_listen", bool) or self._is_interrupted
+        force_listen = event.get("force_listen", bool) or False
         return Append(audio, force_listen, frames=frames, max_slice_count=slices, kind=CHUNK)
 
     # --- server events ---

@@ -105,7 +105,10 @@ class Dialect(ABC):
             raise
 
     def accept(self, action: Action) -> None:
-        """Apply an event from `decode`. Call this before the next event is decoded."""
+        """Apply an event from `decode`, except an append, which changes nothing of the dialect.
+
+        Call this before the next event is decoded.
+        """
         self.phase = self.transitions[self.phase, action.kind]
         if isinstance(action, Configure):
             self._configure(action)

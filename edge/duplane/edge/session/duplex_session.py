@@ -6,6 +6,7 @@ The session holds one slot from the grant until the session ends.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from duplane.edge.client_errors import ClientError, ErrorCode, name_fault
 from duplane.edge.clock import Moment
@@ -55,6 +56,7 @@ class DuplexSession(Session[DuplexDialect]):
         self._settings: session_pb2.Open | None = None
         self.requests = RequestQueue(limits.early_unit_count, limits.frame_count)
         self._replies = PendingReplies()  # used if the dialect replies to appends
+        self._is_interrupted = False  # the model must listen to the next append
         self._last_audio_s = -math.inf  # monotonic
         self.moves: Moves | None = None  # None if the session ends when its worker is lost
 
@@ -101,7 +103,8 @@ class DuplexSession(Session[DuplexDialect]):
             # The queue of pending replies is full, and replies cannot be sent yet.
             fault = "more audio than can be answered waits already"
             raise ClientError(ErrorCode.NOT_READY, fault, action.tag.input_id)
-        self.dialect.accept(action)
+        if self._is_interrupted:
+            action, self._is_interrupted = replace(action, force_listen=True), False
         if self.identity.recording_id:
             self._recorded_audio = action.audio
         count_before = self.requests.unit_count
@@ -134,6 +137,7 @@ class DuplexSession(Session[DuplexDialect]):
     def _reply(self, reply: Reply, now: Moment) -> list[bytes]:
         if reply.request is not None:
             self.requests.add_request(reply.request)
+        self._is_interrupted |= reply.is_interrupt
         if self.dialect.phase is Phase.PAUSED:
             self.time_limits.stop(TimeLimit.AUDIO)
         elif self.dialect.phase is Phase.ACTIVE:

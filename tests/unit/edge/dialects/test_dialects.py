@@ -74,6 +74,17 @@ def test_an_event_is_taken_if_the_table_has_it_and_refused_unchanged_if_not(
 
 
 @pytest.mark.parametrize(
+    ("dialect", "kind"),
+    [(DialectA, a.APPEND), (DialectB, b_events.APPEND), (DialectC, c.CHUNK)],
+)
+def test_no_append_changes_the_phase(dialect: type[Dialect], kind: str) -> None:
+    phases = {
+        before: after for (before, known), after in dialect.transitions.items() if known == kind
+    }
+    assert phases == {Phase.OPENING: Phase.OPENING, Phase.ACTIVE: Phase.ACTIVE}
+
+
+@pytest.mark.parametrize(
     ("kind", "dialect"),
     [
         (a.UPDATE, DialectA),
