@@ -197,6 +197,27 @@ def test_a_past_that_lacks_something_goes_on_differently(
         assert_same_units(go_on(model, "sampled", 6, 2), outputs[6:8])
 
 
+def without_hidden_choices(past: PastUnit) -> PastUnit:
+    """Leave out the choices that the unit's ids do not show: replaced ids and dropped words."""
+    chosen = past.change.chosen_token_ids
+    return without(past, chosen_token_ids=tuple(id_ for id_ in chosen if id_ in past.token_ids))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "broken", [without_hidden_choices, partial(without, interrupted_turn=False)]
+)
+def test_a_past_without_what_the_ids_do_not_show_is_refused(
+    model: DuplexModel, lived: Lived, broken: Callable[[PastUnit], PastUnit]
+) -> None:
+    past = [broken(unit) for unit in past_units(0, lived("sampled")[:12])]
+    model.open(0, SAMPLED)
+    while isinstance(result := model.rebuild(0, past), Rebuilt):
+        assert not result.is_complete
+        past = past[result.unit_count :]
+    assert (result.reason, result.field) == ("REBUILD_REFUSED", "token_ids")
+
+
 @pytest.mark.parametrize(
     ("changed", "reason", "field"),
     [

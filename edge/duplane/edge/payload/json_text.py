@@ -23,16 +23,12 @@ def load(message: bytes) -> object:
     The first long string becomes the bytes that it encodes, if it is base64, is a value and not a
     key, and comes before any list. Encoding these bytes gives the same string again.
     """
-    opening = closing = -1
-    for _ in range(_MAX_STRINGS):
-        opening = message.find(b'"', closing + 1)
-        closing = message.find(b'"', opening + 1)
-        if opening < 0 or not 0 < closing - opening <= _MIN_LENGTH:
-            break
+    if (found := _long_string(message)) is None:
+        return orjson.loads(message)
+    opening, closing = found
     head, rest = message[:opening], message[closing + 1 :]
-    is_long = opening >= 0 and closing - opening > _MIN_LENGTH
     is_value = rest.lstrip()[:1] in (b",", b"}")  # a key has `:`
-    if not (is_long and is_value) or b"[" in head or b"\\" in message:
+    if not is_value or b"[" in head or b"\\" in message:
         return orjson.loads(message)
     try:
         content = pybase64.b64decode(memoryview(message)[opening + 1 : closing], validate=True)
@@ -51,3 +47,16 @@ def load(message: bytes) -> object:
             elif isinstance(inside, dict):
                 objects.append(cast("object", inside))
     return value
+
+
+def _long_string(message: bytes) -> tuple[int, int] | None:
+    """Return the positions of the quotes of the first long string among the first strings."""
+    closing = -1
+    for _ in range(_MAX_STRINGS):
+        opening = message.find(b'"', closing + 1)
+        closing = message.find(b'"', opening + 1)
+        if opening < 0 or closing < 0:
+            return None
+        if closing - opening > _MIN_LENGTH:
+            return opening, closing
+    return None
