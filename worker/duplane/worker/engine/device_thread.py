@@ -287,7 +287,8 @@ class DeviceThread:
         and both parts are short. Commands keep their order, so the close of a slot never comes
         before its open. If there is no work, the round waits.
         """
-        self._execute_commands(runner)
+        if self._commands:
+            self._execute_commands(runner)
         with self._lock:
             batch = form_batch(
                 self._channels.values(), runner.model.row_count, self._rows_per_round
@@ -307,7 +308,8 @@ class DeviceThread:
             over |= runner.run_chats(batch.chat_slots)
         if batch.rebuilding:
             over |= self._run_rebuild(runner, batch.rebuilding)
-        self._feed_prompt(runner)
+        if runner.opening:
+            self._feed_prompt(runner)
         self._busy_since_s = None
         if over:
             with self._lock:
@@ -315,9 +317,7 @@ class DeviceThread:
                     self._channels[slot].is_ready = False
 
     def _feed_prompt(self, runner: ModelRunner) -> None:
-        """Feed a part of the oldest prompt, if there is one."""
-        if not runner.opening:
-            return
+        """Feed a part of the oldest prompt that is not fed yet."""
         self._busy_since_s = time.monotonic()
         opened = runner.feed_prompt(self._rows_per_round)
         if opened is not None:
@@ -341,6 +341,7 @@ class DeviceThread:
         return set() if rebuilt else {slot}
 
     def _execute_commands(self, runner: ModelRunner) -> None:
+        """Execute the queued commands, up to one that opens a conversation or chat."""
         while self._commands:  # only this thread removes commands
             command = self._commands.popleft()
             self._busy_since_s = time.monotonic()
