@@ -25,6 +25,7 @@ from duplane.edge.session_registry import SessionRegistry
 from duplane.edge.settings import EdgeSettings
 from duplane.edge.transport.client_address import parse_networks
 from duplane.edge.transport.client_protocol import ConnectionLimiter, client_protocols
+from duplane.edge.transport.collection_time import CollectionTime
 from duplane.edge.transport.tls import Certificate
 from duplane.fabric.addresses import Address, parse_address
 from duplane.fabric.client import FabricClient
@@ -106,31 +107,32 @@ class Edge:
             shutdown_timeout=settings.limits.close_s,
         )
         await http.setup()
-        try:
-            server = await edge._listen(http)
-        except OSError as error:
-            await http.cleanup()
-            raise StartError(f"cannot listen on {settings.listen}: {error}") from None
-        host = parse_address(settings.listen, "listen", min_port=0).host
-        edge.address = str(Address(host, _bound_port(server)))
-        recorder = Recorder(settings.recording, edge._clock) if settings.recording else None
-        edge._sessions.recorder = recorder
-        watching = asyncio.create_task(edge._sessions.watch_workers())
-        try:
-            async with edge.certificate.watching() if edge.certificate else nullcontext():
-                yield edge
-        finally:
-            watching.cancel()
-            await asyncio.wait({watching})
-            await edge._sessions.end_all(settings.limits.close_s)
-            server.close()
-            await http.cleanup()
-            await server.wait_closed()
-            await edge.idle()  # sessions write to recordings until they end
-            if recorder:
-                await asyncio.to_thread(recorder.close)
+        with CollectionTime().counted() as collections:
+            try:
+                server = await edge._listen(http, collections)
+            except OSError as error:
+                await http.cleanup()
+                raise StartError(f"cannot listen on {settings.listen}: {error}") from None
+            host = parse_address(settings.listen, "listen", min_port=0).host
+            edge.address = str(Address(host, _bound_port(server)))
+            recorder = Recorder(settings.recording, edge._clock) if settings.recording else None
+            edge._sessions.recorder = recorder
+            watching = asyncio.create_task(edge._sessions.watch_workers())
+            try:
+                async with edge.certificate.watching() if edge.certificate else nullcontext():
+                    yield edge
+            finally:
+                watching.cancel()
+                await asyncio.wait({watching})
+                await edge._sessions.end_all(settings.limits.close_s)
+                server.close()
+                await http.cleanup()
+                await server.wait_closed()
+                await edge.idle()  # sessions write to recordings until they end
+                if recorder:
+                    await asyncio.to_thread(recorder.close)
 
-    async def _listen(self, http: web.AppRunner) -> asyncio.Server:
+    async def _listen(self, http: web.AppRunner, collections: CollectionTime) -> asyncio.Server:
         settings, limits = self._settings, self._settings.limits
         address = parse_address(settings.listen, "listen", min_port=0)
         assert http.server
@@ -140,6 +142,7 @@ class Edge:
             http.server,
             limits,
             limiter,
+            collections,
             access_log=None,
             logger=_http_log,
             auto_decompress=False,  # compressed requests are not supported

@@ -20,6 +20,7 @@ from aiohttp import web
 from duplane.edge.settings import Limits
 from duplane.edge.transport.client_address import ClientAddress, Network, is_proxy
 from duplane.edge.transport.client_limits import ClientLimiter, LimitReached
+from duplane.edge.transport.collection_time import CollectionTime
 from duplane.edge.transport.rate_limit import RateLimit, cpu_quota
 from duplane.edge.transport.write_timeout import WriteTimeout
 
@@ -53,10 +54,14 @@ class ConnectionLimiter:
 
 
 def client_protocols(
-    server: web.Server, limits: Limits, limiter: ConnectionLimiter, **settings: Any
+    server: web.Server,
+    limits: Limits,
+    limiter: ConnectionLimiter,
+    collections: CollectionTime,
+    **settings: Any,
 ) -> Callable[[], asyncio.Protocol]:
     """Return a protocol factory for `loop.create_server`. `settings` go to RequestHandler."""
-    return lambda: ClientProtocol(server, limits, limiter, **settings)
+    return lambda: ClientProtocol(server, limits, limiter, collections, **settings)
 
 
 class ClientProtocol(web.RequestHandler):
@@ -70,12 +75,25 @@ class ClientProtocol(web.RequestHandler):
     __slots__ = (
         *("_answer_timer", "_head", "_is_head_read", "_is_queue_full", "_limiter", "_limits"),
         *("_lost", "_max_unread_bytes", "_on_writable", "_quota", "_quota_timer", "_release"),
-        *("_time", "is_too_big", "last_data_s", "received_s", "socket", "unread_bytes"),
+        *(
+            "_time",
+            "collections",
+            "is_too_big",
+            "last_data_s",
+            "received_s",
+            "socket",
+            "unread_bytes",
+        ),
         "write_timeout",
     )
 
     def __init__(
-        self, server: web.Server, limits: Limits, limiter: ConnectionLimiter, **settings: Any
+        self,
+        server: web.Server,
+        limits: Limits,
+        limiter: ConnectionLimiter,
+        collections: CollectionTime,
+        **settings: Any,
     ) -> None:
         loop = asyncio.get_running_loop()
         super().__init__(
@@ -86,6 +104,7 @@ class ClientProtocol(web.RequestHandler):
             **settings,
         )
         self._time = loop.time
+        self.collections = collections
         self.last_data_s = 0.0
         self.received_s = 0.0  # by `time.monotonic`, since the loop's time is rounded to ms
         self.unread_bytes = 0
@@ -195,9 +214,10 @@ class ClientProtocol(web.RequestHandler):
             return
         self.last_data_s = self._time()
         self.received_s = time.monotonic()
-        began_s = time.thread_time()
+        began_s = time.thread_time() - self.collections.total_s
         super().data_received(data)
-        wait_s = self._quota.spend(self.last_data_s, time.thread_time() - began_s)
+        used_s = time.thread_time() - self.collections.total_s - began_s
+        wait_s = self._quota.spend(self.last_data_s, used_s)
         if wait_s:
             self._wait_for_quota(wait_s)
 

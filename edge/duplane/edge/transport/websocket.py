@@ -69,9 +69,10 @@ class WebSocket:
         """
         self._reading = asyncio.current_task()
         loop, last_data_s = asyncio.get_running_loop(), 0.0
+        collections = self._protocol.collections
         while True:
             message = await self._response.receive()
-            began_s = time.thread_time()
+            began_s = time.thread_time() - collections.total_s
             if message.type is WSMsgType.TEXT:
                 self._protocol.unread_bytes = 0
                 # If several messages wait, the time of the last data counts as the time of receipt
@@ -80,7 +81,8 @@ class WebSocket:
                 await receiver.receive(message.data, waited_s)
             elif not await self._take_control(message.type, message.data, receiver):
                 return
-            wait_s = self._quota.spend(loop.time(), time.thread_time() - began_s)
+            used_s = time.thread_time() - collections.total_s - began_s
+            wait_s = self._quota.spend(loop.time(), used_s)
             if wait_s:
                 await self._protocol.wait_lost(wait_s)
             elif last_data_s == self._protocol.last_data_s:
