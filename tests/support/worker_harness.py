@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.sampling import Sampler
 from support.scripted_model import ScriptedModel
 from support.time_limits import WITHIN_S
 
-from duplane.fabric.channel import open_channel
+from duplane.fabric.channel import FabricServer, open_channel
 from duplane.fabric.client import FabricClient
 from duplane.fabric.converse import ConverseStream
 from duplane.fabric.errors import FabricError, abort
@@ -53,6 +53,9 @@ def unit(sequence: int, value: float = 0.0, **fields: Any) -> session_pb2.Unit:
     return session_pb2.Unit(sequence=sequence, **{"audio": pcm(value), **fields})
 
 
+REGISTRY = "duplane.fabric.v1.RegistryService"
+
+
 class FakeScheduler(registry_pb2_grpc.RegistryServiceServicer):
     """A RegistryService that stores the workers' messages and sends the test's messages."""
 
@@ -68,17 +71,20 @@ class FakeScheduler(registry_pb2_grpc.RegistryServiceServicer):
         self.address = ""
         self._call: grpc.aio.ServicerContext[Any, Any] | None = None
         self._news = asyncio.Condition()
-        self._server: grpc.aio.Server | None = None
+        self._server: FabricServer | None = None
 
     async def start(self, address: str = "127.0.0.1:0") -> None:
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        registry_pb2_grpc.add_RegistryServiceServicer_to_server(self, self._server)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port(address)}"
-        await self._server.start()
+        self._server = FabricServer(REGISTRY)
+        registry_pb2_grpc.add_RegistryServiceServicer_to_server(self, self._server.grpc)
+        self.address = await self._server.start(address)
+
+    async def set_serving(self, is_serving: bool) -> None:
+        assert self._server
+        await self._server.set_serving(is_serving)
 
     async def stop(self) -> None:
         assert self._server
-        await self._server.stop(None)
+        await self._server.stop(0)
 
     async def Attach(  # pyright: ignore[reportIncompatibleMethodOverride] - gRPC accepts this form too
         self, request_iterator, context

@@ -116,6 +116,23 @@ async def test_a_worker_attaches_as_soon_as_its_scheduler_listens(
         await rig.scheduler.until(lambda: len(rig.scheduler.registers) == 2)
 
 
+async def test_a_worker_attaches_as_soon_as_its_scheduler_accepts_calls_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attach, "_FIRST_BACKOFF_S", 600.0)
+    monkeypatch.setattr(attach, "_MAX_BACKOFF_S", 600.0)
+    async with running_worker(schedulers=("127.0.0.1:1",)) as rig:
+        await rig.scheduler.stop()
+        rig.scheduler.refusal = FabricError(Reason.UNAVAILABLE, "no contact to the store")
+        await rig.scheduler.start(rig.scheduler.address)
+        await rig.scheduler.set_serving(False)
+        count = len(rig.scheduler.registers)
+        await rig.scheduler.until(lambda: len(rig.scheduler.registers) > count)
+        rig.scheduler.refusal, reports = None, rig.scheduler.report_count
+        await rig.scheduler.set_serving(True)
+        await rig.scheduler.until(lambda: rig.scheduler.report_count > reports)
+
+
 async def test_a_worker_goes_to_the_next_scheduler_and_keeps_its_sessions() -> None:
     second = FakeScheduler()
     second.epochs = itertools.count(901)

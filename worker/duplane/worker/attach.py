@@ -26,10 +26,14 @@ from duplane.fabric.errors import FabricError, Reason, from_rpc
 from duplane.fabric.repeated_log import RepeatedLog
 from duplane.fabric.v1 import registry_pb2, registry_pb2_grpc, session_pb2
 from duplane.worker.admission import Admission
+from duplane.worker.serving import first_serving
 
 _log = logging.getLogger(__name__)
 
+_SERVICE = registry_pb2.DESCRIPTOR.services_by_name["RegistryService"].full_name
+_CONNECT_S = 0.5  # wait for a connection to one scheduler
 _PAUSE_S = 0.1  # between two attempts, unless a scheduler has refused the worker
+_MAX_PAUSE_S = 0.5  # before the worker asks which scheduler serves
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 5.0
 _ANSWER_TIMEOUT_S = 10.0  # longest wait for `registered`
@@ -67,8 +71,9 @@ class AttachLoop:
     async def run(self) -> None:
         """Attach to a scheduler; whenever the stream breaks, attach to the next one.
 
-        If a scheduler can be reached but refuses the worker, the loop pauses. This pause and the
-        longest wait for a connection grow each time that all addresses have been tried in vain.
+        When all addresses have been tried in vain, the loop waits until a scheduler says that it
+        accepts calls, with a time limit. If a scheduler accepts calls but refuses the worker, the
+        loop pauses. The limit and the pause grow with each round.
         """
         failure_count, backoff_s = 0, _FIRST_BACKOFF_S
         index = random.getrandbits(16)  # random, so that the workers use all schedulers
@@ -76,18 +81,21 @@ class AttachLoop:
             addresses = await resolve(self._schedulers)
             self._scheduler = addresses[index % len(addresses)]
             async with open_channel(self._scheduler) as channel:
-                is_connected = await _connects(channel, backoff_s)
-                was_registered, why = await self._attempt(channel)
+                await _connect(channel, _CONNECT_S)
+                was_registered, failure = await self._attempt(channel)
             failure_count = 0 if was_registered else failure_count + 1
-            self._absence.report(f"not attached at {self._scheduler}: {why}")
+            self._absence.report(f"not attached at {self._scheduler}: {failure}")
             index += 1
-            round_count = failure_count // len(addresses)
+            round_count, tried_count = divmod(failure_count, len(addresses))
             backoff_s = min(_FIRST_BACKOFF_S * 2 ** min(round_count, 10), _MAX_BACKOFF_S)
-            is_refused = is_connected and not was_registered
-            pause_s = backoff_s if is_refused else _PAUSE_S
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            is_refused = not was_registered and failure.reason is not Reason.UNAVAILABLE
+            is_round_over = round_count > 0 and tried_count == 0 and not is_refused
+            pause_s = min(backoff_s, _MAX_PAUSE_S) if is_round_over else _PAUSE_S
+            await asyncio.sleep((backoff_s if is_refused else pause_s) * random.uniform(0.5, 1.0))
+            if is_round_over and (one := await first_serving(addresses, _SERVICE, backoff_s)):
+                index = addresses.index(one)
 
-    async def _attempt(self, channel: grpc.aio.Channel) -> tuple[bool, str]:
+    async def _attempt(self, channel: grpc.aio.Channel) -> tuple[bool, FabricError]:
         """Attach once. Return whether the worker was registered, and why the stream ended."""
         call: Call = registry_pb2_grpc.RegistryServiceStub(channel).Attach()
         is_registered = False
@@ -97,21 +105,21 @@ class AttachLoop:
             is_registered = True
             async with asyncio.TaskGroup() as tasks:
                 reports = tasks.create_task(self._report(call, interval_s))
-                why = await self._obey(call)
+                failure = await self._obey(call)
                 reports.cancel()
         except TimeoutError:
-            why = "the scheduler does not answer"
+            failure = FabricError(Reason.UNAVAILABLE, "the scheduler does not answer")
         except grpc.aio.AioRpcError as error:
-            why = str(from_rpc(error))
+            failure = from_rpc(error)
         except FabricError as error:
-            why = str(error)
+            failure = error
         except Exception:  # noqa: BLE001 - the root of a task, which must re-attach after any error
             _log.exception("the attach stream to %s failed", self._scheduler)
-            why = "an internal error"
+            failure = FabricError(Reason.UNKNOWN, "an internal error")
         finally:
             call.cancel()
             self._worker.admission.detach(time.monotonic())
-        return is_registered, why
+        return is_registered, failure
 
     async def _register(self, call: Call) -> float:
         """Register the worker; return the report interval in seconds."""
@@ -147,16 +155,16 @@ class AttachLoop:
                     async with asyncio.timeout(interval_s):
                         await self._changed.wait()
 
-    async def _obey(self, call: Call) -> str:
+    async def _obey(self, call: Call) -> FabricError:
         """Execute the scheduler's requests until the stream ends. Return the reason of the end."""
         try:
             while True:
                 response = await call.read()
                 if not isinstance(response, registry_pb2.AttachResponse):
-                    return "the scheduler ended the stream"
+                    return FabricError(Reason.UNAVAILABLE, "the scheduler ended the stream")
                 self._execute(response)
         except grpc.aio.AioRpcError as error:
-            return str(from_rpc(error))
+            return from_rpc(error)
 
     def _execute(self, response: registry_pb2.AttachResponse) -> None:
         match response.WhichOneof("message"):
@@ -180,11 +188,8 @@ class AttachLoop:
                 assert_never(unknown)
 
 
-async def _connects(channel: grpc.aio.Channel, timeout_s: float) -> bool:
-    """Return True if the channel connects within `timeout_s`."""
-    try:
+async def _connect(channel: grpc.aio.Channel, timeout_s: float) -> None:
+    """Wait until the channel is connected, but at most `timeout_s`."""
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await channel.channel_ready()
-    except TimeoutError:
-        return False
-    return True
