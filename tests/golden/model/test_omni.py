@@ -100,6 +100,65 @@ def test_a_conversation_may_begin_with_frames_alone(model: DuplexModel) -> None:
     assert (model.parts.audio.cache_length(0), model.parts.audio.mel.buffered(0)) == (50, 80)
 
 
+def test_pictures_can_be_fed_ahead_of_their_unit(model: DuplexModel) -> None:
+    """The results are the same, and no part has more rows than it may have."""
+    for slot in range(2):
+        model.open(slot, GREEDY)
+        one(model, unit(slot, 1))
+    names = ("sq.png", "wide.png", "big.png", "small.png", "sq.png")
+    entries = [model.prepare(unit(slot, 3, *map(picture, names))) for slot in range(2)]
+    whole, parts = (entry for entry in entries if isinstance(entry, Unit))
+    row_count, lengths = 2 * FRAME_ROWS + 20, [model.llm.cache.length(1)]
+    left = model.row_count(parts)
+    assert left == 1 + 5 * FRAME_ROWS + 10
+    while left > row_count:
+        found = model.feed_ahead(parts, row_count)
+        assert isinstance(found, int)
+        lengths.append(model.llm.cache.length(1))
+        left = found
+    # The closing ids of the last unit and `<unit>` come first.
+    assert np.diff(lengths).tolist() == [2 + 1 + 2 * FRAME_ROWS, 2 * FRAME_ROWS]
+    assert left == FRAME_ROWS + 10
+    with pytest.raises(ValueError, match="amid a unit"):
+        list(model.step([unit(1, 4)]))
+    expected, output = run(model, [whole, parts])
+    assert isinstance(expected, UnitOutput)
+    assert isinstance(output, UnitOutput)
+    assert (output.token_ids, output.context_length) == (
+        expected.token_ids,
+        expected.context_length,
+    )
+    assert output.input_video_count == expected.input_video_count
+    assert output.unit.sequence == parts.sequence
+    cache = model.llm.cache
+    np.testing.assert_allclose(cache.keys[:, 0], cache.keys[:, 1], atol=5e-5)
+
+
+def test_the_last_picture_is_left_to_the_unit(model: DuplexModel) -> None:
+    model.open(0, GREEDY)
+    entry = model.prepare(unit(0, None, *[picture()] * 2, force=True))
+    assert isinstance(entry, Unit)
+    assert model.feed_ahead(entry, 1) == 1
+    assert model.feed_ahead(entry, 1) == 1
+    assert one(model, entry).input_video_count == 2 * 64
+    alone = model.prepare(unit(0, None, picture(), force=True))
+    assert isinstance(alone, Unit)
+    assert model.feed_ahead(alone, 1) == 1
+    assert one(model, alone).input_video_count == 64
+
+
+def test_a_unit_that_cannot_run_is_refused_before_its_pictures_are_fed(model: DuplexModel) -> None:
+    model.open(0, GREEDY)
+    before = model.llm.cache.length(0)
+    entry = model.prepare(unit(0, None, *[picture()] * 9))
+    assert isinstance(entry, Unit)
+    failure = model.feed_ahead(entry, FRAME_ROWS)
+    assert isinstance(failure, UnitFailure)
+    assert (failure.reason, failure.is_fatal) == ("CONTEXT_FULL", False)
+    assert model.llm.cache.length(0) == before
+    one(model, unit(0, 0))
+
+
 def test_what_is_seen_changes_what_follows(model: DuplexModel) -> None:
     for slot in range(3):
         model.open(slot, GREEDY)

@@ -1,11 +1,8 @@
-"""Batch formation: the units of a round, and the longest wait of a unit by a simulated clock."""
+"""Batch formation: the units of a round."""
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
-import pytest
 
 from duplane.worker.engine.batching import Batch, form_batch
 from duplane.worker.engine.events import FailedUnit
@@ -71,9 +68,27 @@ def test_units_with_pictures_share_the_rows_of_a_round_oldest_first() -> None:
     assert form(*channels).units == [young]
 
 
-def test_the_oldest_unit_runs_even_if_it_is_larger_than_a_round() -> None:
-    large = unit(0, 100)
-    assert form(channel(0, large), channel(1, unit(1, 1, 9.0))).units == [large]
+def test_a_unit_larger_than_a_round_is_begun_and_runs_when_its_rest_fits() -> None:
+    begun, following, young = unit(0, 40), unit(0), unit(1, 1, 9.0)
+    large, small = channel(0, begun), channel(1, young)
+    for rows_left in (AUDIO_ROWS + 30 * PICTURE_ROWS, AUDIO_ROWS + 15 * PICTURE_ROWS):
+        batch = form(large, small)
+        assert (batch.ahead, large.begun, batch.units) == (large, begun, [])
+        large.begun_rows = rows_left
+    large.inbox.put(following)
+    large.begun_rows = ROWS_PER_ROUND - AUDIO_ROWS - PICTURE_ROWS
+    batch = form(large, small)
+    assert (batch.ahead, large.begun) == (None, None)
+    assert batch.units == [begun, young]
+    assert form(large, small).units == [following]
+
+
+def test_a_large_unit_waits_for_an_older_one() -> None:
+    old = unit(0, 2, 1.0)
+    older, large = channel(0, old), channel(1, unit(1, 40, 2.0))
+    batch = form(older, large)
+    assert (batch.units, batch.ahead) == ([old], None)
+    assert form(older, large).ahead is large
 
 
 def test_the_rebuild_that_began_first_goes_on_until_it_has_no_units() -> None:
@@ -90,42 +105,3 @@ def test_the_rebuild_that_began_first_goes_on_until_it_has_no_units() -> None:
     assert form(*channels).rebuilding is channels[0]
     channels[0].past_units = None
     assert form(*channels).is_empty
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_no_unit_waits_longer_than_the_stated_bound(seed: int) -> None:
-    """Simulate 64 slots for a minute; eight of them send 16 pictures every second.
-
-    The duration of a round is proportional to its rows. A unit without pictures waits for at most
-    one round of the largest size. A unit with pictures waits for at most two such rounds, and one
-    more for each older unit with pictures.
-    """
-    second_per_row = 1e-4
-    pictures = [16 if slot < 8 else 0 for slot in range(64)]
-    draw = random.Random(seed)
-    arrivals = sorted((second + draw.random(), slot) for slot in range(64) for second in range(60))
-    longest_s = (ROWS_PER_ROUND + 64 * AUDIO_ROWS + rows_of(unit(0, 16))) * second_per_row
-    channels = [channel(slot) for slot in range(64)]
-    now_s, ran = 0.0, 0
-    older: dict[int, int] = {}
-    while ran < len(arrivals):
-        while arrivals_left := [item for item in arrivals[len(older) :] if item[0] <= now_s]:
-            at_s, slot = arrivals_left[0]
-            arrived = unit(slot, pictures[slot], at_s)
-            arrived.sequence = len(older)
-            older[arrived.sequence] = sum(
-                1 for other in channels[:8] if other.inbox.entries and other.slot != slot
-            )
-            channels[slot].inbox.put(arrived)
-        batch = form(*channels)
-        for taken in batch.units:
-            rounds = 1 + (older[taken.sequence] + 1 if taken.frames else 0)
-            assert now_s - taken.received_s <= rounds * longest_s
-        ran += len(batch.units)
-        rows = sum(rows_of(taken) for taken in batch.units)
-        seeing = sum(rows_of(taken) for taken in batch.units if taken.frames)
-        assert seeing <= max(ROWS_PER_ROUND, rows_of(unit(0, 16)))
-        next_s = arrivals[len(older)][0] if len(older) < len(arrivals) else now_s
-        now_s = now_s + rows * second_per_row if rows else max(now_s, next_s)
-    assert not any(waiting.inbox.entries for waiting in channels)
-    assert not any(waiting.inbox.dropped_count for waiting in channels)

@@ -1,15 +1,21 @@
 """Forms the batch of the next round: chooses the units and the chats that run in it.
 
 A row is one embedding of the model's input. Units without pictures have few rows, so all of them
-run in the next round. Units with pictures may have thousands of rows. Of these, the oldest unit
-always runs in the next round. Further units run with it, oldest first, if all of them together have
-at most `rows_per_round` rows. So a unit without pictures waits only until the running round ends. A
-unit with pictures may wait one more round for each older unit with pictures.
+run in the next round. Units with pictures may have thousands of rows. Of these, the oldest ones run
+that together have at most `rows_per_round` rows. If the oldest one alone has more, it begins: each
+round feeds some of its pictures, until it has at most `rows_per_round` rows left.
+
+So one round has at most: a unit without pictures in each slot; `rows_per_round` rows of units with
+pictures; one step of the chats, with at most `PREFILL_ROWS` rows of prompts; one share of a
+rebuild; the voice of one new conversation; and `rows_per_round` rows of its prompt. A unit without
+pictures waits for the running round, and its result comes in the next one. A unit with pictures
+waits for a further round per `rows_per_round` rows of it and of older units, and for one more if
+they do not fill the rounds. A single picture that has more rows than `rows_per_round` is fed whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from duplane.worker.engine.events import FailedUnit
@@ -22,6 +28,7 @@ class Batch:
     """The work of one round: at most one unit per slot, and the slots whose chats run one step.
 
     `failed` are the answers to refused units that were queued before the units of this round.
+    `ahead` has begun a unit, some pictures of which are fed in this round.
     `rebuilding` is the slot whose past units are rebuilt in this round, if any. There is at most
     one, so that the units of other slots do not wait for several rebuilds.
     """
@@ -30,13 +37,15 @@ class Batch:
     failed: list[tuple[SlotChannel, FailedUnit]] = field(
         default_factory=list[tuple[SlotChannel, FailedUnit]]
     )
+    ahead: SlotChannel | None = None
     chat_slots: list[int] = field(default_factory=list[int])
     rebuilding: SlotChannel | None = None
 
     @property
     def is_empty(self) -> bool:
         """Whether the round has no work."""
-        return not (self.units or self.failed or self.chat_slots or self.rebuilding)
+        units = self.units or self.failed or self.ahead
+        return not (units or self.chat_slots or self.rebuilding)
 
 
 def form_batch(
@@ -49,7 +58,7 @@ def form_batch(
     The caller holds the lock of the device thread.
     """
     batch = Batch()
-    seeing: list[tuple[float, SlotChannel, Unit]] = []
+    seeing: list[tuple[SlotChannel, Unit]] = []
     rebuilding: list[SlotChannel] = []
     for channel in channels:
         if not channel.is_ready:
@@ -58,25 +67,46 @@ def form_batch(
             batch.chat_slots.append(channel.slot)
         if channel.past_units is not None:
             rebuilding.append(channel)
-        while channel.inbox.entries:
-            entry = channel.inbox.entries[0]
-            if isinstance(entry, FailedUnit):
-                batch.failed.append((channel, entry))
-                channel.inbox.take()
-                continue
-            if entry.frames:
-                seeing.append((entry.received_s, channel, entry))
-            else:
-                batch.units.append(entry)
-                channel.inbox.take()
-            break
-    rows = 0
-    for _, channel, unit in sorted(seeing, key=lambda waiting: waiting[0]):
-        unit_rows = row_count(unit)
-        if rows and rows + unit_rows > rows_per_round:
-            continue
-        rows += unit_rows
-        batch.units.append(unit)
-        channel.inbox.take()
+        unit = channel.begun or _oldest_unit(channel, batch)
+        if unit is not None and unit.frames:
+            seeing.append((channel, unit))
+        elif unit is not None:
+            batch.units.append(unit)
+            channel.inbox.take()
+    seeing.sort(key=lambda waiting: waiting[1].received_s)
+    _take_seeing(batch, seeing, row_count, rows_per_round)
     batch.rebuilding = min(rebuilding, key=lambda channel: channel.rebuild_number, default=None)
     return batch
+
+
+def _oldest_unit(channel: SlotChannel, batch: Batch) -> Unit | None:
+    """Return the oldest unit in the inbox. Take the answers to refused units before it."""
+    while channel.inbox.entries:
+        entry = channel.inbox.entries[0]
+        if not isinstance(entry, FailedUnit):
+            return entry
+        batch.failed.append((channel, entry))
+        channel.inbox.take()
+    return None
+
+
+def _take_seeing(
+    batch: Batch,
+    seeing: Sequence[tuple[SlotChannel, Unit]],
+    row_count: Callable[[Unit], int],
+    rows_per_round: int,
+) -> None:
+    """Take units with pictures, oldest first, within the limit of rows."""
+    rows_left = rows_per_round
+    for channel, unit in seeing:
+        rows = channel.begun_rows if channel.begun else row_count(unit)
+        if rows > rows_left and rows_left < rows_per_round:
+            continue
+        if not channel.begun:
+            channel.inbox.take()
+        if rows > rows_left:
+            channel.begun, channel.begun_rows, batch.ahead = unit, rows, channel
+            return
+        rows_left -= rows
+        batch.units.append(unit)
+        channel.begun = None

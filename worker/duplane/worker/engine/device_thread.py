@@ -287,8 +287,7 @@ class DeviceThread:
         and both parts are short. Commands keep their order, so the close of a slot never comes
         before its open. If there is no work, the round waits.
         """
-        if self._commands:
-            self._execute_commands(runner)
+        self._execute_commands(runner)
         with self._lock:
             batch = form_batch(
                 self._channels.values(), runner.model.row_count, self._rows_per_round
@@ -303,6 +302,9 @@ class DeviceThread:
         if batch.units:
             self._busy_since_s = time.monotonic()
             over |= runner.run_units(batch.units)
+        if batch.ahead:
+            self._busy_since_s = time.monotonic()
+            over |= runner.feed_ahead(batch.ahead, self._rows_per_round)
         if batch.chat_slots:
             self._busy_since_s = time.monotonic()
             over |= runner.run_chats(batch.chat_slots)

@@ -23,6 +23,7 @@ from duplane.worker.engine.events import (
     failed_unit,
 )
 from duplane.worker.engine.interfaces import Device, DeviceLostError, PreparedChat
+from duplane.worker.engine.slot_channel import SlotChannel
 from duplane.worker.engine.warm_up import warm_up
 from duplane.worker.model.types import (
     ConversationOptions,
@@ -105,6 +106,27 @@ class ModelRunner:
             self._on_lost([slot])
             return False
         return True
+
+    def feed_ahead(self, channel: SlotChannel, row_count: int) -> set[int]:
+        """Feed some pictures of the unit that a slot has begun. Return the slot if it was lost."""
+        unit, slot = channel.begun, channel.slot
+        assert unit is not None, "form_batch has begun it"
+        try:
+            result = self.model.feed_ahead(unit, row_count)
+        except Exception:  # noqa: BLE001 - the border to the model: logged, and ends one session
+            _log.exception("slot %d: pictures could not be fed", slot)
+            channel.begun = None
+            self._on_lost([slot])
+            return {slot}
+        if not isinstance(result, UnitFailure):
+            channel.begun_rows = result
+            return set()
+        channel.begun = None
+        self._post(slot, failed_unit(unit, result))
+        if not result.is_fatal:
+            return set()
+        self._check_device()
+        return {slot}
 
     def run_units(self, units: Sequence[Unit]) -> set[int]:
         """Run and settle a batch with one unit per slot. Return the slots that were lost."""

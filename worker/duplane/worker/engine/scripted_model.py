@@ -187,6 +187,10 @@ class ScriptedModel:
         del row_count
         return self._opened.pop(slot)
 
+    def feed_ahead(self, unit: Unit, row_count: int) -> int | UnitFailure:
+        """Feed nothing: a frame takes no time."""
+        return min(self.row_count(unit), row_count)
+
     def step(self, units: Sequence[Unit]) -> Iterator[UnitOutput | UnitFailure]:
         """Answer a batch of units, at most one for each slot."""
         laps_s = self._laps()

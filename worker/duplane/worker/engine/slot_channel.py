@@ -7,7 +7,7 @@ from collections.abc import Callable
 from duplane.worker.engine.events import Event
 from duplane.worker.engine.inbox import Inbox
 from duplane.worker.engine.preparation import Preparation
-from duplane.worker.model.types import PastUnit
+from duplane.worker.model.types import PastUnit, Unit
 
 
 class SlotChannel:
@@ -18,7 +18,8 @@ class SlotChannel:
     must not run any more), `credit` (number of chat steps that may still run), `past_units` (units
     that are still to be rebuilt; None if there are none), `has_more_past` (more past units follow
     these) and `rebuild_number` (0 before the first past units come; then a number that is lower if
-    the rebuild began earlier).
+    the rebuild began earlier). Only the device thread uses `begun` (a unit with many pictures, of
+    which some were fed in earlier rounds, or None) and `begun_rows` (how many rows of it are left).
     """
 
     def __init__(self, slot: int, inbox: Inbox, on_event: Callable[[Event], None]) -> None:
@@ -27,6 +28,8 @@ class SlotChannel:
         self.on_event = on_event
         self.preparation = Preparation()
         self.is_ready = False
+        self.begun: Unit | None = None
+        self.begun_rows = 0
         self.credit = 0
         self.is_muted = False
         self.past_units: list[PastUnit] | None = None

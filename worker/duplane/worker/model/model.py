@@ -288,17 +288,32 @@ class DuplexModel:
         no conversation, or has one that is not ready (`Status`). If a stage raises, only the
         conversations that cause the error are lost; see `batch_isolation`.
         """
-        entering: dict[int, tuple[Unit, Conversation]] = {}
-        for unit in units:
-            conversation = self.conversations.get(unit.slot)
-            if conversation is None:
-                raise ValueError(f"slot {unit.slot} has no conversation")
-            if conversation.status is not Status.READY:
-                raise ValueError(f"slot {unit.slot} is {conversation.status.value}")
-            entering[unit.slot] = unit, conversation
+        entering = {unit.slot: (unit, self._ready(unit)) for unit in units}
         if len(entering) < len(units):
             raise ValueError(f"a slot is named twice: {[unit.slot for unit in units]}")
         yield from self._pipeline.run([entering[slot] for slot in sorted(entering)])
+
+    @torch.inference_mode()
+    def feed_ahead(self, unit: Unit, row_count: int) -> int | UnitFailure:
+        """Encode and feed the first images of a unit before `step` runs the unit.
+
+        A call feeds images with at most `row_count` rows, or a single image. Call this again with
+        the same unit while the result, the number of rows that are left to `step`, is above
+        `row_count`. If only the last image is left, the result is at most `row_count`. Returns the
+        failure if the unit cannot run. Raises ValueError like `step`.
+        """
+        return self._pipeline.feed_ahead(unit, self._ready(unit), row_count)
+
+    def _ready(self, unit: Unit) -> Conversation:
+        """Return the unit's conversation; raises ValueError if the unit may not run now."""
+        conversation = self.conversations.get(unit.slot)
+        if conversation is None:
+            raise ValueError(f"slot {unit.slot} has no conversation")
+        ahead, status = conversation.ahead, conversation.status
+        is_begun = ahead is not None and ahead.unit.audio is unit.audio
+        if status is not Status.READY and not (status is Status.BEGUN and is_begun):
+            raise ValueError(f"slot {unit.slot} is {status.value}")
+        return conversation
 
     @torch.inference_mode()
     def settle(self, slots: Sequence[int], *, is_deferred: bool = True) -> list[UnitFailure]:

@@ -44,6 +44,7 @@ class Status(Enum):
 
     OPENING = "not open yet"  # a part of the prompt is not fed
     READY = "ready"  # a unit may run
+    BEGUN = "amid a unit"  # some images of the unit `ahead` are fed; only this unit may run
     UNSETTLED = "not settled"  # the last unit runs, or `settle` has not completed it
     REBUILDING = "not rebuilt yet"
     LOST = "lost"  # it can only be closed
@@ -67,8 +68,9 @@ class Conversation:
     """The state of one conversation between its units.
 
     `window` counts the rows of the context. After its input, a unit adds at most `generated_rows`.
-    `speech` is None for a conversation without audio. `unsettled` is the unit that `settle` has not
-    completed yet. `pending_ids` are the closing ids of a completed unit: they count as part of the
+    `speech` is None for a conversation without audio. `ahead` is a unit whose first images were
+    fed and that has not run yet, `unsettled` a unit that `settle` has not completed yet.
+    `pending_ids` are the closing ids of a completed unit: they count as part of the
     context, but are fed only with the next unit. `opening` is None when the whole prompt is fed.
     `past_speech` is the speech that a rebuild still has to repeat.
     """
@@ -81,6 +83,7 @@ class Conversation:
     speech: SpeechTokens | None
     opening: Opening | None = None
     status: Status = Status.OPENING
+    ahead: RunningUnit | None = None
     unsettled: RunningUnit | None = None
     pending_ids: tuple[int, ...] = ()
     settle_s: float = 0.0
@@ -104,7 +107,8 @@ class RunningUnit:
     """One unit between its first stage and settle.
 
     If a stage fails, `failure` is set; a fatal failure ends the conversation. `start` is the length
-    of the context before the unit, `first_draw` the number of uniform numbers that were used before
+    of the context before the unit, `fed_images` the number of images whose rows were fed before the
+    other rows of the input, `first_draw` the number of uniform numbers that were used before
     it, and `images` are the unit's decoded frames. `chosen_id` is the model's last choice,
     `next_id` the id to feed, and `chosen_ids` are the choices that the repetition penalty counts.
     The other fields are results of the stages: the embeddings of each frame and of the audio, one
@@ -121,6 +125,7 @@ class RunningUnit:
     start: int = 0
     first_draw: int = 0
     images: list[PreparedImage] = field(default_factory=list[PreparedImage])
+    fed_images: int = 0
     rows: InputRows = field(default_factory=InputRows)
     frame_embeds: list[Tensor] = field(default_factory=list[Tensor])
     audio_embeds: Tensor | None = None

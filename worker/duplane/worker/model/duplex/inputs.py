@@ -79,12 +79,35 @@ class UnitInputs:
         self._audio.mel.take(unit.slot)
         return None
 
-    def encode_frames(self, units: Sequence[RunningUnit]) -> None:
-        """Encode the frames of all units in one batch: [tiles, rows, hidden] for each frame."""
+    def images_ahead(self, unit: RunningUnit, row_count: int) -> int:
+        """Return how many images of a unit to feed before its other rows: at least one.
+
+        They have at most `row_count` rows, unless it is one image. The last image is never fed
+        ahead, so that the unit has rows left. Returns 0 if no other image is left.
+        """
+        rows, count = 0, 0
+        for image in unit.images[unit.fed_images : -1]:
+            rows += self.count_image_rows(image)
+            if count and rows > row_count:
+                break
+            count += 1
+        return count
+
+    def count_image_rows(self, image: PreparedImage) -> int:
+        """Count the rows that a prepared frame adds to the context, with its marks."""
+        return tile_count(image.grid) * (2 + self._tile_rows)
+
+    def encode_frames(self, units: Sequence[RunningUnit], most: int | None = None) -> None:
+        """Encode frames of all units in one batch: [tiles, rows, hidden] for each frame.
+
+        Frames that are encoded already are left out, and so are frames after the first `most` of
+        these.
+        """
         assert self._vision, "it prepared the frames"
-        embeds = iter(self._vision.encode([image for unit in units for image in unit.images]))
-        for unit in units:
-            unit.frame_embeds = [next(embeds) for _ in unit.images]
+        images = [unit.images[len(unit.frame_embeds) :][:most] for unit in units]
+        embeds = iter(self._vision.encode([image for own in images for image in own]))
+        for unit, own in zip(units, images, strict=True):
+            unit.frame_embeds += [next(embeds) for _ in own]
 
     def encode_audio(self, units: Sequence[RunningUnit]) -> None:
         """Encode the audio that `buffer_audio` has taken for each unit: [rows, hidden] per unit."""
@@ -103,11 +126,19 @@ class UnitInputs:
             unit.conversation.pending_ids = ()
         return logits
 
-    def embed(self, units: Sequence[RunningUnit], before: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Return the rows [n, hidden] of each unit's input.
+    def feed_images(self, units: Sequence[RunningUnit]) -> None:
+        """Feed the encoded images of each unit, which come before the rest of its input."""
+        embedded = self.embed(units, [unit.conversation.pending_ids for unit in units])
+        for unit, rows in zip(units, embedded, strict=True):
+            self._llm.append_long(unit.slot, rows)
+            unit.fed_images = len(unit.frame_embeds)
+            unit.conversation.pending_ids = ()
 
-        These are, in this order: the ids `before` the unit, `<unit>`, the frames between their
-        marks, and the audio.
+    def embed(self, units: Sequence[RunningUnit], before: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Return the rows [n, hidden] of each unit's input, without images that are fed already.
+
+        These are, in this order: the ids `before` the unit, `<unit>`, the encoded frames between
+        their marks, and the audio.
         """
         ids = [self._tokens.unit, *self._marks.values(), *chain.from_iterable(before)]
         sizes = [1] * (1 + len(self._marks)) + [len(own) for own in before]
@@ -115,8 +146,9 @@ class UnitInputs:
         marks = dict(zip(self._marks, others, strict=False))
         embedded: list[Tensor] = []
         for unit, first in zip(units, others[len(marks) :], strict=True):
-            rows = [first, unit_mark]
-            for image, tiles in zip(unit.images, unit.frame_embeds, strict=True):
+            fed = unit.fed_images
+            rows = [] if fed else [first, unit_mark]
+            for image, tiles in zip(unit.images[fed:], unit.frame_embeds[fed:], strict=False):
                 rows += self._frame_rows(image, tiles, marks)
             if unit.audio_embeds is not None:
                 rows.append(unit.audio_embeds)

@@ -9,6 +9,7 @@ the units with `Pipeline.apply`. Source: class `DuplexCapability` of
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -52,12 +53,9 @@ class Pipeline:
         watch = Stopwatch(self._device)
         accepted: list[RunningUnit] = []
         for unit, conversation in units:
-            turn = conversation.turn
-            state = UnitState(self._tokens, turn, unit.force_listen or turn.must_listen)
-            is_interrupting = unit.force_listen and turn.is_open
-            entering = RunningUnit(unit.slot, unit, conversation, state, is_interrupting)
-            run_stage("intake", [entering], self._accept)  # alone: it cannot be repeated
+            entering = self._begun(unit, conversation) or self._enter(unit, conversation)
             if entering.failure is None:
+                conversation.unsettled, conversation.status = entering, Status.UNSETTLED
                 accepted.append(entering)
             else:
                 yield self._result(entering, {})
@@ -86,6 +84,41 @@ class Pipeline:
             for unit in self._speech.run(speaking, watch):
                 yield self._result(unit, watch.seconds())
 
+    def _enter(self, unit: Unit, conversation: Conversation) -> RunningUnit:
+        """Begin a unit. If it cannot run, its `failure` is set."""
+        turn = conversation.turn
+        state = UnitState(self._tokens, turn, unit.force_listen or turn.must_listen)
+        is_interrupting = unit.force_listen and turn.is_open
+        entering = RunningUnit(unit.slot, unit, conversation, state, is_interrupting)
+        run_stage("intake", [entering], self._accept)  # alone: it cannot be repeated
+        return entering
+
+    def _begun(self, unit: Unit, conversation: Conversation) -> RunningUnit | None:
+        """Return a unit that `feed_ahead` has begun, with the values that its caller has set."""
+        begun, conversation.ahead = conversation.ahead, None
+        if begun is not None:
+            begun.unit = replace(unit, frames=begun.unit.frames)
+        return begun
+
+    def feed_ahead(
+        self, unit: Unit, conversation: Conversation, row_count: int
+    ) -> int | UnitFailure:
+        """Encode and feed the first images of a unit; see `DuplexModel.feed_ahead`."""
+        entering = conversation.ahead or self._enter(unit, conversation)
+        conversation.ahead, conversation.status = entering, Status.BEGUN
+        if entering.failure is None and (count := self.inputs.images_ahead(entering, row_count)):
+            encode = partial(self.inputs.encode_frames, most=count)
+            run_stage("vision", [entering], encode)
+            run_stage("prefill", [entering], self.inputs.feed_images, cache=self._llm.cache)
+        if entering.failure is not None:
+            conversation.ahead = None
+            conversation.status = Status.LOST if entering.failure.is_fatal else Status.READY
+            return entering.failure
+        images = entering.images
+        fed = sum(map(self.inputs.count_image_rows, images[: entering.fed_images]))
+        left = sum(entering.rows) - fed - (entering.fed_images > 0)  # `<unit>` is fed, too
+        return left if entering.fed_images + 1 < len(images) else min(left, row_count)
+
     def _accept(self, units: Sequence[RunningUnit]) -> None:
         """Prepare the input of each unit, or refuse the unit by setting its failure.
 
@@ -107,8 +140,6 @@ class Pipeline:
                 unit.failure = self.inputs.buffer_audio(prepared)
             if unit.failure is None:
                 unit.first_draw = unit.conversation.sampling.uniforms.used_count
-                unit.conversation.unsettled = unit
-                unit.conversation.status = Status.UNSETTLED
 
     def row_limit(self, unit: RunningUnit) -> int:
         """Return the length of the longest context that has room for the unit and its output."""

@@ -1,0 +1,177 @@
+"""The longest wait of a unit, by a simulated clock: rounds of the device thread in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+from math import ceil
+
+import numpy as np
+import pytest
+
+from duplane.fabric.v1 import registry_pb2
+from duplane.worker.engine.device_thread import DeviceThread
+from duplane.worker.engine.events import Event
+from duplane.worker.engine.model_runner import ModelRunner
+from duplane.worker.engine.scripted_model import ScriptedModel
+from duplane.worker.model.chat.types import ChatOptions, ChatOutput, ChatRequest
+from duplane.worker.model.types import (
+    ConversationOptions,
+    Opened,
+    PastUnit,
+    Rebuilt,
+    StateChange,
+    Unit,
+    UnitFailure,
+    UnitOutput,
+)
+
+ROWS_PER_ROUND = 1024
+AUDIO_ROWS, PICTURE_ROWS, PROMPT_ROWS = 11, 66, 8000
+SHARE_ROWS = 512  # of a step of the chats, and of a share of a rebuild
+ROW_S, VOICE_S, SECONDS = 1e-4, 0.03, 30
+SLOTS = 40
+PICTURES = {0: 40, 1: 3, 2: 1}
+CHAT, REBUILDING, NEW = 30, 31, range(32, SLOTS)
+SECOND_OF_SOUND = np.zeros(16_000, np.float32)
+# What one round may take: see the docstring of `batching`.
+UNITS_S = (SLOTS * AUDIO_ROWS + ROWS_PER_ROUND) * ROW_S
+ROUND_S = UNITS_S + (ROWS_PER_ROUND + 2 * SHARE_ROWS) * ROW_S + VOICE_S
+
+
+class TimedModel(ScriptedModel):
+    """A model and device whose time passes with the rows that it feeds."""
+
+    def __init__(self) -> None:
+        super().__init__(SLOTS)
+        self.now_s = 0.0
+        self.answered_s: dict[int, float] = {}
+        self.opened_s: dict[int, float] = {}
+        self._left: dict[int, int] = {}  # rows of prompts
+        self._fed: dict[int, int] = {}  # pictures of begun units
+
+    def description(self) -> registry_pb2.Device:
+        return registry_pb2.Device()
+
+    def load(self) -> TimedModel:
+        return self
+
+    def memory_used_bytes(self, model: object) -> int:
+        return 0
+
+    def check(self) -> None: ...
+
+    def pass_rows(self, rows: int) -> None:
+        self.now_s += rows * ROW_S
+
+    def row_count(self, unit: Unit) -> int:
+        return AUDIO_ROWS + PICTURE_ROWS * len(unit.frames)
+
+    def begin(self, slot: int, options: ConversationOptions) -> None:
+        self.now_s += VOICE_S
+        self._left[slot] = PROMPT_ROWS if slot in NEW else 0
+
+    def feed_prompt(self, slot: int, row_count: int) -> Opened | None:
+        rows = min(row_count, self._left[slot])
+        self.pass_rows(rows)
+        self._left[slot] -= rows
+        if self._left[slot]:
+            return None
+        self.opened_s[slot] = self.now_s
+        return Opened(PROMPT_ROWS)
+
+    def feed_ahead(self, unit: Unit, row_count: int) -> int | UnitFailure:
+        fed = self._fed.get(unit.slot, 0)
+        count = min(max(1, row_count // PICTURE_ROWS), len(unit.frames) - 1 - fed)
+        self.pass_rows(count * PICTURE_ROWS)
+        self._fed[unit.slot] = fed + count
+        left = self.row_count(unit) - (fed + count) * PICTURE_ROWS
+        return left if fed + count + 1 < len(unit.frames) else min(left, row_count)
+
+    def step(self, units: Sequence[Unit]) -> Iterator[UnitOutput | UnitFailure]:
+        for unit in units:
+            fed = self._fed.pop(unit.slot, 0)
+            self.pass_rows(self.row_count(unit) - fed * PICTURE_ROWS)
+        for unit in units:
+            self.answered_s[unit.sequence] = self.now_s
+            yield self.answer(unit, 1)
+
+    def rebuild(self, slot: int, units: Sequence[PastUnit]) -> Rebuilt | UnitFailure:
+        self.pass_rows(SHARE_ROWS)
+        return Rebuilt(slot, min(1, len(units)), 1, len(units) <= 1)
+
+    def chat_step(self, slots: Sequence[int]) -> Iterator[ChatOutput | UnitFailure]:
+        if slots == [CHAT]:  # otherwise it is the warm-up
+            self.pass_rows(SHARE_ROWS)
+            return iter(())
+        return super().chat_step(slots)
+
+
+def arrivals(draw: random.Random) -> list[Unit]:
+    """Return a unit per second for each conversation, at a random phase, in order of arrival."""
+    due = sorted((n + draw.random(), slot) for slot in range(CHAT) for n in range(2, SECONDS))
+    return [
+        Unit(
+            slot,
+            SECOND_OF_SOUND,
+            frames=(b"picture",) * (PICTURES.get(slot, 0) if draw.random() < 0.3 else 0),
+            sequence=number,
+            received_s=due_s,
+        )
+        for number, (due_s, slot) in enumerate(due)
+    ]
+
+
+def ignore(event: Event) -> None: ...
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_no_unit_waits_longer_than_the_stated_bound(seed: int) -> None:
+    """Conversations open, see and rebuild beside others, and a chat runs in every round."""
+    draw, model = random.Random(seed), TimedModel()
+    thread = DeviceThread(
+        model, memory_tolerance_bytes=1, inbox_unit_count=8, rows_per_round=ROWS_PER_ROUND
+    )
+    thread._loop = asyncio.get_running_loop()
+    runner = ModelRunner(model, 1, thread._post, thread._post_batch)
+    channels = [thread.attach(slot, ignore) for slot in range(SLOTS)]
+    for channel in channels[:CHAT] + channels[REBUILDING : REBUILDING + 1]:
+        thread.open(channel, ConversationOptions())
+    chat = model.prepare_chat(ChatRequest((), ChatOptions()), lambda: None)
+    thread.open_chat(channels[CHAT], chat, credit=1)
+    for _ in range(CHAT + 2):
+        thread._run_round(runner)
+    past = [PastUnit(Unit(REBUILDING, SECOND_OF_SOUND), (), StateChange(), 0)] * 40
+    thread.rebuild(channels[REBUILDING], past)
+    waiting, opens = arrivals(draw), dict.fromkeys(NEW, 0.0)
+    opens = {slot: draw.uniform(2, SECONDS) for slot in opens}
+    model.now_s, units = 0.0, {unit.sequence: unit for unit in waiting}
+    older_rows: dict[int, int] = {}
+    while (
+        waiting or len(model.answered_s) < len(units) or not opens.keys() <= model.opened_s.keys()
+    ):
+        while waiting and waiting[0].received_s <= model.now_s:
+            unit = waiting.pop(0)
+            unanswered = units.keys() - model.answered_s.keys()
+            older_rows[unit.sequence] = sum(
+                model.row_count(units[number])
+                for number in unanswered
+                if number <= unit.sequence and units[number].frames
+            )
+            assert thread.put(channels[unit.slot], unit) is None, "the inbox is full"
+        for slot, due_s in opens.items():
+            if due_s <= model.now_s and slot not in model._left:
+                model._left[slot] = 0
+                thread.open(channels[slot], ConversationOptions())
+        begin_s = model.now_s
+        thread._run_round(runner)
+        assert model.now_s - begin_s <= ROUND_S + 1e-9
+        await asyncio.sleep(0)
+    for number, answered_s in model.answered_s.items():
+        unit = units[number]
+        rounds = 1 + 2 * ceil(older_rows[number] / ROWS_PER_ROUND) if unit.frames else 1
+        assert answered_s - unit.received_s <= rounds * ROUND_S + UNITS_S
+    for slot, due_s in opens.items():
+        rounds = 1 + len(NEW) * ceil(PROMPT_ROWS / ROWS_PER_ROUND)
+        assert model.opened_s[slot] - due_s <= rounds * ROUND_S
