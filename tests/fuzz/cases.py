@@ -40,7 +40,7 @@ _LONGEST = {"@pcm:480001": "@pcm:48001", "@nan:16000": "@nan:160"}
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a case; `message` is set if a client sends it."""
+    """One line of a case. `message` is what the client sends; None in all other lines."""
 
     who: str
     what: str = ""

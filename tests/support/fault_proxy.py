@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
 
 _READ_BYTES = 16 * 1024
-# Most reads that wait in one direction of a connection; then the proxy stops reading.
+# Maximum number of reads that wait in one direction of a connection; then the proxy stops reading.
 _PENDING_READS = 256
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: close with RST
 

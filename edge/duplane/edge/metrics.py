@@ -38,7 +38,7 @@ STREAM_ERRORS = (
 )
 _GAP_BUCKETS_S = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)
 _OUTPUT_BYTES_PER_S = 4 * OUTPUT_RATE_HERTZ
-_MAX_SENT = 1024  # most unanswered units of a session; the newest are kept
+_MAX_SENT = 1024  # maximum number of unanswered units of a session; the newest are kept
 
 
 class EdgeMetrics:

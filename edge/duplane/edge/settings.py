@@ -34,68 +34,71 @@ class Limits:
     # Sizes. A message that is too large closes the connection with 1009; an event that exceeds
     # another bound is refused with `invalid_payload`.
     message_bytes: NonNegativeInt = 8 * 1024 * 1024
-    """Most bytes of one message. A longer message closes the connection with code 1009."""
-    instructions_bytes: NonNegativeInt = 32 * 1024
-    """Most bytes of a session's instructions."""
-    voice_s: NonNegativeFloat = 30.0
-    """Most seconds of a reference voice."""
-    append_s: NonNegativeFloat = 30.0
-    """Most seconds of audio in one message."""
-    frame_count: NonNegativeInt = 16
-    """Most pictures in one append, and in one unit. A unit with more pictures keeps the newest, and
-    the client gets the number of dropped pictures."""
-    picture_bytes: NonNegativeInt = 2 * 1024 * 1024
-    """Most bytes of one picture."""
-    picture_pixels: NonNegativeInt = 16 * 1024 * 1024
-    """Most pixels of one picture, as stated in its header."""
-    chat_message_bytes: NonNegativeInt = 32 * 1024 * 1024
-    """Most bytes of one message of a chat. A longer message closes the connection with code
+    """Maximum number of bytes of one message. A longer message closes the connection with code
     1009."""
+    instructions_bytes: NonNegativeInt = 32 * 1024
+    """Maximum number of bytes of a session's instructions."""
+    voice_s: NonNegativeFloat = 30.0
+    """Maximum number of seconds of a reference voice."""
+    append_s: NonNegativeFloat = 30.0
+    """Maximum number of seconds of audio in one message."""
+    frame_count: NonNegativeInt = 16
+    """Maximum number of pictures in one append, and in one unit. A unit with more pictures keeps
+    the newest, and the client gets the number of dropped pictures."""
+    picture_bytes: NonNegativeInt = 2 * 1024 * 1024
+    """Maximum number of bytes of one picture."""
+    picture_pixels: NonNegativeInt = 16 * 1024 * 1024
+    """Maximum number of pixels of one picture, as stated in its header."""
+    chat_message_bytes: NonNegativeInt = 32 * 1024 * 1024
+    """Maximum number of bytes of one message of a chat. A longer message closes the connection with
+    code 1009."""
     chat_message_count: NonNegativeInt = 512
-    """Most messages in the history of a chat."""
+    """Maximum number of messages in the history of a chat."""
     chat_part_count: NonNegativeInt = 1024
-    """Most parts in all messages of a history together."""
+    """Maximum number of parts in all messages of a history together."""
     chat_text_bytes: NonNegativeInt = 512 * 1024
-    """Most bytes of text in all messages of a history together. Workers have the same bound."""
-    chat_audio_s: NonNegativeFloat = 300.0
-    """Most seconds of audio in one part of a history."""
-    chat_video_bytes: NonNegativeInt = 16 * 1024 * 1024
-    """Most bytes of one video file in a history."""
-    chat_media_bytes: NonNegativeInt = 24 * 1024 * 1024
-    """Most bytes of pictures, videos and decoded audio in a history together. Workers have the same
+    """Maximum number of bytes of text in all messages of a history together. Workers have the same
     bound."""
+    chat_audio_s: NonNegativeFloat = 300.0
+    """Maximum number of seconds of audio in one part of a history."""
+    chat_video_bytes: NonNegativeInt = 16 * 1024 * 1024
+    """Maximum number of bytes of one video file in a history."""
+    chat_media_bytes: NonNegativeInt = 24 * 1024 * 1024
+    """Maximum number of bytes of pictures, videos and decoded audio in a history together. Workers
+    have the same bound."""
     chat_token_count: NonNegativeInt = 8192
-    """Most tokens that one turn of chat may ask for."""
+    """Maximum number of tokens that one turn of chat may ask for."""
     text_bytes: NonNegativeInt = 256
-    """Most bytes of an id, of a close reason, and of the name of a voice."""
+    """Maximum number of bytes of an id, of a close reason, and of the name of a voice."""
     json_depth: NonNegativeInt = 64
-    """Deepest nesting of lists and objects in one message."""
+    """Maximum depth of nested lists and objects in one message."""
     json_value_count: NonNegativeInt = 100_000
-    """Most values in one message, counted by its commas and brackets."""
+    """Maximum number of values in one message, counted by its commas and brackets."""
 
     # Reference voices that operators upload. Above a bound an upload gets status 400, 413 or 507.
     ref_audio_bytes: NonNegativeInt = 16 * 1024 * 1024
-    """Most bytes of one upload of a reference voice."""
+    """Maximum number of bytes of one upload of a reference voice."""
     ref_audio_s: NonNegativeFloat = 30.0
-    """Most seconds of an uploaded reference voice."""
+    """Maximum number of seconds of an uploaded reference voice."""
     ref_audio_count: NonNegativeInt = 100
-    """Most uploaded reference voices."""
+    """Maximum number of uploaded reference voices."""
     ref_audio_total_bytes: NonNegativeInt = 128 * 1024 * 1024
-    """Most bytes of all uploaded reference voices together."""
+    """Maximum number of bytes of all uploaded reference voices together."""
 
     # Units that the edge holds. The newest are kept. Dropped units are counted, and the client gets
     # their number.
     early_unit_count: NonNegativeInt = 4
-    """Most units kept until the conversation is ready. The newest are kept."""
+    """Maximum number of units kept until the conversation is ready. The newest are kept."""
     pending_unit_count: NonNegativeInt = 32
-    """Most units kept while the worker does not accept any. The newest are kept."""
+    """Maximum number of units kept while the worker does not accept any. The newest are kept."""
     units_per_s: PositiveFloat = 20.0
-    """Most units per second that one session sends to its worker, with bursts of five times as
-    many. Above this rate units wait, and the newest are kept."""
+    """Maximum number of units per second that one session sends to its worker, with bursts of five
+    times as many. Above this rate units wait, and the newest are kept."""
     context_token_count: NonNegativeInt = 8192
-    """Most tokens in a session's context, in dialects A and B."""
+    """Maximum number of tokens in a session's context, in dialects A and B."""
     pending_turn_count: NonNegativeInt = 4
-    """Most turns of a chat that wait while one runs. A further turn is refused with `not_ready`."""
+    """Maximum number of turns of a chat that wait while one runs. A further turn is refused with
+    `not_ready`."""
 
     read_share: PositiveFloat = 0.02
     """Share of one CPU core that the input of one client may use. If the input needs more, the edge
@@ -125,7 +128,7 @@ class Limits:
     turn_s: NonNegativeFloat = 120.0
     """Seconds without any output of a worker during a turn of chat; then `backend_error`."""
     turn_attempt_count: NonNegativeInt = 3
-    """Most slots that are tried for one turn of chat."""
+    """Maximum number of slots that are tried for one turn of chat."""
     idle_s: NonNegativeFloat = 600.0
     """Seconds without audio in a running session; then `timeout`."""
     session_s: NonNegativeFloat | None = None
@@ -136,11 +139,11 @@ class Limits:
 
     # Bounds for clients that read more slowly than the model speaks.
     answer_bytes: NonNegativeInt = 32 * 1024 * 1024
-    """Most bytes of a chat answer that is not streamed. A longer answer ends the turn with
-    `inference_error`."""
+    """Maximum number of bytes of a chat answer that is not streamed. A longer answer ends the turn
+    with `inference_error`."""
     outbox_bytes: NonNegativeInt = 4 * 1024 * 1024
-    """Most bytes of events that a client has not read. If there are more, the connection closes
-    with 1008."""
+    """Maximum number of bytes of events that a client has not read. If there are more, the
+    connection closes with 1008."""
     send_s: NonNegativeFloat = 10.0
     """Seconds for which a client may read nothing, or almost nothing, while events wait; then the
     connection is cut."""
@@ -156,22 +159,23 @@ class Limits:
 
     # The journals, with which sessions move to another worker (`--continuity worker`).
     journal_bytes: NonNegativeInt = 32 * 1024 * 1024
-    """Most bytes of one session's journal. Above it the session can no longer move."""
+    """Maximum number of bytes of one session's journal. Above it the session can no longer move."""
     journal_total_bytes: NonNegativeInt = 4 * 1024**3
-    """Most bytes of all journals together. A session whose journal would exceed this bound can no
-    longer move."""
+    """Maximum number of bytes of all journals together. A session whose journal would exceed this
+    bound can no longer move."""
 
     # Bounds of the whole process.
     connection_count: NonNegativeInt = 4096
-    """Most connections of this edge, of any kind. Further connections are cut."""
+    """Maximum number of connections of this edge, of any kind. Further connections are cut."""
     client_connection_count: NonNegativeInt = 2048
-    """Most connections of one client address (IPv6: of one /64). Further connections are cut.
-    Trusted proxies are exempt."""
+    """Maximum number of connections of one client address (IPv6: of one /64). Further connections
+    are cut. Trusted proxies are exempt."""
     session_count: NonNegativeInt = 2000
-    """Most sessions of this edge. Further sessions are refused with close code 1013."""
+    """Maximum number of sessions of this edge. Further sessions are refused with close code
+    1013."""
     client_session_count: NonNegativeInt = 2000
-    """Most sessions of one client address (IPv6: of one /64). Further sessions are refused with
-    code 1013. All clients behind a proxy that is not trusted count as one."""
+    """Maximum number of sessions of one client address (IPv6: of one /64). Further sessions are
+    refused with code 1013. All clients behind a proxy that is not trusted count as one."""
     drain_s: NonNegativeFloat = 600.0
     """Seconds in which running sessions can end at shutdown; then they get `server_shutdown`."""
 

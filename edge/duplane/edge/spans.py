@@ -18,8 +18,9 @@ from duplane.fabric.monitoring.spans import FinishedSpan, SpanIds, Telemetry
 from duplane.fabric.v1 import session_pb2, trace_pb2
 
 _DEADLINE_NS = int(UNIT_DEADLINE_S * 1e9)
-_MAX_UNITS = 1024  # most unanswered units; the oldest units beyond this bound are not traced
-_MAX_STEPS = 64  # most steps kept of a session that is not sampled; older steps are not exported
+_MAX_UNITS = 1024  # maximum number of unanswered units; of more, the oldest are not traced
+# Maximum number of steps kept of a session that is not sampled; older steps are not exported.
+_MAX_STEPS = 64
 
 
 @dataclass(slots=True, eq=False)

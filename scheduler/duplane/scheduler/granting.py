@@ -26,7 +26,7 @@ from duplane.scheduler.store.base import (
 
 _log = logging.getLogger(__name__)
 
-MAX_RUNNING = 256  # most grants that wait for the store at once
+MAX_RUNNING = 256  # maximum number of grants that wait for the store at the same time
 PORTION = 8  # grants that are begun before other tasks can run
 # If a restart has lost the queue, or the contact to the store was lost, grants wait for callers to
 # return: for RETURN_S, and until no caller has returned for LATE_RETURN_S.

@@ -7,7 +7,7 @@ import asyncio
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import Change, TicketGone
 
-PORTION = 32  # most entries of one queue that are published without a pause
+PORTION = 32  # maximum number of entries of one queue that are published without a pause
 _PAUSE_S = 0.05  # between two portions; each entry of a portion is a message to its caller
 
 

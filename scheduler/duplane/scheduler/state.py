@@ -45,7 +45,7 @@ _Demanded = tuple[Needs, lease_pb2.SessionKind]
 
 
 class _Forecast:
-    """The waits of tickets of one pool at one moment, by needs and kind."""
+    """The estimated waiting times in one pool at one moment, by needs and kind of the tickets."""
 
     def __init__(
         self, revision: int, now: float, waits: Mapping[_Demanded, Waits], share: float = 1.0

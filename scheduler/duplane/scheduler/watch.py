@@ -30,7 +30,7 @@ from duplane.scheduler.store.base import (
 _Key = TypeVar("_Key", int, str)
 SNAPSHOT_LENGTH = 1024  # workers, leases and tickets in one part of a snapshot
 PORTION = 64  # workers, leases and tickets that are described before other tasks can run
-BACKLOG_LENGTH = 4096  # most unread changes; one grant can move every waiting ticket
+BACKLOG_LENGTH = 4096  # maximum number of unread changes; one grant can move every waiting ticket
 
 
 class _Watcher:

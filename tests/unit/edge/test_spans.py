@@ -1,4 +1,4 @@
-"""The spans of a session: those of a session that fails are exported whatever the sampling."""
+"""The spans of a session. A session that fails exports its spans even if it is not sampled."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ class Fields:
         return text.encode()[:max_bytes].decode(errors="ignore")
 
     def integer(self, key: str, low: int, high: int) -> int | None:
-        """Return a whole number within low..high; 3.0 counts as one."""
+        """Return a whole number within low..high. A float without a fraction (3.0) is accepted."""
         value = self.get(key, object)
         if isinstance(value, float) and value.is_integer():
             value = int(value)

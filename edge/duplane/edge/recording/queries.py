@@ -1,4 +1,4 @@
-"""Reads the answers of `/api/sessions` and the paths below it from the directory of recordings.
+"""Answers requests for `/api/sessions` and the paths below it, from the recordings on disk.
 
 Names and paths come from clients, so only valid names of recordings and files are looked up. All
 functions read the disk: call them in a thread. The caller checks that the client is an operator.

@@ -58,7 +58,7 @@ class RequestQueue:
         self.total_dropped_count = 0  # units dropped so far before they were sent
         self.on_dropped: Callable[[Receipt], None] = lambda _: None
         self._assembler = UnitAssembler(frame_count)
-        # Units, each with the receipt of its last append.
+        # Units, each with the times at which its last append was received, read and parsed.
         self._waiting: deque[tuple[Append, Receipt]] = deque()
         self._first_ordinal = 0  # ordinal of the first unit that waits
         self._requests: deque[tuple[int, session_pb2.ConverseRequest]] = deque()
@@ -171,8 +171,9 @@ class RequestQueue:
     def move(self) -> None:
         """Close the queue until another worker is ready, which then gets the unanswered units.
 
-        Units that cannot be sent again count as dropped. They are not in `total_dropped_count`,
-        which has only units without a sequence number.
+        Unanswered units that cannot be sent again are reported by `take_dropped`.
+        `total_dropped_count` does not include them, because it counts only units that were never
+        sent.
         """
         self.opening = None
         self.is_open, self.is_catching_up = False, True

@@ -270,7 +270,7 @@ def extract(context: TraceContext | None) -> SpanContext:
 
 
 def from_headers(headers: Mapping[str, str]) -> TraceContext:
-    """Return the trace context in HTTP headers with lower-case names; empty if it is not valid."""
+    """Read the trace context from HTTP headers with lower-case names; empty if it is not valid."""
     context = TraceContext(
         traceparent=headers.get("traceparent", ""), tracestate=headers.get("tracestate", "")
     )
@@ -278,5 +278,5 @@ def from_headers(headers: Mapping[str, str]) -> TraceContext:
 
 
 def from_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> TraceContext:
-    """Return the trace context in the metadata of a gRPC call; empty if it is not valid."""
+    """Read the trace context from the metadata of a gRPC call; empty if it is not valid."""
     return from_headers({key: value for key, value in metadata if isinstance(value, str)})

@@ -14,7 +14,8 @@ from duplane.scheduler.policy.needs import NO_NEEDS, Needs
 from duplane.scheduler.store.base import Ticket
 
 AVOIDED_S = 15.0  # if a request does not say how long it avoids workers
-_SEARCHED_COUNT = 256  # most entries behind the front that one call of `next_moved` examines
+# Maximum number of entries behind the front that one call of `next_moved` examines.
+_SEARCHED_COUNT = 256
 
 
 @dataclass(slots=True)

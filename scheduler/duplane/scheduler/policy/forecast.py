@@ -16,8 +16,9 @@ from sortedcontainers import SortedList
 from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.policy.hold_times import HoldTimes
 
-_MAX_PORTIONS = 256  # most portions of the tickets of all demands together
-RESOLUTION = 64  # most portions of the tickets of one demand, or of the slots of one kind
+_MAX_PORTIONS = 256  # maximum number of portions of the tickets of all demands together
+# Maximum number of portions of the tickets of one demand, or of the slots of one kind.
+RESOLUTION = 64
 _Heap = list[tuple[float, int]]  # seconds until slots become free, and the number of these slots
 
 

@@ -20,7 +20,8 @@ from duplane.scheduler.policy.forecast import Supply
 from duplane.scheduler.policy.needs import Needs, labels_of
 from duplane.scheduler.store.base import Grant, Ticket, Worker
 
-_MAX_PASSED_OVER = 32  # most tickets that are skipped because they avoid the free workers
+# Maximum number of tickets that are skipped because they avoid the free workers.
+_MAX_PASSED_OVER = 32
 _Rank = tuple[int, int, int, str]  # the worker with the lowest rank is used first
 _Ability = tuple[frozenset[lease_pb2.SessionKind], Needs]
 _Held = tuple[int, lease_pb2.SessionKind, float]  # slot, kind of its session, time of its grant

@@ -159,8 +159,8 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
     async def _send_position(self, waiter: Waiter, context: _AcquireContext) -> None:
         if entry := self._waiters.entry(waiter):
             message = queued(entry, self._state)
-            # A ticket that has lost its place and returned has a new entry. The position of this
-            # entry may be higher than the one that the caller was told before.
+            # If the store lost the ticket, the waiter has a new entry in the queue. The position of
+            # the new entry can be higher than the last one that the caller was told.
             message.position = waiter.position = min(waiter.position, message.position)
             await context.write(lease_pb2.AcquireLeaseResponse(queued=message))
 

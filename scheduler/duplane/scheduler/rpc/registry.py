@@ -34,7 +34,7 @@ from duplane.scheduler.watch import Watch
 _log = logging.getLogger(__name__)
 
 _SILENT_INTERVALS = 3  # a worker is silent after this many intervals without a report
-_MAX_REPEATED_REVOKES = 64  # most that are sent at once
+_MAX_REPEATED_REVOKES = 64  # maximum number of revokes that are repeated at once
 
 
 class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):

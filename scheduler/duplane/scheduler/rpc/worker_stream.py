@@ -72,10 +72,11 @@ class WorkerStream:
 
 
 def _is_covered(revoke: registry_pb2.Revoke, waiting: registry_pb2.Revoke) -> bool:
-    """True if a waiting revoke of the same slot has all effects of `revoke`.
+    """True if `revoke` adds nothing to a revoke of the same slot that waits to be sent.
 
-    The fencing number of a revoke is void. A slot is granted again only after its worker has seen
-    the void number, so the lease of a lower number has no session any more.
+    A revoke makes its fencing number and all lower numbers void. It ends a session only if it names
+    the session's lease. A revoke with a lower number than the waiting one ends no session: the slot
+    was granted again since, and this happens only after the worker has seen the lower number.
     """
     if revoke.fencing_number == waiting.fencing_number:
         return bool(waiting.lease_id) and not revoke.lease_id

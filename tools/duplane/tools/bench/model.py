@@ -136,7 +136,7 @@ def _measure(
     bench: ModelBench,
     device: torch.device,
 ) -> Figures:
-    """Run conversations in the first `slots` slots, with equally many units of every kind.
+    """Run conversations in the first `slots` slots, with equally many units of each of `KINDS`.
 
     Each context has `context` rows before the first unit: the prompt, then rows of zeros.
     """

@@ -32,10 +32,10 @@ _MAX_JOINT_BYTES = 512 * 1024
 # have their own limit.
 _MAX_SENT_COUNT = 1
 _MAX_SENT_ARRIVALS = 16
-# Maximum number of transactions in a row that contain only an arrival although other operations
-# wait. The transaction of a registration never contains other operations.
+# Maximum number of successive transactions that contain an arrival and nothing else while other
+# operations wait. An arrival that registers a worker always has a transaction of its own.
 _MAX_PASSED_OVER = 4
-_EXAMINED_COUNT = 64  # most waiting operations that one turn applies to the facts
+_EXAMINED_COUNT = 64  # maximum number of operations that one `_flush` applies to the facts
 
 
 @dataclass(eq=False, slots=True)
@@ -92,7 +92,8 @@ class Commits:
 
     Operations are sent in their order, with two exceptions. An operation that cannot share the next
     transaction stays at its place, while operations behind it may be taken. Arrivals come before
-    other operations, but at most `_MAX_PASSED_OVER` of their transactions pass these over in a row.
+    other operations. While others wait, at most `_MAX_PASSED_OVER` successive transactions contain
+    only an arrival.
 
     Every transaction requires that the key of this scheduler's session is unchanged. If the outcome
     of a transaction is unknown, this key is written again. From then on the transaction cannot be
@@ -112,8 +113,9 @@ class Commits:
         self._sending: dict[asyncio.Task[None], None] = {}
         self._refusals = RepeatedLog(_log)
         self._resuming: asyncio.Task[None] | None = None
-        self._left_count = 0  # operations that this turn may still apply to the facts
-        self._passed_over_count = 0  # transactions of arrivals in a row that took no others along
+        self._left_count = 0  # operations that this `_flush` may still apply to the facts
+        # Successive transactions with only an arrival while other operations waited.
+        self._passed_over_count = 0
         self._is_flush_due = False
         self._is_closed = False
         self._fencing = asyncio.Lock()
@@ -194,8 +196,8 @@ class Commits:
 
     def _flush_soon(self) -> None:
         if not self._is_flush_due:
-            # The operations are sent when the callbacks that are ready now have run, so that the
-            # operations of these callbacks share a transaction.
+            # The event loop first runs the callbacks that are already scheduled, and then `_flush`.
+            # So the operations that these callbacks add share a transaction.
             self._is_flush_due = True
             asyncio.get_running_loop().call_soon(self._flush)
 

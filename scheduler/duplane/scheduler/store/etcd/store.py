@@ -47,8 +47,8 @@ _PRECEDENCE_S = 0.1
 # A scheduler ends the expired grants of another scheduler only after this delay, because normally
 # the other scheduler ends them itself.
 _EXPIRY_PRECEDENCE_S = 0.5
-_EXPIRING_COUNT = 64  # most unclaimed grants that are ended at the same time
-MAX_WAITING = 4096  # most operations that wait for etcd; above it, new calls are refused
+_EXPIRING_COUNT = 64  # maximum number of unclaimed grants that are ended at the same time
+MAX_WAITING = 4096  # maximum number of operations that wait for etcd; further calls are refused
 
 
 class EtcdStore(LeaseStore):

@@ -90,7 +90,8 @@ def test_a_run_of_units_gives_the_same_embeddings_and_cache_in_fewer_passes() ->
         found.append(together.encode_run(1, features))
     torch.testing.assert_close(torch.cat(found), alone, atol=1e-5, rtol=0)
     assert together.cache_length(1) == one_by_one.cache_length(1) == 150
-    # Columns after the length keep rows of the period before.
+    # When the cache starts again, it overwrites only the columns that it needs. The columns behind
+    # its length still have the values of earlier units, and these must be equal too.
     torch.testing.assert_close(together.cache, one_by_one.cache, atol=1e-5, rtol=0)
 
 

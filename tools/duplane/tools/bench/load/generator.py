@@ -50,7 +50,7 @@ class Ticks:
         self._stalls: deque[tuple[float, float]] = deque(maxlen=_STALLS)  # end, seconds
 
     async def run(self, begin_s: float) -> None:
-        """Measure until cancelled. `delays_ms` gets the delays after `begin_s`."""
+        """Measure delays until cancelled. `delays_ms` gets only those after the time `begin_s`."""
         while True:
             due_s = time.monotonic() + _TICK_S
             await asyncio.sleep(_TICK_S)

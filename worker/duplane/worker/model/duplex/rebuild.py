@@ -82,9 +82,11 @@ class Rebuilder:
         self._inputs = pipeline.inputs
 
     def run(self, conversation: Conversation, units: Sequence[PastUnit]) -> Rebuilt | UnitFailure:
-        """Do one share of the work: take the first few of `units`, or repeat a part of the speech.
+        """Do one share of the rebuild.
 
-        Speech is repeated when `units` is empty. After a failure the conversation is lost.
+        The share feeds the first few of `units`. When `units` is empty, the share instead computes
+        the state of the talker or the vocoder from a part of the stored speech. If the share fails,
+        the conversation is lost.
         """
         watch = Stopwatch(self._device)
         share = _Share(conversation.slot, conversation, self._first(conversation, units))
@@ -107,7 +109,7 @@ class Rebuilder:
         )
 
     def _first(self, conversation: Conversation, units: Sequence[PastUnit]) -> Sequence[PastUnit]:
-        """Return the first of `units`: as many as fit into one share, and at least one of them."""
+        """Return the units of the next share: the first few of `units`, and at least one."""
         rows, count = 0, 0
         share_rows = self._share_rows(conversation.slot)
         most = WINDOW_UNITS if conversation.window.is_on else SHARE_UNITS

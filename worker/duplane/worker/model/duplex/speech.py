@@ -24,10 +24,10 @@ from duplane.worker.model.vocoder.vocoder import VocoderChunk
 
 UNIT_SAMPLES = 24_000
 SHARE_CHUNKS = 2
-"""Maximum number of chunks that one share of a rebuild repeats."""
+"""Maximum number of chunks that one share of a rebuild feeds to the vocoder."""
 TURN_CHUNKS = 30
-"""Maximum number of chunks of an open turn that are repeated. The vocoder of a longer turn starts
-afresh."""
+"""Maximum number of chunks of an open turn that a rebuild feeds to the vocoder. If the turn has
+more chunks, the vocoder starts as in a new turn."""
 RECENT_CHUNKS = 2
 
 
@@ -47,8 +47,8 @@ class SpeechStage:
         """Yield each unit when its speech tokens and samples are complete, or when it has failed.
 
         So a unit does not wait for units with more chunks of speech. Turns end after all units were
-        yielded, because a turn's end may compute the prompt of a voice; a unit that fails then has
-        its `failure` set. The slots of `units` must be ascending.
+        yielded, because the end of a turn may compute the prompt of a voice. If this fails, the
+        unit, which was already yielded, gets a `failure`. The slots of `units` must be ascending.
         """
         run_stage("talker", units, self._draw_tokens, cache=self._talker.cache)
         watch.lap("talker")
@@ -131,7 +131,10 @@ class SpeechStage:
         conversation.past_speech.chunks.clear()
 
     def repeat(self, conversation: Conversation, watch: Stopwatch) -> None:
-        """Repeat a share of the stored speech: all tokens of the talker, or some vocoder chunks."""
+        """Restore a part of the talker's and the vocoder's state, from speech that `note` stored.
+
+        The first call feeds all tokens to the talker; each later call, some chunks to the vocoder.
+        """
         slot, past = conversation.slot, conversation.past_speech
         if past.units:
             self._talker.repeat(

@@ -110,8 +110,8 @@ class TalkerSteps:
         self._rows, device = rows, talker.emb_text.weight.device
         columns = REPETITION_WINDOW + steps
         self.drawn = torch.full((count, columns), -1, dtype=torch.long, device=device)
-        # A capture calls `run` before `begin`. The first step of speech calls only `choose`, so the
-        # count starts at the second step.
+        # The number of steps so far. It starts at 1: when a CUDA graph captures `run`, `begin` was
+        # not called yet, and `run` is never the first step of speech (`choose` alone is).
         self._step = torch.ones(1, dtype=torch.long, device=device)
         self._window = torch.arange(REPETITION_WINDOW, device=device)
         self._temperature = torch.ones(count, 1, device=device)
