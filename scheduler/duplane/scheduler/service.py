@@ -82,7 +82,7 @@ class Scheduler:
             self.metrics,
         )
         self._registry = RegistryServicer(settings, self._store, state, self._watch)
-        self._admin = AdminServicer(self._store, self._watch, state.hold_times)
+        self._admin = AdminServicer(self._store, state, self._watch)
         self._availability = Availability(self._store, self._waiters, self._registry, self._watch)
         self._store.subscribe(state.apply)
 

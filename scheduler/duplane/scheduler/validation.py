@@ -79,6 +79,13 @@ def check_estimates(request: admin_pb2.UpdateEstimatesRequest) -> None:
         _require(0 < request.smoothing <= 1, "smoothing", "must be above 0 and at most 1")
 
 
+def check_page(page_size: int, page_token: str) -> None:
+    """Check which page of a list a request asks for."""
+    _require(page_size >= 0, "page_size", "is negative")
+    is_short = len(page_token) <= 2 * MAX_ID_LENGTH
+    _require(is_short, "page_token", "was not issued by a scheduler")
+
+
 def parse_ticket_id(ticket_id: str) -> int:
     """Return the order that a ticket id contains."""
     match = _TICKET_ID.fullmatch(ticket_id)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TypeVar, assert_never
 
 from duplane.fabric.errors import FabricError, Reason
@@ -28,6 +28,7 @@ from duplane.scheduler.store.base import (
 )
 
 _Key = TypeVar("_Key", int, str)
+_Status = TypeVar("_Status")
 SNAPSHOT_LENGTH = 1024  # workers, leases and tickets in one part of a snapshot
 PORTION = 64  # workers, leases and tickets that are described before other tasks can run
 BACKLOG_LENGTH = 4096  # maximum number of unread changes; one grant can move every waiting ticket
@@ -73,33 +74,30 @@ class Watch:
         if self._watchers:
             self._publish(admin_pb2.WatchResponse(worker=self._worker_status(worker)))
 
-    async def workers(self) -> AsyncGenerator[admin_pb2.WorkerStatus]:
-        """Yield the workers, sorted by id."""
-        async for worker_id in _with_pauses(sorted(self._state.workers)):
-            if worker := self._state.workers.get(worker_id):
-                yield self._worker_status(worker)
+    def worker(self, worker_id: str) -> admin_pb2.WorkerStatus | None:
+        """Describe a worker. None if it is not attached."""
+        worker = self._state.workers.get(worker_id)
+        return self._worker_status(worker) if worker else None
 
-    async def leases(self) -> AsyncGenerator[admin_pb2.LeaseStatus]:
-        """Yield the leases, oldest first."""
-        async for lease_id in _with_pauses(list(self._state.grants)):
-            if grant := self._state.grants.get(lease_id):
-                yield lease_status(grant, self._state)
+    def lease(self, lease_id: str) -> admin_pb2.LeaseStatus | None:
+        """Describe a lease. None if it has ended."""
+        grant = self._state.grants.get(lease_id)
+        return lease_status(grant, self._state) if grant else None
 
-    async def tickets(self) -> AsyncGenerator[admin_pb2.TicketStatus]:
-        """Yield the tickets, sorted by order."""
-        async for order in _with_pauses(sorted(self._state.tickets)):
-            ticket = self._state.tickets.get(order)
-            if ticket and (entry := self._state.entry(ticket)):
-                yield ticket_status(entry, self._state)
+    def ticket(self, order: int) -> admin_pb2.TicketStatus | None:
+        """Describe a ticket. None if it does not wait."""
+        ticket = self._state.tickets.get(order)
+        entry = self._state.entry(ticket) if ticket else None
+        return ticket_status(entry, self._state) if entry else None
 
     async def snapshot(self) -> AsyncGenerator[admin_pb2.Snapshot]:
         """Yield the whole state in parts."""
         part = admin_pb2.Snapshot(ticket_limit=self.ticket_limit, has_more=True)
         count = 0
         for statuses, name in (
-            (self.workers(), "workers"),
-            (self.leases(), "leases"),
-            (self.tickets(), "tickets"),
+            (_described(sorted(self._state.workers), self.worker), "workers"),
+            (_described(list(self._state.grants), self.lease), "leases"),
+            (_described(sorted(self._state.tickets), self.ticket), "tickets"),
         ):
             async for status in statuses:
                 if count == SNAPSHOT_LENGTH:
@@ -183,9 +181,15 @@ class Watch:
                 assert_never(change)
 
 
-async def _with_pauses(keys: Sequence[_Key]) -> AsyncGenerator[_Key]:
-    """Yield the keys, and let other tasks run after each portion. Later keys may be stale then."""
+async def _described(
+    keys: Sequence[_Key], describe: Callable[[_Key], _Status | None]
+) -> AsyncGenerator[_Status]:
+    """Describe what the keys name, and let other tasks run after each portion.
+
+    What ends in a pause is left out.
+    """
     for index, key in enumerate(keys):
         if index % PORTION == 0:
             await asyncio.sleep(0)
-        yield key
+        if status := describe(key):
+            yield status

@@ -61,6 +61,52 @@ async def test_lists_show_workers_leases_and_tickets() -> None:
         assert 239 < waits[1] < 240
 
 
+async def test_lists_come_in_pages() -> None:
+    async with SchedulerHarness.running() as harness:
+        operator = await harness.operator()
+        await harness.worker("w1", slot_count=2)
+        await harness.worker("w2", slot_count=1)
+        granted = [await (await harness.caller()).granted() for _ in range(3)]
+        tickets = [caller.ticket_id for caller in await harness.queue(3)]
+        workers, token = list[str](), ""
+        while token or not workers:
+            worker_page = await operator.stub.ListWorkers(
+                admin_pb2.ListWorkersRequest(page_size=1, page_token=token)
+            )
+            workers += [one.worker.worker_id for one in worker_page.workers]
+            token = worker_page.next_page_token
+        leases, token = list[str](), ""
+        while token or not leases:
+            lease_page = await operator.stub.ListLeases(
+                admin_pb2.ListLeasesRequest(page_size=1, page_token=token)
+            )
+            leases += [one.claims.lease_id for one in lease_page.leases]
+            token = lease_page.next_page_token
+        listed, token = list[str](), ""
+        while token or not listed:
+            ticket_page = await operator.stub.ListTickets(
+                admin_pb2.ListTicketsRequest(page_size=2, page_token=token)
+            )
+            listed += [one.ticket_id for one in ticket_page.tickets]
+            token = ticket_page.next_page_token
+        assert workers == ["w1", "w2"]
+        assert leases == [one.lease_id for one in granted]
+        assert listed == tickets
+
+
+async def test_invalid_page_is_refused() -> None:
+    async with SchedulerHarness.running() as harness:
+        operator = await harness.operator()
+        for field, request in {
+            "page_size": admin_pb2.ListTicketsRequest(page_size=-1),
+            "page_token": admin_pb2.ListTicketsRequest(page_token="x" * 600),
+        }.items():
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await operator.stub.ListTickets(request)
+            error = from_rpc(refused.value)
+            assert (error.reason, error.field) == (Reason.INVALID_FIELD, field)
+
+
 async def test_watch_streams_every_step_of_a_lease() -> None:
     async with SchedulerHarness.running() as harness:
         operator = await harness.operator()

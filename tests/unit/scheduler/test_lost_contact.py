@@ -294,7 +294,7 @@ def test_lists_of_a_scheduler_without_contact_are_refused() -> None:
     async def main() -> None:
         async with schedulers_of(1) as fabric:
             (scheduler,) = fabric.schedulers
-            admin = AdminServicer(scheduler.store, scheduler.watch, scheduler.state.hold_times)
+            admin = AdminServicer(scheduler.store, scheduler.state, scheduler.watch)
 
             async def list_workers(context: Any) -> None:
                 await context.write(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from http import HTTPStatus
+from typing import TypeVar
 
 from aiohttp import web
 
@@ -24,6 +25,14 @@ from duplane.fabric.v1 import admin_pb2
 
 HEALTH_DEADLINE_S = 0.3  # for all calls together, because /health must always answer soon
 DEADLINE_S = 1.0  # for one call to a scheduler; a slower scheduler counts as down
+MAX_PAGES = 200  # of one list: up to 200,000 workers, leases or tickets
+
+_Page = TypeVar(
+    "_Page",
+    admin_pb2.ListWorkersResponse,
+    admin_pb2.ListLeasesResponse,
+    admin_pb2.ListTicketsResponse,
+)
 
 
 class FabricRoutes:
@@ -125,17 +134,41 @@ def _unready(reason: str) -> web.Response:
 
 async def list_workers(fabric: FabricClient) -> admin_pb2.ListWorkersResponse:
     """Return the workers that a scheduler lists. Raises FabricError."""
-    query = admin_pb2.ListWorkersRequest()
-    return await fabric.administer(lambda admin: admin.ListWorkers(query, timeout=DEADLINE_S))
+
+    async def page(token: str) -> admin_pb2.ListWorkersResponse:
+        query = admin_pb2.ListWorkersRequest(page_token=token)
+        return await fabric.administer(lambda admin: admin.ListWorkers(query, timeout=DEADLINE_S))
+
+    return await _all_pages(page)
 
 
 async def list_leases(fabric: FabricClient) -> admin_pb2.ListLeasesResponse:
     """Return the leases that a scheduler lists. Raises FabricError."""
-    query = admin_pb2.ListLeasesRequest()
-    return await fabric.administer(lambda admin: admin.ListLeases(query, timeout=DEADLINE_S))
+
+    async def page(token: str) -> admin_pb2.ListLeasesResponse:
+        query = admin_pb2.ListLeasesRequest(page_token=token)
+        return await fabric.administer(lambda admin: admin.ListLeases(query, timeout=DEADLINE_S))
+
+    return await _all_pages(page)
 
 
 async def list_tickets(fabric: FabricClient) -> admin_pb2.ListTicketsResponse:
     """Return the tickets that a scheduler lists. Raises FabricError."""
-    query = admin_pb2.ListTicketsRequest()
-    return await fabric.administer(lambda admin: admin.ListTickets(query, timeout=DEADLINE_S))
+
+    async def page(token: str) -> admin_pb2.ListTicketsResponse:
+        query = admin_pb2.ListTicketsRequest(page_token=token)
+        return await fabric.administer(lambda admin: admin.ListTickets(query, timeout=DEADLINE_S))
+
+    return await _all_pages(page)
+
+
+async def _all_pages(page: Callable[[str], Awaitable[_Page]]) -> _Page:
+    """Read one page after another, at most `MAX_PAGES`, and join them. The rest is left out."""
+    whole = part = await page("")
+    for _ in range(MAX_PAGES - 1):
+        if not part.next_page_token:
+            break
+        part = await page(part.next_page_token)
+        whole.MergeFrom(part)
+    whole.next_page_token = part.next_page_token
+    return whole

@@ -82,21 +82,27 @@ class AdminServiceServicer:
     """
 
     def ListWorkers(self, request, context):
-        """Lists the workers that are attached.
+        """Lists the workers that are attached, page by page.
+
+        Errors: INVALID_ARGUMENT / INVALID_FIELD.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListLeases(self, request, context):
-        """Lists the leases that are granted or claimed.
+        """Lists the leases that are granted or claimed, page by page.
+
+        Errors: INVALID_ARGUMENT / INVALID_FIELD.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListTickets(self, request, context):
-        """Lists the tickets that wait, in the order in which they are served.
+        """Lists the tickets that wait, in the order in which they are served, page by page.
+
+        Errors: INVALID_ARGUMENT / INVALID_FIELD.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

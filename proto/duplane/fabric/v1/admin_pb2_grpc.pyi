@@ -34,11 +34,20 @@ class AdminServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListWorkersRequest, _admin_pb2.ListWorkersResponse]
-    """Lists the workers that are attached."""
+    """Lists the workers that are attached, page by page.
+
+    Errors: INVALID_ARGUMENT / INVALID_FIELD.
+    """
     ListLeases: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListLeasesRequest, _admin_pb2.ListLeasesResponse]
-    """Lists the leases that are granted or claimed."""
+    """Lists the leases that are granted or claimed, page by page.
+
+    Errors: INVALID_ARGUMENT / INVALID_FIELD.
+    """
     ListTickets: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTicketsRequest, _admin_pb2.ListTicketsResponse]
-    """Lists the tickets that wait, in the order in which they are served."""
+    """Lists the tickets that wait, in the order in which they are served, page by page.
+
+    Errors: INVALID_ARGUMENT / INVALID_FIELD.
+    """
     Watch: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchRequest, _admin_pb2.WatchResponse]
     """Streams a snapshot of the state, then each change as it happens, until cancelled. A reader
     that falls behind gets a new snapshot in place of the changes that it missed.
@@ -69,11 +78,20 @@ class AdminServiceAsyncStub(AdminServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListWorkers: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListWorkersRequest, _admin_pb2.ListWorkersResponse]  # type: ignore[assignment]
-    """Lists the workers that are attached."""
+    """Lists the workers that are attached, page by page.
+
+    Errors: INVALID_ARGUMENT / INVALID_FIELD.
+    """
     ListLeases: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListLeasesRequest, _admin_pb2.ListLeasesResponse]  # type: ignore[assignment]
-    """Lists the leases that are granted or claimed."""
+    """Lists the leases that are granted or claimed, page by page.
+
+    Errors: INVALID_ARGUMENT / INVALID_FIELD.
+    """
     ListTickets: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTicketsRequest, _admin_pb2.ListTicketsResponse]  # type: ignore[assignment]
-    """Lists the tickets that wait, in the order in which they are served."""
+    """Lists the tickets that wait, in the order in which they are served, page by page.
+
+    Errors: INVALID_ARGUMENT / INVALID_FIELD.
+    """
     Watch: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchRequest, _admin_pb2.WatchResponse]  # type: ignore[assignment]
     """Streams a snapshot of the state, then each change as it happens, until cancelled. A reader
     that falls behind gets a new snapshot in place of the changes that it missed.
@@ -107,7 +125,10 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListWorkersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListWorkersResponse, _abc.Awaitable[_admin_pb2.ListWorkersResponse]]:
-        """Lists the workers that are attached."""
+        """Lists the workers that are attached, page by page.
+
+        Errors: INVALID_ARGUMENT / INVALID_FIELD.
+        """
 
     @_abc_1.abstractmethod
     def ListLeases(
@@ -115,7 +136,10 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListLeasesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListLeasesResponse, _abc.Awaitable[_admin_pb2.ListLeasesResponse]]:
-        """Lists the leases that are granted or claimed."""
+        """Lists the leases that are granted or claimed, page by page.
+
+        Errors: INVALID_ARGUMENT / INVALID_FIELD.
+        """
 
     @_abc_1.abstractmethod
     def ListTickets(
@@ -123,7 +147,10 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListTicketsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListTicketsResponse, _abc.Awaitable[_admin_pb2.ListTicketsResponse]]:
-        """Lists the tickets that wait, in the order in which they are served."""
+        """Lists the tickets that wait, in the order in which they are served, page by page.
+
+        Errors: INVALID_ARGUMENT / INVALID_FIELD.
+        """
 
     @_abc_1.abstractmethod
     def Watch(

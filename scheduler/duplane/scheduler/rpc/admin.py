@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import grpc.aio
@@ -11,58 +12,66 @@ from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError, Reason, abort
 from duplane.fabric.v1 import admin_pb2, admin_pb2_grpc
 from duplane.scheduler.messages import estimates
-from duplane.scheduler.policy.hold_times import HoldTimes
-from duplane.scheduler.store.base import LeaseStore
-from duplane.scheduler.validation import check_estimates, parse_ticket_id
+from duplane.scheduler.rpc.pages import Pages, Status
+from duplane.scheduler.state import SchedulerState
+from duplane.scheduler.store.base import Grant, LeaseStore
+from duplane.scheduler.validation import check_estimates, check_page, parse_ticket_id
 from duplane.scheduler.watch import Watch
 
 _Context = grpc.aio.ServicerContext[Any, Any]
+_ListRequest = (
+    admin_pb2.ListWorkersRequest | admin_pb2.ListLeasesRequest | admin_pb2.ListTicketsRequest
+)
+_NUMBER_LENGTH = 16  # hexadecimal digits of a fencing number
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """Answers queries from `Watch`, and passes changes to the store."""
 
-    def __init__(self, store: LeaseStore, watch: Watch, hold_times: HoldTimes) -> None:
+    def __init__(self, store: LeaseStore, state: SchedulerState, watch: Watch) -> None:
         self._store = store
         self._watch = watch
-        self._hold_times = hold_times
+        self._hold_times = state.hold_times
+        self._workers = Pages(lambda: state.workers, str, watch.worker)
+        self._leases = Pages(
+            state.grants.values, _lease_key, lambda key: watch.lease(key[_NUMBER_LENGTH:])
+        )
+        self._tickets = Pages(
+            state.tickets.values,
+            lambda ticket: ticket.ticket_id,
+            lambda key: watch.ticket(parse_ticket_id(key)),
+        )
 
     async def ListWorkers(
         self, request: admin_pb2.ListWorkersRequest, context: _Context
     ) -> admin_pb2.ListWorkersResponse:
-        del request
-        await self._require_accepted(context)
-        response = admin_pb2.ListWorkersResponse()
-        async for worker in self._watch.workers():
-            response.workers.append(worker)
-        return response
+        workers, token = await self._page(self._workers, request, context)
+        return admin_pb2.ListWorkersResponse(workers=workers, next_page_token=token)
 
     async def ListLeases(
         self, request: admin_pb2.ListLeasesRequest, context: _Context
     ) -> admin_pb2.ListLeasesResponse:
-        del request
-        await self._require_accepted(context)
-        response = admin_pb2.ListLeasesResponse()
-        async for lease in self._watch.leases():
-            response.leases.append(lease)
-        return response
+        leases, token = await self._page(self._leases, request, context)
+        return admin_pb2.ListLeasesResponse(leases=leases, next_page_token=token)
 
     async def ListTickets(
         self, request: admin_pb2.ListTicketsRequest, context: _Context
     ) -> admin_pb2.ListTicketsResponse:
-        del request
-        await self._require_accepted(context)
-        response = admin_pb2.ListTicketsResponse(ticket_limit=self._watch.ticket_limit)
-        async for ticket in self._watch.tickets():
-            response.tickets.append(ticket)
-        return response
+        tickets, token = await self._page(self._tickets, request, context)
+        return admin_pb2.ListTicketsResponse(
+            tickets=tickets, next_page_token=token, ticket_limit=self._watch.ticket_limit
+        )
 
-    async def _require_accepted(self, context: _Context) -> None:
-        """Abort the call if the state may be out of date."""
+    async def _page(
+        self, pages: Pages[Any, Status], request: _ListRequest, context: _Context
+    ) -> tuple[Sequence[Status], str]:
+        """Return a page. Abort the call if it is invalid, or if the state may be out of date."""
         try:
+            check_page(request.page_size, request.page_token)
             self._watch.require_accepted()
         except FabricError as error:
             await abort(context, error)
+        return await pages.page(request.page_size, request.page_token)
 
     # Writes the responses instead of yielding them, so that a cancelled call stops immediately.
     async def Watch(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: yields
@@ -130,3 +139,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         if request.HasField("smoothing"):
             self._hold_times.smoothing = request.smoothing
         return admin_pb2.UpdateEstimatesResponse(estimates=estimates(self._hold_times))
+
+
+def _lease_key(grant: Grant) -> str:
+    """Return the key by which leases are sorted. Leases of different slots may share a number."""
+    return f"{grant.claims.fencing_number:0{_NUMBER_LENGTH}x}{grant.claims.lease_id}"
