@@ -1,4 +1,4 @@
-"""A proxy between schedulers and etcd that can lose a chosen transaction."""
+"""A proxy between schedulers and etcd that can drop a chosen transaction or its answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TXN = "/etcdserverpb.KV/Txn"
 
 
 class EtcdProxy(grpc.GenericRpcHandler):
-    """Forwards all calls to the etcd member at `target`, until it loses a transaction."""
+    """Forwards all calls to the etcd member at `target`, until it drops a transaction."""
 
     def __init__(self, target: str) -> None:
         self.address = ""
@@ -42,7 +42,10 @@ class EtcdProxy(grpc.GenericRpcHandler):
         await self._channel.close()
 
     def lose(self, is_chosen: Callable[[etcd_pb2.TxnRequest], bool], *, is_executed: bool) -> None:
-        """Lose the first chosen transaction, or only its answer, and then all later traffic."""
+        """Drop the first chosen transaction and everything after it.
+
+        If `is_executed`, the transaction reaches etcd, and only its answer is dropped.
+        """
         self._is_chosen, self._is_executed = is_chosen, is_executed
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:

@@ -18,7 +18,7 @@ LONG_S = 60.0
 
 
 class Scheduler:
-    """A running store. A test can act before the store's next transaction, or lose its answer."""
+    """A running store. A test can act before the store's next transaction, or drop its answer."""
 
     def __init__(self, url: str) -> None:
         self.store = EtcdStore(EtcdUrl.parse(url), Credentials(), BOOT_MS)

@@ -1,4 +1,4 @@
-"""Checks the changes that subscribers of lease stores see, and loses answers of etcd."""
+"""Checks the changes that subscribers of lease stores see, and drops answers of etcd."""
 
 from __future__ import annotations
 

@@ -28,8 +28,9 @@ _log = logging.getLogger(__name__)
 
 MAX_RUNNING = 256  # maximum number of grants that wait for the store at the same time
 PORTION = 8  # grants that are begun before other tasks can run
-# If a restart has lost the queue, or the contact to the store was lost, grants wait for callers to
-# return: for RETURN_S, and until no caller has returned for LATE_RETURN_S.
+# If a restart has lost the queue, or the contact to the store was lost, nothing is granted at
+# first, so that callers can return with their tickets: for RETURN_S, and then until no caller has
+# returned for LATE_RETURN_S.
 LATE_RETURN_S = 0.3
 
 
@@ -176,7 +177,7 @@ class GrantLoop:
         self._running[ticket.order] = tasks.create_task(granting)
 
     async def _grant(self, ticket: Ticket, offer: Offer, return_count: int) -> None:
-        """Grant a reserved slot, unless tickets that may be ahead of `ticket` have returned."""
+        """Grant a reserved slot to `ticket`, unless a ticket was put ahead of others since."""
         revision, grant = self._state.revision, None
         try:
             if return_count == self._state.return_count:

@@ -105,9 +105,9 @@ class Dialect(ABC):
             raise
 
     def accept(self, action: Action) -> None:
-        """Apply an event from `decode`, except an append, which changes nothing of the dialect.
+        """Apply the result of `decode` to the dialect. Call this before the next event is decoded.
 
-        Call this before the next event is decoded.
+        It need not be called for an append, which changes nothing of the dialect.
         """
         self.phase = self.transitions[self.phase, action.kind]
         if isinstance(action, Configure):

@@ -126,7 +126,7 @@ def unknown_status(now: datetime) -> dict[str, object]:
 def worker_list(
     workers: admin_pb2.ListWorkersResponse, leases: admin_pb2.ListLeasesResponse, now: datetime
 ) -> dict[str, object]:
-    """Return `/workers`: for each worker the reference's keys, then our own."""
+    """Return `/workers`: for each worker the keys that the reference has, then our own."""
     held: defaultdict[str, list[admin_pb2.LeaseStatus]] = defaultdict(list)
     for lease in leases.leases:
         held[lease.claims.worker_id].append(lease)
@@ -180,7 +180,10 @@ def ticket_status(
 def _worker(
     worker: admin_pb2.WorkerStatus, leases: Sequence[admin_pb2.LeaseStatus], now: datetime
 ) -> dict[str, object]:
-    """Return the row of a worker. The reference's keys describe the oldest session."""
+    """Return the object of a worker in `/workers`.
+
+    The reference has one session per worker; its keys about a session describe the oldest one here.
+    """
     register, lease = worker.worker, leases[0] if leases else None
     address = parse_address(register.address)
     device, _, index = register.device.name.partition(":")

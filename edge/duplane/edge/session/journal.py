@@ -1,6 +1,6 @@
-"""The journal of a call: the data with which another worker can rebuild the conversation. Pure.
+"""The journal of a session: the data with which another worker can rebuild the conversation. Pure.
 
-A journal exists only in memory, and is deleted when its call ends.
+A journal exists only in memory, and is deleted when its session ends.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Journal:
             self.give_up()
 
     def give_up(self) -> None:
-        """Delete the journal's content; count once that this call can no longer move."""
+        """Delete the journal's content; count once that this session can no longer move."""
         if not self.is_whole:
             return
         self.is_whole = False
@@ -102,7 +102,7 @@ class Journal:
         self.drop()
 
     def drop(self) -> None:
-        """Delete the journal's content at the end of the call."""
+        """Delete the journal's content at the end of the session."""
         self._space.used_bytes -= self.byte_count
         self.byte_count = 0
         self.opening = None

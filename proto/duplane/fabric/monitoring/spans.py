@@ -65,7 +65,8 @@ RENDER = "render"
 WRITE = "write"  # the client's connection takes the events
 EDGE_STAGES = (READ, PARSE, QUEUE, SEND, WORKER, RENDER, WRITE)
 
-# Stages of `worker.unit`, in their order. The stages from vision to vocoder are those of the batch.
+# Stages of `worker.unit`, in their order. From vision to vocoder, a stage has the time of the whole
+# batch.
 PREPARE = "prepare"  # check of the unit and decoding of its pictures
 INBOX = "inbox"  # wait for earlier units of the conversation
 SETTLE = "settle"  # wait for the settle of the conversation's previous unit

@@ -42,7 +42,7 @@ class CompactedError(Exception):
 
 
 class OtherHistoryError(CompactedError):
-    """etcd was exchanged, has lost data, or was restored: equal revisions may differ now."""
+    """etcd is another cluster, has lost data, or was restored: old revisions may differ now."""
 
 
 class _WatchFailedError(Exception):

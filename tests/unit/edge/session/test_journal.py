@@ -1,4 +1,4 @@
-"""The journal of a call: its content, its bounds, and the messages made from it."""
+"""The journal of a session: its content, its bounds, and the messages made from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The copy of etcd's content after etcd was exchanged or has lost revisions."""
+"""The copy of etcd's content, if etcd becomes another cluster or loses revisions."""
 
 from __future__ import annotations
 

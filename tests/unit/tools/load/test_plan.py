@@ -1,4 +1,4 @@
-"""The plan of a load generator: the times at which sessions send and are renewed."""
+"""The plan of a load generator: when each session sends, and when a new one replaces it."""
 
 from __future__ import annotations
 

@@ -232,7 +232,11 @@ class Commits:
 
     @property
     def _is_ready(self) -> bool:
-        """True if the facts are whole, contain this session, and new numbers exceed all others."""
+        """True if transactions can be made from the facts.
+
+        The facts must not be partial, and must contain this scheduler's session. Their base must be
+        so high that the next numbers exceed all earlier ones.
+        """
         if self._mirror.is_partial:
             return False
         has_session = self._session.name in self._facts.sessions

@@ -93,7 +93,7 @@ class Mirror:
         await future
 
     async def until(self, is_true: Callable[[], bool]) -> None:
-        """Wait until the facts are whole and satisfy a condition."""
+        """Wait until the facts are not partial and satisfy a condition."""
         while self.is_partial or not is_true():
             await self._news.wait()
 
@@ -127,7 +127,7 @@ class Mirror:
                 return header.revision + 1
 
     def _has_other_history(self, header: etcd_pb2.ResponseHeader) -> bool:
-        """True if etcd was exchanged, or has lost revisions that the facts contain."""
+        """True if this is another etcd cluster, or has lost revisions that the facts contain."""
         known, self._cluster_id = self._cluster_id, header.cluster_id
         if known not in (0, header.cluster_id):
             _log.error("etcd was exchanged: cluster %x became %x", known, header.cluster_id)

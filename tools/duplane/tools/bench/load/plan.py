@@ -1,4 +1,4 @@
-"""The plan of one load generator: its sessions, their times of sending and renewal. Pure."""
+"""The plan of one load generator: when each session sends, and when a new one replaces it. Pure."""
 
 from __future__ import annotations
 

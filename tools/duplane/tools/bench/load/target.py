@@ -67,7 +67,7 @@ class Target:
     async def slots_left(self) -> int | None:
         """Wait a short time for all slots to be free; return the number of slots that are not.
 
-        Returns None if the fabric is not the command's own.
+        Returns None if the command did not start the fabric.
         """
         if not self.is_own:
             return None
