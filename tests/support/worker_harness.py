@@ -266,6 +266,11 @@ class Client(ConverseStream):
         assert response.WhichOneof("message") == "failed", response
         return response.failed
 
+    async def leaving(self) -> session_pb2.Leaving:
+        response = await self.read()
+        assert response.WhichOneof("message") == "leaving", response
+        return response.leaving
+
     async def closed(self) -> session_pb2.Closed:
         response = await self.read()
         assert response.WhichOneof("message") == "closed", response

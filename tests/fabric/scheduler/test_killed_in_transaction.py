@@ -71,7 +71,11 @@ class OneSlot:
     def __init__(self, schedulers: list[str]) -> None:
         self.numbers: list[int] = []
         self._admission = Admission("w", 1, [AUDIO])
-        worker = AttachedWorker(self._admission, self._register, self._report, lambda *_: None)
+        worker = AttachedWorker(
+            *(self._admission, self._register, self._report),
+            end_session=lambda *_: None,
+            drain=lambda: None,
+        )
         loop = AttachLoop(schedulers, worker)
         self._admission.on_change = loop.report_soon
         self.run = loop.run

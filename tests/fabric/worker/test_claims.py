@@ -112,6 +112,18 @@ async def test_a_draining_worker_takes_no_claim_and_its_sessions_go_on() -> None
         await rig.scheduler.tell(drain=registry_pb2.Drain())
         await rig.scheduler.until(lambda: rig.scheduler.report.is_draining)
         assert (await refusal(rig, rig.grant(1))).reason is Reason.DRAINING
+        leaving = await client.leaving()
+        assert leaving == session_pb2.Leaving(reason=session_pb2.LEAVING_REASON_DRAIN)
+        await client.send(unit(0))
+        assert (await client.delta()).sequence == 0
+
+
+async def test_worker_says_once_that_it_drains() -> None:
+    async with running_worker() as rig, rig.opened() as client:
+        for _ in range(2):
+            await rig.scheduler.tell(drain=registry_pb2.Drain())
+        rig.shutdown.drain()
+        await client.leaving()
         await client.send(unit(0))
         assert (await client.delta()).sequence == 0
 

@@ -60,6 +60,7 @@ async def test_a_call_that_never_returns_ends_the_sessions_and_the_worker() -> N
     ):
         rig.model.hold()
         await client.send(unit(0))
+        await client.leaving()
         closed = await client.closed()
         assert closed.reason == session_pb2.CLOSE_REASON_ENGINE_FAILED
         assert rig.worker

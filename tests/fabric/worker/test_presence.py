@@ -160,6 +160,9 @@ async def test_a_drained_worker_lets_sessions_end_and_then_stops() -> None:
     async with running_worker() as rig:
         async with rig.opened() as client:
             rig.shutdown.drain()
+            leaving = await client.leaving()
+            assert leaving.reason == session_pb2.LEAVING_REASON_DRAIN
+            assert leaving.remaining_time.seconds == 600
             await rig.scheduler.until(lambda: rig.scheduler.report.is_draining)
             await client.send(unit(0))
             assert (await client.delta()).sequence == 0
@@ -174,6 +177,7 @@ async def test_a_drained_worker_lets_sessions_end_and_then_stops() -> None:
 async def test_a_session_that_outlasts_the_drain_is_closed() -> None:
     async with running_worker(drain_timeout_s=0.05) as rig, rig.opened() as client:
         rig.shutdown.drain()
+        await client.leaving()
         assert (await client.closed()).reason == session_pb2.CLOSE_REASON_SHUTDOWN
 
 
@@ -206,6 +210,7 @@ async def test_a_stuck_device_is_noticed_and_forgiven() -> None:
         await client.send(unit(0))
         await rig.scheduler.until(lambda: rig.scheduler.report.is_draining)
         assert await health_of(rig.address) == status.NOT_SERVING
+        assert (await client.leaving()).reason == session_pb2.LEAVING_REASON_STUCK_DEVICE
         rig.model.let_go()
         assert (await client.delta()).sequence == 0
         await rig.scheduler.until(lambda: not rig.scheduler.report.is_draining)

@@ -50,6 +50,7 @@ class AttachedWorker:
     register: Callable[[], registry_pb2.Register]
     report: Callable[[], registry_pb2.Report]
     end_session: Callable[[int, session_pb2.CloseReason], None]
+    drain: Callable[[], None]
 
 
 class AttachLoop:
@@ -170,7 +171,7 @@ class AttachLoop:
         match response.WhichOneof("message"):
             case "drain":
                 _log.info("drain requested by %s", self._scheduler)
-                self._worker.admission.drain()
+                self._worker.drain()
             case "revoke":
                 revoke = response.revoke
                 if self._worker.admission.revoke(

@@ -155,7 +155,9 @@ class Worker:
 
     async def _run(self, sessions: SessionServicer, shutdown: process.Shutdown) -> None:
         """Keep the worker attached until a drain is requested and has ended."""
-        worker = AttachedWorker(self._admission, self._register, sessions.report, sessions.end)
+        worker = AttachedWorker(
+            self._admission, self._register, sessions.report, sessions.end, sessions.drain
+        )
         self._attach_loop = AttachLoop(self._settings.schedulers, worker)
         async with asyncio.TaskGroup() as tasks:
             background = (
@@ -171,7 +173,11 @@ class Worker:
         """Watch the device thread. If it fails, close the sessions and raise its exception."""
         settings = self._settings
         try:
-            await self._engine.watch(settings.stuck_after_s, settings.hung_after_s, self._on_stuck)
+            await self._engine.watch(
+                settings.stuck_after_s,
+                settings.hung_after_s,
+                lambda is_stuck: self._on_stuck(sessions, is_stuck),
+            )
         except Exception as error:
             cause = str(error) if isinstance(error, DeviceLostError) else repr(error)
             _log.critical("worker %s: the device failed: %s", settings.worker_id, cause)
@@ -180,9 +186,10 @@ class Worker:
             raise
 
     async def _drain(self, sessions: SessionServicer) -> None:
-        """Give running sessions time to end by themselves, then close them."""
-        self._admission.drain()
-        await self._until_idle(self._settings.drain_timeout_s)
+        """Give running sessions time to move to another worker or to end, then close them."""
+        timeout_s = self._settings.drain_timeout_s
+        sessions.drain(timeout_s)
+        await self._until_idle(timeout_s)
         sessions.stop()
         await self._until_idle(_STOP_GRACE_S)
 
@@ -199,12 +206,12 @@ class Worker:
         else:
             self._idle.clear()
 
-    async def _on_stuck(self, is_stuck: bool) -> None:
+    async def _on_stuck(self, sessions: SessionServicer, is_stuck: bool) -> None:
         if is_stuck:
             _log.critical("the device has not answered for %g s", self._settings.stuck_after_s)
         else:
             _log.warning("the device answers again")
-        self._admission.set_stuck(is_stuck)
+        sessions.set_stuck(is_stuck)
         await self._server.set_serving(not is_stuck)
 
     def _register(self) -> registry_pb2.Register:

@@ -77,6 +77,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         self._rebuilt: asyncio.Future[Rebuilt] | None = None  # while past units are rebuilt
         self._sent_paths: frozenset[str] = frozenset()
         self._short_voices: frozenset[str] = frozenset()
+        self._leaving_reasons = set[session_pb2.LeavingReason]()
         claimed = session_pb2.Claimed(open_timeout=to_duration(limits.open_timeout_s))
         self._send(session_pb2.ConverseResponse(claimed=claimed))
 
@@ -86,6 +87,12 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
             self._on_lost()
         else:
             self.end(session_pb2.Closed(reason=reason))
+
+    def leave(self, leaving: session_pb2.Leaving) -> None:
+        """Tell the client that the worker will end the session; once for each reason."""
+        if not self._end.done() and leaving.reason not in self._leaving_reasons:
+            self._leaving_reasons.add(leaving.reason)
+            self._send(session_pb2.ConverseResponse(leaving=leaving))
 
     def _last_response(self, end: CallEnd) -> session_pb2.ConverseResponse | None:
         if isinstance(end, FabricError):

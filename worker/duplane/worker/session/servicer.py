@@ -92,6 +92,28 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         if call := self._calls.get(slot):
             call.close(reason)
 
+    def drain(self, remaining_s: float | None = None) -> None:
+        """Refuse new calls. Tell the clients of running calls to continue on another worker.
+
+        The worker ends the calls after `remaining_s`, if this time is given.
+        """
+        self._admission.drain()
+        leaving = session_pb2.Leaving(reason=session_pb2.LEAVING_REASON_DRAIN)
+        if remaining_s is not None:
+            leaving.remaining_time.CopyFrom(to_duration(remaining_s))
+        self._leave(leaving)
+
+    def set_stuck(self, is_stuck: bool) -> None:
+        """Refuse new calls while the device does not answer, and tell the running calls."""
+        self._admission.set_stuck(is_stuck)
+        if is_stuck:
+            self._leave(session_pb2.Leaving(reason=session_pb2.LEAVING_REASON_STUCK_DEVICE))
+
+    def _leave(self, leaving: session_pb2.Leaving) -> None:
+        for call in tuple(self._calls.values()):
+            if isinstance(call, DuplexCall):
+                call.leave(leaving)
+
     def stop(self) -> None:
         """Refuse new calls, close the running ones, and begin their cleanups without waiting."""
         self._admission.drain()
