@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
-import numpy as np
-import orjson
 import psutil
-import pybase64
 import pytest
-from support.real_fabric import Client, RealFabric, until
+from support.real_fabric import RealFabric
+from support.talker import WAIT_S, Talker, talking, until_free
 from websockets.asyncio.client import connect
 
 from duplane.worker.engine.scripted_model import Mark
 
 UNITS = 8
-WAIT_S = 30.0
 WORKERS = 3
 FREE = WORKERS * 2
 Disturb = Callable[["Talker"], Awaitable[None]]
@@ -40,48 +36,6 @@ async def fabric() -> AsyncGenerator[RealFabric]:
         yield fabric
 
 
-class Talker(Client):
-    """A client of dialect A, which keeps all events."""
-
-    def __init__(self, fabric: RealFabric, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.fabric = fabric
-        self.events: list[dict[str, Any]] = []
-        self.session_id = ""
-        self.longest_s = 0.0
-
-    async def receive(self) -> dict[str, Any]:
-        async with asyncio.timeout(WAIT_S):
-            event = orjson.loads(await self.connection.recv())
-        event.pop("session_id", None)
-        self.events.append(event)
-        return event
-
-    async def exchange(self) -> dict[str, Any]:
-        begin_s = time.monotonic()
-        answer = await super().exchange()
-        self.longest_s = max(self.longest_s, time.monotonic() - begin_s)
-        return answer
-
-    async def send_mark(self, mark: Mark) -> None:
-        """Send a unit that makes the worker fail."""
-        samples = np.full(16_000, mark.value, np.float32)
-        audio = pybase64.b64encode(samples.tobytes()).decode()
-        await self.send({"type": "input_audio_buffer.append", "audio": audio})
-
-    async def worker(self) -> psutil.Process:
-        """Return the process of this client's worker. No other worker may have sessions."""
-        found: list[int] = []
-
-        async def is_listed() -> bool:
-            rows = (await self.fabric.get("/workers"))[1]["workers"]
-            found[:] = [int(row["worker_id"].split("-")[-2]) for row in rows if row["sessions"]]
-            return len(found) == 1
-
-        await until(is_listed, WAIT_S)
-        return psutil.Process(found[0])
-
-
 @pytest.fixture(scope="module")
 async def undisturbed(fabric: RealFabric) -> list[dict[str, Any]]:
     """The events of a session that nothing disturbs."""
@@ -90,32 +44,9 @@ async def undisturbed(fabric: RealFabric) -> list[dict[str, Any]]:
     return events
 
 
-@contextlib.asynccontextmanager
-async def talking(fabric: RealFabric) -> AsyncGenerator[Talker]:
-    """Hold a session; at the end, assert that no slot is held."""
-    await until_free(fabric, FREE - 2)  # killed workers may still start
-    async with connect(fabric.url, proxy=None, max_size=None) as connection:
-        client = Talker(fabric, connection)
-        await client.begin()
-        yield client
-        await client.end()
-    await until_free(fabric, 0)
-
-
-async def until_free(fabric: RealFabric, slot_count: int) -> None:
-    """Wait until no lease is held, no client waits, and at least this many slots are free."""
-
-    async def is_free() -> bool:
-        status = await fabric.status()
-        is_enough = status.get("free_slot_count", -1) >= slot_count
-        return is_enough and not (status["lease_count"] or status["ticket_count"])
-
-    await until(is_free, WAIT_S)
-
-
 async def told(fabric: RealFabric, disturb: Disturb | None, at: int) -> list[dict[str, Any]]:
     """Return the events of a session. The session is disturbed right after a unit was sent."""
-    async with talking(fabric) as client:
+    async with talking(fabric, FREE - 2) as client:
         for number in range(UNITS):
             if number != at or disturb is None:
                 await client.exchange()
@@ -203,7 +134,7 @@ async def test_worker_is_killed_before_it_has_settled_a_unit_that_it_has_answere
 async def test_worker_hangs_while_it_has_a_unit(
     fabric: RealFabric, undisturbed: list[dict[str, Any]]
 ) -> None:
-    async with talking(fabric) as client:
+    async with talking(fabric, FREE - 2) as client:
         for number in range(UNITS):
             worker = await client.worker() if number == 4 else None
             if worker:
@@ -214,21 +145,22 @@ async def test_worker_hangs_while_it_has_a_unit(
     assert client.events == undisturbed
 
 
-async def test_session_stays_at_a_worker_that_is_only_slow(fabric: RealFabric) -> None:
-    async with talking(fabric) as client:
-        await client.exchange()
+async def test_unit_that_is_slow_at_each_worker_is_answered_once(fabric: RealFabric) -> None:
+    async with talking(fabric, FREE - 2) as client:
+        before = await client.exchange()
         worker = await client.worker()
         await client.send_mark(Mark.SLOW_UNIT)
         answer = await client.receive()
         assert answer["type"] == "response.output_audio.delta"
-        assert await client.worker() == worker
-        await client.exchange()
+        assert await client.worker() != worker
+        after = await client.exchange()
+        assert after["kv_cache_length"] == before["kv_cache_length"] + 2 * 12
 
 
 async def test_worker_is_killed_again_and_again(
     fabric: RealFabric, undisturbed: list[dict[str, Any]]
 ) -> None:
-    async with talking(fabric) as client:
+    async with talking(fabric, FREE - 2) as client:
         for number in range(UNITS):
             if number in (2, 4, 6):
                 (await client.worker()).kill()
@@ -239,7 +171,7 @@ async def test_worker_is_killed_again_and_again(
 async def test_unit_that_kills_two_workers_is_refused_and_the_session_goes_on(
     fabric: RealFabric,
 ) -> None:
-    async with talking(fabric) as client:
+    async with talking(fabric, FREE - 2) as client:
         before = await client.exchange()
         await client.send_mark(Mark.KILLED_WORKER)
         refused = await client.receive()
@@ -249,7 +181,7 @@ async def test_unit_that_kills_two_workers_is_refused_and_the_session_goes_on(
 
 
 async def test_unit_that_fails_in_the_model_does_not_end_the_session(fabric: RealFabric) -> None:
-    async with talking(fabric) as client:
+    async with talking(fabric, FREE - 2) as client:
         before = await client.exchange()
         await client.send_mark(Mark.FAILED_UNIT)
         assert (await client.receive())["type"] == "error"

@@ -17,7 +17,7 @@ from duplane.edge.identity import Identity
 from duplane.edge.routing import ENDPOINTS, Route
 from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.session.journal import Journal, JournalSpace
-from duplane.edge.session.moving import Moves
+from duplane.edge.session.moving import MoveOutcome, Moves
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
@@ -40,6 +40,7 @@ class Worker:
         self.requests: list[str] = []
         self.most_waiting = 0
         self.seed: int | None = None
+        self.may_rebuild = False
         self.is_paused = False
 
     def receive(self, request: session_pb2.ConverseRequest) -> list[session_pb2.ConverseResponse]:
@@ -47,14 +48,16 @@ class Worker:
         self.requests.append(kind)
         match kind:
             case "open":
-                self.seed = request.open.seed
+                self.seed, self.may_rebuild = request.open.seed, True
                 opened = session_pb2.Opened(prompt_token_count=PROMPT, model_digest=self.digest)
                 return [session_pb2.ConverseResponse(opened=opened)]
             case "rebuild":
+                assert self.may_rebuild
+                self.may_rebuild = not request.rebuild.is_last
                 for past in request.rebuild.units:
                     self.hear(past.sequence)
                     assert past.context_token_count == self.context
-                rebuilt = session_pb2.Rebuilt(sequence=self.heard[-1])
+                rebuilt = session_pb2.Rebuilt()
                 return [session_pb2.ConverseResponse(rebuilt=rebuilt)]
             case "unit":
                 self.inbox.append(request.unit)
@@ -104,7 +107,8 @@ class Play:
         self.space = JournalSpace(limits.journal_bytes, limits.journal_total_bytes)
         session.moves = Moves(Journal(self.space), session.requests, seed=77)
         self.events: list[dict[str, Any]] = []
-        self.worker: Worker | None = Worker()
+        self.present: Worker | None = Worker()
+        self.next: Worker | None = None
         self.sent_count = 0
 
     def tell(self, events: list[bytes]) -> None:
@@ -128,28 +132,71 @@ class Play:
         for response in responses:
             self.tell(self.session.responded(response, self.now))
 
+    @property
+    def worker(self) -> Worker | None:
+        """The worker that gets the units; while there is none, the next one."""
+        return self.present or self.next
+
     def pump(self, count: int = 1000) -> None:
-        """Let the worker read up to `count` messages, and respond to settings and past units."""
+        """Let the workers read up to `count` messages, and respond to settings and past units."""
         for _ in range(count):
-            request = self.session.requests.take() if self.worker else None
-            if request is None or self.worker is None:
+            if not (self.read_next() or self.read()):
                 return
-            self.respond(*self.worker.receive(request))
+
+    def read(self) -> bool:
+        """Let the worker that gets the units read a message. Return False if there is none."""
+        request = self.session.requests.take() if self.present else None
+        if request is None or self.present is None:
+            return False
+        self.respond(*self.present.receive(request))
+        return True
+
+    def read_next(self) -> bool:
+        """Let the next worker read and answer a message. Return False if there is none."""
+        moves, move = self.session.moves, self.session.move
+        request = moves.take(self.now) if moves and self.next else None
+        if request is None or self.next is None or move is None:
+            return False
+        for response in self.next.receive(request):
+            self.tell(self.session.next_responded(response, self.now))
+        if move.outcome is MoveOutcome.MOVED:
+            self.present = self.next
+        if self.session.move is not move:
+            self.next = None
+        return True
 
     def answer(self, *, fails: bool = False) -> session_pb2.ConverseResponse | None:
-        response = self.worker.answer(fails=fails) if self.worker else None
+        move, response = self.session.move, None
+        if self.present:
+            response = self.present.answer(fails=fails)
         if response is not None:
             self.respond(response)
+        if self.session.move is not move:
+            self.next = None
         return response
 
     def lose(self, error: FabricError = LOST) -> None:
-        self.worker = None
-        self.tell(self.session.failed(error, self.now))
+        """Lose the worker that gets the units; if there is none, lose the next one."""
+        if self.present:
+            self.present = None
+            self.tell(self.session.failed(error, self.now))
+        else:
+            self.lose_next(error)
+
+    def lose_next(self, error: FabricError = LOST) -> None:
+        self.next = None
+        self.tell(self.session.next_failed(error, self.now))
 
     def claim(self, digest: str = "m") -> None:
-        """Claim a slot of another worker."""
-        self.worker = Worker(digest)
-        self.tell(self.session.granted(60.0, self.now))
+        """Claim a slot of another worker, which may rebuild at once."""
+        assert self.session.move
+        self.next = Worker(digest)
+        self.session.move.has_turn = True
+
+    def drain(self) -> None:
+        """Let the worker that gets the units say that it drains."""
+        leaving = session_pb2.Leaving(reason=session_pb2.LEAVING_REASON_DRAIN)
+        self.respond(session_pb2.ConverseResponse(leaving=leaving))
 
     def settle(self) -> None:
         """Let the worker read and answer all messages."""

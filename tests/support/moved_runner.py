@@ -21,9 +21,10 @@ from duplane.edge.close import Close
 from duplane.edge.identity import Identity
 from duplane.edge.metrics import EdgeMetrics
 from duplane.edge.routing import ENDPOINTS, Route
-from duplane.edge.session.duplex_runner import DuplexRunner
+from duplane.edge.session.duplex_runner import Continuity, DuplexRunner
 from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.session.journal import JournalSpace
+from duplane.edge.session.moving import Turns
 from duplane.edge.settings import Limits
 from duplane.edge.spans import SessionSpans
 from duplane.fabric.errors import FabricError
@@ -167,7 +168,10 @@ class MovedRunner:
             SessionSpans(telemetry or Telemetry("edge"), "s", clock),
             clock,
             self.metrics,
-            JournalSpace(limits.journal_bytes, limits.journal_total_bytes),
+            Continuity(
+                JournalSpace(limits.journal_bytes, limits.journal_total_bytes),
+                Turns(limits.rebuild_count),
+            ),
         )
 
     @classmethod
@@ -203,6 +207,11 @@ class MovedRunner:
         async with asyncio.timeout(WITHIN_S):
             while await self.client.events.get() != kind:
                 pass
+
+    def lose_overdue(self) -> None:
+        """Lose the only worker that owes an answer."""
+        (slot,) = self.runner.overdue_slots(0)
+        self.runner.lose(slot)
 
     def count(self, name: str, **labels: str) -> float:
         return read(self.metrics.registry).total(name, **labels)

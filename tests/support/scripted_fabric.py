@@ -340,7 +340,7 @@ class _Sessions(_Uncalled):
                     )
                     conversation.say(session_pb2.ConverseResponse(opened=opened))
                 case "rebuild":
-                    rebuilt = session_pb2.Rebuilt(sequence=request.rebuild.units[-1].sequence)
+                    rebuilt = session_pb2.Rebuilt()
                     conversation.say(session_pb2.ConverseResponse(rebuilt=rebuilt))
                 case "unit":
                     conversation.say(*self._fabric.on_unit(request.unit))

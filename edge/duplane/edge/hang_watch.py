@@ -7,21 +7,23 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from duplane.edge.session.duplex_runner import DuplexRunner
+from duplane.edge.session.duplex_runner import DuplexRunner, HeldSlot
 from duplane.fabric.client import FabricClient
+from duplane.fabric.v1 import lease_pb2
 
 _log = logging.getLogger(__name__)
 
 
 class HangWatch:
-    """Checks the workers from which sessions have waited `overdue_s` for an answer.
+    """Finds the workers from which sessions have waited `overdue_s` for an answer.
 
-    A session waits for the answer to a unit or, while it moves, to its settings and past units. A
-    session that cannot move is not watched; it ends when the connection to its worker fails.
+    They wait for the answer to a unit or, while they move, to their settings and past units. Such a
+    session prepares a slot of another worker, and moves there unless the answer comes before.
 
-    The check is a call to the worker's health service. A worker that is only slow answers this
-    call. If a worker does not answer within `overdue_s`, its sessions move to other workers. One
-    check serves all sessions of a worker.
+    A worker that is only slow answers a call to its health service. If it does not answer this call
+    within `overdue_s`, it is lost for all its sessions that wait. One check serves all sessions of
+    a worker. A session that cannot move is not watched; it ends when the connection to its worker
+    fails.
     """
 
     def __init__(
@@ -45,17 +47,23 @@ class HangWatch:
         async with asyncio.TaskGroup() as checks:
             while True:
                 await asyncio.sleep(self._overdue_s / 4)
-                for address in {one.worker for one in self._runners() if self._is_overdue(one)}:
-                    if address not in self._checked:
-                        self._checked.add(address)
-                        checks.create_task(self._check(address))
+                for runner, slot in self._overdue():
+                    runner.hedge(slot)
+                    granted = slot.stream.granted
+                    if granted.worker_address not in self._checked:
+                        self._checked.add(granted.worker_address)
+                        checks.create_task(self._check(granted))
 
-    def _is_overdue(self, runner: DuplexRunner) -> bool:
-        return runner.waited_s > self._overdue_s
+    def _overdue(self) -> list[tuple[DuplexRunner, HeldSlot]]:
+        return [
+            (runner, slot)
+            for runner in self._runners()
+            for slot in runner.overdue_slots(self._overdue_s)
+        ]
 
-    async def _check(self, address: str) -> None:
-        """Check one worker. End the calls to the worker if it does not answer."""
-        begin_s = time.monotonic()
+    async def _check(self, granted: lease_pb2.Granted) -> None:
+        """Check the worker of a slot. End the calls to the worker if it does not answer."""
+        address, begin_s = granted.worker_address, time.monotonic()
         is_alive = await self._fabric.is_alive(address, self._overdue_s)
         is_late = time.monotonic() - begin_s > 1.5 * self._overdue_s  # this process had no time
         if is_alive:
@@ -64,6 +72,7 @@ class HangWatch:
         if is_alive or is_late:
             return
         _log.warning("worker %s hangs", address)
-        for runner in self._runners():
-            if runner.worker == address and self._is_overdue(runner):
-                runner.lose_worker()
+        self._fabric.report_unreachable(granted)  # although its sessions may have left it already
+        for runner, slot in self._overdue():
+            if slot.stream.granted.worker_address == address:
+                runner.lose(slot)

@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from duplane.edge.clock import Moment
 from duplane.edge.close import CloseReason
 from duplane.edge.session.journal import JournalSpace
-from duplane.edge.session.moving import MoveCause
+from duplane.edge.session.moving import MoveCause, MoveOutcome
 from duplane.edge.session.playout import Playout
 from duplane.fabric.audio import OUTPUT_RATE_HERTZ
 from duplane.fabric.errors import Reason
@@ -114,12 +114,12 @@ class EdgeMetrics:
             "duplane_moves_total",
             "Attempts of sessions to continue at another worker, by the cause.",
             cause=tuple(MoveCause),
-            outcome=("moved", "failed"),
+            outcome=tuple(MoveOutcome),
         )
         self._move_times = histograms(
             registry,
             "duplane_move_duration_seconds",
-            "Time from the loss of a session's worker until another one has rebuilt it.",
+            "Time in which the units of a session waited for its next worker.",
             _GAP_BUCKETS_S,
         ).of()
         Observed(registry, self._observe)
@@ -136,14 +136,14 @@ class EdgeMetrics:
         """Count a call that failed."""
         self._stream_errors.of(reason).inc()
 
-    def moved(self, cause: MoveCause, taken_s: float, *, is_moved: bool) -> None:
+    def moved(self, cause: MoveCause, outcome: MoveOutcome, silent_s: float) -> None:
         """Count an attempt to continue at another worker.
 
-        `taken_s` is the time since the session lost its worker.
+        `silent_s` is the time in which no worker got units.
         """
-        self._moves.of(cause, "moved" if is_moved else "failed").inc()
-        if is_moved:
-            self._move_times.observe(taken_s)
+        self._moves.of(cause, outcome).inc()
+        if outcome is MoveOutcome.MOVED:
+            self._move_times.observe(silent_s)
 
     def observe_journals(self, journals: JournalSpace) -> None:
         """Add metrics of the journals."""

@@ -22,8 +22,9 @@ from duplane.edge.recording.recorder import Recorder, Recording
 from duplane.edge.routing import AnySession, Target, parse_target
 from duplane.edge.session.chat_runner import ChatRunner
 from duplane.edge.session.chat_session import ChatSession
-from duplane.edge.session.duplex_runner import DuplexRunner
+from duplane.edge.session.duplex_runner import Continuity, DuplexRunner
 from duplane.edge.session.journal import JournalSpace
+from duplane.edge.session.moving import Turns
 from duplane.edge.session.runner import Client
 from duplane.edge.settings import EdgeSettings
 from duplane.edge.spans import SessionSpans
@@ -91,7 +92,8 @@ class SessionRegistry:
         self.metrics = EdgeMetrics(self._states, settings.playback_delay_ms / 1e3)
         journals = JournalSpace(limits.journal_bytes, limits.journal_total_bytes)
         self.metrics.observe_journals(journals)
-        self._journals = journals if settings.continuity == "worker" else None
+        continuity = Continuity(journals, Turns(limits.rebuild_count))
+        self._continuity = continuity if settings.continuity == "worker" else None
         telemetry.observe(self.metrics.registry)
 
     @property
@@ -125,7 +127,7 @@ class SessionRegistry:
 
     async def watch_workers(self) -> None:
         """Move sessions away from workers that hang, until cancelled."""
-        if self._journals is None:
+        if self._continuity is None:
             return
 
         def duplex_runners() -> list[DuplexRunner]:
@@ -228,7 +230,7 @@ class SessionRegistry:
                 spans,
                 self._clock,
                 self.metrics,
-                self._journals,
+                self._continuity,
             )
         )
         lease_request = lease_pb2.AcquireLeaseRequest(

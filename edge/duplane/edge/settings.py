@@ -18,6 +18,7 @@ from duplane.fabric.settings import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
+    PositiveInt,
     check_bounds,
     parse_labels,
 )
@@ -119,12 +120,16 @@ class Limits:
     pause_s: NonNegativeFloat = 3600.0
     """Longest pause that a client may ask for, in seconds."""
     overdue_s: PositiveFloat = 1.0
-    """Seconds without an answer to a unit, or to a part of a rebuild, after which the edge checks
-    whether the worker still answers anything. A worker that does not answer within the same time is
+    """Seconds without an answer to a unit after which the edge prepares a slot of another worker.
+    The session moves there unless the answer comes before that slot is ready. The edge also checks
+    then whether the worker still answers anything; if it does not within the same time, it is
     lost."""
     failover_s: NonNegativeFloat = 10.0
     """Seconds in which a session that has lost its worker must continue at another worker; then it
     fails."""
+    rebuild_count: PositiveInt = 4
+    """Most sessions at once that are rebuilt at another worker while their own worker still
+    answers. Further ones wait, so that the other workers have time for their own sessions."""
     turn_s: NonNegativeFloat = 120.0
     """Seconds without any output of a worker during a turn of chat; then `backend_error`."""
     turn_attempt_count: NonNegativeInt = 3

@@ -6,24 +6,37 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from support.time_limits import WITHIN_S
 
 from duplane.edge.hang_watch import HangWatch
+from duplane.edge.session.duplex_runner import HeldSlot
+from duplane.fabric.v1 import lease_pb2
+
+GRANTED = lease_pb2.Granted(worker_id="w", worker_address="w:1")
 
 
 class Runner:
     """A session that waits for worker "w"."""
 
-    worker = "w"
-
     def __init__(self, waited_s: float) -> None:
+        self.slot = HeldSlot(cast("Any", SimpleNamespace(granted=GRANTED)))
         self.waited_s = waited_s
+        self.is_hedged = asyncio.Event()
         self.is_lost = asyncio.Event()
 
-    def lose_worker(self) -> None:
+    def overdue_slots(self, overdue_s: float) -> list[HeldSlot]:
+        return [self.slot] if self.waited_s > overdue_s else []
+
+    def hedge(self, slot: HeldSlot) -> None:
+        assert slot is self.slot
+        self.is_hedged.set()
+
+    def lose(self, slot: HeldSlot) -> None:
+        assert slot is self.slot
         self.waited_s = 0.0
         self.is_lost.set()
 
@@ -33,17 +46,19 @@ class Fabric:
 
     def __init__(self, *answers: bool | Exception) -> None:
         self.check_count = 0
-        self.has_answered = asyncio.Event()
+        self.unreachable: list[str] = []
         self._answers = answers
 
     async def is_alive(self, worker_address: str, within_s: float) -> bool:
         del worker_address, within_s
         answer = self._answers[min(self.check_count, len(self._answers) - 1)]
         self.check_count += 1
-        self.has_answered.set()
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    def report_unreachable(self, granted: lease_pb2.Granted) -> None:
+        self.unreachable.append(granted.worker_id)
 
 
 @contextlib.asynccontextmanager
@@ -66,7 +81,17 @@ async def test_one_check_moves_all_overdue_sessions_of_a_worker() -> None:
         for runner in runners:
             await runner.is_lost.wait()
     assert fabric.check_count == 1
+    assert fabric.unreachable == ["w"]
     assert not on_time.is_lost.is_set()
+    assert not on_time.is_hedged.is_set()
+
+
+async def test_session_prepares_another_worker_although_its_own_is_only_slow() -> None:
+    runner, fabric = Runner(5.0), Fabric(True)
+    async with watching(fabric, runner), asyncio.timeout(WITHIN_S):
+        await runner.is_hedged.wait()
+    assert not runner.is_lost.is_set()
+    assert fabric.unreachable == []
 
 
 async def test_watch_goes_on_after_an_error(caplog: pytest.LogCaptureFixture) -> None:

@@ -62,7 +62,7 @@ class DuplexSession(Session[DuplexDialect]):
 
     @property
     def move(self) -> Move | None:
-        """The move in progress: the conversation waits for another worker or is rebuilt there."""
+        """The move in progress: the session waits for another worker or is rebuilt there."""
         return self.moves.current if self.moves else None
 
     def can_move(self, now: Moment) -> bool:
@@ -157,9 +157,6 @@ class DuplexSession(Session[DuplexDialect]):
         """
         if self.closed:
             return []
-        if self.moves and self.moves.current:
-            self.moves.claimed()
-            return []
         self._leave_queue()
         session_s = self._limits.session_s or self.dialect.mode.session_s
         self.time_limits.start(TimeLimit.WHOLE_SESSION, session_s, now)
@@ -194,6 +191,8 @@ class DuplexSession(Session[DuplexDialect]):
         if self.moves:
             self.moves.journal.append(request, outcome)
             self._check_journal()
+            if self.moves and self.moves.current:
+                self.moves.answered()
         if self.dialect.replies_to_appends:
             self._replies.add_outcome(ordinal, outcome)
             return self._ready_replies(now)
@@ -209,19 +208,23 @@ class DuplexSession(Session[DuplexDialect]):
     ) -> list[bytes]:
         """Handle a message from the worker about the whole conversation."""
         match response.WhichOneof("message"):
-            case "opened" | "rebuilt" if self.move:
-                return self._continue_move(response, now)
             case "opened":
-                self._open_journal(response.opened)
                 self.time_limits.stop(TimeLimit.CONVERSATION)
                 self.time_limits.start(TimeLimit.AUDIO, self._limits.idle_s, now)
                 self._replies.context_token_count = response.opened.prompt_token_count
                 events = self.dialect.opened(response.opened, now)
                 self.requests.limit = self._limits.pending_unit_count
                 self.requests.is_open = self.dialect.phase in OPEN
+                self._open_journal(response.opened, now)
                 return events + self._ready_replies(now)
+            case "leaving" if self.moves:
+                if response.leaving.reason == session_pb2.LEAVING_REASON_STUCK_DEVICE:
+                    self.moves.is_late(now)
+                else:
+                    self.moves.drain(now)
+                return []
             case "closed":
-                moved = self._begin_move(cause_of(response.closed), now)
+                moved = self._lose(cause_of(response.closed), now)
                 if moved is not None:
                     return moved
                 reason = WORKER_CLOSED.get(response.closed.reason, CloseReason.FAILED)
@@ -229,15 +232,19 @@ class DuplexSession(Session[DuplexDialect]):
             case _:
                 return []
 
-    def _open_journal(self, opened: session_pb2.Opened) -> None:
+    def _open_journal(self, opened: session_pb2.Opened, now: Moment) -> None:
         """Begin the journal, unless the worker cannot rebuild conversations."""
-        if self.moves and self._settings:
+        if self.moves and self._settings and self.dialect.phase in OPEN:
             self.moves.journal.open(self._settings, opened)
             self._check_journal()
+            if self.moves:
+                self.moves.opened(now)
 
     def _check_journal(self) -> None:
         """Keep no more units if the journal was given up: then the session can no longer move."""
         if self.moves and not self.moves.journal.is_whole:
+            if self.moves.current:
+                self.moves.stay()
             self.moves = None
             self.requests.keeps_units = False
 
@@ -255,47 +262,80 @@ class DuplexSession(Session[DuplexDialect]):
         return events
 
     def _call_failed(self, error: FabricError, now: Moment) -> list[bytes]:
-        if error.reason is Reason.INVALID_FIELD and self.move is None:
+        if error.reason is Reason.INVALID_FIELD:
             message = name_fault(error.field, error.message)
             message = self.dialect.setting_path(error.field) + message.removeprefix(error.field)
             events = [self.dialect.error(ErrorCode.INVALID_PAYLOAD, message, now)]
             return events + self.end(Close(CloseReason.FAILED, "settings were refused"), now)
         if error.reason is Reason.OPEN_TIMEOUT:
             return self.end(EXPIRED[TimeLimit.SETTINGS], now)
-        # Another worker has accepted these settings, so the fault is this worker's: try others.
-        is_refused = error.reason is Reason.INVALID_FIELD
-        cause = MoveCause.OTHER_MODEL if is_refused else cause_of(error)
-        moved = self._begin_move(cause, now)
+        moved = self._lose(cause_of(error), now)
         if moved is not None:
             return moved
         if self.dialect.phase in OPEN:
             return self.end(_LOST, now)
         return self.end(Close(self.dialect.lost_while_opening, _LOST.message), now)
 
-    def _begin_move(self, cause: MoveCause | None, now: Moment) -> list[bytes] | None:
+    # --- moves ---
+
+    def _lose(self, cause: MoveCause | None, now: Moment) -> list[bytes] | None:
         """Wait for another worker; return None if the conversation cannot move.
 
         If the session gives up a unit, the returned events report that this unit has failed.
         """
-        moves, before = self.moves, self.move
+        moves = self.moves
         if moves is None or cause is None or self.dialect.phase not in OPEN:
             return None
-        if not moves.begin(cause, now):
+        was_lost = moves.current and moves.current.is_lost
+        if not moves.lose(cause, now):
             return None
-        if before is None:
+        if not was_lost:
             self.time_limits.start(TimeLimit.CONVERSATION, self._limits.failover_s, now)
-        failed = moves.take_back()
+        return self._give_up(moves.take_back(), now)
+
+    def _give_up(self, failed: session_pb2.Failed | None, now: Moment) -> list[bytes]:
         return self.responded(session_pb2.ConverseResponse(failed=failed), now) if failed else []
 
-    def _continue_move(self, response: session_pb2.ConverseResponse, now: Moment) -> list[bytes]:
-        """Rebuild the conversation at the next worker; then continue to send units."""
-        assert self.moves
-        if response.HasField("opened") and not self.moves.opened(response.opened):
-            lost = self._begin_move(MoveCause.OTHER_MODEL, now)
-            return self.end(_LOST, now) if lost is None else lost
-        if self.moves.rebuild():
-            self.time_limits.stop(TimeLimit.CONVERSATION)
+    def overdue(self, now: Moment) -> None:
+        """Prepare another worker, because the present one owes an answer for too long."""
+        if self.moves:
+            self.moves.is_late(now)
+
+    def next_responded(self, response: session_pb2.ConverseResponse, now: Moment) -> list[bytes]:
+        """Handle a message from the worker to which the session moves."""
+        moves = self.moves
+        if moves is None or moves.current is None:
+            return []
+        match response.WhichOneof("message"):
+            case "opened" if not moves.next_opened(response.opened):
+                return self._next_lost(MoveCause.OTHER_MODEL, now)
+            case "rebuilt" if moves.current.is_last_sent:
+                self.time_limits.stop(TimeLimit.CONVERSATION)
+                return self._give_up(moves.finish(now), now)
+            case "leaving":
+                moves.next_drains()
+            case "closed":
+                return self._next_lost(cause_of(response.closed), now)
+            case _:
+                pass
         return []
+
+    def next_failed(self, error: FabricError, now: Moment) -> list[bytes]:
+        """Handle the failure of a call to the worker to which the session moves."""
+        if not self.move:
+            return []
+        # Another worker has accepted these settings, so the fault is this worker's: try others.
+        is_refused = error.reason is Reason.INVALID_FIELD
+        return self._next_lost(MoveCause.OTHER_MODEL if is_refused else cause_of(error), now)
+
+    def _next_lost(self, cause: MoveCause | None, now: Moment) -> list[bytes]:
+        """Try another worker, or stay at the present one."""
+        assert self.moves
+        if self.moves.current and not self.moves.current.is_lost:
+            self.moves.stay()
+            return []
+        moved = self._lose(cause, now)
+        return self.end(_LOST, now) if moved is None else moved
 
     def _expire(self, limit: TimeLimit, now: Moment) -> list[bytes]:
         if limit is TimeLimit.CONVERSATION and self.move:

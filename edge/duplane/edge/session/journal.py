@@ -5,8 +5,6 @@ A journal exists only in memory, and is deleted when its session ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from duplane.fabric.audio import int16_from_pcm
 from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT
 from duplane.fabric.v1 import session_pb2
@@ -108,24 +106,18 @@ class Journal:
         self.opening = None
         self._units.clear()
 
-    def rebuilds(self) -> Iterator[session_pb2.ConverseRequest]:
-        """Yield the messages that rebuild the conversation; none if it has no unit yet."""
-        request = self._new_rebuild()
-        size = 0
-        for index, past in enumerate(self._units):
-            request.rebuild.units.append(past)
-            size += past.ByteSize()
-            is_last = index + 1 == len(self._units)
-            if (
-                is_last
-                or len(request.rebuild.units) == MAX_REBUILD_UNIT_COUNT
-                or size + self._units[index + 1].ByteSize() > _MESSAGE_BYTES
-            ):
-                request.rebuild.is_last = is_last
-                yield request
-                request = self._new_rebuild()
-                size = 0
+    @property
+    def unit_count(self) -> int:
+        """The number of past units."""
+        return len(self._units)
 
-    def _new_rebuild(self) -> session_pb2.ConverseRequest:
+    def rebuild(self, begin: int) -> session_pb2.ConverseRequest:
+        """Return a message with the past units from number `begin` on, as many as it can have."""
         rebuild = session_pb2.Rebuild(model_digest=self.opened.model_digest)
+        size = 0
+        for past in self._units[begin : begin + MAX_REBUILD_UNIT_COUNT]:
+            size += past.ByteSize()
+            if rebuild.units and size > _MESSAGE_BYTES:
+                break
+            rebuild.units.append(past)
         return session_pb2.ConverseRequest(rebuild=rebuild)

@@ -1,14 +1,16 @@
-"""Moves a conversation to another worker when its worker is lost. Pure.
+"""Moves a conversation to another worker when its worker is lost, drains or hangs. Pure.
 
-The edge sends the settings and the journal to the other worker, then the units that have no
-outcome.
+The edge sends the settings and the journal to the next worker, then the units that have no outcome.
+While the former worker still answers, the journal grows: the next worker then gets the rest, and
+the session changes to it between two units.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from duplane.edge.clock import Moment
@@ -21,6 +23,11 @@ from duplane.fabric.v1 import session_pb2
 # losses, so it ends. A unit that ends two workers is found sooner: see `take_back`.
 _MAX_MOVES = 3
 _WITHIN_S = 20.0
+_OVERDUE_EVERY_S = 10.0  # a session prepares to leave a slow worker at most once in this time
+# Past units that the session may hold its next unit for. If the next worker does not catch up to so
+# few within _MAX_CATCH_UPS messages, the session holds its next unit for longer.
+_FEW_UNITS = 1
+_MAX_CATCH_UPS = 3
 
 
 class MoveCause(StrEnum):
@@ -31,6 +38,16 @@ class MoveCause(StrEnum):
     MODEL_FAILED = "model_failed"
     SHUTDOWN = "shutdown"
     OTHER_MODEL = "other_model"  # the worker that was found for a move has another model
+    DRAIN = "drain"  # the worker will end its sessions, and still answers
+    OVERDUE = "overdue"  # the worker owes an answer for too long; it may still come
+
+
+class MoveOutcome(StrEnum):
+    """How an attempt to move has ended."""
+
+    MOVED = "moved"
+    FAILED = "failed"
+    STAYED = "stayed"  # the worker has answered before another one was ready
 
 
 _FAILED_CALLS: Mapping[Reason, MoveCause] = {
@@ -53,19 +70,57 @@ def cause_of(end: FabricError | session_pb2.Closed) -> MoveCause | None:
     return MoveCause.WORKER_LOST if end.is_foreign else _FAILED_CALLS.get(end.reason)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Move:
-    """One attempt to move.
+    """One attempt to move, with the progress at the next worker.
 
-    `began` is the time when the worker was lost. Further attempts keep this time, and
-    `tried_worker_ids`: the workers that were left since then.
+    Further attempts keep `silent_since` and `tried_worker_ids`: the workers that this session has
+    left or tried in vain since then.
     """
 
     number: int  # attempts of the session so far, from 1
+    attempt: int  # attempts since the session wants to leave its worker, from 1
     cause: MoveCause
-    began: Moment
-    rebuilds: Iterator[session_pb2.ConverseRequest]  # messages that are not sent yet
     tried_worker_ids: list[str]
+    silent_since: Moment | None  # since when units wait; None while the former worker gets them
+    is_lost: bool = False  # the former worker answers nothing more
+    is_overdue: bool = False  # the former worker owes an answer for too long
+    has_turn: bool = False  # whether it may rebuild although the former worker is not lost
+    outcome: MoveOutcome = field(default=MoveOutcome.FAILED, init=False)
+    is_open: bool = field(default=False, init=False)
+    sent_count: int = field(default=0, init=False)  # past units that were sent
+    catch_up_count: int = field(default=0, init=False)
+    is_last_sent: bool = field(default=False, init=False)
+    is_drained: bool = field(default=False, init=False)  # the next worker drains, too
+
+
+class Turns:
+    """Lets a few moves at once rebuild conversations, in the order in which they ask."""
+
+    def __init__(self, count: int) -> None:
+        self._free_count = count
+        self._waiting: dict[Move, Callable[[], None]] = {}
+
+    def enter(self, move: Move, on_turn: Callable[[], None]) -> None:
+        """Call `on_turn` when it is the turn of this move, perhaps at once."""
+        self._waiting[move] = on_turn
+        self._give()
+
+    def leave(self, move: Move) -> None:
+        """End the turn or the wait of a move."""
+        self._waiting.pop(move, None)
+        if move.has_turn:
+            move.has_turn = False
+            self._free_count += 1
+            self._give()
+
+    def _give(self) -> None:
+        while self._free_count and self._waiting:
+            move = next(iter(self._waiting))
+            on_turn = self._waiting.pop(move)
+            self._free_count -= 1
+            move.has_turn = True
+            on_turn()
 
 
 class Moves:
@@ -78,7 +133,9 @@ class Moves:
         self._requests = requests
         self._seed = seed
         self._number = 0
+        self._is_drained = False  # the present worker drains
         self._lost_s: deque[float] = deque(maxlen=_MAX_MOVES)
+        self._overdue_s = -math.inf
         self._suspect: int | None = None
         requests.keeps_units = True
 
@@ -86,23 +143,6 @@ class Moves:
         """Set the seed if the client has not: all workers must draw the same random numbers."""
         if not settings.HasField("seed"):
             settings.seed = self._seed
-
-    def begin(self, cause: MoveCause, now: Moment) -> bool:
-        """Begin an attempt: the unanswered units wait for another worker.
-
-        Returns False if the conversation cannot move. A worker with another model was not lost, so
-        it does not count as one of the losses that are allowed.
-        """
-        is_lost = cause is not MoveCause.OTHER_MODEL
-        if not self.journal.is_whole or (is_lost and not self.can_move(now)):
-            return False
-        if is_lost:
-            self._lost_s.append(now.monotonic_s)
-        self._number += 1
-        began = self.current.began if self.current else now
-        tried = self.current.tried_worker_ids if self.current else []
-        self.current = Move(self._number, cause, began, iter(()), tried)
-        return True
 
     def can_move(self, now: Moment) -> bool:
         """Return whether the conversation can move if its worker is lost now.
@@ -112,10 +152,79 @@ class Moves:
         is_recent = bool(self._lost_s) and now.monotonic_s - self._lost_s[0] < _WITHIN_S
         return self.journal.is_whole and not (is_recent and len(self._lost_s) == _MAX_MOVES)
 
-    def take_back(self) -> session_pb2.Failed | None:
-        """Take the unanswered units back from the lost worker.
+    # --- the present worker ---
 
-        If the first of these units was also the first one at another worker that was lost, it may
+    def lose(self, cause: MoveCause, now: Moment) -> bool:
+        """Record that the present worker is lost, or the next one after that: units wait.
+
+        Returns False if the conversation cannot move. A worker with another model was not lost, so
+        it does not count as one of the losses that are allowed.
+        """
+        is_lost = cause is not MoveCause.OTHER_MODEL
+        if not self.journal.is_whole or (is_lost and not self.can_move(now)):
+            return False
+        if is_lost:
+            self._lost_s.append(now.monotonic_s)
+        self._is_drained = False
+        move = self.current
+        if move is None or move.is_lost:
+            move = self._begin(cause, move)
+        move.cause, move.is_lost = cause, True
+        move.silent_since = move.silent_since or now
+        return True
+
+    def drain(self, now: Moment) -> None:
+        """Prepare to leave the present worker, as soon as the conversation is open."""
+        self._is_drained = True
+        self._prepare(MoveCause.DRAIN, now)
+
+    def opened(self, now: Moment) -> None:
+        """Record that the conversation is open at its first worker."""
+        if self._is_drained:
+            self._prepare(MoveCause.DRAIN, now)
+
+    def is_late(self, now: Moment) -> None:
+        """Prepare to leave the present worker, unless it answers before another one is ready."""
+        if self.current is None:
+            self._prepare(MoveCause.OVERDUE, now)
+        elif not self.current.is_lost:
+            self.current.is_overdue = True
+
+    def answered(self) -> None:
+        """Record that the present worker has answered a unit while a move is in progress."""
+        move = self.current
+        if move is None or move.is_lost:
+            return
+        move.is_overdue = False
+        if move.cause is MoveCause.OVERDUE or move.is_last_sent:
+            # The next worker does not know this unit, and may get no more past units.
+            move.outcome = MoveOutcome.STAYED
+            self.stay()
+
+    def _prepare(self, cause: MoveCause, now: Moment) -> None:
+        """Begin an attempt while the present worker still answers."""
+        if self.current or self.journal.opening is None or not self.journal.is_whole:
+            return
+        is_overdue = cause is MoveCause.OVERDUE
+        if is_overdue:
+            if now.monotonic_s - self._overdue_s < _OVERDUE_EVERY_S:
+                return
+            self._overdue_s = now.monotonic_s
+        move = self._begin(cause, None)
+        if is_overdue:
+            move.is_overdue, move.silent_since = True, now
+
+    def _begin(self, cause: MoveCause, former: Move | None) -> Move:
+        self._number += 1
+        attempt, tried = (former.attempt + 1, former.tried_worker_ids) if former else (1, [])
+        silent_since = former.silent_since if former and former.is_lost else None
+        self.current = Move(self._number, attempt, cause, tried, silent_since)
+        return self.current
+
+    def take_back(self) -> session_pb2.Failed | None:
+        """Take the unanswered units back from the former worker.
+
+        If the first of these units was also the first one at another worker that was left, it may
         be the cause of both losses. Then it is not sent a third time, and its outcome is returned.
         """
         oldest, suspect = self._requests.oldest_sent, self._suspect
@@ -131,28 +240,71 @@ class Moves:
         self.on_given_up(failed)
         return failed
 
-    def claimed(self) -> None:
-        """Open the conversation again, because the slot of another worker is claimed."""
-        self._requests.opening = session_pb2.ConverseRequest(open=self.journal.opening)
+    # --- the next worker ---
 
-    def opened(self, opened: session_pb2.Opened) -> bool:
-        """Begin to rebuild. Return False if the worker has another model."""
+    def take(self, now: Moment) -> session_pb2.ConverseRequest | None:
+        """Return the next message for the next worker, which owes no answer; None if it must wait.
+
+        The last message comes when the former worker has answered all units. Until the next worker
+        has answered this message, no worker gets a unit.
+        """
+        move = self.current
+        if move is None or not (move.has_turn or move.is_lost) or move.is_last_sent:
+            return None
+        if not move.is_open:
+            return session_pb2.ConverseRequest(open=self.journal.opening)
+        request = self.journal.rebuild(move.sent_count)
+        end = move.sent_count + len(request.rebuild.units)
+        is_rest = end == self.journal.unit_count
+        if is_rest and not (move.is_lost or move.is_overdue):
+            is_few = end - move.sent_count <= _FEW_UNITS or move.catch_up_count == _MAX_CATCH_UPS
+            if is_few or move.silent_since:
+                self._requests.is_open = False
+                move.silent_since = move.silent_since or now
+                if self._requests.has_unanswered:
+                    return None
+            else:
+                move.catch_up_count += 1
+                is_rest = False
+        request.rebuild.is_last = move.is_last_sent = is_rest
+        move.sent_count = end
+        return request
+
+    def next_opened(self, opened: session_pb2.Opened) -> bool:
+        """Record that the next worker is open. Return False if it has another model."""
         first = self.journal.opened
         is_same = opened.model_digest == first.model_digest
         if not (self.current and is_same and opened.prompt_token_count == first.prompt_token_count):
             return False
-        self.current.rebuilds = self.journal.rebuilds()
+        self.current.is_open = True
         return True
 
-    def rebuild(self) -> bool:
-        """Send the next part of the journal.
+    def next_drains(self) -> None:
+        """Record that the next worker drains. The session leaves it when it has moved there."""
+        if self.current:
+            self.current.is_drained = True
 
-        Return whether all parts were sent, so that units follow.
+    def finish(self, now: Moment) -> session_pb2.Failed | None:
+        """Change to the next worker, which has rebuilt the conversation.
+
+        Returns the outcome of a unit that is given up, if there is one.
         """
-        assert self.current
-        self._requests.opening = next(self.current.rebuilds, None)
-        if self._requests.opening is not None:
-            return False
-        self._requests.is_open = True
+        move = self.current
+        assert move
+        assert move.is_last_sent
+        failed = None if move.is_lost else self.take_back()
+        move.outcome = MoveOutcome.MOVED
         self.current = None
-        return True
+        self._is_drained = move.is_drained
+        self._requests.is_open = True
+        if self._is_drained:
+            self._prepare(MoveCause.DRAIN, now)
+        return failed
+
+    def stay(self) -> None:
+        """End the attempt at the present worker. If this worker drains, begin another attempt."""
+        former, self.current = self.current, None
+        assert former
+        self._requests.is_open = True
+        if self._is_drained:
+            self._begin(MoveCause.DRAIN, former)

@@ -168,6 +168,11 @@ class RequestQueue:
         """The sequence of the oldest unit that the present worker has and has not answered."""
         return next((sequence for sequence, sent in self._sent.items() if sent.request), None)
 
+    @property
+    def has_unanswered(self) -> bool:
+        """Whether the present worker has a unit that has no outcome."""
+        return bool(self._sent)
+
     def move(self) -> None:
         """Close the queue until another worker is ready, which then gets the unanswered units.
 

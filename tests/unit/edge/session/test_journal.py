@@ -45,7 +45,17 @@ def journal(space: JournalSpace | None = None, **opened: Any) -> Journal:
 
 
 def past_units(of: Journal) -> list[session_pb2.PastUnit]:
-    return [unit for message in of.rebuilds() for unit in message.rebuild.units]
+    return [unit for message in rebuilds(of) for unit in message.units]
+
+
+def rebuilds(of: Journal) -> list[session_pb2.Rebuild]:
+    """Return the messages that rebuild the conversation."""
+    messages: list[session_pb2.Rebuild] = []
+    sent_count = 0
+    while sent_count < of.unit_count:
+        messages.append(of.rebuild(sent_count).rebuild)
+        sent_count += len(messages[-1].units)
+    return messages
 
 
 def test_past_unit_has_what_came_in_and_what_the_model_made_of_it() -> None:
@@ -86,14 +96,13 @@ def test_samples_beyond_full_scale_are_kept_as_they_are(value: float) -> None:
     assert (past.audio, past.audio_int16) == (pcm(0.0, value), b"")
 
 
-def test_messages_are_bounded_and_the_last_one_says_so() -> None:
+def test_messages_are_bounded() -> None:
     kept = journal()
     for sequence in range(500):
         kept.append(request(sequence), delta(sequence))
-    messages = [message.rebuild for message in kept.rebuilds()]
+    messages = rebuilds(kept)
     assert len(messages) > 1
     assert all(message.ByteSize() <= 8 * MIB for message in messages)
-    assert [message.is_last for message in messages] == [False] * (len(messages) - 1) + [True]
     assert [past.sequence for past in past_units(kept)] == list(range(500))
     assert {message.model_digest for message in messages} == {"m"}
 
@@ -102,10 +111,9 @@ def test_message_has_a_bounded_number_of_units() -> None:
     kept = journal()
     for sequence in range(2 * MAX_REBUILD_UNIT_COUNT + 1):
         kept.append(request(sequence, audio=pcm(0.5)), delta(sequence))
-    messages = [message.rebuild for message in kept.rebuilds()]
+    messages = rebuilds(kept)
     most = MAX_REBUILD_UNIT_COUNT
     assert [len(message.units) for message in messages] == [most, most, 1]
-    assert [message.is_last for message in messages] == [False, False, True]
     assert [past.sequence for past in past_units(kept)] == list(range(2 * most + 1))
 
 
@@ -114,12 +122,13 @@ def test_unit_larger_than_a_message_is_alone_in_one() -> None:
     frames = [bytes(2 * MIB)] * 3
     for sequence, pictures in enumerate(([], frames, [], [])):
         kept.append(request(sequence, video_frames=pictures), delta(sequence))
-    sizes = [len(message.rebuild.units) for message in kept.rebuilds()]
+    sizes = [len(message.units) for message in rebuilds(kept)]
     assert sizes == [1, 1, 2]
 
 
-def test_journal_of_a_conversation_without_units_has_no_message() -> None:
-    assert list(journal().rebuilds()) == []
+def test_message_without_units_names_the_model() -> None:
+    rebuild = journal().rebuild(0).rebuild
+    assert rebuild == session_pb2.Rebuild(model_digest="m")
 
 
 def test_journal_above_its_bound_is_dropped_and_counted_once() -> None:

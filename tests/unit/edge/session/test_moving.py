@@ -110,28 +110,64 @@ class Storm(Play):
 
     def move(self) -> None:
         """Lose the worker. It answers its units nevertheless, but too late."""
-        left = self.worker
-        assert left
-        while (response := left.answer()) is not None:
-            self.late.append(response)
-        self.wait(30.0)
-        self.lose()
-        self.respond(*self.late)
-        self.claim()
+        if left := self.present:
+            while (response := left.answer()) is not None:
+                self.late.append(response)
+            self.wait(30.0)
+            self.lose()
+            self.respond(*self.late)
+        self.claim_next()
+
+    def drain_present(self) -> None:
+        if self.present:
+            self.drain()
+
+    def wait_too_long(self) -> None:
+        if self.present and self.present.inbox:
+            self.wait(11.0)
+            self.session.overdue(self.now)
+
+    def claim_next(self) -> None:
+        if self.session.move and not self.next:
+            self.claim()
+
+    def claim_other_model(self) -> None:
+        if self.session.move and not self.next:
+            self.claim("other")
+
+    def leave_next(self) -> None:
+        if self.next:
+            self.wait(30.0)
+            self.lose_next()
+
+    def drain_next(self) -> None:
+        if self.next:
+            leaving = session_pb2.ConverseResponse(leaving=session_pb2.Leaving())
+            self.tell(self.session.next_responded(leaving, self.now))
+
+    def settle_all(self) -> None:
+        """Let all messages be answered, and all moves end."""
+        self.settle()
+        while self.session.move:
+            if self.next is None:
+                self.claim()
+            self.settle()
 
 
 ACTS = (Storm.chunk, Storm.chunk, Storm.chunk, Storm.part_of_a_unit, Storm.pump, Storm.read_some)
 ACTS += (Storm.read_some, Storm.answer, Storm.answer, Storm.answer, Storm.fail, Storm.pause)
-ACTS += (Storm.move, Storm.repeat)
+ACTS += (Storm.move, Storm.repeat, Storm.drain_present, Storm.wait_too_long, Storm.claim_next)
+ACTS += (Storm.claim_next, Storm.claim_other_model, Storm.leave_next, Storm.drain_next, Storm.read)
+ACTS += (Storm.read_next, Storm.read_next)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(st.lists(st.sampled_from(ACTS), max_size=60))
 def test_every_chunk_has_one_result_whatever_is_lost(acts: list[Callable[[Storm], object]]) -> None:
     storm = Storm()
     for act in acts:
         act(storm)
-    storm.settle()
+    storm.settle_all()
     assert storm.worker
     assert storm.session.closed is None
     results = [event for event in storm.events if event["type"] in ("result", "error")]

@@ -141,19 +141,19 @@ async def test_unit_that_is_sent_again_is_not_overdue_at_once() -> None:
     first, second = WorkerDouble(), WorkerDouble(unit=None)
     async with MovedRunner.running(first, second, clock=clock) as play:
         await play.exchange()
-        assert play.runner.waited_s == 0
+        assert not play.runner.overdue_slots(0)
         first.ends["unit"] = None
         await play.chunk()
         await first.until("unit")
         await first.until("unit")
         clock.advance(3)
-        assert play.runner.waited_s == 3
-        play.runner.lose_worker()
-        assert play.runner.waited_s == 0
+        assert play.runner.overdue_slots(2.9)
+        play.lose_overdue()
+        assert not play.runner.overdue_slots(0)
         await second.until("unit")
-        assert play.runner.waited_s == 0
+        assert not play.runner.overdue_slots(0)
         clock.advance(2)
-        assert play.runner.waited_s == 2
+        assert play.runner.overdue_slots(1.9)
         await play.say('{"type":"stop"}')
 
 
@@ -165,12 +165,12 @@ async def test_next_worker_is_left_if_it_hangs_before_it_has_rebuilt(silent: str
     async with MovedRunner.running(first, second, third, clock=clock) as play:
         await lose_first(play, first)
         await second.until(silent)
-        assert play.runner.waited_s == 0
+        assert not play.runner.overdue_slots(0)
         clock.advance(2)
-        assert play.runner.waited_s == 2
-        play.runner.lose_worker()
+        assert play.runner.overdue_slots(1.9)
+        play.lose_overdue()
         await play.until("result")
-        assert play.runner.waited_s == 0
+        assert not play.runner.overdue_slots(0)
         await play.say('{"type":"stop"}')
     assert play.fabric.unreachable == ["w0", "w1"]
 
@@ -188,7 +188,7 @@ async def test_session_that_cannot_move_waits_for_its_worker(digest: str) -> Non
         for _ in range(3):
             await worker.until("unit")
         clock.advance(30)
-        assert play.runner.waited_s == 0
+        assert not play.runner.overdue_slots(0)
         await play.say('{"type":"stop"}')
 
 
@@ -204,5 +204,5 @@ async def test_session_that_may_not_move_again_waits_for_its_worker() -> None:
         await asyncio.wait_for(last.until("rebuild"), 5)
         await last.until("unit")
         clock.advance(15)
-        assert play.runner.waited_s == 0
+        assert not play.runner.overdue_slots(0)
         await play.say('{"type":"stop"}')

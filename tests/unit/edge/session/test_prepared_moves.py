@@ -1,0 +1,340 @@
+"""A conversation that prepares to leave a worker which still answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.moved_play import LIMITS, LOST, Play
+
+from duplane.edge.clock import Moment
+from duplane.edge.close import CloseReason
+from duplane.edge.session.moving import Move, MoveCause, MoveOutcome, Turns
+from duplane.fabric.v1 import session_pb2
+
+
+@pytest.fixture
+def play() -> Play:
+    """Return a client of dialect C whose conversation has three units."""
+    new = Play()
+    new.begin()
+    for _ in range(3):
+        new.chunk()
+        new.settle()
+    return new
+
+
+def current(play: Play) -> Move:
+    assert play.session.move
+    return play.session.move
+
+
+def test_draining_worker_answers_until_the_next_one_is_ready(play: Play) -> None:
+    first = play.present
+    play.drain()
+    move = current(play)
+    play.claim()
+    for _ in range(2):
+        assert play.read_next()  # open, and the units answered so far
+    play.chunk()
+    assert play.read()
+    assert not play.read_next(), "the former worker has not answered its unit"
+    play.settle()
+    assert first
+    assert first.heard == [0, 1, 2, 3]
+    assert move.outcome is MoveOutcome.MOVED
+    assert play.present is not first
+    play.chunk()
+    play.settle()
+    assert play.present
+    assert play.present.requests == ["open", "rebuild", "rebuild", "unit"]
+    assert play.present.heard == [0, 1, 2, 3, 4]
+    assert play.kinds() == ["result"] * 5
+
+
+def test_units_wait_only_while_the_last_past_unit_is_rebuilt(play: Play) -> None:
+    first = play.present
+    play.drain()
+    play.claim()
+    play.chunk()
+    play.read()
+    for _ in range(2):
+        assert play.read_next()  # open, and the units answered so far
+    assert not play.read_next(), "the former worker has not answered its unit"
+    play.chunk()
+    assert not play.read(), "no worker gets the next unit"
+    play.answer()
+    assert first
+    assert first.heard == [0, 1, 2, 3]
+    assert play.read_next()
+    assert play.present is not first
+    play.settle()
+    assert play.present
+    assert play.present.heard == [0, 1, 2, 3, 4]
+
+
+def test_session_changes_its_worker_although_units_come_faster_than_they_are_rebuilt(
+    play: Play,
+) -> None:
+    first = play.present
+    play.drain()
+    play.claim()
+    count = 0
+    while play.present is first:
+        for _ in range(5):
+            play.chunk()
+            while play.read():
+                play.answer()
+        play.read_next()
+        count += 1
+    assert count < 10
+    play.settle()
+    assert play.present
+    assert play.present.heard == list(range(play.session.requests.unit_count))
+
+
+def test_worker_that_answers_in_time_keeps_the_session(play: Play) -> None:
+    first = play.present
+    play.chunk()
+    play.read()
+    play.session.overdue(play.now)
+    move = current(play)
+    assert move.cause is MoveCause.OVERDUE
+    play.claim()
+    play.read_next()
+    play.answer()
+    assert move.outcome is MoveOutcome.STAYED
+    assert (play.session.move, play.next) == (None, None)
+    play.chunk()
+    play.settle()
+    assert play.present is first
+    assert first
+    assert first.heard == [0, 1, 2, 3, 4]
+
+
+def test_late_answer_wins_even_after_the_last_past_unit_was_sent(play: Play) -> None:
+    play.chunk()
+    play.read()
+    play.session.overdue(play.now)
+    move, moves = current(play), play.session.moves
+    play.claim()
+    play.read_next()
+    assert moves
+    last = moves.take(play.now)
+    assert last
+    assert last.rebuild.is_last
+    play.answer()
+    assert move.outcome is MoveOutcome.STAYED
+    assert play.kinds() == ["result"] * 4
+
+
+def test_next_worker_that_is_ready_first_gets_the_overdue_unit(play: Play) -> None:
+    first = play.present
+    play.chunk()
+    play.read()
+    play.session.overdue(play.now)
+    play.claim()
+    play.settle()
+    assert play.present is not first
+    assert play.present
+    assert play.present.heard == [0, 1, 2, 3]
+    assert play.kinds() == ["result"] * 4
+
+
+def test_session_leaves_slow_workers_once_in_ten_seconds(play: Play) -> None:
+    play.chunk()
+    play.read()
+    play.session.overdue(play.now)
+    play.claim()
+    play.pump()
+    play.wait(9.9)
+    play.session.overdue(play.now)
+    assert play.session.move is None
+    play.wait(0.2)
+    play.session.overdue(play.now)
+    assert current(play).cause is MoveCause.OVERDUE
+
+
+def test_draining_worker_that_hangs_is_left_in_the_middle_of_a_unit(play: Play) -> None:
+    first = play.present
+    play.drain()
+    play.claim()
+    play.chunk()
+    play.read()
+    play.pump()
+    assert play.present is first
+    play.session.overdue(play.now)
+    play.settle()
+    assert play.present is not first
+    assert play.kinds() == ["result"] * 4
+
+
+def test_attempt_goes_on_when_the_worker_is_lost_meanwhile(play: Play) -> None:
+    play.drain()
+    move = current(play)
+    play.claim()
+    play.read_next()
+    play.chunk()
+    play.read()
+    play.wait(5.0)
+    play.present = None
+    play.tell(play.session.failed(LOST, play.now))
+    assert play.session.move is move
+    assert (move.cause, move.silent_since) == (MoveCause.WORKER_LOST, play.now)
+    play.settle()
+    assert play.present
+    assert play.present.heard == [0, 1, 2, 3]
+    play.wait(LIMITS.failover_s)
+    assert play.session.closed is None
+
+
+def test_session_without_a_next_worker_stays_until_its_worker_ends(play: Play) -> None:
+    play.drain()
+    for _ in range(100):
+        play.wait(5.0)
+        play.chunk()
+        play.settle()
+    assert play.kinds() == ["result"] * 103
+    closed = session_pb2.Closed(reason=session_pb2.CLOSE_REASON_SHUTDOWN)
+    play.respond(session_pb2.ConverseResponse(closed=closed))
+    assert current(play).cause is MoveCause.SHUTDOWN
+    play.wait(LIMITS.failover_s)
+    assert play.session.closed
+    assert play.session.closed.reason is CloseReason.FAILED
+
+
+def test_session_stays_while_the_next_worker_has_another_model(play: Play) -> None:
+    first = play.present
+    play.drain()
+    play.claim("other")
+    play.pump()
+    assert (current(play).attempt, current(play).cause) == (2, MoveCause.DRAIN)
+    play.chunk()
+    play.settle()
+    assert play.present is first
+    play.claim()
+    play.settle()
+    assert play.present is not first
+
+
+def test_unit_that_waited_goes_to_the_former_worker_if_the_next_one_fails(play: Play) -> None:
+    first, moves = play.present, play.session.moves
+    play.drain()
+    play.claim()
+    play.read_next()
+    play.read_next()
+    assert moves
+    assert moves.take(play.now)
+    play.chunk()
+    assert not play.read()
+    play.lose_next()
+    play.settle()
+    assert play.present is first
+    assert play.kinds() == ["result"] * 4
+
+
+def test_next_worker_that_drains_too_is_left_after_the_move(play: Play) -> None:
+    play.drain()
+    play.claim()
+    leaving = session_pb2.Leaving(reason=session_pb2.LEAVING_REASON_DRAIN)
+    play.tell(play.session.next_responded(session_pb2.ConverseResponse(leaving=leaving), play.now))
+    play.pump()
+    second = play.present
+    assert current(play).cause is MoveCause.DRAIN
+    play.claim()
+    play.chunk()
+    play.settle()
+    assert play.present is not second
+    assert play.session.move is None
+    assert play.present
+    assert play.present.heard == [0, 1, 2, 3]
+
+
+def test_worker_that_drains_before_it_has_opened_is_left_afterwards() -> None:
+    play = Play()
+    play.tell(play.session.granted(60.0, play.now))
+    play.drain()
+    assert play.session.move is None
+    play.say('{"type":"prepare"}')
+    play.pump()
+    first = play.present
+    play.claim()
+    play.chunk()
+    play.settle()
+    assert play.present is not first
+    assert play.present
+    assert play.present.heard == [0]
+
+
+def test_stuck_device_is_left_even_without_a_unit(play: Play) -> None:
+    first = play.present
+    leaving = session_pb2.Leaving(reason=session_pb2.LEAVING_REASON_STUCK_DEVICE)
+    play.respond(session_pb2.ConverseResponse(leaving=leaving))
+    play.claim()
+    play.pump()
+    assert play.present is not first
+
+
+def test_session_whose_journal_is_given_up_meanwhile_stays() -> None:
+    play = Play(limits=replace(LIMITS, journal_bytes=70_000))
+    play.begin()
+    for _ in range(2):
+        play.chunk()
+        play.settle()
+    play.chunk()
+    play.read()
+    play.drain()
+    play.claim()
+    play.pump()
+    play.answer()
+    assert (play.session.moves, play.session.move) == (None, None)
+    play.chunk()
+    play.settle()
+    assert play.kinds() == ["result"] * 4
+
+
+def test_pause_holds_at_the_next_worker_after_a_drain(play: Play) -> None:
+    play.say('{"type":"pause"}')
+    play.settle()
+    play.drain()
+    play.claim()
+    play.settle()
+    assert play.present
+    assert play.present.is_paused
+
+
+def test_client_that_leaves_ends_the_preparation(play: Play) -> None:
+    play.drain()
+    move = current(play)
+    play.claim()
+    play.pump(2)
+    play.say('{"type":"stop"}')
+    assert play.session.move is None
+    assert move.outcome is MoveOutcome.FAILED
+    assert play.space.used_bytes == 0
+
+
+def test_few_sessions_rebuild_at_once_in_the_order_in_which_they_ask() -> None:
+    turns, begun = Turns(2), list[int]()
+    moves = [Move(number, 1, MoveCause.DRAIN, [], None) for number in range(5)]
+    for move in moves:
+        turns.enter(move, lambda move=move: begun.append(move.number))
+    assert begun == [0, 1]
+    turns.leave(moves[2])  # without a turn
+    turns.leave(moves[0])
+    assert begun == [0, 1, 3]
+    turns.leave(moves[0])
+    assert begun == [0, 1, 3]
+    turns.leave(moves[1])
+    assert begun == [0, 1, 3, 4]
+    assert [move.has_turn for move in moves] == [False, False, False, True, True]
+
+
+def test_move_waits_for_its_turn_unless_the_worker_is_lost(play: Play) -> None:
+    play.drain()
+    play.claim()
+    current(play).has_turn = False
+    assert not play.read_next()
+    play.present = None
+    play.tell(play.session.failed(LOST, Moment(play.now.monotonic_s, 0)))
+    assert play.read_next()
