@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
-from support.real_fabric import RealFabric
+from support.real_fabric import RealFabric, until
 from support.talker import WAIT_S, Talker, talking, until_free
 from websockets.asyncio.client import connect
 

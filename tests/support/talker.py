@@ -27,7 +27,7 @@ class Talker(Client):
         super().__init__(*arguments)
         self.fabric = fabric
         self.events: list[dict[str, Any]] = []
-        self.session_id = ""
+        self.speech.reshape(-1, 16_000)[2::3] = 0.0  # a scripted model listens to silence
         self.longest_s = 0.0
 
     async def receive(self) -> dict[str, Any]:
@@ -74,12 +74,13 @@ async def talking(fabric: RealFabric, free_count: int) -> AsyncGenerator[Talker]
     await until_free(fabric, 0)
 
 
-async def until_free(fabric: RealFabric, slot_count: int) -> None:
-    """Wait until no lease is held, no client waits, and at least this many slots are free."""
+async def until_free(fabric: RealFabric, slot_count: int, lease_count: int = 0) -> None:
+    """Wait until so many leases are held, no client waits, and at least so many slots are free."""
 
     async def is_free() -> bool:
         status = await fabric.status()
         is_enough = status.get("free_slot_count", -1) >= slot_count
-        return is_enough and not (status["lease_count"] or status["ticket_count"])
+        is_settled = status["lease_count"] == lease_count and not status["ticket_count"]
+        return is_enough and is_settled
 
     await until(is_free, WAIT_S)
