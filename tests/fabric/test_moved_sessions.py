@@ -122,7 +122,7 @@ async def test_client_notices_nothing_but_time(
 async def test_worker_is_killed_before_it_has_settled_a_unit_that_it_has_answered(
     fabric: RealFabric, undisturbed: list[dict[str, Any]]
 ) -> None:
-    async with talking(fabric) as client:
+    async with talking(fabric, FREE - 2) as client:
         for number in range(UNITS):
             worker = await client.worker() if number == 4 else None
             await client.exchange()

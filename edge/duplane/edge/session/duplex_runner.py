@@ -327,12 +327,16 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                     self._spans.sent(request.unit.sequence)
                 if wait_s:
                     await self._wait_until(now_s + wait_s)
-            await stream.end_input()
-            if self.session.closed is None:  # the session has left the worker
-                await asyncio.sleep(self._limits.end_s)
-                stream.cancel()
+            await self._end_input(stream)
         except FabricError:
             return  # the receiving task gets and handles the error
+
+    async def _end_input(self, stream: ConverseStream) -> None:
+        """End the call from this side. A worker that the session has left gets a bounded time."""
+        await stream.end_input()
+        if self.session.closed is None:
+            await asyncio.sleep(self._limits.end_s)
+            stream.cancel()
 
     async def _wait_until(self, due_s: float, move: Move | None = None) -> None:
         """Wait until the monotonic time `due_s`, or until the session ends.
