@@ -21,10 +21,10 @@ from duplane.edge.close import Close
 from duplane.edge.identity import Identity
 from duplane.edge.metrics import EdgeMetrics
 from duplane.edge.routing import ENDPOINTS, Route
-from duplane.edge.session.duplex_runner import Continuity, DuplexRunner
+from duplane.edge.session.continuity import Continuity, Turns
+from duplane.edge.session.duplex_runner import DuplexRunner
 from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.session.journal import JournalSpace
-from duplane.edge.session.moving import Turns
 from duplane.edge.settings import Limits
 from duplane.edge.spans import SessionSpans
 from duplane.fabric.errors import FabricError

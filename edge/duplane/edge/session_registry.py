@@ -22,9 +22,9 @@ from duplane.edge.recording.recorder import Recorder, Recording
 from duplane.edge.routing import AnySession, Target, parse_target
 from duplane.edge.session.chat_runner import ChatRunner
 from duplane.edge.session.chat_session import ChatSession
-from duplane.edge.session.duplex_runner import Continuity, DuplexRunner
+from duplane.edge.session.continuity import Continuity, Turns
+from duplane.edge.session.duplex_runner import DuplexRunner
 from duplane.edge.session.journal import JournalSpace
-from duplane.edge.session.moving import Turns
 from duplane.edge.session.runner import Client
 from duplane.edge.settings import EdgeSettings
 from duplane.edge.spans import SessionSpans

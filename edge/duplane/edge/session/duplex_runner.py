@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from duplane.edge.clock import Clock
 from duplane.edge.metrics import EdgeMetrics, SessionMetrics
+from duplane.edge.session.continuity import Continuity, Turns
 from duplane.edge.session.duplex_session import DuplexSession
-from duplane.edge.session.journal import Journal, JournalSpace
-from duplane.edge.session.moving import Move, MoveCause, MoveOutcome, Moves, Turns, cause_of
+from duplane.edge.session.journal import Journal
+from duplane.edge.session.moving import Move, MoveCause, MoveOutcome, Moves, cause_of
 from duplane.edge.session.runner import SessionRunner
 from duplane.edge.settings import Limits
 from duplane.edge.spans import SessionSpans
@@ -33,14 +34,6 @@ _ANSWERED = frozenset({"open", "unit"})  # messages that a worker answers
 # own worker still answers, they double with each attempt, up to _MAX_DOUBLINGS times.
 _RETRY_S = 0.25
 _MAX_DOUBLINGS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Continuity:
-    """What the sessions of an edge share to move to other workers."""
-
-    journals: JournalSpace
-    turns: Turns
 
 
 @dataclass(slots=True, eq=False)

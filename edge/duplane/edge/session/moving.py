@@ -94,35 +94,6 @@ class Move:
     is_drained: bool = field(default=False, init=False)  # the next worker drains, too
 
 
-class Turns:
-    """Lets a few moves at once rebuild conversations, in the order in which they ask."""
-
-    def __init__(self, count: int) -> None:
-        self._free_count = count
-        self._waiting: dict[Move, Callable[[], None]] = {}
-
-    def enter(self, move: Move, on_turn: Callable[[], None]) -> None:
-        """Call `on_turn` when it is the turn of this move, perhaps at once."""
-        self._waiting[move] = on_turn
-        self._give()
-
-    def leave(self, move: Move) -> None:
-        """End the turn or the wait of a move."""
-        self._waiting.pop(move, None)
-        if move.has_turn:
-            move.has_turn = False
-            self._free_count += 1
-            self._give()
-
-    def _give(self) -> None:
-        while self._free_count and self._waiting:
-            move = next(iter(self._waiting))
-            on_turn = self._waiting.pop(move)
-            self._free_count -= 1
-            move.has_turn = True
-            on_turn()
-
-
 class Moves:
     """The moves of one conversation. `current` is the move in progress, or None."""
 

@@ -9,7 +9,8 @@ from support.moved_play import LIMITS, LOST, Play
 
 from duplane.edge.clock import Moment
 from duplane.edge.close import CloseReason
-from duplane.edge.session.moving import Move, MoveCause, MoveOutcome, Turns
+from duplane.edge.session.continuity import Turns
+from duplane.edge.session.moving import Move, MoveCause, MoveOutcome
 from duplane.fabric.v1 import session_pb2
 
 
