@@ -102,7 +102,8 @@ class Waiters:
             try:
                 await self._enqueue(waiter, order)
             finally:
-                # Only now, when the ticket waits again: before, the next ticket could get the slot.
+                # The slots are given back only now, when the ticket waits again. If they were given
+                # back earlier, the next ticket could get them.
                 if order is not None:
                     await self._give_back_former_grants(request.request_id, order)
             yield waiter
@@ -207,7 +208,10 @@ class Waiters:
                     self._by_order[waiter.order] = waiter
 
     def _supersede(self, owner: str) -> bool:
-        """End a call whose ticket or grant another call takes. Return False if it is over."""
+        """End the call of `owner`, because another call takes its ticket or grant.
+
+        Returns False if the call has already ended.
+        """
         waiter = self._waiters.get(owner)
         if waiter:
             waiter.grant = None

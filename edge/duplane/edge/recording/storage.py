@@ -57,7 +57,7 @@ def is_name(name: str) -> bool:
 
 
 def safe_name(name: str) -> str:
-    """Return a valid name of a recording for any text."""
+    """Turn any text into a valid name of a recording."""
     return _UNSAFE.sub("_", name)[:128] or "_"
 
 

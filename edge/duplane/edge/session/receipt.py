@@ -11,7 +11,8 @@ class Receipt(NamedTuple):
     """The times of one message, in wall-clock nanoseconds.
 
     `received_ns` is the time at which the message's last byte arrived. `read_ns` is the time at
-    which the session began to handle the message.
+    which the session began to handle the message, and `parsed_ns` the time after its JSON was
+    parsed.
     """
 
     received_ns: int

@@ -65,7 +65,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def _page(
         self, pages: Pages[Any, Status], request: _ListRequest, context: _Context
     ) -> tuple[Sequence[Status], str]:
-        """Return a page. Abort the call if it is invalid, or if the state may be out of date."""
+        """Return a page. Abort an invalid call, and any call while the state may be out of date."""
         try:
             check_page(request.page_size, request.page_token)
             self._watch.require_accepted()

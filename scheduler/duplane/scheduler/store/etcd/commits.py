@@ -258,7 +258,10 @@ class Commits:
             self._flush()
 
     def _next_joint(self) -> Sequence[_Sent]:
-        """Take waiting operations that can share a transaction. Complete those without changes."""
+        """Take waiting operations that can share a transaction.
+
+        Operations that turn out to change nothing are completed without etcd.
+        """
         joint, later = _Joint(), list[_Operation[Any]]()
         if self._passed_over_count < _MAX_PASSED_OVER or not self._others:
             while self._arrivals and not joint.sent and self._left_count:

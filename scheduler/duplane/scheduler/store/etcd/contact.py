@@ -1,4 +1,4 @@
-"""The contact of this scheduler to etcd: whether etcd knows it, and it knows what etcd has."""
+"""The contact of this scheduler to etcd: whether its session is alive and its facts are current."""
 
 from __future__ import annotations
 

@@ -252,7 +252,7 @@ def _put_worker(facts: Facts, worker: Worker, base: int) -> Transaction[bool]:
 
 
 def _put_slot(facts: Facts, slot: Slot) -> Transaction[bool]:
-    """Write a slot, whose grant is live or has ended."""
+    """Write a slot with its grant. If `slot.end` is set, mark the grant as ended."""
     keys, claims = facts.keys, slot.grant.claims
     key, epoch_key = keys.slot(_slot_key(slot.grant)), keys.epoch(claims.worker_id)
     step = Transaction[bool](facts, lambda _: True)

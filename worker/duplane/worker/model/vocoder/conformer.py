@@ -180,7 +180,7 @@ class FeedForward(nn.Module):
         self.w_2 = nn.Linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Keep the shape."""
+        """Return a tensor of the same shape."""
         return self.w_2(functional.silu(self.w_1(x)))
 
 
@@ -196,7 +196,7 @@ class ConformerLayer(nn.Module):
         self.norm_mha = nn.LayerNorm(width, eps=1e-12)
 
     def forward(self, x: Tensor, window: CacheWindow, layer: int, mask: Tensor | None) -> Tensor:
-        """Keep the shape `[batch, new, width]`."""
+        """Map `[batch, new, width]` to the same shape."""
         x = x + self.self_attn(self.norm_mha(x), window, layer, mask)
         return x + self.feed_forward(self.norm_ff(x))
 

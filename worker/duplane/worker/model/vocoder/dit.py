@@ -113,7 +113,7 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Keep the shape."""
+        """Return a tensor of the same shape."""
         return self.fc2(functional.gelu(self.fc1(x), approximate="tanh"))
 
 

@@ -96,7 +96,7 @@ class Snake(nn.Module):
         self._height = 1.0 / (self._rate + 1e-9)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Keep the shape `[batch, channels, time]`."""
+        """Map `[batch, channels, time]` to the same shape."""
         wave = (x * self._rate).sin_()
         return torch.addcmul(x, wave, wave * self._height)
 
@@ -149,7 +149,7 @@ class ResBlock(nn.Module):
         self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Keep the shape `[batch, channels, time]`."""
+        """Map `[batch, channels, time]` to the same shape."""
         layers = zip(self.activations1, self.convs1, self.activations2, self.convs2, strict=True)
         for snake1, conv1, snake2, conv2 in layers:
             x = x + conv2(snake2(conv1(snake1(x))))
