@@ -42,12 +42,13 @@ class WorkerDouble:
     not answer this kind.
     """
 
-    def __init__(self, digest: str = "m", **ends: FabricError | None) -> None:
-        self.digest = digest
+    def __init__(self, digest: str = "m", name: str = "", **ends: FabricError | None) -> None:
+        self.digest, self.name = digest, name
         self.ends = ends
         self.granted = lease_pb2.Granted()
         self.claimed = session_pb2.Claimed()
         self.is_cancelled = False
+        self.has_input_ended = False
         self.closes = True  # the worker answers the end of the session
         self._received: asyncio.Queue[str] = asyncio.Queue()
         self._responses: asyncio.Queue[Response | BaseException] = asyncio.Queue()
@@ -89,6 +90,7 @@ class WorkerDouble:
         return response
 
     async def end_input(self) -> None:
+        self.has_input_ended = True
         if self.closes:
             closed = session_pb2.Closed(reason=session_pb2.CLOSE_REASON_CLIENT)
             self._responses.put_nowait(Response(closed=closed))
@@ -96,6 +98,14 @@ class WorkerDouble:
     def cancel(self) -> None:
         self.is_cancelled = True
         self._responses.put_nowait(_CANCELLED)
+
+    def drain(self) -> None:
+        leaving = session_pb2.Leaving(reason=session_pb2.LEAVING_REASON_DRAIN)
+        self._responses.put_nowait(Response(leaving=leaving))
+
+    def answer(self, kind: str, sequence: int = 0) -> None:
+        """Answer a message that had no answer."""
+        self._responses.put_nowait(self._answer(kind, sequence))
 
     def lose(self) -> None:
         self._responses.put_nowait(LOST)
@@ -107,6 +117,7 @@ class _Fabric:
     def __init__(self, workers: Sequence[WorkerDouble]) -> None:
         self.requests: list[lease_pb2.AcquireLeaseRequest] = []
         self.unreachable: list[str] = []
+        self.has_released = asyncio.Event()  # a slot was given back
         self._workers = workers
 
     @contextlib.asynccontextmanager
@@ -115,10 +126,14 @@ class _Fabric:
     ) -> AsyncGenerator[WorkerDouble]:
         self.requests.append(request)
         number = min(len(self.requests), len(self._workers)) - 1
-        worker, name = self._workers[number], f"w{number}"
+        worker = self._workers[number]
+        name = worker.name or f"w{number}"
         worker.granted = lease_pb2.Granted(worker_id=name, worker_address=name, ticket_id="t")
         on_granted(worker.granted)
-        yield worker
+        try:
+            yield worker
+        finally:
+            self.has_released.set()
 
     def report_unreachable(self, granted: lease_pb2.Granted) -> None:
         self.unreachable.append(granted.worker_id)
@@ -207,6 +222,11 @@ class MovedRunner:
         async with asyncio.timeout(WITHIN_S):
             while await self.client.events.get() != kind:
                 pass
+
+    def hedge(self) -> None:
+        """Let the only worker that owes an answer be overdue."""
+        (slot,) = self.runner.overdue_slots(0)
+        self.runner.hedge(slot)
 
     def lose_overdue(self) -> None:
         """Lose the only worker that owes an answer."""

@@ -325,7 +325,8 @@ class DuplexSession(Session[DuplexDialect]):
         if not self.move:
             return []
         # Another worker has accepted these settings, so the fault is this worker's: try others.
-        is_refused = error.reason is Reason.INVALID_FIELD
+        # A worker also ends a call that has waited too long for its turn to rebuild.
+        is_refused = error.reason in (Reason.INVALID_FIELD, Reason.OPEN_TIMEOUT)
         return self._next_lost(MoveCause.OTHER_MODEL if is_refused else cause_of(error), now)
 
     def _next_lost(self, cause: MoveCause | None, now: Moment) -> list[bytes]:

@@ -11,6 +11,7 @@ from duplane.edge.clock import Moment
 from duplane.edge.close import CloseReason
 from duplane.edge.session.continuity import Turns
 from duplane.edge.session.moving import Move, MoveCause, MoveOutcome
+from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
 
 
@@ -339,3 +340,17 @@ def test_move_waits_for_its_turn_unless_the_worker_is_lost(play: Play) -> None:
     play.present = None
     play.tell(play.session.failed(LOST, Moment(play.now.monotonic_s, 0)))
     assert play.read_next()
+
+
+def test_slot_that_has_waited_too_long_for_its_turn_is_replaced(play: Play) -> None:
+    play.drain()
+    play.claim()
+    current(play).has_turn = False
+    play.present = None
+    play.tell(play.session.failed(LOST, play.now))
+    play.lose_next(FabricError(Reason.OPEN_TIMEOUT, "no open came in time"))
+    assert play.session.closed is None
+    play.claim()
+    play.settle()
+    assert play.present
+    assert play.present.heard == [0, 1, 2]

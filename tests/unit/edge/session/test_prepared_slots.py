@@ -1,0 +1,108 @@
+"""The runner of a session that prepares a second slot while its worker still answers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from support.moved_runner import MovedRunner, WorkerDouble
+from support.time_limits import WITHIN_S
+
+
+async def begin_unit(play: MovedRunner, first: WorkerDouble) -> None:
+    """Send a second unit, which the worker does not answer."""
+    await play.exchange()
+    first.ends["unit"] = None
+    await play.chunk()
+    for _ in range(2):
+        await first.until("unit")
+
+
+async def test_call_to_a_draining_worker_ends_in_order() -> None:
+    first, second = WorkerDouble(), WorkerDouble()
+    async with MovedRunner.running(first, second) as play:
+        await play.exchange()
+        first.drain()
+        await second.until("rebuild")
+        await play.exchange()
+        await second.until("unit")
+        await play.say('{"type":"stop"}')
+    assert (first.has_input_ended, first.is_cancelled) == (True, False)
+    assert play.fabric.unreachable == []
+    assert play.count("duplane_moves_total", cause="drain", outcome="moved") == 1
+    assert play.count("duplane_moves_total") == 1
+    assert play.runner.worker == "w1"
+
+
+async def test_prepared_slot_is_given_back_when_the_answer_comes() -> None:
+    first, second = WorkerDouble(), WorkerDouble(rebuild=None)
+    async with MovedRunner.running(first, second) as play:
+        await begin_unit(play, first)
+        play.hedge()
+        await second.until("rebuild")
+        first.answer("unit", 1)
+        await play.until("result")
+        assert second.is_cancelled
+        del first.ends["unit"]
+        await play.exchange()
+        await play.say('{"type":"stop"}')
+    assert not first.is_cancelled
+    assert play.count("duplane_moves_total", cause="overdue", outcome="stayed") == 1
+    assert play.runner.worker == "w0"
+
+
+async def test_call_to_a_worker_that_hangs_is_cancelled_when_the_next_one_is_ready() -> None:
+    first, second = WorkerDouble(), WorkerDouble()
+    async with MovedRunner.running(first, second) as play:
+        await begin_unit(play, first)
+        play.hedge()
+        await play.until("result")
+        await play.say('{"type":"stop"}')
+    assert first.is_cancelled
+    assert play.fabric.unreachable == [], "the worker may only be slow"
+    assert play.count("duplane_moves_total", cause="overdue", outcome="moved") == 1
+
+
+@pytest.mark.parametrize("silent", ["open", "rebuild"])
+async def test_client_that_leaves_gives_both_slots_back(silent: str) -> None:
+    first, second = WorkerDouble(), WorkerDouble()
+    second.ends[silent] = None
+    async with MovedRunner.running(first, second) as play:
+        await play.exchange()
+        first.drain()
+        await second.until(silent)
+        await play.say('{"type":"stop"}')
+    assert (first.has_input_ended, first.is_cancelled) == (True, False)
+    assert second.is_cancelled
+
+
+async def test_slot_of_the_same_worker_is_not_used() -> None:
+    first, same = WorkerDouble(name="w"), WorkerDouble(name="w")
+    async with MovedRunner.running(first, same) as play:
+        await begin_unit(play, first)
+        play.hedge()
+        await asyncio.wait_for(play.fabric.has_released.wait(), WITHIN_S)
+        assert play.count("duplane_moves_total", cause="overdue", outcome="failed") == 1
+        first.answer("unit", 1)
+        await play.until("result")
+        await play.say('{"type":"stop"}')
+    assert same.ends == {}
+    assert play.runner.worker == "w"
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(same.until("open"), 0)
+
+
+async def test_next_worker_that_is_lost_is_reported_and_another_one_is_prepared() -> None:
+    first, second, third = WorkerDouble(), WorkerDouble(rebuild=None), WorkerDouble()
+    async with MovedRunner.running(first, second, third) as play:
+        await play.exchange()
+        first.drain()
+        await second.until("rebuild")
+        second.lose()
+        await third.until("rebuild")
+        await play.exchange()
+        await third.until("unit")
+        await play.say('{"type":"stop"}')
+    assert play.fabric.unreachable == ["w1"]
+    avoided = [list(request.avoided_worker_ids) for request in play.fabric.requests]
+    assert avoided == [[], ["w0"], ["w0", "w1"]]
