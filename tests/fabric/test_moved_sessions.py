@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ from websockets.asyncio.client import connect
 from duplane.worker.engine.scripted_model import Mark
 
 UNITS = 8
+GAP_S = 3.0
+"""Limit of the time from a unit to its answer if the worker is killed: three units."""
 WORKERS = 3
 FREE = WORKERS * 2
 Disturb = Callable[["Talker"], Awaitable[None]]
@@ -39,23 +42,28 @@ async def fabric() -> AsyncGenerator[RealFabric]:
 @pytest.fixture(scope="module")
 async def undisturbed(fabric: RealFabric) -> list[dict[str, Any]]:
     """The events of a session that nothing disturbs."""
-    events = await told(fabric, None, 0)
+    events, _ = await told(fabric)
     assert len(events) == 2 + UNITS + 1
     return events
 
 
-async def told(fabric: RealFabric, disturb: Disturb | None, at: int) -> list[dict[str, Any]]:
-    """Return the events of a session. The session is disturbed right after a unit was sent."""
+async def told(
+    fabric: RealFabric, disturb: Disturb | None = None, at: int = 0
+) -> tuple[list[dict[str, Any]], float]:
+    """Return the events of a session, and the longest time from a unit to its answer.
+
+    The session is disturbed right after the unit `at` was sent.
+    """
+    longest_s = 0.0
     async with talking(fabric, FREE - 2) as client:
         for number in range(UNITS):
-            if number != at or disturb is None:
-                await client.exchange()
-                continue
+            begin_s = time.monotonic()
             await client.send_unit()
-            await disturb(client)
+            if disturb and number == at:
+                await disturb(client)
             await client.receive()
-        print(f"longest answer {client.longest_s:.2f} s")
-    return client.events
+            longest_s = max(longest_s, time.monotonic() - begin_s)
+    return client.events, longest_s
 
 
 async def kill(client: Talker) -> None:
@@ -103,20 +111,26 @@ async def terminate(client: Talker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("disturb", "at"),
+    ("disturb", "at", "within_s"),
     [
-        (kill, 0),
-        (kill, 4),
-        (terminate, 4),
-        (kill_next_worker_too, 6),
-        (kill_all_workers, 4),
-        (kill_scheduler_and_worker, 4),
+        (kill, 0, GAP_S),
+        (kill, 4, GAP_S),
+        (terminate, 4, WAIT_S),  # the worker drains first
+        (kill_next_worker_too, 6, WAIT_S),
+        (kill_all_workers, 4, WAIT_S),
+        (kill_scheduler_and_worker, 4, WAIT_S),
     ],
 )
 async def test_client_notices_nothing_but_time(
-    fabric: RealFabric, undisturbed: list[dict[str, Any]], disturb: Disturb, at: int
+    fabric: RealFabric,
+    undisturbed: list[dict[str, Any]],
+    disturb: Disturb,
+    at: int,
+    within_s: float,
 ) -> None:
-    assert await told(fabric, disturb, at) == undisturbed
+    events, longest_s = await told(fabric, disturb, at)
+    assert events == undisturbed
+    assert longest_s < within_s
 
 
 async def test_worker_is_killed_before_it_has_settled_a_unit_that_it_has_answered(
