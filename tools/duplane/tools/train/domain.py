@@ -160,15 +160,22 @@ def all_answers() -> list[str]:
     answers = {answer for _, answer in FIXED.values()} | {UNKNOWN}
     answers |= {f"the {thing} is {colour}" for thing, colour in COLOURS.items()}
     answers |= {" ".join(NUMBERS[1 : last + 1]) for last in range(2, LONGEST_COUNT + 1)}
-    for first in range(1, 10):
-        for second in range(1, 10):
-            total = f"{DIGITS[first]} plus {DIGITS[second]}"
-            answers.add(f"{total} is {NUMBERS[first + second]}")
+    answers |= {answer for _, answer in sums()}
     spoken = [""]
     for _ in range(MOST_REPEATED):
         spoken = [f"{before} {digit}".strip() for before in spoken for digit in DIGITS]
         answers.update(spoken)
     return sorted(answers)
+
+
+def sums() -> list[tuple[str, str]]:
+    """Return all sums of two digits, and their answers."""
+    pairs = [(first, second) for first in range(1, 10) for second in range(1, 10)]
+    asked = [f"{DIGITS[first]} plus {DIGITS[second]}" for first, second in pairs]
+    return [
+        (text, f"{text} is {NUMBERS[first + second]}")
+        for text, (first, second) in zip(asked, pairs, strict=True)
+    ]
 
 
 def question_words() -> list[str]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
 import torch
 from torch import Tensor
 
@@ -26,15 +25,15 @@ from duplane.tools.train.listener.training import ListenerPlan
 from duplane.tools.train.torch_calls import load_tensors
 from duplane.tools.train.vocabulary import Vocabulary, build_tokenizer
 from duplane.tools.train.voice.codec import all_features, encode, fit_table
+from duplane.tools.train.voice.phrases import draw_phrases, held_out_answers
 from duplane.tools.train.voice.talker import CodedAnswer, TalkerPlan, TalkerTraining
 from duplane.tools.train.voice.vocoder import build_vocoder, train_vocoder
 from duplane.worker.model.vocoder.harmonic import HarmonicNetwork
 
-TABLE, VOCODER, CODED, TALKER = "table.pt", "vocoder.pt", "coded.json", "talker.pt"
+TABLE, VOCODER, TALKER = "table.pt", "vocoder.pt", "talker.pt"
 RARE_WEIGHT, COMMON_STRIDE = 3, 5
 """The codec is fitted to every fifth answer (`COMMON_STRIDE`). Answers with words that are not
 digits are rare, so the codec gets each of them three times (`RARE_WEIGHT`)."""
-HELD_OUT_STRIDE, HELD_OUT_FIRST = 16, 5
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,8 @@ class TrainingPlan:
     processes: int = 2
     utterances: int = 18_000
     vocoder_steps: int = 600
-    talker_steps: int = 400
+    phrases: int = 8000
+    talker_steps: int = 1000
     sound_steps: int = 200
     steps: int = 1600
 
@@ -97,20 +97,12 @@ def _vocoder(workspace: Path, answers: Mapping[str, Spoken], plan: TrainingPlan)
     return vocoder
 
 
-def _coded(workspace: Path, answers: Mapping[str, Spoken], table: Tensor) -> dict[str, CodedAnswer]:
-    """Return the speech tokens of every answer."""
-    path = workspace / CODED
-    if not path.exists():
-        codes = {text: encode(spoken.samples, table) for text, spoken in answers.items()}
-        path.write_bytes(orjson.dumps(codes))
-    codes: dict[str, list[int]] = orjson.loads(path.read_bytes())
-    return {text: CodedAnswer(answers[text].units, codes[text]) for text in sorted(answers)}
-
-
-def held_out_answers() -> list[str]:
-    """Return the answers that the talker's training leaves out: some triples of digits."""
-    texts = all_answers()[HELD_OUT_FIRST::HELD_OUT_STRIDE]
-    return [text for text in texts if len(text.split()) == 3 and set(text.split()) <= set(DIGITS)]
+def _coded(answers: Mapping[str, Spoken], table: Tensor) -> dict[str, CodedAnswer]:
+    """Return the words and the speech tokens of each text."""
+    return {
+        text: CodedAnswer(spoken.units, encode(spoken.samples, table))
+        for text, spoken in answers.items()
+    }
 
 
 def _talker(
@@ -125,10 +117,13 @@ def _talker(
     path = workspace / TALKER
     if not path.exists():
         report("training the talker")
-        coded, held_out = _coded(workspace, answers, table), held_out_answers()
+        coded, held_out = _coded(answers, table), held_out_answers()
+        texts = draw_phrases(plan.phrases, plan.seed)
+        phrases = _coded({text: speak_answer(text) for text in texts}, table)
         steps = TalkerPlan(seed=plan.seed, steps=plan.talker_steps)
         training = TalkerTraining(config, vocabulary, steps)
-        training.run({text: one for text, one in coded.items() if text not in held_out})
+        learned = {text: one for text, one in coded.items() if text not in held_out}
+        training.run(learned, phrases)
         loss, right = training.evaluate([coded[text] for text in held_out])
         report(f"talker on held-out answers: loss {loss:.3f}, right {right:.3f}")
         torch.save(training.talker.state_dict(), path)

@@ -1,14 +1,15 @@
 """Trains the talker to turn the words of each unit into the codec's tokens.
 
-The talker reads only the text: the projection of the LLM's state stays zero. So this training does
-not depend on the training of the listener.
+The worker's repetition penalty applies in training too. The talker reads only the text: the
+projection of the LLM's state stays zero. So this training does not depend on the training of the
+listener.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, cast
@@ -28,7 +29,7 @@ from duplane.tools.train.listener.network import (
 from duplane.tools.train.optimisers import Optimisers
 from duplane.tools.train.torch_calls import seed_all
 from duplane.tools.train.vocabulary import Vocabulary
-from duplane.worker.model.tts.sampling import TOKENS_PER_UNIT
+from duplane.worker.model.tts.sampling import REPETITION_WINDOW, TOKENS_PER_UNIT, penalise
 from duplane.worker.model.tts.talker import Talker
 
 IGNORED = -100
@@ -37,6 +38,11 @@ NOISE_SHARE = 0.06
 """Share of input tokens that are replaced at random, so that the talker learns to tolerate wrong
 tokens."""
 WARM_UP = 20
+SORTED_BATCHES = 8
+"""Number of batches that are drawn together and sorted by length, so that few rows are padded."""
+SHARPNESS = 2.0
+"""Factor of the stored output layer. The worker draws at temperature 0.8 by default; with this
+factor it draws as if at temperature 0.4."""
 
 
 @dataclass(frozen=True)
@@ -64,23 +70,36 @@ class CodedAnswer:
 
 @dataclass
 class _Row:
-    """One sequence: each position has a text id or a code (the missing one is -1), and a target."""
+    """One sequence: each position has a text id or a code (the missing one is -1), and a target.
+
+    `recent` has, for each target, the latest codes of its unit: the repetition penalty counts them.
+    """
 
     text: list[int] = field(default_factory=list[int])
     codes: list[int] = field(default_factory=list[int])
     targets: list[int] = field(default_factory=list[int])
+    recent: list[list[int]] = field(default_factory=list[list[int]])
 
     def read(self, ids: Sequence[int]) -> None:
         self.text += ids
         self.codes += [-1] * len(ids)
         self.targets += [IGNORED] * len(ids)
 
-    def say(self, codes: Sequence[int]) -> None:
+    def say(self, codes: Sequence[int], end: int | None = None) -> None:
+        """Add the codes of a unit as targets, then `end` if it is given."""
+        drawn = [-1] * REPETITION_WINDOW
         for code in codes:
-            self.targets[-1] = code
+            self._expect(code, drawn)
+            drawn.append(code)
             self.text.append(-1)
             self.codes.append(code)
             self.targets.append(IGNORED)
+        if end is not None:
+            self._expect(end, drawn)
+
+    def _expect(self, code: int, drawn: Sequence[int]) -> None:
+        self.targets[-1] = code
+        self.recent.append([*drawn[-REPETITION_WINDOW:]])
 
 
 class TalkerTraining:
@@ -109,24 +128,14 @@ class TalkerTraining:
             matrix_rate=plan.matrix_rate,
         )
 
-    def run(self, answers: Mapping[str, CodedAnswer]) -> None:
-        """Train.
-
-        Half of the draws are answers that consist of digits only; the others are all other answers.
-        """
-        chance = Random(self.plan.seed)
+    def run(self, answers: Mapping[str, CodedAnswer], phrases: Mapping[str, CodedAnswer]) -> None:
+        """Train. Half of the draws are phrases."""
         seed_all(self.plan.seed)
-        common, rare = split_answers(answers)
         began, mean = time.process_time(), 0.0
-        for step in range(self.plan.steps):
-            chosen = [
-                answers[chance.choice(common if chance.random() < 0.5 else rare)]
-                for _ in range(self.plan.batch)
-            ]
-            rows = [self._row(one, is_chat=chance.random() < CHAT_SHARE) for one in chosen]
+        for step, rows in enumerate(self._batches(answers, phrases)):
             loss, right = self.loss(rows, noise=NOISE_SHARE)
             self._optimisers.step(loss, self.plan.factor(step))
-            mean = 0.9 * mean + 0.1 * loss.item() if step else loss.item()
+            mean = 0.98 * mean + 0.02 * loss.item() if step else loss.item()
             if step % 10 == 9:
                 seconds = time.process_time() - began
                 sys.stderr.write(
@@ -135,20 +144,41 @@ class TalkerTraining:
                 )
         self.store_head()
 
+    def _batches(
+        self, answers: Mapping[str, CodedAnswer], phrases: Mapping[str, CodedAnswer]
+    ) -> Iterator[list[_Row]]:
+        """Yield the rows of each step; the rows of a step have similar lengths."""
+        chance = Random(self.plan.seed)
+        common, rare = split_answers(answers)
+        # A quarter of the draws are answers that consist of digits only, the majority.
+        kinds = [
+            [answers[text] for text in common],
+            [answers[text] for text in rare],
+            *[[phrases[text] for text in sorted(phrases)]] * 2,
+        ]
+        size = self.plan.batch
+        for first in range(0, self.plan.steps, SORTED_BATCHES):
+            count = min(SORTED_BATCHES, self.plan.steps - first)
+            drawn = [chance.choice(chance.choice(kinds)) for _ in range(count * size)]
+            drawn.sort(key=lambda one: len(one.codes))
+            parts = [drawn[start : start + size] for start in range(0, len(drawn), size)]
+            chance.shuffle(parts)
+            for part in parts:
+                yield [self._row(one, is_chat=chance.random() < CHAT_SHARE) for one in part]
+
     def _row(self, answer: CodedAnswer, *, is_chat: bool) -> _Row:
         """Return an answer as the worker feeds it: unit by unit; in a chat, all units together."""
         row, vocabulary, dims = _Row(), self._vocabulary, self.talker.dims
         if is_chat:
             words = [word for unit in answer.units for word in unit]
             row.read([*vocabulary.words(words, is_start=True), dims.text_end, dims.bos])
-            row.say([*answer.codes])
+            row.say(answer.codes, self.end)
         for number, words in enumerate(() if is_chat else answer.units):
             is_last = number == len(answer.units) - 1
             ids = vocabulary.words(words, is_start=number == 0)
             row.read([*ids, *([vocabulary.turn_eos] if is_last else []), dims.bos])
             start = number * TOKENS_PER_UNIT
-            row.say(answer.codes[start : start + TOKENS_PER_UNIT])
-        row.targets[-1] = self.end
+            row.say(answer.codes[start : start + TOKENS_PER_UNIT], self.end if is_last else None)
         return row
 
     def loss(self, rows: Sequence[_Row], *, noise: float = 0.0) -> tuple[Tensor, float]:
@@ -170,7 +200,10 @@ class TalkerTraining:
         )
         is_target = targets != IGNORED
         logits = self.head(run_decoder(self.talker.model, embeds)[is_target])
-        wanted = targets[is_target]
+        recent = torch.tensor([codes for row in rows for codes in row.recent])
+        with torch.no_grad():
+            factors = penalise(logits, recent.clamp(min=0), recent >= 0) / logits
+        logits, wanted = logits * factors, targets[is_target]
         right = (logits.argmax(-1) == wanted).float().mean().item()
         return functional.cross_entropy(logits, wanted), right
 
@@ -183,7 +216,7 @@ class TalkerTraining:
     @torch.no_grad()
     def store_head(self) -> None:
         """Copy the output layer into the talker, as magnitudes and directions (weight norm)."""
-        weight = self.head.weight
+        weight = self.head.weight * SHARPNESS
         stored = cast("Any", self.talker.head_code[0]).parametrizations["weight"]
         stored.original1.copy_(weight)
         stored.original0.copy_(weight.square().sum(-1, keepdim=True).sqrt())
