@@ -203,8 +203,8 @@ def evaluate(
 ) -> None:
     """Measure the turns, answers and speech of a default model.
 
-    espeak-ng and flite must be installed. The questions have voices, accents and sentences that do
-    not occur in training. Sessions run faster than real time.
+    espeak-ng and flite must be installed; pocketsphinx is optional. The questions have voices,
+    accents and sentences that do not occur in training. Sessions run faster than real time.
 
     Parameters
     ----------

@@ -13,7 +13,7 @@ import soxr  # pyright: ignore[reportMissingTypeStubs]  it ships none
 import torch
 
 from duplane.tools.train.answers import speak_answer
-from duplane.tools.train.domain import DIGITS, NUMBERS
+from duplane.tools.train.domain import sums
 from duplane.tools.train.evaluation.running import run_sessions
 from duplane.tools.train.evaluation.scores import Rate, turns
 from duplane.tools.train.voice.features import MEL_BINS, frames_of
@@ -32,15 +32,6 @@ from duplane.worker.model.vocoder.types import VocoderChunk
 LEAD_S = 2.6
 UNITS = 7
 MOST_TOKENS = 75
-
-
-def sums() -> list[tuple[str, str]]:
-    """Return all sums of two digits as questions, and their answers."""
-    return [
-        (f"{DIGITS[a]} plus {DIGITS[b]}", f"{DIGITS[a]} plus {DIGITS[b]} is {NUMBERS[a + b]}")
-        for a in range(1, 10)
-        for b in range(1, 10)
-    ]
 
 
 @torch.inference_mode()
@@ -83,12 +74,16 @@ def understood(
 
 def _session(samples: FloatArray) -> FloatArray:
     sound = np.zeros(UNITS * INPUT_SAMPLE_RATE, np.float32)
-    narrow: FloatArray = soxr.resample(samples, OUTPUT_SAMPLE_RATE, INPUT_SAMPLE_RATE)
     start = int(LEAD_S * INPUT_SAMPLE_RATE)
-    part = narrow[: len(sound) - start]
+    part = narrow(samples)[: len(sound) - start]
     sound[start : start + len(part)] = part
     noise = np.random.default_rng(0).standard_normal(len(sound)) * 1e-3
     return sound + noise.astype(np.float32)
+
+
+def narrow(samples: FloatArray) -> FloatArray:
+    """Resample the model's output to the rate of its input."""
+    return soxr.resample(samples, OUTPUT_SAMPLE_RATE, INPUT_SAMPLE_RATE)
 
 
 def original(text: str, seed: int) -> FloatArray:

@@ -11,12 +11,19 @@ from typing import Any
 from duplane.tools.train.answers import Spoken, speak_answer
 from duplane.tools.train.corpus.recording import CorpusPlan, record_corpus
 from duplane.tools.train.corpus.store import Corpus
-from duplane.tools.train.domain import all_answers
-from duplane.tools.train.evaluation.intelligibility import mel_distance, original, spoken, sums
+from duplane.tools.train.domain import all_answers, sums
+from duplane.tools.train.evaluation.intelligibility import (
+    mel_distance,
+    narrow,
+    original,
+    spoken,
+)
 from duplane.tools.train.evaluation.intelligibility import understood as understood_sums
+from duplane.tools.train.evaluation.recogniser import recognised
 from duplane.tools.train.evaluation.running import CONTEXT_ROWS, run_sessions
 from duplane.tools.train.evaluation.scores import Expected, Rate, Scores
 from duplane.tools.train.listener.sessions import NoiseBank, Session, SessionBuilder, SessionRules
+from duplane.tools.train.voice.phrases import held_out_answers
 from duplane.worker.model.model import DuplexModel
 from duplane.worker.model.types import ConversationOptions
 
@@ -106,9 +113,17 @@ def _speech(model: DuplexModel, options: ConversationOptions, plan: EvaluationPl
 
     speakers: dict[str, Callable[[str, int], Any]] = {"synthesiser": original, "model": by_model}
     rates = {name: understood_sums(model, options, speak) for name, speak in speakers.items()}
+    replies = held_out_answers()
+    words = {
+        name: recognised(
+            replies, [narrow(speak(text, number)) for number, text in enumerate(replies)]
+        )
+        for name, speak in speakers.items()
+    }
     texts = [answer for _, answer in sums()[:: len(sums()) // DISTANCES]]
     return {
         "sums understood": {name: _rate(rate) for name, rate in rates.items()},
+        "words recognised": {name: _rate(rate) for name, rate in words.items()},
         "mel distance": round(mel_distance(model, texts), 3),
     }
 
@@ -190,6 +205,10 @@ def as_text(found: dict[str, Any]) -> str:
     lines.append("")
     for name, rate in found["speech"]["sums understood"].items():
         lines.append(f"sums understood, spoken by the {name}: {_cell(rate)}")
+    for name, rate in found["speech"]["words recognised"].items():
+        lines.append(
+            f"words of unpractised replies recognised, spoken by the {name}: {_cell(rate)}"
+        )
     lines.append(f"mel distance to the synthesiser: {found['speech']['mel distance']}")
     return "\n".join(lines) + "\n"
 

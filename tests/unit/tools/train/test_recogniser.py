@@ -1,0 +1,46 @@
+"""The independent recogniser: its words are compared with the texts; it may be absent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from duplane.tools.train.corpus.espeak import SynthesisError
+from duplane.tools.train.evaluation.recogniser import COMMAND, recognised
+
+TEXTS = ["one two", "three four", "five six"]
+SOUNDS = [np.zeros(800, np.float32)] * 3
+HEARD = """#!/bin/sh
+while [ "$1" != -hyp ]; do shift; done
+printf 'one two (0 -100)\\nthree (1 -200)\\n(2 -300)\\n' > "$2"
+"""
+
+
+def install(folder: Path, script: str, patch: pytest.MonkeyPatch) -> None:
+    path = folder / COMMAND
+    path.write_text(script, encoding="utf-8")
+    path.chmod(0o755)
+    patch.setenv("PATH", str(folder))
+
+
+def test_words_are_compared_with_the_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, HEARD, monkeypatch)
+    rate = recognised(TEXTS, SOUNDS)
+    assert (rate.right, rate.count) == (3, 6)
+
+
+def test_rate_is_empty_without_the_recogniser(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert recognised(TEXTS, SOUNDS).count == 0
+
+
+def test_failure_of_the_recogniser_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "#!/bin/sh\necho no model >&2\nexit 1\n", monkeypatch)
+    with pytest.raises(SynthesisError, match="pocketsphinx_batch fails: no model"):
+        recognised(TEXTS, SOUNDS)
