@@ -17,13 +17,13 @@ _log = logging.getLogger(__name__)
 class HangWatch:
     """Finds the workers from which sessions have waited `overdue_s` for an answer.
 
-    They wait for the answer to a unit or, while they move, to their settings and past units. Such a
-    session prepares a slot of another worker, and moves there unless the answer comes before.
+    Such a session waits for the answer to a unit or, while it moves, to its settings and past
+    units. It prepares a slot of another worker, and moves there unless the answer comes first.
 
-    A worker that is only slow answers a call to its health service. If it does not answer this call
-    within `overdue_s`, it is lost for all its sessions that wait. One check serves all sessions of
-    a worker. A session that cannot move is not watched; it ends when the connection to its worker
-    fails.
+    A worker that is only slow answers a call to its health service. A worker that does not answer
+    this call within `overdue_s` is lost for all its sessions that wait. One check serves all
+    sessions of a worker. A session that cannot move is not watched; it ends when the connection to
+    its worker fails.
     """
 
     def __init__(

@@ -121,15 +121,16 @@ class Limits:
     """Longest pause that a client may ask for, in seconds."""
     overdue_s: PositiveFloat = 1.0
     """Seconds without an answer to a unit after which the edge prepares a slot of another worker.
-    The session moves there unless the answer comes before that slot is ready. The edge also checks
-    then whether the worker still answers anything; if it does not within the same time, it is
-    lost."""
+    The session moves there unless the answer comes before that slot is ready. At the same moment
+    the edge checks whether the first worker still answers at all. If the check gets no answer
+    within this many seconds, the first worker is lost."""
     failover_s: NonNegativeFloat = 10.0
     """Seconds in which a session that has lost its worker must continue at another worker; then it
     fails."""
     rebuild_count: PositiveInt = 4
-    """Most sessions at once that are rebuilt at another worker while their own worker still
-    answers. Further ones wait, so that the other workers have time for their own sessions."""
+    """Maximum number of sessions that are rebuilt at other workers at the same time while their own
+    workers still answer. Further ones wait, so that the other workers have time for their own
+    sessions."""
     turn_s: NonNegativeFloat = 120.0
     """Seconds without any output of a worker during a turn of chat; then `backend_error`."""
     turn_attempt_count: NonNegativeInt = 3

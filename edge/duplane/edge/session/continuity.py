@@ -10,19 +10,22 @@ from duplane.edge.session.moving import Move
 
 
 class Turns:
-    """Lets a few moves at once rebuild conversations, in the order in which they ask."""
+    """Limits how many moves rebuild conversations at the same time.
+
+    A move may begin to rebuild when it has a turn. Moves get turns in the order in which they ask.
+    """
 
     def __init__(self, count: int) -> None:
         self._free_count = count
         self._waiting: dict[Move, Callable[[], None]] = {}
 
     def enter(self, move: Move, on_turn: Callable[[], None]) -> None:
-        """Call `on_turn` when it is the turn of this move, perhaps at once."""
+        """Call `on_turn` when the move gets a turn, perhaps immediately."""
         self._waiting[move] = on_turn
         self._give()
 
     def leave(self, move: Move) -> None:
-        """End the turn or the wait of a move."""
+        """End the turn of a move, or its wait for a turn."""
         self._waiting.pop(move, None)
         if move.has_turn:
             move.has_turn = False

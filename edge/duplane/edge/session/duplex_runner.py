@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 _CLAIM_S = 1  # seconds in which the claim of a slot must be answered while a session moves
 _ANSWERED = frozenset({"open", "unit"})  # messages that a worker answers
 # Seconds until a session tries again if it has tried all workers that have a free slot. While its
-# own worker still answers, they double with each attempt, up to _MAX_DOUBLINGS times.
+# own worker still answers, this time doubles with each attempt, up to _MAX_DOUBLINGS times.
 _RETRY_S = 0.25
 _MAX_DOUBLINGS = 5
 
@@ -227,7 +227,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
             _log.info("the session continues at worker %s after %.2f s", self.worker, silent_s)
 
     def _cancel_attempt(self) -> None:
-        """Give the slot that is prepared back at once: it has nothing to say."""
+        """Give the prepared slot back immediately, by cancelling the call to its worker."""
         if self.session.closed is None:
             self._spans.end_step()
         if self._next:

@@ -24,8 +24,9 @@ from duplane.fabric.v1 import session_pb2
 _MAX_MOVES = 3
 _WITHIN_S = 20.0
 _OVERDUE_EVERY_S = 10.0  # a session prepares to leave a slow worker at most once in this time
-# Past units that the session may hold its next unit for. If the next worker does not catch up to so
-# few within _MAX_CATCH_UPS messages, the session holds its next unit for longer.
+# While the next worker rebuilds the last past units, the session sends no units. To keep this time
+# short, it begins only when at most _FEW_UNITS past units are left, or after _MAX_CATCH_UPS more
+# messages with past units.
 _FEW_UNITS = 1
 _MAX_CATCH_UPS = 3
 
@@ -39,7 +40,7 @@ class MoveCause(StrEnum):
     SHUTDOWN = "shutdown"
     OTHER_MODEL = "other_model"  # the worker that was found for a move has another model
     DRAIN = "drain"  # the worker will end its sessions, and still answers
-    OVERDUE = "overdue"  # the worker owes an answer for too long; it may still come
+    OVERDUE = "overdue"  # the worker owes an answer for too long; the answer may still come
 
 
 class MoveOutcome(StrEnum):
@@ -126,10 +127,10 @@ class Moves:
     # --- the present worker ---
 
     def lose(self, cause: MoveCause, now: Moment) -> bool:
-        """Record that the present worker is lost, or the next one after that: units wait.
+        """Record that the present worker is lost or, when it is lost already, the next worker.
 
-        Returns False if the conversation cannot move. A worker with another model was not lost, so
-        it does not count as one of the losses that are allowed.
+        Units wait from then on. Returns False if the conversation cannot move. A worker with
+        another model was not lost, so it does not count as one of the losses that are allowed.
         """
         is_lost = cause is not MoveCause.OTHER_MODEL
         if not self.journal.is_whole or (is_lost and not self.can_move(now)):

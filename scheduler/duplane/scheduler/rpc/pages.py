@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 Item = TypeVar("Item")
 Status = TypeVar("Status", bound=Message)
 
-PAGE_LENGTH = 1000  # most items of a page
+PAGE_LENGTH = 1000  # maximum number of items of a page
 _PAGE_BYTES = 4 * 1024 * 1024  # a page ends with the item that reaches this size
 _PORTION = 64  # items that are described before other tasks can run
 _KEY_PORTION = 1024  # keys that are made before other tasks can run
