@@ -117,6 +117,38 @@ async def test_callers_of_a_stopped_scheduler_keep_their_places(
     await worker.claim(await behind.granted())
 
 
+async def test_call_that_stays_open_gets_no_grant_when_its_caller_returns_elsewhere(
+    replicas: list[SchedulerHarness],
+) -> None:
+    """The first scheduler does not know that the connection to the caller is lost."""
+    first, second, third = replicas
+    worker = await first.worker()
+    await worker.claim(await (await first.caller()).granted())
+    half_open = await second.caller()
+    await half_open.stands(1)
+    request_id, ticket_id = half_open.request.request_id, half_open.ticket_id
+    back = await third.caller(request_id=request_id, ticket_id=ticket_id)
+    await back.stands(1)
+    assert (await half_open.refused()).reason is Reason.SUPERSEDED
+    await worker.finish(0)
+    await worker.claim(await back.granted())
+
+
+async def test_grant_that_was_not_read_goes_to_the_caller_that_returns_elsewhere(
+    replicas: list[SchedulerHarness],
+) -> None:
+    first, second, third = replicas
+    worker = await first.worker()
+    await keys_of_all(worker)
+    half_open = await second.caller()
+    operator = await third.operator()
+    await operator.until(lambda seen: bool(seen.leases))
+    back = await third.caller(request_id=half_open.request.request_id)
+    granted = await back.granted()
+    assert granted.lease_id in operator.leases
+    await worker.claim(granted)
+
+
 async def test_worker_attaches_at_another_scheduler_and_keeps_its_session(
     replicas: list[SchedulerHarness],
 ) -> None:
