@@ -198,7 +198,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
             events = self.session.next_responded(response, now)
             if move.outcome is MoveOutcome.MOVED:
                 self._use(slot)
-                if former and move.is_overdue:
+                if former and move.cause is MoveCause.OVERDUE:
                     former.stream.cancel()
             self._apply(events, now)
             self._follow_move()

@@ -219,7 +219,7 @@ class DuplexSession(Session[DuplexDialect]):
                 return events + self._ready_replies(now)
             case "leaving" if self.moves:
                 if response.leaving.reason == session_pb2.LEAVING_REASON_STUCK_DEVICE:
-                    self.moves.is_late(now)
+                    self.moves.is_stuck(now)
                 else:
                     self.moves.drain(now)
                 return []

@@ -23,7 +23,11 @@ from duplane.fabric.v1 import session_pb2
 # losses, so it ends. A unit that ends two workers is found sooner: see `take_back`.
 _MAX_MOVES = 3
 _WITHIN_S = 20.0
-_OVERDUE_EVERY_S = 10.0  # a session prepares to leave a slow worker at most once in this time
+# A session prepares to leave a slow worker at most once in _OVERDUE_PAUSE_S. This time doubles, up
+# to _MAX_OVERDUE_PAUSE_S, with each preparation that was in vain: if all workers are overloaded,
+# such preparations make them even slower.
+_OVERDUE_PAUSE_S = 10.0
+_MAX_OVERDUE_PAUSE_S = 640.0
 # While the next worker rebuilds the last past units, the session sends no units. To keep this time
 # short, it begins only when at most _FEW_UNITS past units are left, or after _MAX_CATCH_UPS more
 # messages with past units.
@@ -85,7 +89,6 @@ class Move:
     tried_worker_ids: list[str]
     silent_since: Moment | None  # since when units wait; None while the former worker gets them
     is_lost: bool = False  # the former worker answers nothing more
-    is_overdue: bool = False  # the former worker owes an answer for too long
     has_turn: bool = False  # whether it may rebuild although the former worker is not lost
     outcome: MoveOutcome = field(default=MoveOutcome.FAILED, init=False)
     is_open: bool = field(default=False, init=False)
@@ -107,7 +110,8 @@ class Moves:
         self._number = 0
         self._is_drained = False  # the present worker drains
         self._lost_s: deque[float] = deque(maxlen=_MAX_MOVES)
-        self._overdue_s = -math.inf
+        self._late_s = -math.inf  # when the session last prepared to leave a slow worker
+        self._late_pause_s = _OVERDUE_PAUSE_S
         self._suspect: int | None = None
         requests.keeps_units = True
 
@@ -157,17 +161,20 @@ class Moves:
 
     def is_late(self, now: Moment) -> None:
         """Prepare to leave the present worker, unless it answers before another one is ready."""
-        if self.current is None:
-            self._prepare(MoveCause.OVERDUE, now)
-        elif not self.current.is_lost:
-            self.current.is_overdue = True
+        self._prepare(MoveCause.OVERDUE, now)
+
+    def is_stuck(self, now: Moment) -> None:
+        """Prepare the same, even if the worker drains: it may not answer the last unit."""
+        self._late_s = -math.inf  # this is no doubtful case
+        self.is_late(now)
+        if (move := self.current) and not move.is_lost:
+            move.cause, move.silent_since = MoveCause.OVERDUE, move.silent_since or now
 
     def answered(self) -> None:
         """Record that the present worker has answered a unit while a move is in progress."""
         move = self.current
         if move is None or move.is_lost:
             return
-        move.is_overdue = False
         if move.cause is MoveCause.OVERDUE or move.is_last_sent:
             # The next worker does not know this unit, and may get no more past units.
             move.outcome = MoveOutcome.STAYED
@@ -177,14 +184,11 @@ class Moves:
         """Begin an attempt while the present worker still answers."""
         if self.current or self.journal.opening is None or not self.journal.is_whole:
             return
-        is_overdue = cause is MoveCause.OVERDUE
-        if is_overdue:
-            if now.monotonic_s - self._overdue_s < _OVERDUE_EVERY_S:
-                return
-            self._overdue_s = now.monotonic_s
-        move = self._begin(cause, None)
-        if is_overdue:
-            move.is_overdue, move.silent_since = True, now
+        if cause is MoveCause.DRAIN:
+            self._begin(cause, None)
+        elif now.monotonic_s - self._late_s >= self._late_pause_s:
+            self._late_s = now.monotonic_s
+            self._begin(cause, None).silent_since = now
 
     def _begin(self, cause: MoveCause, former: Move | None) -> Move:
         self._number += 1
@@ -228,7 +232,7 @@ class Moves:
         request = self.journal.rebuild(move.sent_count)
         end = move.sent_count + len(request.rebuild.units)
         is_rest = end == self.journal.unit_count
-        if is_rest and not (move.is_lost or move.is_overdue):
+        if is_rest and move.cause is MoveCause.DRAIN:
             is_few = end - move.sent_count <= _FEW_UNITS or move.catch_up_count == _MAX_CATCH_UPS
             if is_few or move.silent_since:
                 self._requests.is_open = False
@@ -266,6 +270,7 @@ class Moves:
         assert move.is_last_sent
         failed = None if move.is_lost else self.take_back()
         move.outcome = MoveOutcome.MOVED
+        self._late_pause_s = _OVERDUE_PAUSE_S
         self.current = None
         self._is_drained = move.is_drained
         self._requests.is_open = True
@@ -277,6 +282,8 @@ class Moves:
         """End the attempt at the present worker. If this worker drains, begin another attempt."""
         former, self.current = self.current, None
         assert former
+        if former.cause is MoveCause.OVERDUE:
+            self._late_pause_s = min(2 * self._late_pause_s, _MAX_OVERDUE_PAUSE_S)
         self._requests.is_open = True
         if self._is_drained:
             self._begin(MoveCause.DRAIN, former)

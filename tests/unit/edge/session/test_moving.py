@@ -127,6 +127,11 @@ class Storm(Play):
             self.wait(11.0)
             self.session.overdue(self.now)
 
+    def be_stuck(self) -> None:
+        leaving = session_pb2.Leaving(reason=session_pb2.LEAVING_REASON_STUCK_DEVICE)
+        if self.present:
+            self.respond(session_pb2.ConverseResponse(leaving=leaving))
+
     def claim_next(self) -> None:
         if self.session.move and not self.next:
             self.claim()
@@ -157,6 +162,7 @@ class Storm(Play):
 ACTS = (Storm.chunk, Storm.chunk, Storm.chunk, Storm.part_of_a_unit, Storm.pump, Storm.read_some)
 ACTS += (Storm.read_some, Storm.answer, Storm.answer, Storm.answer, Storm.fail, Storm.pause)
 ACTS += (Storm.move, Storm.repeat, Storm.drain_present, Storm.wait_too_long, Storm.claim_next)
+ACTS += (Storm.be_stuck,)
 ACTS += (Storm.claim_next, Storm.claim_other_model, Storm.leave_next, Storm.drain_next, Storm.read)
 ACTS += (Storm.read_next, Storm.read_next)
 

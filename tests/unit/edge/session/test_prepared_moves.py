@@ -157,7 +157,35 @@ def test_session_leaves_slow_workers_once_in_ten_seconds(play: Play) -> None:
     assert current(play).cause is MoveCause.OVERDUE
 
 
-def test_draining_worker_that_hangs_is_left_in_the_middle_of_a_unit(play: Play) -> None:
+def test_preparation_is_not_in_vain_if_a_draining_worker_is_slow(play: Play) -> None:
+    play.drain()
+    move = current(play)
+    play.claim()
+    play.chunk()
+    play.read()
+    play.pump()
+    play.session.overdue(play.now)
+    assert not play.read_next()
+    play.answer()
+    assert play.session.move is move
+    play.settle()
+    assert move.outcome is MoveOutcome.MOVED
+
+
+def test_pause_between_preparations_in_vain_doubles(play: Play) -> None:
+    for pause_s in (10.0, 20.0, 40.0):
+        play.chunk()
+        play.read()
+        play.session.overdue(play.now)
+        assert play.session.move
+        play.answer()
+        play.wait(pause_s)
+        play.session.overdue(play.now)
+        assert play.session.move is None
+        play.wait(pause_s)
+
+
+def test_draining_worker_whose_device_is_stuck_is_left_in_the_middle_of_a_unit(play: Play) -> None:
     first = play.present
     play.drain()
     play.claim()
@@ -165,7 +193,8 @@ def test_draining_worker_that_hangs_is_left_in_the_middle_of_a_unit(play: Play) 
     play.read()
     play.pump()
     assert play.present is first
-    play.session.overdue(play.now)
+    leaving = session_pb2.Leaving(reason=session_pb2.LEAVING_REASON_STUCK_DEVICE)
+    play.respond(session_pb2.ConverseResponse(leaving=leaving))
     play.settle()
     assert play.present is not first
     assert play.kinds() == ["result"] * 4
