@@ -67,27 +67,24 @@ def form_batch(
             batch.chat_slots.append(channel.slot)
         if channel.past_units is not None:
             rebuilding.append(channel)
-        unit = channel.begun or _oldest_unit(channel, batch)
+        unit, entries = channel.begun, channel.inbox.entries
+        while unit is None and entries:
+            entry = entries[0]
+            if isinstance(entry, FailedUnit):
+                batch.failed.append((channel, entry))
+                entries.popleft()
+            else:
+                unit = entry
         if unit is not None and unit.frames:
             seeing.append((channel, unit))
         elif unit is not None:
             batch.units.append(unit)
-            channel.inbox.take()
-    seeing.sort(key=lambda waiting: waiting[1].received_s)
-    _take_seeing(batch, seeing, row_count, rows_per_round)
+            entries.popleft()
+    if seeing:
+        seeing.sort(key=lambda waiting: waiting[1].received_s)
+        _take_seeing(batch, seeing, row_count, rows_per_round)
     batch.rebuilding = min(rebuilding, key=lambda channel: channel.rebuild_number, default=None)
     return batch
-
-
-def _oldest_unit(channel: SlotChannel, batch: Batch) -> Unit | None:
-    """Return the oldest unit in the inbox. Take the answers to refused units before it."""
-    while channel.inbox.entries:
-        entry = channel.inbox.entries[0]
-        if not isinstance(entry, FailedUnit):
-            return entry
-        batch.failed.append((channel, entry))
-        channel.inbox.take()
-    return None
 
 
 def _take_seeing(
@@ -103,7 +100,7 @@ def _take_seeing(
         if rows > rows_left and rows_left < rows_per_round:
             continue
         if not channel.begun:
-            channel.inbox.take()
+            channel.inbox.entries.popleft()
         if rows > rows_left:
             channel.begun, channel.begun_rows, batch.ahead = unit, rows, channel
             return

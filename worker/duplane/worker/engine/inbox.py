@@ -22,14 +22,14 @@ Entry = Unit | FailedUnit
 class Inbox:
     """A queue of units, and of answers to refused units at the positions of those units.
 
-    `entries` holds the waiting entries, oldest first; only the methods change it. If a unit with
-    `force_listen` is dropped, the next unit gets the flag, so that an interruption is never lost.
+    `entries` holds the waiting entries, oldest first; take them from its left end. Each unit in it
+    has the number of entries dropped so far. If a unit with `force_listen` is dropped, the next
+    unit gets the flag, so that an interruption is never lost.
     """
 
     def __init__(self, capacity: int = _UNIT_CAPACITY) -> None:
         self._capacity = {Unit: capacity, FailedUnit: _FAILED_CAPACITY}
         self.entries: deque[Entry] = deque()
-        self._must_listen = False
         self.dropped_count = 0
 
     def put(self, entry: Entry) -> Entry | None:
@@ -37,28 +37,18 @@ class Inbox:
         self.entries.append(entry)
         entry_type = type(entry)
         alike = [waiting for waiting in self.entries if type(waiting) is entry_type]
-        if len(alike) > self._capacity[entry_type]:
-            self.entries.remove(alike[0])
-            self._count_dropped(alike[0])
-            return alike[0]
-        return None
-
-    def take(self) -> Entry | None:
-        """Remove and return the oldest entry. A unit gets the number of entries dropped so far."""
-        if not self.entries:
-            return None
-        entry = self.entries.popleft()
-        if isinstance(entry, Unit):
-            entry.dropped_count = self.dropped_count
-            entry.force_listen |= self._must_listen
-            self._must_listen = False
-        return entry
+        dropped = alike[0] if len(alike) > self._capacity[entry_type] else None
+        if dropped is not None:
+            self.entries.remove(dropped)
+            self.dropped_count += 1
+        units = [waiting for waiting in self.entries if isinstance(waiting, Unit)]
+        if isinstance(dropped, Unit):
+            units[0].force_listen |= dropped.force_listen
+        for unit in units:
+            unit.dropped_count = self.dropped_count
+        return dropped
 
     def clear(self) -> None:
         """Drop all entries."""
-        while self.entries:
-            self._count_dropped(self.entries.popleft())
-
-    def _count_dropped(self, entry: Entry) -> None:
-        self.dropped_count += 1
-        self._must_listen |= isinstance(entry, Unit) and entry.force_listen
+        self.dropped_count += len(self.entries)
+        self.entries.clear()
