@@ -287,7 +287,8 @@ class DeviceThread:
         and both parts are short. Commands keep their order, so the close of a slot never comes
         before its open. If there is no work, the round waits.
         """
-        self._execute_commands(runner)
+        if self._commands:
+            self._execute_commands(runner)
         with self._lock:
             batch = form_batch(
                 self._channels.values(), runner.model.row_count, self._rows_per_round
@@ -313,10 +314,9 @@ class DeviceThread:
         if runner.opening:
             self._feed_prompt(runner)
         self._busy_since_s = None
-        if over:
+        for slot in over:
             with self._lock:
-                for slot in over:
-                    self._channels[slot].is_ready = False
+                self._channels[slot].is_ready = False
 
     def _feed_prompt(self, runner: ModelRunner) -> None:
         """Feed a part of the oldest prompt that is not fed yet."""

@@ -288,10 +288,11 @@ class DuplexModel:
         no conversation, or has one that is not ready (`Status`). If a stage raises, only the
         conversations that cause the error are lost; see `batch_isolation`.
         """
-        entering = {unit.slot: (unit, self._ready(unit)) for unit in units}
-        if len(entering) < len(units):
+        begin, conversations = self._pipeline.begin, self.conversations
+        running = {unit.slot: begin(unit, conversations.get(unit.slot)) for unit in units}
+        if len(running) < len(units):
             raise ValueError(f"a slot is named twice: {[unit.slot for unit in units]}")
-        yield from self._pipeline.run([entering[slot] for slot in sorted(entering)])
+        yield from self._pipeline.run([running[slot] for slot in sorted(running)])
 
     @torch.inference_mode()
     def feed_ahead(self, unit: Unit, row_count: int) -> int | UnitFailure:
@@ -302,18 +303,8 @@ class DuplexModel:
         `row_count`. If only the last image is left, the result is at most `row_count`. Returns the
         failure if the unit cannot run. Raises ValueError like `step`.
         """
-        return self._pipeline.feed_ahead(unit, self._ready(unit), row_count)
-
-    def _ready(self, unit: Unit) -> Conversation:
-        """Return the unit's conversation; raises ValueError if the unit may not run now."""
-        conversation = self.conversations.get(unit.slot)
-        if conversation is None:
-            raise ValueError(f"slot {unit.slot} has no conversation")
-        ahead, status = conversation.ahead, conversation.status
-        is_begun = ahead is not None and ahead.unit.audio is unit.audio
-        if status is not Status.READY and not (status is Status.BEGUN and is_begun):
-            raise ValueError(f"slot {unit.slot} is {status.value}")
-        return conversation
+        running = self._pipeline.begin(unit, self.conversations.get(unit.slot))
+        return self._pipeline.feed_ahead(running, row_count)
 
     @torch.inference_mode()
     def settle(self, slots: Sequence[int], *, is_deferred: bool = True) -> list[UnitFailure]:
@@ -340,7 +331,7 @@ class DuplexModel:
             conversation.pending_ids, conversation.unsettled = closing_ids, None
             conversation.status = Status.READY
             units.append(unit)
-            slide = conversation.window.slide()
+            slide = conversation.window.slide() if conversation.window.is_on else None
             if slide or not is_deferred:
                 slides.append((unit, slide))
         seconds = self._pipeline.apply(slides) if slides else 0.0

@@ -48,17 +48,36 @@ class Pipeline:
         self._sampling, self._speech, self._probe = sampling, speech, probe
         self.inputs = UnitInputs(parts)
 
-    def run(self, units: Sequence[tuple[Unit, Conversation]]) -> Iterator[UnitOutput | UnitFailure]:
+    def begin(self, unit: Unit, conversation: Conversation | None) -> RunningUnit:
+        """Return a unit that is to run now, perhaps one that `feed_ahead` has begun.
+
+        Raises ValueError and changes nothing if the unit may not run now.
+        """
+        if conversation is None:
+            raise ValueError(f"slot {unit.slot} has no conversation")
+        ahead, turn = conversation.ahead, conversation.turn
+        if ahead is not None and ahead.unit.audio is unit.audio:
+            ahead.unit = replace(unit, frames=ahead.unit.frames)  # the caller sets other fields
+            return ahead
+        if conversation.status is not Status.READY:
+            raise ValueError(f"slot {unit.slot} is {conversation.status.value}")
+        state = UnitState(self._tokens, turn, unit.force_listen or turn.must_listen)
+        is_interrupting = unit.force_listen and turn.is_open
+        return RunningUnit(unit.slot, unit, conversation, state, is_interrupting)
+
+    def run(self, units: Sequence[RunningUnit]) -> Iterator[UnitOutput | UnitFailure]:
         """Run units with ascending slots. Yield the output or failure of each when it is done."""
         watch = Stopwatch(self._device)
         accepted: list[RunningUnit] = []
-        for unit, conversation in units:
-            entering = self._begun(unit, conversation) or self._enter(unit, conversation)
-            if entering.failure is None:
-                conversation.unsettled, conversation.status = entering, Status.UNSETTLED
-                accepted.append(entering)
+        for unit in units:
+            run_stage("intake", [unit], self._accept)  # alone: it cannot be repeated
+            conversation = unit.conversation
+            conversation.ahead = None
+            if unit.failure is None:
+                conversation.unsettled, conversation.status = unit, Status.UNSETTLED
+                accepted.append(unit)
             else:
-                yield self._result(entering, {})
+                yield self._result(unit, {})
         if with_frames := [unit for unit in accepted if unit.images]:
             run_stage("vision", with_frames, self.inputs.encode_frames)
             watch.lap("vision")
@@ -84,40 +103,22 @@ class Pipeline:
             for unit in self._speech.run(speaking, watch):
                 yield self._result(unit, watch.seconds())
 
-    def _enter(self, unit: Unit, conversation: Conversation) -> RunningUnit:
-        """Begin a unit. If it cannot run, its `failure` is set."""
-        turn = conversation.turn
-        state = UnitState(self._tokens, turn, unit.force_listen or turn.must_listen)
-        is_interrupting = unit.force_listen and turn.is_open
-        entering = RunningUnit(unit.slot, unit, conversation, state, is_interrupting)
-        run_stage("intake", [entering], self._accept)  # alone: it cannot be repeated
-        return entering
-
-    def _begun(self, unit: Unit, conversation: Conversation) -> RunningUnit | None:
-        """Return a unit that `feed_ahead` has begun, with the values that its caller has set."""
-        begun, conversation.ahead = conversation.ahead, None
-        if begun is not None:
-            begun.unit = replace(unit, frames=begun.unit.frames)
-        return begun
-
-    def feed_ahead(
-        self, unit: Unit, conversation: Conversation, row_count: int
-    ) -> int | UnitFailure:
+    def feed_ahead(self, unit: RunningUnit, row_count: int) -> int | UnitFailure:
         """Encode and feed the first images of a unit; see `DuplexModel.feed_ahead`."""
-        entering = conversation.ahead or self._enter(unit, conversation)
-        conversation.ahead, conversation.status = entering, Status.BEGUN
-        if entering.failure is None and (count := self.inputs.images_ahead(entering, row_count)):
+        run_stage("intake", [unit], self._accept)
+        conversation = unit.conversation
+        conversation.ahead, conversation.status = unit, Status.BEGUN
+        if unit.failure is None and (count := self.inputs.images_ahead(unit, row_count)):
             encode = partial(self.inputs.encode_frames, most=count)
-            run_stage("vision", [entering], encode)
-            run_stage("prefill", [entering], self.inputs.feed_images, cache=self._llm.cache)
-        if entering.failure is not None:
+            run_stage("vision", [unit], encode)
+            run_stage("prefill", [unit], self.inputs.feed_images, cache=self._llm.cache)
+        if unit.failure is not None:
             conversation.ahead = None
-            conversation.status = Status.LOST if entering.failure.is_fatal else Status.READY
-            return entering.failure
-        images = entering.images
-        fed = sum(map(self.inputs.count_image_rows, images[: entering.fed_images]))
-        left = sum(entering.rows) - fed - (entering.fed_images > 0)  # `<unit>` is fed, too
-        return left if entering.fed_images + 1 < len(images) else min(left, row_count)
+            conversation.status = Status.LOST if unit.failure.is_fatal else Status.READY
+            return unit.failure
+        fed = sum(map(self.inputs.count_image_rows, unit.images[: unit.fed_images]))
+        left = sum(unit.rows) - fed - (unit.fed_images > 0)  # `<unit>` is fed, too
+        return left if unit.fed_images + 1 < len(unit.images) else min(left, row_count)
 
     def _accept(self, units: Sequence[RunningUnit]) -> None:
         """Prepare the input of each unit, or refuse the unit by setting its failure.
@@ -126,6 +127,8 @@ class Pipeline:
         short stays in the buffer, and the window may have dropped units to make room.
         """
         for unit in units:
+            if unit is unit.conversation.ahead:
+                continue  # `feed_ahead` has prepared it
             prepared = self.inputs.prepare(unit.unit) if unit.unit.frames else unit.unit
             if isinstance(prepared, UnitFailure):
                 unit.failure = prepared
