@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.paths import GOLDEN
 
-from duplane.tools.replay.run import PARTS, replay
+from duplane.tools.replay.run import PARTS, replay_traces
 from duplane.tools.replay.target import ReplayTarget
 
 pytestmark = [
@@ -19,4 +19,4 @@ pytestmark = [
 @pytest.mark.parametrize("cuda_graphs", [True, False], ids=["graphs", "eager"])
 def test_the_traces_are_reproduced(cuda_graphs: bool, capsys: pytest.CaptureFixture[str]) -> None:
     target = ReplayTarget("cuda:0", cuda_graphs=cuda_graphs)
-    assert replay(GOLDEN, PARTS, target) == 0, capsys.readouterr().out
+    assert replay_traces(GOLDEN, PARTS, target) == 0, capsys.readouterr().out

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from duplane.tools.bench.peaks import measure_peaks, synchronize
-from duplane.tools.replay.run import PARTS, replay
+from duplane.tools.replay.run import PARTS, replay_traces
 from duplane.tools.replay.target import ReplayTarget
 from duplane.worker.model.loader import torch_dtype
 from measure import Options, Report, load, read_options
@@ -129,7 +129,9 @@ def traces(options: Options, report: Report) -> None:
     parts = {name: PARTS[name] for name in PARTS if name == "tts" or not options.small}
     for cuda_graphs in (True, False):
         begin = time.monotonic()
-        code = replay(GOLDEN, parts, ReplayTarget(options.device_name, cuda_graphs=cuda_graphs))
+        code = replay_traces(
+            GOLDEN, parts, ReplayTarget(options.device_name, cuda_graphs=cuda_graphs)
+        )
         table.add("on" if cuda_graphs else "off", time.monotonic() - begin, code)
         if code:
             raise RuntimeError("the model does not reproduce the traces; see the lines with FAIL")

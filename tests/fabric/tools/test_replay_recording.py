@@ -31,10 +31,10 @@ from duplane.tools.talk.recording import (
     Outcome,
     ReplayError,
     Script,
-    compare,
+    compare_events,
     play,
     read_script,
-    replay,
+    replay_recording,
     session_url,
 )
 
@@ -90,7 +90,7 @@ async def replay_again(edge: LiveEdge, script: Script, **changes: Any) -> Outcom
 
 
 def differences(script: Script, outcome: Outcome) -> list[tuple[str, str]]:
-    rows = compare(script.received, outcome.received)
+    rows = compare_events(script.received, outcome.received)
     return [(was, came) for was, came, is_same in rows if not is_same]
 
 
@@ -213,10 +213,10 @@ async def test_the_command_tells_by_its_exit_code(
     async with live_edge() as edge:
         edge.fabric.on_unit = speaks_second()
         address = edge.edge.address
-        assert await asyncio.to_thread(replay, directory, address, is_paced=False) == 0
+        assert await asyncio.to_thread(replay_recording, directory, address, is_paced=False) == 0
         assert "6 events, 0 differ" in capsys.readouterr().out
         edge.fabric.on_unit = speaks_second(text="else")
-        assert await asyncio.to_thread(replay, directory, address, is_paced=False) == 1
+        assert await asyncio.to_thread(replay_recording, directory, address, is_paced=False) == 1
     out = capsys.readouterr().out
     assert "6 events, 1 differ" in out
     assert "DIFFERS" in out

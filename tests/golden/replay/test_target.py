@@ -9,7 +9,7 @@ import torch
 from support.fake_cuda import DEVICE, elsewhere
 from support.paths import GOLDEN
 
-from duplane.tools.replay.run import PARTS, replay
+from duplane.tools.replay.run import PARTS, replay_traces
 from duplane.tools.replay.target import ReplayTarget
 
 SESSION = "duplex_short_chunks"
@@ -33,7 +33,7 @@ def test_the_traces_are_reproduced_on_a_device(
     golden: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with elsewhere() as border:
-        code = replay(golden, PARTS, ReplayTarget(DEVICE))
+        code = replay_traces(golden, PARTS, ReplayTarget(DEVICE))
     lines = capsys.readouterr().out.splitlines()
     assert code == 0, "\n".join(lines)
     assert border.crossings
@@ -46,5 +46,5 @@ def test_the_traces_are_reproduced_on_a_device(
 def test_half_precision_runs_and_shows_that_it_is_not_float32(
     golden: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert replay(golden, PARTS, ReplayTarget(dtype_name="bfloat16")) == 0
+    assert replay_traces(golden, PARTS, ReplayTarget(dtype_name="bfloat16")) == 0
     assert " not float32" in capsys.readouterr().out

@@ -6,7 +6,7 @@ import pytest
 from support.command import run_command
 
 from duplane.tools.replay.check import Check, Verdict, compare, same, skipped
-from duplane.tools.replay.run import replay
+from duplane.tools.replay.run import replay_traces
 from duplane.tools.replay.target import ReplayTarget
 
 
@@ -38,7 +38,7 @@ def broken(golden: Path, target: ReplayTarget) -> Iterator[Check]:
 def test_agreement_and_deliberate_differences_pass(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert replay(tmp_path, {"a": good, "b": by_design, "c": nothing}) == 0
+    assert replay_traces(tmp_path, {"a": good, "b": by_design, "c": nothing}) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["embeds", "5.00e-06", "1.0e-04", "ok"]
     assert lines[2].split()[3:] == ["differs", "by", "design", "because"]
@@ -46,40 +46,40 @@ def test_agreement_and_deliberate_differences_pass(
 
 
 def test_one_failure_fails_the_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert replay(tmp_path, {"a": wrong, "b": good}) == 1
+    assert replay_traces(tmp_path, {"a": wrong, "b": good}) == 1
     assert "FAIL" in capsys.readouterr().out
 
 
 def test_a_part_that_breaks_off_fails_and_the_others_still_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert replay(tmp_path, {"a": broken, "b": good}) == 1
+    assert replay_traces(tmp_path, {"a": broken, "b": good}) == 1
     out = capsys.readouterr().out
     assert "broke off: FileNotFoundError: checkpoint/config.json" in out
     assert "3 checks: 2 ok, 1 FAIL" in out
 
 
 def test_nothing_to_check_is_a_failure(tmp_path: Path) -> None:
-    assert replay(tmp_path, {"a": nothing}) == 1
+    assert replay_traces(tmp_path, {"a": nothing}) == 1
 
 
 def test_what_was_not_replayed_is_said_and_does_not_count(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert replay(tmp_path, {"a": good, "b": later}) == 0
+    assert replay_traces(tmp_path, {"a": good, "b": later}) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split()[3:] == ["not", "replayed", "needs", "frames"]
     assert lines[3] == "1 checks: 1 ok, 0 FAIL, 0 differs by design, 0 not float32, 1 not replayed"
-    assert replay(tmp_path, {"b": later}) == 1
+    assert replay_traces(tmp_path, {"b": later}) == 1
 
 
 def test_another_dtype_shows_its_errors_and_fails_only_what_breaks_off(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rounded = ReplayTarget(dtype_name="bfloat16")
-    assert replay(tmp_path, {"a": wrong, "b": good}, rounded) == 0
+    assert replay_traces(tmp_path, {"a": wrong, "b": good}, rounded) == 0
     assert "2 checks: 1 ok, 0 FAIL, 0 differs by design, 1 not float32" in capsys.readouterr().out
-    assert replay(tmp_path, {"a": broken}, rounded) == 1
+    assert replay_traces(tmp_path, {"a": broken}, rounded) == 1
 
 
 def test_a_device_that_is_absent_is_refused_in_one_line(tmp_path: Path) -> None:

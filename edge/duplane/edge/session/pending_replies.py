@@ -54,14 +54,14 @@ class PendingReplies:
             parts: list[Outcome] = []
             while self._outcomes and self._outcomes[0][0] < end:
                 parts.append(self._outcomes.popleft()[1])
-            outcome = join(parts, self.context_token_count)
+            outcome = join_outcomes(parts, self.context_token_count)
             if isinstance(outcome, session_pb2.Delta):
                 self.context_token_count = outcome.context_token_count
             replies.append(outcome)
         return replies
 
 
-def join(parts: Sequence[Outcome], context_token_count: int) -> Outcome:
+def join_outcomes(parts: Sequence[Outcome], context_token_count: int) -> Outcome:
     """Return one outcome for several units: the first failure, or else their joined output.
 
     Without units the outcome is to listen, with `context_token_count` tokens in the context.

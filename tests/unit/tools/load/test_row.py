@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from duplane.tools.bench.load.ledger import Counts, Timed
-from duplane.tools.bench.load.reports import Report, Seen
+from duplane.tools.bench.load.reports import LoadFigures, Report
 from duplane.tools.bench.load.row import (
     GeneratorCost,
     Kill,
@@ -15,7 +15,7 @@ from duplane.tools.bench.load.row import (
     Moves,
     Percentiles,
     ProcessCost,
-    Sample,
+    ProcessSample,
     generator_cost,
     moves_of,
     problems,
@@ -34,9 +34,9 @@ def test_percentiles_are_values_that_occurred() -> None:
     assert Percentiles.of([]) == Percentiles(None, None, None, None)
 
 
-def samples() -> list[Sample]:
+def samples() -> list[ProcessSample]:
     """Return one sample per second: half a core of CPU time, and 100 MB plus 1 MB per second."""
-    return [Sample(float(at), (100 + at) * 1_000_000, at / 2) for at in range(21)]
+    return [ProcessSample(float(at), (100 + at) * 1_000_000, at / 2) for at in range(21)]
 
 
 def test_cost_of_a_process_is_that_of_the_measured_seconds() -> None:
@@ -59,7 +59,7 @@ def test_cost_without_units_or_samples_in_the_window_is_unknown() -> None:
 def test_generator_is_punctual_if_sending_and_loop_are(
     lateness: float, loop: float, is_punctual: bool
 ) -> None:
-    seen = Seen()
+    seen = LoadFigures()
     seen.add(0, Report(lateness_ms=[lateness], loop_ms=[loop]))
     assert generator_cost(seen, COST, LIMITS).is_punctual is is_punctual
 
@@ -121,7 +121,7 @@ def test_units_may_be_late_while_sessions_move_but_not_for_long() -> None:
 
 
 def test_reports_of_several_generators_are_one() -> None:
-    seen = Seen()
+    seen = LoadFigures()
     for generator, sent in ((0, 1), (1, 2), (0, 5)):  # counts are those since the start
         seen.add(generator, Report(lateness_ms=[1.0], counts=Counts(sent=sent), failures={"x": 1}))
     assert seen.counts.sent == 7

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from duplane.tools.bench.load.reports import Seen
+from duplane.tools.bench.load.reports import LoadFigures
 from duplane.tools.bench.load.run import _Run
 from duplane.tools.bench.load.watch import Watch, Watched
 from duplane.tools.bench.options import FabricBench
@@ -18,7 +18,7 @@ def test_process_that_ended_before_the_first_look_has_no_cost() -> None:
     watch = Watch({"worker": lambda: [process.pid], "edge": lambda: own, "generators": lambda: own})
     process.communicate(b"\n")
     watch.look()
-    row = _Run(FabricBench(), "B", 1)._judge(Seen(), watch, 0.0, None)
+    row = _Run(FabricBench(), "B", 1)._judge(LoadFigures(), watch, 0.0, None)
     assert list(row.processes) == ["edge"]
     assert "worker ended" in row.problems
 

@@ -8,7 +8,7 @@ import pytest
 from support.load_rows import row
 
 from duplane.tools.bench.load.ledger import Counts, Timed
-from duplane.tools.bench.load.reports import Report, Seen
+from duplane.tools.bench.load.reports import LoadFigures, Report
 from duplane.tools.bench.load.tables import capacity_text, progress_text, show_rows
 from duplane.tools.bench.options import FabricBench
 
@@ -43,7 +43,7 @@ def report(answered: int, added_ms: float, late_ms: float) -> Report:
 
 
 def test_progress_shows_all_counts_and_the_times_since_the_last_line() -> None:
-    seen = Seen()
+    seen = LoadFigures()
     seen.add(0, report(answered=1, added_ms=900.0, late_ms=80.0))
     seen.take_recent()
     seen.add(0, report(answered=2, added_ms=2.0, late_ms=0.5))

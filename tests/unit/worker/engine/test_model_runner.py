@@ -21,7 +21,7 @@ from duplane.worker.model.types import (
     UnitFailure,
     UnitOutput,
 )
-from duplane.worker.model.vision.preprocessing import decode
+from duplane.worker.model.vision.preprocessing import decode_image
 
 ROWS = 100
 
@@ -290,5 +290,5 @@ async def test_a_model_that_sees_is_warmed_up_with_a_picture_it_can_show() -> No
         ModelRunner(model, 100, lambda slot, event: None)
     with_frames, without = shown[:3], shown[3:]
     pictures = [frame for unit in with_frames for frame in unit.frames if isinstance(frame, bytes)]
-    assert [decode(picture).size for picture in pictures] == [(1, 1)] * 3
+    assert [decode_image(picture).size for picture in pictures] == [(1, 1)] * 3
     assert not any(unit.frames for unit in without)

@@ -16,7 +16,7 @@ from PIL import Image
 from support.video_files import grey, make_video
 
 from duplane.worker.video.bounds import VideoBounds, VideoError
-from duplane.worker.video.decoder import decode
+from duplane.worker.video.decoder import decode_video
 
 BOUNDS = VideoBounds(
     stack_frames=1, duration_s=600, frame_pixels=1 << 22, memory_bytes=1 << 32, cpu_s=60
@@ -24,7 +24,7 @@ BOUNDS = VideoBounds(
 
 
 def shown(file: bytes, **bounds: object) -> list[Image.Image | np.ndarray]:
-    return list(decode(io.BytesIO(file), replace(BOUNDS, **bounds)))
+    return list(decode_video(io.BytesIO(file), replace(BOUNDS, **bounds)))
 
 
 def pictures(pieces: list[Image.Image | np.ndarray]) -> list[Image.Image]:

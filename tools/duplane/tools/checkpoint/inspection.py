@@ -60,7 +60,7 @@ LISTED = 20
 SHORTEST_CONTEXT = 512
 
 
-def inspect(directory: Path, options: MemoryOptions) -> bool:
+def inspect_checkpoint(directory: Path, options: MemoryOptions) -> bool:
     """Print the contents and the faults of a directory; return False if the model cannot be loaded.
 
     Raises `CheckpointError` if the directory cannot be inspected.

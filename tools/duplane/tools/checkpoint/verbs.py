@@ -101,7 +101,7 @@ def inspect(directory: ExistingDirectory, /, *, options: MemoryOptions = MemoryO
     directory
         Checkpoint directory in the public format.
     """
-    from duplane.tools.checkpoint.inspection import inspect as inspect_checkpoint
+    from duplane.tools.checkpoint.inspection import inspect_checkpoint
     from duplane.worker.model.checkpoint import CheckpointError
 
     try:
@@ -137,8 +137,7 @@ def replay(
     cuda_graphs
         Capture short steps as CUDA graphs. Has an effect on cuda:N only.
     """
-    from duplane.tools.replay.run import PARTS
-    from duplane.tools.replay.run import replay as replay_traces
+    from duplane.tools.replay.run import PARTS, replay_traces
     from duplane.tools.replay.target import ReplayTarget
     from duplane.worker.engine.torch_device import open_device
 
@@ -221,8 +220,7 @@ def evaluate(
     import orjson
 
     from duplane.tools.train.corpus.espeak import SynthesisError
-    from duplane.tools.train.evaluation.table import EvaluationPlan, as_text
-    from duplane.tools.train.evaluation.table import evaluate as evaluate_checkpoint
+    from duplane.tools.train.evaluation.table import EvaluationPlan, as_text, evaluate_checkpoint
     from duplane.worker.model.checkpoint import CheckpointError
 
     try:

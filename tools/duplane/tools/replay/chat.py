@@ -85,7 +85,7 @@ def _chat(
         for entry in trace["messages"]
     ]
     options = _options(trace["generate_args"], trace["prefill_args"])
-    seen = Seen(loaded, trace["token2wav_calls"])
+    seen = ObservedModel(loaded, trace["token2wav_calls"])
     model = seen.model
     request = ChatRequest(tuple(messages), options)
     prepared = model.prepare_chat(request)
@@ -118,7 +118,7 @@ def _half_duplex(
     steps: list[dict[str, Any]] = trace["steps"]
     generated = [step for step in steps if step["op"] == "generate"]
     calls = [call for step in generated for call in step["token2wav_calls"]]
-    seen = Seen(loaded, calls)
+    seen = ObservedModel(loaded, calls)
     model = seen.model
     options = _options({**_REFERENCE, **generated[0]}, {})
     talk = HalfDuplex(model.chats, model.parts, SLOT, options)
@@ -188,7 +188,7 @@ class Yield:
 
 
 @dataclass
-class Seen:
+class ObservedModel:
     """A model that replays one trace, and a record of the model's outputs since `begin`."""
 
     loaded: ModelParts

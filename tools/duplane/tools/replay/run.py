@@ -26,7 +26,7 @@ PARTS: Mapping[str, Checks] = {
 log = logging.getLogger(__name__)
 
 
-def replay(
+def replay_traces(
     golden: Path, parts: Mapping[str, Checks] = PARTS, target: ReplayTarget = CPU_TARGET
 ) -> int:
     """Run all parts over the directory, print a line per check, return the exit code.

@@ -233,7 +233,7 @@ async def _send_all(
 # --- comparing ---
 
 
-def compare(
+def compare_events(
     recorded: list[ServerEvent], replayed: list[ServerEvent]
 ) -> Iterator[tuple[str, str, bool]]:
     """Yield pairs of a recorded and a replayed event, and whether they agree."""
@@ -241,14 +241,14 @@ def compare(
         yield str(was or _MISSING), str(came or _MISSING), was == came
 
 
-def replay(directory: Path, url: str, *, is_paced: bool) -> int:
+def replay_recording(directory: Path, url: str, *, is_paced: bool) -> int:
     """Replay a recording, compare the answers and print a table; return 0 if all agree, else 1.
 
     Raises ReplayError if the recording cannot be replayed.
     """
     script = read_script(directory)
     outcome = asyncio.run(play(script, url, is_paced=is_paced))
-    rows = list(compare(script.received, outcome.received))
+    rows = list(compare_events(script.received, outcome.received))
     show(
         f"{script.meta.session_id}, dialect {script.meta.dialect}, replayed at {url}",
         ("", "recorded", "replayed", "event"),

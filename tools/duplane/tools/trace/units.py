@@ -31,7 +31,7 @@ _STEPS = frozenset(
 )
 
 
-class Stage(NamedTuple):
+class UnitStage(NamedTuple):
     """One stage of a unit, in wall-clock nanoseconds; `place` is edge, network or worker."""
 
     place: str
@@ -116,11 +116,11 @@ class Unit:
         """The duration of the whole unit."""
         return (self._whole.end_ns - self._whole.begin_ns) / 1e6
 
-    def stages(self) -> list[Stage]:
+    def stages(self) -> list[UnitStage]:
         """Return all stages in their order, without gaps."""
         if self.edge is None:
             return list(_stages("worker", self.worker)) if self.worker else []
-        found: list[Stage] = []
+        found: list[UnitStage] = []
         for stage in _stages("edge", self.edge):
             if stage.name == spans.WORKER:
                 found += self._worker_stages(stage)
@@ -132,31 +132,31 @@ class Unit:
                 found.append(stage)
         return found
 
-    def _worker_stages(self, whole: Stage) -> Iterator[Stage]:
+    def _worker_stages(self, whole: UnitStage) -> Iterator[UnitStage]:
         """Divide the edge's stage `worker` into the network and the stages of the worker."""
         assert self.edge is not None
         if self.worker is not None:
             begin_ns = min(whole.begin_ns, self.worker.begin_ns)
-            yield Stage(NETWORK, "there", begin_ns, self.worker.begin_ns)
+            yield UnitStage(NETWORK, "there", begin_ns, self.worker.begin_ns)
             yield from _stages("worker", self.worker)
-            yield Stage(NETWORK, "back", self.worker.end_ns, whole.end_ns)
+            yield UnitStage(NETWORK, "back", self.worker.end_ns, whole.end_ns)
             return
         begin_ns = whole.begin_ns
         known = _stage_times(self.edge.attributes)
         for name, lasted_ns in known:
-            yield Stage("worker", name, begin_ns, begin_ns + lasted_ns)
+            yield UnitStage("worker", name, begin_ns, begin_ns + lasted_ns)
             begin_ns += lasted_ns
         if known:
-            yield Stage(NETWORK, "there, back", begin_ns, whole.end_ns)
+            yield UnitStage(NETWORK, "there, back", begin_ns, whole.end_ns)
         else:
-            yield Stage("worker", "unknown", begin_ns, whole.end_ns)
+            yield UnitStage("worker", "unknown", begin_ns, whole.end_ns)
 
 
-def _stages(place: str, half: Half) -> Iterator[Stage]:
+def _stages(place: str, half: Half) -> Iterator[UnitStage]:
     stages = half.stages or (("unknown", half.begin_ns),)
     ends = (*(begin_ns for _, begin_ns in stages[1:]), half.end_ns)
     for (name, begin_ns), end_ns in zip(stages, ends, strict=True):
-        yield Stage(place, name, begin_ns, end_ns)
+        yield UnitStage(place, name, begin_ns, end_ns)
 
 
 def _stage_times(attributes: Mapping[str, Any]) -> list[tuple[str, int]]:

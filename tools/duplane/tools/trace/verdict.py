@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from duplane.fabric.monitoring import spans
-from duplane.tools.trace.units import NETWORK, Stage, Unit
+from duplane.tools.trace.units import NETWORK, Unit, UnitStage
 
 _MEANINGS = {
     ("edge", spans.READ): "the message waited in the edge",
@@ -40,10 +40,10 @@ def usual_times(units: Iterable[Unit]) -> Usual:
     return {key: statistics.median(times) for key, times in found.items()}
 
 
-def slowest_stage(unit: Unit, usual: Usual) -> Stage | None:
+def slowest_stage(unit: Unit, usual: Usual) -> UnitStage | None:
     """Return the stage whose time exceeds its usual time by the most."""
 
-    def excess_ms(stage: Stage) -> float:
+    def excess_ms(stage: UnitStage) -> float:
         return stage.lasted_ms - usual.get((unit.outcome, stage.place, stage.name), 0.0)
 
     return max(unit.stages(), key=excess_ms, default=None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from duplane.fabric.monitoring import spans
 from duplane.tools.bench.report import percentile, table
-from duplane.tools.trace.units import NETWORK, Collected, Stage, Unit
+from duplane.tools.trace.units import NETWORK, Collected, Unit, UnitStage
 from duplane.tools.trace.verdict import Usual, usual_times, verdict
 
 _BAR_WIDTH = 40
@@ -113,7 +113,7 @@ def _bar(begin: float, length: float) -> str:
     return (" " * first + "#" * width).ljust(_BAR_WIDTH)
 
 
-def _counts(unit: Unit, stage: Stage) -> str:
+def _counts(unit: Unit, stage: UnitStage) -> str:
     if unit.worker is None or stage.place != "worker":
         return ""
     counts = unit.worker.counts.get(stage.name, {}).values()

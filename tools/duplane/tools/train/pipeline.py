@@ -58,7 +58,7 @@ def train_checkpoint(directory: Path, workspace: Path, plan: TrainingPlan) -> No
     if not (workspace / CORPUS).exists():
         corpus = CorpusPlan(plan.utterances, plan.seed)
         record_corpus(workspace / CORPUS, corpus, processes=plan.processes)
-    report("speaking the answers")
+    print_progress("speaking the answers")
     answers = {text: speak_answer(text) for text in all_answers()}
     vocoder = _vocoder(workspace, answers, plan)
     talker = _talker(workspace, answers, vocoder.table, config, vocabulary, plan)
@@ -67,7 +67,7 @@ def train_checkpoint(directory: Path, workspace: Path, plan: TrainingPlan) -> No
     write_checkpoint(directory, tokenizer, config, {**listener, **talker}, vocoder)
 
 
-def report(text: str) -> None:
+def print_progress(text: str) -> None:
     """Print a line of progress with the time."""
     sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {text}\n")
 
@@ -78,7 +78,7 @@ def _vocoder(workspace: Path, answers: Mapping[str, Spoken], plan: TrainingPlan)
     if path.exists():
         table = load_tensors(path)["table"]
     else:
-        report("fitting the codec")
+        print_progress("fitting the codec")
         texts = sorted(answers)
         rare = [text for text in texts if not set(text.split()) <= set(DIGITS)]
         chosen = [*rare * RARE_WEIGHT, *texts[::COMMON_STRIDE]]
@@ -90,7 +90,7 @@ def _vocoder(workspace: Path, answers: Mapping[str, Spoken], plan: TrainingPlan)
     if path.exists():
         vocoder.load_state_dict(load_tensors(path))
     else:
-        report("training the vocoder")
+        print_progress("training the vocoder")
         sounds = [answers[text].samples for text in sorted(answers)]
         train_vocoder(vocoder, sounds, steps=plan.vocoder_steps, seed=plan.seed)
         torch.save(vocoder.state_dict(), path)
@@ -116,7 +116,7 @@ def _talker(
     """Train the talker, or load it; return its tensors with their names in the checkpoint."""
     path = workspace / TALKER
     if not path.exists():
-        report("training the talker")
+        print_progress("training the talker")
         coded, held_out = _coded(answers, table), held_out_answers()
         texts = draw_phrases(plan.phrases, plan.seed)
         phrases = _coded({text: speak_answer(text) for text in texts}, table)
@@ -125,6 +125,6 @@ def _talker(
         learned = {text: one for text, one in coded.items() if text not in held_out}
         training.run(learned, phrases)
         loss, right = training.evaluate([coded[text] for text in held_out])
-        report(f"talker on held-out answers: loss {loss:.3f}, right {right:.3f}")
+        print_progress(f"talker on held-out answers: loss {loss:.3f}, right {right:.3f}")
         torch.save(training.talker.state_dict(), path)
     return {f"tts.{name}": value for name, value in load_tensors(path).items()}

@@ -74,7 +74,7 @@ class _Timeline:
         return int(self.pts[max(index, 0)])
 
 
-def decode(file: BinaryIO, bounds: VideoBounds) -> Iterator[Image.Image | np.ndarray]:
+def decode_video(file: BinaryIO, bounds: VideoBounds) -> Iterator[Image.Image | np.ndarray]:
     """Yield the pictures, and the sounds as float32 [samples], in the order of the model's input.
 
     Raises VideoError.
@@ -301,7 +301,7 @@ def main() -> None:
     out = sys.stdout.buffer
     fault: dict[str, str] = {}
     try:
-        for output in decode(io.BytesIO(sys.stdin.buffer.read()), bounds):
+        for output in decode_video(io.BytesIO(sys.stdin.buffer.read()), bounds):
             if isinstance(output, Image.Image):
                 _write(out, {"picture": [output.width, output.height]}, output.tobytes())
             else:

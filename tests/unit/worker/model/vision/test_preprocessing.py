@@ -21,7 +21,7 @@ from duplane.worker.model.vision.preprocessing import (
     MAX_SLICES,
     ImageError,
     ImageRules,
-    decode,
+    decode_image,
     plan_sizes,
     prepare,
     slice_grid,
@@ -60,12 +60,12 @@ def png_of_size(width: int, height: int) -> bytes:
 
 def test_a_png_is_decoded_exactly() -> None:
     image = noise(30, 20)
-    assert np.array_equal(np.asarray(decode(encode(image))), np.asarray(image))
+    assert np.array_equal(np.asarray(decode_image(encode(image))), np.asarray(image))
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"quality": 30}])
 def test_a_jpeg_is_decoded(options: dict[str, Any]) -> None:
-    decoded = decode(encode(Image.new("RGB", (30, 20), (200, 40, 90)), "JPEG", **options))
+    decoded = decode_image(encode(Image.new("RGB", (30, 20), (200, 40, 90)), "JPEG", **options))
     assert (decoded.mode, decoded.size) == ("RGB", (30, 20))
     assert np.abs(np.asarray(decoded).astype(int) - (200, 40, 90)).max() < 12
 
@@ -75,40 +75,40 @@ def test_every_png_mode_becomes_rgb(mode: str) -> None:
     white = Image.new("RGB", (9, 9), (255, 255, 255))
     source = white.convert("P").convert("PA") if mode == "PA" else white.convert(mode)
     kept = source.convert("RGBA") if mode == "PA" else source
-    assert np.asarray(decode(encode(kept))).tolist() == np.asarray(white).tolist()
+    assert np.asarray(decode_image(encode(kept))).tolist() == np.asarray(white).tolist()
 
 
 def test_cmyk_and_grey_jpegs_become_rgb() -> None:
     for mode in ("CMYK", "L"):
-        decoded = decode(encode(Image.new(mode, (16, 16)), "JPEG"))
+        decoded = decode_image(encode(Image.new(mode, (16, 16)), "JPEG"))
         assert (decoded.mode, decoded.size) == ("RGB", (16, 16))
 
 
 def test_transparency_does_not_change_colours() -> None:
     clear = Image.new("RGBA", (4, 4), (10, 20, 30, 0))
-    assert decode(encode(clear)).getpixel((0, 0)) == (10, 20, 30)
+    assert decode_image(encode(clear)).getpixel((0, 0)) == (10, 20, 30)
     palette = Image.new("RGB", (4, 4), (255, 0, 0)).convert("P")
     for transparency in (0, bytes(256)):
         data = encode(palette, transparency=transparency)
-        assert decode(data).getpixel((0, 0)) == palette.convert("RGB").getpixel((0, 0))
+        assert decode_image(data).getpixel((0, 0)) == palette.convert("RGB").getpixel((0, 0))
 
 
 def test_sixteen_bits_of_grey_keep_their_upper_eight() -> None:
     levels = np.arange(0, 65536, 64, dtype=np.uint16).reshape(32, 32)
-    decoded = np.asarray(decode(encode(Image.fromarray(levels))))
+    decoded = np.asarray(decode_image(encode(Image.fromarray(levels))))
     assert np.array_equal(decoded, np.repeat((levels >> 8)[..., None], 3, axis=2))
 
 
 def test_exif_orientation_is_left_alone() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    assert decode(encode(noise(40, 20), "JPEG", exif=exif)).size == (40, 20)
+    assert decode_image(encode(noise(40, 20), "JPEG", exif=exif)).size == (40, 20)
 
 
 def test_an_animation_gives_its_first_frame() -> None:
     frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
     data = encode(frames[0], save_all=True, append_images=frames[1:])
-    assert decode(data).getpixel((0, 0)) == (255, 0, 0)
+    assert decode_image(data).getpixel((0, 0)) == (255, 0, 0)
 
 
 # Bad input
@@ -116,12 +116,12 @@ def test_an_animation_gives_its_first_frame() -> None:
 
 def test_an_empty_image_is_refused() -> None:
     with pytest.raises(ImageError, match="is empty"):
-        decode(b"")
+        decode_image(b"")
 
 
 @pytest.mark.parametrize("kind", ["GIF", "BMP", "WEBP"])
 def test_other_common_formats_are_decoded(kind: str) -> None:
-    red = decode(encode(Image.new("RGB", (20, 10), "red"), kind))
+    red = decode_image(encode(Image.new("RGB", (20, 10), "red"), kind))
     assert (red.mode, red.size) == ("RGB", (20, 10))
     assert np.abs(np.asarray(red, int) - (255, 0, 0)).max() < 8
 
@@ -129,27 +129,27 @@ def test_other_common_formats_are_decoded(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["GIF", "WEBP"])
 def test_an_animation_of_another_format_gives_its_first_frame(kind: str) -> None:
     frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
-    first = decode(encode(frames[0], kind, save_all=True, append_images=frames[1:]))
+    first = decode_image(encode(frames[0], kind, save_all=True, append_images=frames[1:]))
     assert np.abs(np.asarray(first, int) - (255, 0, 0)).max() < 8
 
 
 @pytest.mark.parametrize("kind", ["TIFF", "ICO"])
 def test_rare_formats_are_refused(kind: str) -> None:
     with pytest.raises(ImageError, match="no readable JPEG, PNG, WEBP, GIF or BMP"):
-        decode(encode(noise(20, 20), kind))
+        decode_image(encode(noise(20, 20), kind))
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 def test_a_truncated_image_is_refused(kind: str) -> None:
     data = encode(noise(64, 64), kind)
     with pytest.raises(ImageError, match=r"^the image cannot be decoded$"):
-        decode(data[: len(data) // 2])
+        decode_image(data[: len(data) // 2])
 
 
 @pytest.mark.parametrize("size", [(8192, 4097), (10000, 10000), (2**31 - 1, 2**31 - 1)])
 def test_too_many_pixels_are_refused_by_the_header_alone(size: tuple[int, int]) -> None:
     with pytest.raises(ImageError, match=f"pixels, more than {MAX_PIXELS}|more than {MAX_PIXELS}"):
-        decode(png_of_size(*size))
+        decode_image(png_of_size(*size))
 
 
 @pytest.mark.parametrize("size", [(0, 10), (10, 0)])
@@ -161,10 +161,10 @@ def test_an_image_without_pixels_is_refused(size: tuple[int, int]) -> None:
 def test_a_jpeg_with_endless_scans_is_refused_before_it_is_decoded() -> None:
     side = 1024
     data = encode(Image.new("RGB", (side, side)), "JPEG", progressive=True)
-    assert decode(data).size == (side, side)
+    assert decode_image(data).size == (side, side)
     scans = b"\xff\xda\x00\x02" * (MAX_SCANNED_PIXELS // side**2)
     with pytest.raises(ImageError, match="scans of 1024 x 1024 pixels"):
-        decode(data[:-2] + scans + data[-2:])
+        decode_image(data[:-2] + scans + data[-2:])
 
 
 @pytest.mark.parametrize("count", [0, -1, MAX_SLICES + 1])
@@ -188,7 +188,7 @@ WHOLE = [
 
 
 def test_the_images_of_the_next_test_can_be_decoded() -> None:
-    assert [decode(data).size for data in WHOLE] == [(40, 30)] * len(WHOLE)
+    assert [decode_image(data).size for data in WHOLE] == [(40, 30)] * len(WHOLE)
 
 
 @given(
@@ -208,7 +208,7 @@ def test_broken_bytes_are_decoded_or_refused_but_never_crash(
 @given(st.binary(max_size=200), st.sampled_from([b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"]))
 def test_noise_is_refused(data: bytes, start: bytes) -> None:
     with pytest.raises(ImageError):
-        decode(start + data)
+        decode_image(start + data)
 
 
 # Sizes

@@ -23,7 +23,7 @@ _STEPS = 5  # steps of the vertical axis
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """One line of a panel: a value, or None, for each number of sessions."""
 
     name: str
@@ -44,7 +44,7 @@ def write_chart(file: Path, rows: Sequence[Row]) -> None:
     image.save(file, format="PNG")
 
 
-def latency_lines(rows: Sequence[Row], sessions: Sequence[int]) -> Sequence[Line]:
+def latency_lines(rows: Sequence[Row], sessions: Sequence[int]) -> Sequence[ChartLine]:
     """Return the lines of p50, p95 and p99 for each dialect."""
     dialects = dict.fromkeys(row.dialect for row in rows)
     figures: dict[str, Callable[[Row], float | None]] = {
@@ -59,7 +59,7 @@ def latency_lines(rows: Sequence[Row], sessions: Sequence[int]) -> Sequence[Line
     ]
 
 
-def cpu_lines(rows: Sequence[Row], sessions: Sequence[int]) -> Sequence[Line]:
+def cpu_lines(rows: Sequence[Row], sessions: Sequence[int]) -> Sequence[ChartLine]:
     """Return the line of each process for each dialect."""
     names = dict.fromkeys((row.dialect, name) for row in rows for name in row.processes)
 
@@ -87,13 +87,17 @@ def _line(
     dialect: str,
     sessions: Sequence[int],
     figure: Callable[[Row], float | None],
-) -> Line:
+) -> ChartLine:
     values = {row.sessions: figure(row) for row in rows if row.dialect == dialect}
-    return Line(name, [values.get(number) for number in sessions])
+    return ChartLine(name, [values.get(number) for number in sessions])
 
 
 def _draw_panel(
-    draw: ImageDraw.ImageDraw, top: int, title: str, sessions: Sequence[int], lines: Sequence[Line]
+    draw: ImageDraw.ImageDraw,
+    top: int,
+    title: str,
+    sessions: Sequence[int],
+    lines: Sequence[ChartLine],
 ) -> None:
     font = ImageFont.load_default(14)
     bottom, right = top + _HEIGHT - _BOTTOM, _WIDTH - _RIGHT

@@ -69,7 +69,7 @@ class Ticks:
         )
 
 
-class Line:
+class PlannedSession:
     """One session of the plan, and the sessions that replace it."""
 
     def __init__(
@@ -187,13 +187,13 @@ class Load:
         self.ledgers: dict[int, Ledger] = {}  # ledgers of the open sessions
         self._plan = plan
         self._failures = Counter[str]()
-        self._lines = [Line(index, plan, open_session, self) for index in plan.sessions]
+        self._lines = [PlannedSession(index, plan, open_session, self) for index in plan.sessions]
 
     async def open(self) -> None:
         """Open all sessions, `_OPENING_COUNT` at a time."""
         free = asyncio.Semaphore(_OPENING_COUNT)
 
-        async def open_one(line: Line) -> None:
+        async def open_one(line: PlannedSession) -> None:
             async with free:
                 await line.open()
 
@@ -280,11 +280,11 @@ async def _serve() -> None:
             await parent  # it measures this process until all generators are done
 
 
-def main() -> None:
+def run_generator() -> None:
     """Run until the plan is done."""
     configure_logging("bench", "ERROR")
     uvloop.run(_serve())
 
 
 if __name__ == "__main__":
-    main()
+    run_generator()

@@ -12,7 +12,7 @@ import orjson
 
 from duplane.tools.bench.load.ledger import Counts, Timed
 from duplane.tools.bench.load.plan import Plan
-from duplane.tools.bench.load.reports import Opening, Report, Seen
+from duplane.tools.bench.load.reports import LoadFigures, Opening, Report
 from duplane.tools.command import CommandError
 
 _LINE_BYTES = 1 << 26
@@ -74,9 +74,9 @@ class Generators:
             _write(process, {"start_s": start_s})
         return start_s
 
-    async def run(self, on_report: Callable[[Seen], None]) -> Seen:
+    async def run(self, on_report: Callable[[LoadFigures], None]) -> LoadFigures:
         """Collect the reports until all generators are done."""
-        seen = Seen()
+        seen = LoadFigures()
 
         async def collect(at: int, process: asyncio.subprocess.Process) -> None:
             is_done = False

@@ -32,7 +32,7 @@ class Report:
     done: bool = False  # this is the last report
 
 
-class Seen:
+class LoadFigures:
     """The figures of all generators so far."""
 
     def __init__(self) -> None:

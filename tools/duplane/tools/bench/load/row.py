@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from duplane.tools.bench.load.ledger import Counts, Timed
-from duplane.tools.bench.load.reports import Seen
+from duplane.tools.bench.load.reports import LoadFigures
 from duplane.tools.bench.report import percentile
 
 _MB = 1e6
 
 
 @dataclass(frozen=True)
-class Sample:
+class ProcessSample:
     """The memory of one process at one time, and the CPU time that it has used so far."""
 
     at_s: float
@@ -126,7 +126,7 @@ MAX_GAP_MS = 3000.0
 
 
 def process_cost(
-    samples: Sequence[Sample], begin_s: float, end_s: float, units: int
+    samples: Sequence[ProcessSample], begin_s: float, end_s: float, units: int
 ) -> ProcessCost:
     """Compute the cost of a process from samples, the first of which precedes the first session."""
     window = [sample for sample in samples if begin_s <= sample.at_s <= end_s] or samples[-1:]
@@ -145,11 +145,11 @@ def process_cost(
     )
 
 
-def _median_mb(samples: Sequence[Sample]) -> float:
+def _median_mb(samples: Sequence[ProcessSample]) -> float:
     return round(percentile([sample.rss_bytes for sample in samples], 0.5) / _MB, 1)
 
 
-def generator_cost(seen: Seen, cost: ProcessCost, limits: Limits) -> GeneratorCost:
+def generator_cost(seen: LoadFigures, cost: ProcessCost, limits: Limits) -> GeneratorCost:
     """Compute the cost of the load generators, and judge their punctuality."""
     lateness, loop = Percentiles.of(seen.lateness_ms), Percentiles.of(seen.loop_ms)
     worst = max(lateness.p99 or 0.0, loop.p99 or 0.0)

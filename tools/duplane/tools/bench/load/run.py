@@ -13,7 +13,7 @@ from duplane.tools.bench.load.files import Files
 from duplane.tools.bench.load.generators import Generators
 from duplane.tools.bench.load.kills import Killer
 from duplane.tools.bench.load.plan import UNIT_S, Plan, share
-from duplane.tools.bench.load.reports import Seen
+from duplane.tools.bench.load.reports import LoadFigures
 from duplane.tools.bench.load.row import (
     Kill,
     Limits,
@@ -93,7 +93,7 @@ class _Run:
 
     def _judge(
         self,
-        seen: Seen,
+        seen: LoadFigures,
         watch: Watch,
         begin_s: float,
         slots_left: int | None,
@@ -132,7 +132,7 @@ class _Run:
             moves=moves,
         )
 
-    def _show_progress(self, seen: Seen) -> None:
+    def _show_progress(self, seen: LoadFigures) -> None:
         now_s = time.monotonic()
         if now_s - self._shown_s >= _PROGRESS_S:
             self._shown_s = now_s

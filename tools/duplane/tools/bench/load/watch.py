@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from duplane.tools.bench.load.row import Sample
+from duplane.tools.bench.load.row import ProcessSample
 from duplane.tools.command import UsageError
 
 SAMPLE_S = 1.0
@@ -26,7 +26,7 @@ class Watched:
 
     name: str
     process_ids: ProcessIds
-    samples: list[Sample] = field(default_factory=list[Sample])
+    samples: list[ProcessSample] = field(default_factory=list[ProcessSample])
     has_ended: bool = False  # whether one of the processes has ended
     _cpu_s: dict[int, float] = field(default_factory=dict[int, float])  # of each process so far
 
@@ -40,7 +40,7 @@ class Watched:
         except psutil.NoSuchProcess:
             self.has_ended = True
             return
-        self.samples.append(Sample(time.monotonic(), rss_bytes, sum(self._cpu_s.values())))
+        self.samples.append(ProcessSample(time.monotonic(), rss_bytes, sum(self._cpu_s.values())))
 
 
 def _cpu_s(process: psutil.Process) -> float:

@@ -44,7 +44,7 @@ class EvaluationPlan:
 
 
 @dataclass(frozen=True)
-class Row:
+class EvaluationRow:
     """A row of the table: its name, its corpus, the rules of its sessions and their number."""
 
     name: str
@@ -53,36 +53,36 @@ class Row:
     sessions: int
 
 
-def plan_rows(plan: EvaluationPlan) -> list[Row]:
+def plan_rows(plan: EvaluationPlan) -> list[EvaluationRow]:
     """Return the rows of the table."""
     usual = SessionRules(noise_only=0.0, longest_pause_s=2.0)
     half = max(1, plan.sessions // 2)
     return [
-        Row("unheard voices", "espeak", usual, plan.sessions),
-        Row(
+        EvaluationRow("unheard voices", "espeak", usual, plan.sessions),
+        EvaluationRow(
             "loud noise",
             "espeak",
             replace(usual, noisy=1.0, signal_to_noise=(1.0, 5.0)),
             half,
         ),
-        Row("unheard synthesiser voice", "flite", usual, half),
-        Row(
+        EvaluationRow("unheard synthesiser voice", "flite", usual, half),
+        EvaluationRow(
             f"sessions of {LONG_UNITS} units",
             "espeak",
             replace(usual, unit_count=LONG_UNITS),
             max(1, plan.sessions // 3),
         ),
-        Row(
+        EvaluationRow(
             "interruptions",
             "espeak",
             replace(usual, interrupted=1.0, longest_pause_s=1.0),
             half,
         ),
-        Row("noise alone", "espeak", replace(usual, noise_only=1.0, noisy=1.0), half),
+        EvaluationRow("noise alone", "espeak", replace(usual, noise_only=1.0, noisy=1.0), half),
     ]
 
 
-def evaluate(directory: Path, workspace: Path, plan: EvaluationPlan) -> dict[str, Any]:
+def evaluate_checkpoint(directory: Path, workspace: Path, plan: EvaluationPlan) -> dict[str, Any]:
     """Run all rows of the table; return it as plain values. `workspace` keeps the corpora."""
     model = DuplexModel.load(directory, slot_count=SLOTS, context_capacity=CONTEXT_ROWS)
     corpora = {

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from duplane.worker.model.audio.encoder import AudioEncoder
 from duplane.worker.model.audio.mel import CONTEXT_FRAMES, UNIT_SAMPLES
 from duplane.worker.model.audio.whisper import UNIT_POSITIONS, AudioConfig, EncoderAttention
-from duplane.worker.model.llm.decoder import Attention, Decoder, FeedForward
+from duplane.worker.model.llm.decoder import Attention, Decoder, GatedFeedForward
 from duplane.worker.model.llm.kv_cache import Group, KVCache, Rows, causal_mask
 from duplane.worker.model.llm.language_model import LanguageModel
 from duplane.worker.model.types import FloatArray
@@ -97,7 +97,7 @@ def trainable(module: nn.Module) -> list[nn.Parameter | Tensor]:
     """Return the tensors to train: parameters, and the packed tensors of attention and MLPs."""
     found: list[nn.Parameter | Tensor] = [p for p in module.parameters() if p.requires_grad]
     for part in module.modules():
-        if isinstance(part, Attention | FeedForward):
+        if isinstance(part, Attention | GatedFeedForward):
             found.append(part.packed_weight.requires_grad_())
         elif isinstance(part, EncoderAttention):
             found += [part.packed_weight.requires_grad_(), part.packed_bias.requires_grad_()]

@@ -172,7 +172,7 @@ class Attention(nn.Module):
         return mixed.flatten(1)
 
 
-class FeedForward(nn.Module):
+class GatedFeedForward(nn.Module):
     """The gated feed-forward block."""
 
     def __init__(self, config: DecoderConfig, device: torch.device, dtype: torch.dtype) -> None:
@@ -198,7 +198,7 @@ class Layer(nn.Module):
         self.input_layernorm = nn.RMSNorm(hidden, eps, device=device, dtype=dtype)
         self.self_attn = Attention(config, device, dtype)
         self.post_attention_layernorm = nn.RMSNorm(hidden, eps, device=device, dtype=dtype)
-        self.mlp = FeedForward(config, device, dtype)
+        self.mlp = GatedFeedForward(config, device, dtype)
 
     def forward(
         self, states: Tensor, angles: tuple[Tensor, Tensor], rows: Rows, cache: KVCache, layer: int

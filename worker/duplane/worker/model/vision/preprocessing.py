@@ -97,7 +97,7 @@ def prepare(
     `max_slices` 1 means no slices, None the checkpoint's limit. Raises `ImageError` for an image
     that cannot be used or has more than `max_pixels` pixels.
     """
-    return prepare_picture(rules, decode(data, max_pixels), max_slices)
+    return prepare_picture(rules, decode_image(data, max_pixels), max_slices)
 
 
 def prepare_picture(
@@ -112,7 +112,7 @@ def prepare_picture(
     return PreparedImage(tiles, plan.grid, picture.size)
 
 
-def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Decode an image of one of `FORMATS` to RGB; raises `ImageError`.
 
     As in the reference, an alpha channel is dropped, a palette is applied and the EXIF orientation

@@ -133,7 +133,7 @@ class VisionAttention(nn.Module):
         return self.out_proj(mixed.transpose(1, 2).flatten(2))
 
 
-class FeedForward(nn.Module):
+class VisionFeedForward(nn.Module):
     """The two-layer perceptron of a layer."""
 
     def __init__(self, config: VisionConfig, device: torch.device, dtype: torch.dtype) -> None:
@@ -155,7 +155,7 @@ class VisionLayer(nn.Module):
         self.layer_norm1 = _norm(config, device, dtype)
         self.self_attn = VisionAttention(config, device, dtype)
         self.layer_norm2 = _norm(config, device, dtype)
-        self.mlp = FeedForward(config, device, dtype)
+        self.mlp = VisionFeedForward(config, device, dtype)
 
     def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
         """Map [n, patches, width] to the same shape; `mask` is False for padding."""

@@ -171,7 +171,7 @@ def _by_column(by_distance: Tensor, columns: int) -> Tensor:
     return flat.reshape(*flat.shape[:-1], new, width - 1)[..., :columns]
 
 
-class FeedForward(nn.Module):
+class ConformerFeedForward(nn.Module):
     """Two linear layers with SiLU between them."""
 
     def __init__(self, width: int, inner: int) -> None:
@@ -191,7 +191,7 @@ class ConformerLayer(nn.Module):
         super().__init__()
         width = config.output_size
         self.self_attn = RelativeAttention(width, config.attention_heads, config.key_bias)
-        self.feed_forward = FeedForward(width, config.linear_units)
+        self.feed_forward = ConformerFeedForward(width, config.linear_units)
         self.norm_ff = nn.LayerNorm(width, eps=1e-12)
         self.norm_mha = nn.LayerNorm(width, eps=1e-12)
 
