@@ -12,15 +12,18 @@ class Refusing(Protocol):
     """A part of the scheduler that can refuse calls."""
 
     def refuse(self, why: str) -> None:
-        """End all calls with UNAVAILABLE and refuse new calls. If `why` is empty, accept calls."""
+        """Refuse calls for the reason `why`, or accept calls again if `why` is empty.
+
+        Calls that are under way when the refusal begins end with UNAVAILABLE.
+        """
         ...
 
 
 class Availability:
     """Makes `parts` refuse calls while the contact to the store is lost, and after `stop`.
 
-    Callers and workers then use another scheduler. `changed` is set at every change of
-    `is_serving`.
+    Callers and workers whose calls are refused use another scheduler. `changed` is set at every
+    change of `is_serving`.
     """
 
     def __init__(self, store: LeaseStore, *parts: Refusing) -> None:

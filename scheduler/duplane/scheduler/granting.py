@@ -28,17 +28,17 @@ _log = logging.getLogger(__name__)
 
 MAX_RUNNING = 256  # maximum number of grants that wait for the store at the same time
 PORTION = 8  # grants that are begun before other tasks can run
-# If a restart has lost the queue, or the contact to the store was lost, nothing is granted at
-# first, so that callers can return with their tickets: for RETURN_S, and then until no caller has
-# returned for LATE_RETURN_S.
+# After a restart that has lost the queue, and after a loss of the contact to the store, callers
+# return with their tickets. The loop waits for them: it grants nothing for RETURN_S, and then
+# nothing until no caller has returned for LATE_RETURN_S.
 LATE_RETURN_S = 0.3
 
 
 class GrantLoop:
     """Grants the free slots of one store. Several schedulers may run this loop on the same store.
 
-    Several grants can be under way at the same time. The slot and the ticket of each are reserved
-    until the store has answered, so that the loop does not choose them again.
+    Several grants can be under way at the same time. The slot and the ticket of each grant are
+    reserved until the store has answered, so that the loop does not choose them again.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class GrantLoop:
         store.watch_contact(self._on_contact)
 
     def _await_returns(self) -> None:
-        """Set the time until which grants wait for callers, if there are callers to wait for."""
+        """Set the time until which grants wait, if callers are expected to return."""
         now = self._state.clock()
         self._resume_limit = now + self._resume_grace_s
         self._resume_until = min(self._resume_limit, now + RETURN_S)
@@ -70,9 +70,9 @@ class GrantLoop:
     def _expect_returning(self, worker: Worker) -> None:
         """Hold grants back after a restart, so that waiting callers can return to their places.
 
-        This is needed only if the store has lost the queue of an earlier scheduler. There was an
-        earlier scheduler if `worker` has served sessions before. In a new fabric, no worker has
-        served any, so grants begin immediately.
+        Grants are held back only if the store has lost the queue of an earlier scheduler. There was
+        an earlier scheduler if `worker` has served sessions before. In a new fabric, no worker has
+        served a session, so grants begin immediately.
         """
         if self._store.has_kept_queue:
             return
@@ -159,7 +159,10 @@ class GrantLoop:
         return len(self._running) < MAX_RUNNING and self._hold_s() is None
 
     async def _begin_all(self, tasks: asyncio.TaskGroup) -> None:
-        """Begin every possible grant, with pauses. Wait while a change is partly published."""
+        """Begin every possible grant, with pauses for other tasks.
+
+        Waits first, and after each pause, until no change is partly published.
+        """
         await self._store.until_whole()
         count = 0
         for pool in self._state.waiting_pools:
@@ -177,7 +180,10 @@ class GrantLoop:
         self._running[ticket.order] = tasks.create_task(granting)
 
     async def _grant(self, ticket: Ticket, offer: Offer, return_count: int) -> None:
-        """Grant a reserved slot to `ticket`, unless a ticket was put ahead of others since."""
+        """Grant a reserved slot to `ticket`.
+
+        Does nothing if a ticket was put ahead of others after `ticket` was chosen.
+        """
         revision, grant = self._state.revision, None
         try:
             if return_count == self._state.return_count:
@@ -187,8 +193,8 @@ class GrantLoop:
         finally:
             del self._running[ticket.order]
             self._state.unreserve(offer.claims.worker_id, offer.claims.slot, ticket.order)
-            # A refusal means that a fact has changed. If this change has not arrived yet, the loop
-            # waits for it.
+            # If the store refuses the grant, the ticket or the slot has changed. If this scheduler
+            # does not know the change yet, its arrival wakes the loop.
             if grant or revision != self._state.revision:
                 self._wake()
 

@@ -37,7 +37,7 @@ def granted(
 
 
 def revoke(grant: Grant) -> registry_pb2.Revoke:
-    """Return the message to a worker by which a lease becomes void."""
+    """Return the message that tells a worker that a lease is void."""
     claims = grant.claims
     return registry_pb2.Revoke(
         slot=claims.slot, fencing_number=claims.fencing_number, lease_id=claims.lease_id

@@ -99,7 +99,7 @@ class SchedulerMetrics:
                 pass
 
     def _on_ticket(self, ticket: Ticket) -> None:
-        """Count a new ticket, or one whose new request has another pool or kind than the old."""
+        """Count a new ticket. Count a known ticket again if its pool or kind has changed."""
         key = ticket.request.pool, kind_name(ticket.request.kind)
         counted = self._counted.get(ticket.order)
         if counted and counted != key:

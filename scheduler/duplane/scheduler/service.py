@@ -38,8 +38,8 @@ from duplane.scheduler.watch import Watch
 
 _log = logging.getLogger(__name__)
 
-# The wait for the answer to a ping can be long, because missing reports show much earlier that a
-# worker hangs. Until the connection is closed, operators see the worker as silent.
+# The time limit for the answer to a ping can be long, because missing reports show much earlier
+# that a worker hangs. Operators see such a worker as silent until its connection is closed.
 _PING_TIMEOUT_S = 30.0
 _SERVICES = tuple(
     file.DESCRIPTOR.services_by_name[name].full_name
@@ -124,7 +124,10 @@ class Scheduler:
 
 
 async def serve(settings: SchedulerSettings, shutdown: process.Shutdown) -> None:
-    """Run one scheduler until the first signal. It does not drain: sessions run on without it."""
+    """Run one scheduler until the first signal.
+
+    A scheduler does not drain, because sessions continue without their scheduler.
+    """
     telemetry = Telemetry("scheduler")
     scheduler = Scheduler(settings, telemetry)
     registry = scheduler.metrics.registry

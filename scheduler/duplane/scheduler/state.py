@@ -1,4 +1,4 @@
-"""The state of the fabric in one scheduler: the store's facts, indexed for policy.
+"""The state of the fabric in one scheduler: the content of the store, indexed for `policy/`.
 
 Only changes of the store modify this state, so every scheduler of a fabric decides from the same
 state. In addition, each scheduler reserves the slots and tickets of its grants that are on their
@@ -35,8 +35,8 @@ from duplane.scheduler.store.base import (
 
 _PUBLISHED_QUEUE_COUNT = 4  # queues that one call of `publish_positions` looks at
 _FORECAST_AGE_S = 1.0  # a forecast is replaced after this time
-# If a pool has more than this many queues, or groups of workers with different labels, each demand
-# is forecast alone, with at most this many groups of workers.
+# If a pool has more queues than this number, or more groups of workers with different labels, each
+# demand gets a forecast of its own, which simulates at most this number of groups.
 _MAX_LABEL_SETS = 32
 _MAX_FORECASTS = 1024  # kept for a pool with many label sets
 
@@ -50,7 +50,7 @@ class _Forecast:
     def __init__(
         self, revision: int, now: float, waits: Mapping[_Demanded, Waits], share: float = 1.0
     ) -> None:
-        """`share` is the fraction of the slots, and so of the tickets, that was simulated."""
+        """`share` is the simulated fraction of the slots; the tickets are reduced in proportion."""
         self._revision = revision
         self._deadline = now + _FORECAST_AGE_S
         self._is_exact = all(one.is_exact for one in waits.values())
@@ -73,7 +73,7 @@ class _Pool:
         self.queues: dict[Needs, FifoQueue] = {}  # only queues with tickets
         self.slots = SlotIndex()
         self.forecast: _Forecast | None = None
-        # If there are many label sets, one forecast for each demand.
+        # These forecasts, one for each demand, are used if there are many label sets.
         self.forecasts = LRUCache[_Demanded, _Forecast](_MAX_FORECASTS)
         self.last_order = 0
 
@@ -221,7 +221,10 @@ class SchedulerState:
         return self._slots.get(worker_id, {}).get(slot)
 
     def void_number(self, worker_id: str, slot: int) -> int:
-        """Return the fencing number that the worker must see before the slot's next grant, or 0."""
+        """Return the fencing number of the slot's last grant that ended unclaimed, or 0.
+
+        The slot is not granted until the worker reports that it has seen this number.
+        """
         return self._void_numbers.get(worker_id, {}).get(slot, 0)
 
     def grants_of_order(self, order: int) -> Collection[Grant]:

@@ -67,7 +67,7 @@ class Waiters:
         limit: int,
         enqueue: Enqueue | None = None,
     ) -> None:
-        """`enqueue` replaces the method of the store. It may grant a slot in the same step."""
+        """`enqueue` replaces `store.enqueue`, and may grant a slot in the same step."""
         self.limit = limit
         self._store = store
         self._enqueue_request = enqueue or store.enqueue
@@ -124,7 +124,10 @@ class Waiters:
             waiter.fail(Reason.SUPERSEDED, "the request was cancelled")
 
     def refuse(self, why: str) -> None:
-        """End every wait with UNAVAILABLE and refuse new calls. If `why` is empty, accept calls."""
+        """Refuse calls for the reason `why`, or accept calls again if `why` is empty.
+
+        A refusal ends every wait with UNAVAILABLE.
+        """
         self._why_refused = why
         for waiter in self._waiters.values() if why else ():
             waiter.fail(Reason.UNAVAILABLE, why)
@@ -150,7 +153,7 @@ class Waiters:
                 await self._store.give_back(waiter.grant)
 
     def _is_known(self, request: lease_pb2.AcquireLeaseRequest, order: int | None) -> bool:
-        """True if an earlier request has the same `request_id`, or its ticket waits at `order`.
+        """True if an earlier request has the same `request_id`, or if a ticket waits at `order`.
 
         Raises FabricError if the earlier request has another kind, pool or needs.
         """
@@ -165,7 +168,7 @@ class Waiters:
         return True
 
     def _admit(self, request: lease_pb2.AcquireLeaseRequest, *, is_returning: bool) -> None:
-        # A caller that returns may come before the worker that serves its kind.
+        # A caller may return before the worker that serves its kind attaches again.
         if not is_returning and self._state.workers and not self._state.serves(request):
             needs = "".join(f" with {name}={value}" for name, value in sorted(needs_of(request)))
             kind = kind_name(request.kind)

@@ -128,7 +128,10 @@ class Watch:
         self.require_accepted()
 
     def refuse(self, why: str) -> None:
-        """End every watch with UNAVAILABLE. If `why` is empty, accept new watches again."""
+        """Refuse watches for the reason `why`, or accept watches again if `why` is empty.
+
+        A refusal ends every open watch with UNAVAILABLE.
+        """
         self._why_refused = why
         for watcher in self._watchers if why else ():
             watcher.has_more.set()
@@ -184,9 +187,9 @@ class Watch:
 async def _described(
     keys: Sequence[_Key], describe: Callable[[_Key], _Status | None]
 ) -> AsyncGenerator[_Status]:
-    """Describe what the keys name, and let other tasks run after each portion.
+    """Describe the objects that the keys name, and let other tasks run after each portion.
 
-    What ends in a pause is left out.
+    Objects that end during such a pause are left out.
     """
     for index, key in enumerate(keys):
         if index % PORTION == 0:

@@ -17,7 +17,7 @@ DEFAULT_PREFIX = "/duplane/"
 class EtcdUrl:
     """The members of an etcd cluster, and the prefix of all keys that a fabric uses in it.
 
-    Written as `etcd://HOST:PORT[,HOST:PORT]?prefix=PREFIX`.
+    The URL has the form `etcd://HOST:PORT[,HOST:PORT]?prefix=PREFIX`.
     """
 
     addresses: Sequence[str]

@@ -76,8 +76,9 @@ _AUTHENTICATE = _Method(
     "/etcdserverpb.Auth/Authenticate", etcd_pb2.AuthenticateRequest, etcd_pb2.AuthenticateResponse
 )
 
-# After these codes, the request may have been executed or not. RESOURCE_EXHAUSTED means that etcd
-# is full. It is treated in the same way, because etcd may accept the same request later.
+# If a call fails with one of these codes, etcd may have executed the request or not.
+# RESOURCE_EXHAUSTED means that etcd is full. It is in this list because etcd may accept the same
+# request later.
 _AMBIGUOUS = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.DEADLINE_EXCEEDED,

@@ -62,7 +62,7 @@ class Endpoints:
         return len(self._all)
 
     def pick(self, avoided: Endpoint | None = None) -> Endpoint:
-        """Return the member to call. This is `avoided` only if there is no other member."""
+        """Return the member to call: `avoided` only if the cluster has no other member."""
         now = self._clock()
         candidates = [one for one in self._all if one is not avoided] or self._all
         return min(
@@ -71,7 +71,7 @@ class Endpoints:
         )
 
     def find(self, address: str) -> Endpoint | None:
-        """Return the member at an address, or None if there is none."""
+        """Return the member at an address, or None if no member has this address."""
         return next((one for one in self._all if one.address == address), None)
 
     def note_answer(self, endpoint: Endpoint) -> None:

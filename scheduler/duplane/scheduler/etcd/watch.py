@@ -38,11 +38,17 @@ _log = logging.getLogger(__name__)
 
 
 class CompactedError(Exception):
-    """etcd no longer has the next events. Read all keys, then watch from the revision read."""
+    """etcd no longer has the next events.
+
+    The caller must read all keys, and then begin a watch at the revision of this read.
+    """
 
 
 class OtherHistoryError(CompactedError):
-    """etcd is another cluster, has lost data, or was restored: old revisions may differ now."""
+    """Old revisions may have other values now.
+
+    The members belong to another cluster, or the cluster has lost data or was restored.
+    """
 
 
 class _WatchFailedError(Exception):
@@ -203,7 +209,7 @@ class PrefixWatch:
             await asyncio.sleep(PROBE_INTERVAL_S)
 
     async def _reaches(self, revision: int) -> bool:
-        """Wait until the member has shown a revision. False if this takes too long."""
+        """Wait until the member has sent `revision` or a later one. Return False if it is late."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_MAX_LAG_S):
                 while self._reached < revision:

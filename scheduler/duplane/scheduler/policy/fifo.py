@@ -117,7 +117,8 @@ class FifoQueue:
         """Return at most `limit` entries that moved up, after a search of bounded length.
 
         The search examines the front of the queue, then continues where the previous call stopped.
-        After the last entry, it begins again at the first place that a ticket has left meanwhile.
+        When a search has reached the last entry, the next one begins at the lowest order that was
+        removed meanwhile.
         """
         moved: list[QueueEntry] = []
         if self._is_front_moved:

@@ -17,7 +17,8 @@ from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.policy.hold_times import HoldTimes
 
 _MAX_PORTIONS = 256  # maximum number of portions of the tickets of all demands together
-# Maximum number of portions of the tickets of one demand, or of the slots of one kind.
+# Maximum number of portions for the tickets of one `Demand`, and for the slots of a `Supply` that
+# sessions of one kind hold.
 RESOLUTION = 64
 _Heap = list[tuple[float, int]]  # seconds until slots become free, and the number of these slots
 
@@ -51,7 +52,10 @@ class Demand:
 
 
 class Waits:
-    """The waits of one demand's tickets, by rank from 0. A higher rank never waits less."""
+    """The waits of one demand's tickets.
+
+    A ticket's rank counts the tickets ahead of it. A higher rank never has a shorter wait.
+    """
 
     def __init__(self, ticket_count: int, resolution: int = RESOLUTION) -> None:
         self._size = _portion_size(ticket_count, resolution)
@@ -80,7 +84,7 @@ class Waits:
 def forecast(
     demands: Sequence[Demand], supplies: Sequence[Supply], times: HoldTimes, now: float
 ) -> Sequence[Waits]:
-    """Return the waits for each demand, in the same order."""
+    """Return the waits for each demand, in the order of `demands`."""
     heaps = [supply.outlook(times, now) for supply in supplies]
     resolution = max(1, min(RESOLUTION, _MAX_PORTIONS // max(1, len(demands))))
     waits = [Waits(len(demand.orders), resolution) for demand in demands]

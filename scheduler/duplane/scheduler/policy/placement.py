@@ -113,7 +113,10 @@ class _Group:
         return Supply(self._idle_count, self._held_since)
 
     def replace(self, former: Candidate | None, candidate: Candidate | None) -> None:
-        """Replace the entry of a worker. None means no entry."""
+        """Replace the entry `former` of a worker by `candidate`.
+
+        `former` is None for a new worker; `candidate` is None for a worker that leaves the group.
+        """
         if former:
             self._count(former, -1)
             if former.free_slots:
@@ -156,12 +159,12 @@ class SlotIndex:
         return bool(self._free)
 
     def grantable(self, queues: Mapping[Needs, FifoQueue]) -> Sequence[FifoQueue]:
-        """Return the queues whose needs a free slot meets."""
+        """Return the queues for which a slot that meets their needs is free."""
         labels = [group.labels for group in self._free.values()]
         return [queue for needs, queue in queues.items() if any(map(needs.issubset, labels))]
 
     def attached_kinds(self, needs: Needs) -> Collection[lease_pb2.SessionKind]:
-        """Return the kinds that attached workers with these needs serve, draining or not."""
+        """Return the kinds that attached workers serve if they meet `needs`, draining or not."""
         return frozenset[lease_pb2.SessionKind]().union(*(one.kinds for one in self._able(needs)))
 
     def able_kinds(self, needs: Needs) -> Collection[lease_pb2.SessionKind]:
@@ -184,7 +187,7 @@ class SlotIndex:
     def some_supplies(
         self, needs: Needs, kind: lease_pb2.SessionKind, limit: int
     ) -> tuple[Sequence[Supply], float]:
-        """Return up to `limit` supplies that a ticket can use, and which fraction these are."""
+        """Return up to `limit` supplies that a ticket can use, and their fraction of all such."""
         groups = [group for group in self._able(needs) if kind in group.kinds]
         some = [group.supply for group in groups[:limit]]
         return some, len(some) / max(1, len(groups))
@@ -238,8 +241,8 @@ class SlotIndex:
     ) -> Candidate | None:
         """Return the worker whose slot a request gets, or None if the request has to wait.
 
-        A worker that the request avoids is used last. If `may_avoid`, this worker is used only if
-        no other worker takes sessions of the request's kind.
+        A worker that the request avoids is chosen only if no other worker has a free slot. If
+        `may_avoid` is set, it is chosen only if no other worker even takes sessions of the kind.
         """
         avoided = set(request.avoided_worker_ids)
         best = self._best(request, needs, avoided)
@@ -296,7 +299,7 @@ def next_grant(
 def avoidance_end(
     queue: FifoQueue, slots: SlotIndex, now: float, reserved: Collection[int] = ()
 ) -> float | None:
-    """Return when the next of the foremost tickets may get a worker that it avoids until then."""
+    """Return the next time at which one of the foremost tickets ceases to avoid workers."""
     ends = map(queue.avoids_until, _foremost(queue, slots, reserved))
     return min((end for end in ends if end > now), default=None)
 

@@ -18,10 +18,10 @@ class Verdict(Enum):
 
 
 def judge(grant: Grant | None, report: registry_pb2.SlotReport) -> Verdict:
-    """Compare a slot's grant with the worker's report. Where they differ, the report is right.
+    """Compare the grant of a slot with the worker's report of the slot.
 
-    If the reported fencing number is lower than the grant's, the worker sent the report before it
-    saw the lease. Otherwise the worker has seen this lease or a later one.
+    If they differ, the report is right, unless it is too old: a fencing number below that of the
+    grant shows that the worker sent the report before it saw the lease.
     """
     is_occupied = report.state == registry_pb2.SLOT_STATE_OCCUPIED
     if grant is None:

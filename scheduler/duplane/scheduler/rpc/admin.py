@@ -73,7 +73,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             await abort(context, error)
         return await pages.page(request.page_size, request.page_token)
 
-    # Writes the responses instead of yielding them, so that a cancelled call stops immediately.
+    # This method writes its responses and does not yield them, so that a cancelled call stops
+    # immediately.
     async def Watch(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: yields
         self,
         request: admin_pb2.WatchRequest,
@@ -142,5 +143,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
 
 def _lease_key(grant: Grant) -> str:
-    """Return the key by which leases are sorted. Leases of different slots may share a number."""
+    """Return the key by which leases are sorted.
+
+    The key contains the lease id, because leases of different slots may share a fencing number.
+    """
     return f"{grant.claims.fencing_number:0{_NUMBER_LENGTH}x}{grant.claims.lease_id}"

@@ -66,7 +66,8 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
         self._telemetry = telemetry
         self._metrics = metrics
 
-    # Writes the responses instead of yielding them, because only `write` returns after sending.
+    # This method writes its responses and does not yield them: `write` returns after the response
+    # was sent, a `yield` may return earlier.
     async def AcquireLease(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: yields
         self, request: lease_pb2.AcquireLeaseRequest, context: _AcquireContext
     ) -> None:
@@ -138,14 +139,14 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
             if waiter.has_lost_place:
                 await self._waiters.enqueue_again(waiter)
             elif waiter.grant:
-                # Set this before the write: a caller that has read the grant may end the call
-                # before `write` returns, and still uses the grant. If the caller dies before it
+                # The grant counts as delivered before the write: the caller may read the grant, end
+                # the call before `write` returns, and use the grant. If the caller dies before it
                 # reads the grant, the claim times out.
                 waiter.is_delivered = True
                 await context.write(self._granted(waiter.grant))
                 return
             else:
-                # If a slot is free now, the caller gets the grant without a `queued` before it.
+                # If a slot is free now, the caller gets the grant without a `queued` message first.
                 await self._grant_loop.settled(waiter.order)
                 if not waiter.changed.is_set():
                     await self._send_position(waiter, context)
@@ -159,8 +160,8 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
     async def _send_position(self, waiter: Waiter, context: _AcquireContext) -> None:
         if entry := self._waiters.entry(waiter):
             message = queued(entry, self._state)
-            # If the store lost the ticket, the waiter has a new entry in the queue. The position of
-            # the new entry can be higher than the last one that the caller was told.
+            # If the store lost the ticket, the waiter has a new entry in the queue, perhaps with a
+            # higher position. The caller is never sent a higher position than the one before.
             message.position = waiter.position = min(waiter.position, message.position)
             await context.write(lease_pb2.AcquireLeaseResponse(queued=message))
 

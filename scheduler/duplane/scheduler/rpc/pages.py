@@ -40,7 +40,10 @@ class Pages(Generic[Item, Status]):
         self._made_at = float("-inf")
 
     async def page(self, page_size: int, token: str) -> tuple[Sequence[Status], str]:
-        """Return the items of one page, and the token of the next page or an empty string."""
+        """Return the items of one page, and the token of the next page.
+
+        The token is empty on the last page.
+        """
         keys = await self._sorted_keys(is_first=not token)
         length = min(page_size or PAGE_LENGTH, PAGE_LENGTH)
         found: list[Status] = []

@@ -57,7 +57,8 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         store.watch_keys(self._on_keys)
         state.listeners.append(self._on_change)
 
-    # Writes the responses instead of yielding them, so that a cancelled stream stops immediately.
+    # This method writes its responses and does not yield them, so that a cancelled stream stops
+    # immediately.
     async def Attach(  # pyright: ignore[reportIncompatibleMethodOverride]  # stubs: yields
         self,
         request_iterator: AsyncIterator[registry_pb2.AttachRequest],
@@ -72,7 +73,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
                 self._require_accepted()
                 if self._current(stream) is None:  # a later stream may have replaced this one
                     raise FabricError(Reason.SUPERSEDED, "the worker has attached again")
-                # Slots may be granted from now on, so revokes must find the stream from now on.
+                # From now on slots may be granted, so `_revoke` needs the stream from now on.
                 self._streams[worker.worker_id] = stream
                 _log.info("worker %s attached: %d slots", worker.worker_id, len(register.slots))
                 await self._exchange(worker, stream, request_iterator, context)
@@ -86,9 +87,9 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             await abort(context, error)
 
     def refuse(self, why: str) -> None:
-        """End every stream with UNAVAILABLE and refuse new streams. If `why` is empty, accept them.
+        """Refuse streams for the reason `why`, or accept streams again if `why` is empty.
 
-        Workers then attach to another scheduler.
+        A refusal ends every open stream with UNAVAILABLE. The workers attach to another scheduler.
         """
         self._why_refused = why
         for stream in self._streams.values() if why else ():
@@ -196,9 +197,9 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
     def _announce_progress(
         self, stream: WorkerStream, slots: Sequence[registry_pb2.SlotReport]
     ) -> None:
-        """Send the highest fencing number so far, and repeat revokes that the worker has not seen.
+        """Send the highest fencing number of the fabric, and repeat revokes of unseen numbers.
 
-        Does nothing if the last message is younger than half the report interval.
+        Does nothing if the last such message is younger than half the report interval.
         """
         now = self._state.clock()
         if now >= stream.progress_due:
@@ -225,9 +226,9 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
     def _settle(
         self, worker: Worker, slots: Sequence[registry_pb2.SlotReport]
     ) -> list[Coroutine[Any, Any, bool]]:
-        """Return the updates of the grants that differ from the worker's report.
+        """Return one coroutine for each grant that has to be updated from the worker's report.
 
-        The caller runs the updates together, so that the store can make them in one step. If two
+        The caller runs them together, so that the store can make the updates in one step. If two
         slots name the same lease, the second slot waits for the next report.
         """
         updates: dict[str | int, Coroutine[Any, Any, bool]] = {}
@@ -310,7 +311,7 @@ def _changed(
 
 
 def _adopted(worker: Worker, slot: registry_pb2.SlotReport) -> Grant:
-    """Return the missing grant of a lease that only its worker has reported."""
+    """Return a grant for a lease that a worker reports and that has no grant in the store."""
     claims = lease_pb2.LeaseClaims(
         lease_id=slot.lease_id,
         worker_id=worker.worker_id,

@@ -13,9 +13,9 @@ from enum import Enum, auto
 
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 
-# If a scheduler has ended all calls, or a restart has lost the queue, callers and workers have this
-# time to return, from the moment at which the scheduler can serve them. A caller needs about 0.4 s
-# to connect.
+# Callers and workers have this time to return after a scheduler has ended all calls, or after a
+# restart has lost the queue. The time begins when the scheduler can serve them. A caller needs
+# about 0.4 s to connect.
 RETURN_S = 0.75
 
 
@@ -144,7 +144,7 @@ Change = WorkerPut | WorkerGone | TicketPut | TicketGone | GrantPut | GrantGone
 
 
 def replaces(register: registry_pb2.Register, known: registry_pb2.Register) -> bool:
-    """True if `register` comes from the same process as `known`, and was not sent earlier."""
+    """True if `register` comes from the process that sent `known`, and is not the older one."""
     is_later = not register.stream_number or register.stream_number >= known.stream_number
     return register.incarnation == known.incarnation and is_later
 
@@ -159,9 +159,9 @@ class LeaseStore(ABC):
 
     While etcd cannot be reached, `register` and `enqueue` raise FabricError UNAVAILABLE after a
     time limit, and every other operation waits. While the contact is lost (`watch_contact`), every
-    operation raises FabricError UNAVAILABLE immediately. Some are completed nevertheless:
-    `give_back`, `drain` and `set_unreachable` when the contact is back, `cancel` and `unregister`
-    RETURN_S later, so that callers and workers can return first.
+    operation raises FabricError UNAVAILABLE immediately. Five operations are completed later all
+    the same: `give_back`, `drain` and `set_unreachable` when the contact is back, `cancel` and
+    `unregister` RETURN_S after that, so that callers and workers can return first.
     """
 
     @property
@@ -189,7 +189,7 @@ class LeaseStore(ABC):
 
     @abstractmethod
     def watch_contact(self, listener: Callable[[bool], None]) -> None:
-        """Call `listener` with True when the contact to the store is lost, False at its return.
+        """Call `listener` with True when the contact to the store is lost, False when it is back.
 
         The contact counts as lost when the other schedulers may have ended the registrations and
         tickets of this scheduler. It is back when this scheduler has the facts of the store again.
@@ -272,8 +272,8 @@ class LeaseStore(ABC):
         """Replace `ticket` by a grant of `offer` with a new fencing number, in one step.
 
         Changes nothing and returns None if the ticket is gone or has another owner, the worker's
-        epoch has ended, or the slot is granted. A grant that is not claimed ends as EXPIRED after
-        `claim_timeout_s`, never earlier.
+        epoch has ended, or the slot is granted already. A grant that is not claimed ends as EXPIRED
+        after `claim_timeout_s` at the earliest.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""A lease store whose operations are counted and timed, and whose contact is shown."""
+"""A lease store with metrics of its operations and of the scheduler's contact to it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _Operation = Callable[..., Awaitable[Any]]
 
 
 def measured(store: LeaseStore, registry: CollectorRegistry) -> LeaseStore:
-    """Return `store` with its operations counted and timed, and its contact shown."""
+    """Return `store` with metrics: count and duration of its operations, and its contact."""
     return cast(LeaseStore, _MeasuredStore(store, registry))
 
 

@@ -26,10 +26,10 @@ _log = logging.getLogger(__name__)
 # are nested in it.
 _MAX_JOINT_COUNT = 32
 _MAX_JOINT_BYTES = 512 * 1024
-# Maximum number of transactions that wait for etcd at the same time. With two, a sixth more
-# transactions would be sent, because fewer operations would share one, and more of them would fail
-# because of changes by other schedulers. Arrivals, of which a transaction contains at most one,
-# have their own limit.
+# Maximum number of transactions that wait for etcd at the same time. With a limit of two, fewer
+# operations would share a transaction, so a sixth more transactions would be sent. More of these
+# would fail because of changes by other schedulers. Arrivals, of which a transaction contains at
+# most one, have their own limit.
 _MAX_SENT_COUNT = 1
 _MAX_SENT_ARRIVALS = 16
 # Maximum number of successive transactions that contain an arrival and nothing else while other
@@ -40,7 +40,7 @@ _EXAMINED_COUNT = 64  # maximum number of operations that one `_flush` applies t
 
 @dataclass(eq=False, slots=True)
 class _Operation(Generic[Answer]):
-    """An operation that waits to be sent to etcd, or for its answer."""
+    """An operation that waits until it is sent to etcd, and then until etcd answers."""
 
     step_of: Callable[[Facts], Step[Answer]]
     future: asyncio.Future[Answer]
@@ -114,7 +114,7 @@ class Commits:
         self._refusals = RepeatedLog(_log)
         self._resuming: asyncio.Task[None] | None = None
         self._left_count = 0  # operations that this `_flush` may still apply to the facts
-        # Successive transactions with only an arrival while other operations waited.
+        # Number of successive transactions that had only an arrival while other operations waited.
         self._passed_over_count = 0
         self._is_flush_due = False
         self._is_closed = False
@@ -215,8 +215,8 @@ class Commits:
                 self._flush_soon()
                 return
             if joint := self._next_joint():
-                # The request is made here and not in the task: its values and its condition must
-                # have the same base, and an event can raise the base before the task runs.
+                # The request is made here and not in the task, because its values and its condition
+                # must have the same base. An event can raise the base before the task runs.
                 request = self._request([step for _, step in joint])
                 session_revision = self._facts.sessions[self._session.name]
                 task = asyncio.create_task(self._send(joint, request, session_revision))
@@ -294,10 +294,10 @@ class Commits:
     async def _send(
         self, joint: Sequence[_Sent], request: etcd_pb2.TxnRequest, session_revision: int
     ) -> None:
-        """Execute one transaction. Operations whose conditions fail return to the front.
+        """Execute one transaction. Operations whose conditions fail become the first of the queue.
 
-        If etcd refuses the transaction, each of its operations is sent alone, behind the others, so
-        that an operation that cannot be executed stops no other one.
+        If etcd refuses the transaction, its operations go to the end of the queue, and each is sent
+        alone. So an operation that cannot be executed stops no other operation.
         """
         try:
             revision, succeeded = await self._execute(request, len(joint), session_revision)
@@ -324,11 +324,11 @@ class Commits:
     async def _execute(
         self, request: etcd_pb2.TxnRequest, count: int, session_revision: int
     ) -> tuple[int, Sequence[bool]]:
-        """Execute `count` steps; return their revision, and whether each step succeeded.
+        """Execute the `count` operations of one transaction.
 
-        Raises EtcdError if etcd refuses the transaction.
-        When this returns, the facts contain the changes of the transaction or the cause of its
-        failure.
+        Returns the revision of their changes, and whether each operation succeeded. The facts then
+        contain the changes, or the cause of the failure. Raises EtcdError if etcd refuses the
+        transaction.
         """
         failed = [False] * count
         try:
@@ -393,6 +393,6 @@ class Commits:
             await self._report_refusal(error)
 
     async def _report_refusal(self, error: EtcdError) -> None:
-        """Log the refusal and wait. An operator may have to change this user's rights in etcd."""
+        """Log the refusal and wait. An operator may have to extend the rights of the etcd user."""
         self._refusals.report(f"etcd refuses requests: {error.message}")
         await asyncio.sleep(RETRY_PAUSE_S)

@@ -17,10 +17,10 @@ _log = logging.getLogger(__name__)
 class Contact:
     """The contact to etcd.
 
-    It is lost when etcd has not confirmed this scheduler's presence lately. By then the other
-    schedulers have ended the session of this scheduler. It is also lost when the watch has not been
-    up to date lately: the scheduler then does not see the grants of its callers. In both cases, the
-    callers should not wait any longer. Times are those of the event loop.
+    The contact is lost if etcd has not confirmed this scheduler's presence lately. By then the
+    other schedulers have ended the session of this scheduler. The contact is also lost if the watch
+    has not been up to date lately: then the scheduler does not see the grants of its callers. In
+    both cases, the callers should not wait any longer. Times are those of the event loop.
     """
 
     def __init__(self) -> None:

@@ -71,7 +71,7 @@ class Facts:
 
     @property
     def least_base(self) -> int:
-        """The base that new numbers need, so that they are higher than all earlier numbers.
+        """The lowest base with which new numbers are higher than all earlier numbers.
 
         This is the present base, or a higher base if etcd went back to an older revision.
         """
@@ -254,9 +254,10 @@ class _Transition:
         self._were_missed = were_missed
 
     def note_ticket(self, order: int, request: Request | None) -> None:
-        """Record which request waited at an order before. Only the first call per order counts.
+        """Record which request waited at an order before the revision.
 
-        If `request` is None, it is looked up in the facts before the revision.
+        Only the first call for an order has an effect. If `request` is None, the request is looked
+        up in the facts before the revision.
         """
         known = self._before.tickets.get(order)
         if request is None and known:
@@ -334,7 +335,7 @@ class _Transition:
 
 
 def _was_adopted(former: Slot, slot: Slot) -> bool:
-    """True if `slot` has the lease of `former`, recorded again from the report of its worker."""
+    """True if `slot`, which has the same lease as `former`, was written from a worker's report."""
     one, other = former.grant, slot.grant
     is_later = one.claims.worker_epoch != other.claims.worker_epoch
     return is_later or (one.ticket is not None and other.ticket is None)

@@ -30,10 +30,10 @@ _log = logging.getLogger(__name__)
 class Mirror:
     """The facts, and the tasks that wait until the facts reach a revision or meet a condition.
 
-    `run` calls the listeners, one revision after the other. It applies a large revision in
-    portions, between which other tasks run. From the first portion to the last one the facts and
-    the published state are partial. Then this law holds: no transaction is made from the facts, no
-    operation is answered from them, no wait of this class ends, and no grant is chosen from the
+    `run` applies one revision after the other and calls the listeners. It applies a large revision
+    in portions, between which other tasks run. From the first portion to the last one the facts and
+    the published state are partial. While they are partial, no transaction is made from the facts,
+    no operation is answered from them, no wait of this class ends, and no grant is chosen from the
     published state. Readers of the published state find each worker, grant and ticket as it was
     before the revision or after it.
     """
@@ -104,8 +104,8 @@ class Mirror:
     async def _read_all(self, *, is_other_history: bool = False) -> int:
         """Replace the facts by the content of etcd; return the revision to watch from.
 
-        `is_other_history` means that the watch has noticed it. By now, etcd may have reached the
-        revision of the facts again.
+        `is_other_history` means that the watch has raised `OtherHistoryError`. The read alone may
+        not show this, because etcd may have reached the revision of the facts again by now.
         """
         while True:
             try:

@@ -10,17 +10,17 @@ from duplane.scheduler.store.etcd.contact import Contact
 
 
 class Postponed:
-    """Cancellations of tickets and ends of registrations, which begin when callers have returned.
+    """Cancellations of tickets and ends of registrations, postponed while the contact is lost.
 
-    They begin `RETURN_S` after the contact is back.
-    When the contact is lost, the scheduler ends all calls. The callers and workers return to it or
-    to another scheduler as soon as they can. Those that have returned by then keep their tickets
-    and registrations, because the postponed operations apply only to the calls that have ended.
+    When the contact is lost, the scheduler ends all calls. The callers and workers return to this
+    or to another scheduler as soon as they can. The operations begin `RETURN_S` after the contact
+    is back. They apply only to calls that have ended, so callers and workers that have returned
+    keep their tickets and registrations.
     """
 
     def __init__(self, contact: Contact) -> None:
         self._contact = contact
-        # By name, so that there is at most one operation for each ticket and registration.
+        # The keys are names, so that each ticket and registration has at most one operation.
         self._operations: dict[object, Callable[[], object]] = {}
         self._timer: asyncio.TimerHandle | None = None
         contact.listeners.append(self._on_contact)

@@ -24,7 +24,7 @@ from duplane.scheduler.store.etcd.mirror import RETRY_PAUSE_S, Mirror
 # can return at another scheduler.
 PRESENCE_TTL_S = 7
 ABSENCE_LIMIT_S = 3.0
-# Longer than a member of etcd is likely to be frozen; see `Session` for the reason.
+# A freeze of an etcd member is unlikely to last this long; `Session` says why that matters.
 SESSION_TTL_S = 60
 # The signing key of a scheduler that dies must last as long as the leases that it has signed.
 KEY_TTL_S = int(LEASE_LIFE_S)
@@ -121,7 +121,7 @@ class Session:
             _log.warning("the key %s ended in etcd; publishing it again", key.key_id)
 
     async def _hold_session(self) -> None:
-        """Keep a session. It begins when the keys are published, because grants need them."""
+        """Keep a session. It begins after the keys are published, because grants need the keys."""
         facts = self._mirror.facts
         while not self._has_left:
             await self._mirror.until(lambda: self._has_published_keys)

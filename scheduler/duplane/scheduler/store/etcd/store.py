@@ -42,7 +42,7 @@ from duplane.scheduler.store.unclaimed_grants import ClaimDeadlines
 _log = logging.getLogger(__name__)
 
 ARRIVAL_TIMEOUT_S = 5.0  # time limit of `register` and `enqueue` while etcd does not answer
-# For this time, a ticket is left to the scheduler at which its caller waits.
+# For this time, only the scheduler at which a ticket's caller waits tries to grant the ticket.
 _PRECEDENCE_S = 0.1
 # A scheduler ends the expired grants of another scheduler only after this delay, because normally
 # the other scheduler ends them itself.
@@ -259,8 +259,8 @@ class EtcdStore(LeaseStore):
     ) -> Answer:
         """Complete an operation. Raises FabricError UNAVAILABLE while the contact is lost.
 
-        An operation with a name (`shared_as`) is then completed later. The names bound the number
-        of such operations.
+        In that case, an operation with a name (`shared_as`) is completed later. The names bound the
+        number of such operations.
         """
         if shared_as is None:
             self._contact.require()
