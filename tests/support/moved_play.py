@@ -153,8 +153,8 @@ class Play:
 
     def read_next(self) -> bool:
         """Let the next worker read and answer a message. Return False if there is none."""
-        moves, move = self.session.moves, self.session.move
-        request = moves.take(self.now) if moves and self.next else None
+        move = self.session.move
+        request = self.session.next_request(self.now) if self.next else None
         if request is None or self.next is None or move is None:
             return False
         for response in self.next.receive(request):

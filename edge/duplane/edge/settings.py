@@ -126,7 +126,8 @@ class Limits:
     within this many seconds, the first worker is lost."""
     failover_s: NonNegativeFloat = 10.0
     """Seconds in which a session that has lost its worker must continue at another worker; then it
-    fails."""
+    fails. A worker that rebuilds the last past units of a session gets the same time; then the
+    session stays at its present worker, if this one still answers."""
     rebuild_count: PositiveInt = 4
     """Maximum number of sessions that are rebuilt at other workers at the same time while their own
     workers still answer. Further ones wait, so that the other workers have time for their own

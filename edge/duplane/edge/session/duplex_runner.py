@@ -154,9 +154,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
 
     async def _prepare(self, slot: HeldSlot, move: Move) -> None:
         """Rebuild the conversation at the next worker, and use its slot when that is done."""
-        stream, moves = slot.stream, self.session.moves
-        assert moves
-        worker_id = stream.granted.worker_id
+        stream, worker_id = slot.stream, slot.stream.granted.worker_id
         if self._slot and worker_id == self._granted.worker_id:
             self._next_failed(FabricError(Reason.UNAVAILABLE, "no other worker has a free slot"))
             return
@@ -169,7 +167,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
             while self.session.move is move:
                 self._wake.clear()
                 now = self._clock.now()
-                request = moves.take(now)
+                request = self.session.next_request(now)
                 if request is None:
                     await self._wake.wait()
                     continue
@@ -216,6 +214,10 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         if move := self._move:
             self._spans.begin_move(move.cause, move.number)
             self._attempt = self._calls.create_task(self._try_to_move(move), context=self._context)
+
+    def _on_timer(self) -> None:
+        super()._on_timer()
+        self._follow_move()  # the time of the attempt may be over
 
     def _report_end(self, move: Move) -> None:
         is_moved = move.outcome is MoveOutcome.MOVED

@@ -301,6 +301,16 @@ class DuplexSession(Session[DuplexDialect]):
         if self.moves:
             self.moves.is_late(now)
 
+    def next_request(self, now: Moment) -> session_pb2.ConverseRequest | None:
+        """Return the next message for the worker to which the session moves; None if it must wait.
+
+        No worker gets units while the last message is rebuilt, so this time is limited.
+        """
+        request = self.moves.take(now) if self.moves else None
+        if request and self.move and self.move.is_last_sent and not self.move.is_lost:
+            self.time_limits.start(TimeLimit.CONVERSATION, self._limits.failover_s, now)
+        return request
+
     def next_responded(self, response: session_pb2.ConverseResponse, now: Moment) -> list[bytes]:
         """Handle a message from the worker to which the session moves."""
         moves = self.moves
@@ -313,7 +323,11 @@ class DuplexSession(Session[DuplexDialect]):
                 self.time_limits.stop(TimeLimit.CONVERSATION)
                 return self._give_up(moves.finish(now), now)
             case "leaving":
-                moves.next_drains()
+                is_stuck = response.leaving.reason == session_pb2.LEAVING_REASON_STUCK_DEVICE
+                if is_stuck and not moves.current.is_lost:
+                    moves.stay()
+                else:
+                    moves.next_drains()
             case "closed":
                 return self._next_lost(cause_of(response.closed), now)
             case _:
@@ -338,9 +352,18 @@ class DuplexSession(Session[DuplexDialect]):
         moved = self._lose(cause, now)
         return self.end(_LOST, now) if moved is None else moved
 
-    def _expire(self, limit: TimeLimit, now: Moment) -> list[bytes]:
-        if limit is TimeLimit.CONVERSATION and self.move:
+    def _end_attempt(self, now: Moment) -> list[bytes]:
+        """Stay at the present worker, because the next one takes too long; else end the session."""
+        self.time_limits.stop(TimeLimit.CONVERSATION)
+        if self.move and self.move.is_lost:
             return self.end(_LOST, now)
+        if self.moves and self.move and self.move.is_last_sent:
+            self.moves.stay()
+        return []
+
+    def _expire(self, limit: TimeLimit, now: Moment) -> list[bytes]:
+        if limit is TimeLimit.CONVERSATION and self.dialect.phase in OPEN:
+            return self._end_attempt(now)
         if limit is TimeLimit.CONVERSATION:
             return self.failed(FabricError(Reason.UNAVAILABLE, "the worker is silent"), now)
         if limit is TimeLimit.AUDIO:

@@ -282,6 +282,8 @@ class Moves:
         """End the attempt at the present worker. If this worker drains, begin another attempt."""
         former, self.current = self.current, None
         assert former
+        if not self._requests.is_open:  # a worker drops units that come too fast
+            self._requests.is_catching_up = True
         if former.cause is MoveCause.OVERDUE:
             self._late_pause_s = min(2 * self._late_pause_s, _MAX_OVERDUE_PAUSE_S)
         self._requests.is_open = True

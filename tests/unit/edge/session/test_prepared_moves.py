@@ -383,3 +383,68 @@ def test_slot_that_has_waited_too_long_for_its_turn_is_replaced(play: Play) -> N
     play.settle()
     assert play.present
     assert play.present.heard == [0, 1, 2]
+
+
+def close_queue(play: Play) -> None:
+    """Prepare a slot up to the last message, which the next worker does not answer."""
+    play.drain()
+    play.claim()
+    play.read_next()
+    play.read_next()
+    assert play.session.next_request(play.now)
+    assert current(play).is_last_sent
+
+
+def test_units_that_waited_go_to_the_former_worker_one_at_a_time(play: Play) -> None:
+    close_queue(play)
+    for _ in range(6):
+        play.chunk()
+    play.lose_next()
+    play.settle()
+    assert play.present
+    assert play.present.most_waiting == 1, "a worker drops units that come too fast"
+    assert play.present.heard == list(range(9))
+
+
+def test_session_leaves_a_next_worker_that_does_not_rebuild_in_time(play: Play) -> None:
+    first = play.present
+    close_queue(play)
+    move = current(play)
+    play.chunk()
+    play.wait(LIMITS.failover_s - 0.1)
+    assert current(play) is move
+    play.wait(0.1)
+    assert move.outcome is MoveOutcome.FAILED
+    assert current(play).attempt == 2
+    play.next = None
+    play.settle()
+    assert play.present is first
+    assert play.kinds() == ["result"] * 4
+    play.wait(2 * LIMITS.failover_s)
+    assert play.session.closed is None
+
+
+def test_time_limit_of_an_attempt_that_has_failed_does_not_end_the_next_one(play: Play) -> None:
+    close_queue(play)
+    play.lose_next()
+    move = current(play)
+    play.claim()
+    play.wait(LIMITS.failover_s)
+    assert current(play) is move
+    play.settle()
+    assert move.outcome is MoveOutcome.MOVED
+    play.wait(LIMITS.failover_s)
+    assert play.session.closed is None
+
+
+def test_next_worker_whose_device_is_stuck_is_left(play: Play) -> None:
+    first = play.present
+    close_queue(play)
+    play.chunk()
+    leaving = session_pb2.Leaving(reason=session_pb2.LEAVING_REASON_STUCK_DEVICE)
+    play.tell(play.session.next_responded(session_pb2.ConverseResponse(leaving=leaving), play.now))
+    assert current(play).attempt == 2
+    play.next = None
+    play.settle()
+    assert play.present is first
+    assert play.kinds() == ["result"] * 4

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from support.moved_runner import MovedRunner, WorkerDouble
 from support.time_limits import WITHIN_S
+
+from duplane.edge.settings import Limits
 
 
 async def begin_unit(play: MovedRunner, first: WorkerDouble) -> None:
@@ -106,3 +109,19 @@ async def test_next_worker_that_is_lost_is_reported_and_another_one_is_prepared(
     assert play.fabric.unreachable == ["w1"]
     avoided = [list(request.avoided_worker_ids) for request in play.fabric.requests]
     assert avoided == [[], ["w0"], ["w0", "w1"]]
+
+
+async def test_slot_whose_worker_does_not_rebuild_in_time_is_given_back() -> None:
+    first, second, third = WorkerDouble(), WorkerDouble(rebuild=None), WorkerDouble()
+    limits = replace(Limits(), failover_s=0.1)
+    async with MovedRunner.running(first, second, third, limits=limits) as play:
+        await play.exchange()
+        first.drain()
+        await second.until("rebuild")
+        await third.until("rebuild")
+        assert second.is_cancelled
+        await play.exchange()
+        await play.say('{"type":"stop"}')
+    assert play.fabric.unreachable == []
+    assert play.count("duplane_moves_total", cause="drain", outcome="failed") == 1
+    assert play.count("duplane_moves_total", cause="drain", outcome="moved") == 1
