@@ -49,7 +49,8 @@ async def test_grant_to_a_frozen_edge_goes_to_the_next_client_and_the_first_stay
     ):
         edge.freeze()
         await talkers[0].end()
-        # The first client did not claim its grant in time, so the second client gets the slot.
+        # The frozen edge does not claim the first client's grant in time, so the second client gets
+        # the slot.
         await second.begin()
         edge.thaw()
         await cluster.until_count("ticket_count", 2)  # the first edge is back

@@ -14,7 +14,7 @@ from support.time_limits import WITHIN_S
 
 
 async def check_full(cluster: Cluster) -> None:
-    """Check that each edge refuses the next client."""
+    """Check that each edge refuses a new client because the queue is full."""
     for edge in (0, 1):
         async with calling(cluster, edge) as (refused,):
             end = await refused.until_closed(10)

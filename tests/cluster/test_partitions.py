@@ -41,7 +41,8 @@ async def test_cut_between_an_edge_and_its_scheduler_keeps_the_place_in_the_queu
 ) -> None:
     """The client of the cut edge misses one grant, then gets the next slot.
 
-    After other tests, the edge can prefer any of the schedulers. One of the two cuts hits this one.
+    After other tests, the edge may be connected to any of the three schedulers. Each cut reaches
+    two of them, so one of the two cuts reaches this scheduler.
     """
     hits = [await is_hit_by_cut(cluster, cluster.schedulers[:2])]
     if not hits[0]:
@@ -50,7 +51,10 @@ async def test_cut_between_an_edge_and_its_scheduler_keeps_the_place_in_the_queu
 
 
 async def is_hit_by_cut(cluster: Cluster, schedulers: Sequence[Server]) -> bool:
-    """Cut the first edge from `schedulers` while it waits; return whether it missed a grant."""
+    """Cut the first edge from `schedulers` while a client waits there.
+
+    Returns whether this client missed a grant.
+    """
     async with (
         talking(cluster, 1, 4) as talkers,
         queueing(cluster, 0) as (first,),

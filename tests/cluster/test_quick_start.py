@@ -31,9 +31,9 @@ def network() -> Iterator[Network]:
 
 
 def runnable(command: str, folder: Path) -> tuple[str, ...]:
-    """Return the command in a block of the page, as arguments.
+    """Return arguments that run a command of the page.
 
-    The command uses `folder` for its data.
+    In this command, `folder` replaces `/tmp`.
     """
     programs = folder / "programs"
     programs.mkdir(exist_ok=True)

@@ -9,7 +9,7 @@ from support.cluster_clients import Caller, calling, queueing, serve, serve_next
 
 
 async def end_and_serve(talkers: list[Caller], waiting: list[Caller]) -> None:
-    """End one session, then check that the waiting clients get its slot in their queue's order."""
+    """End a session; check that the clients in `waiting` get the slot one after the other."""
     await talkers[0].end()
     for caller in waiting:
         await serve(caller, START_S)

@@ -24,7 +24,7 @@ async def ended(cluster: Cluster) -> Server:
 async def goes_on_without_the_unit(caller: Caller) -> None:
     """Assert that a unit gets an error, and that the session then continues at another worker.
 
-    If the unit ends its worker, it is sent to a second one, but not to a third.
+    If the unit ends its worker, the unit is sent to a second worker, but not to a third.
     """
     assert (await caller.receive())["type"] == "error"
     await caller.exchange()

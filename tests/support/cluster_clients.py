@@ -104,7 +104,7 @@ async def talking(
 async def queueing(
     cluster: Cluster, edge: int = 0, count: int = 1
 ) -> AsyncGenerator[Sequence[Caller]]:
-    """Connect clients one after the other, which wait because all slots are taken."""
+    """Connect clients one after the other. Each of them waits, because all slots are taken."""
     async with contextlib.AsyncExitStack() as stack:
         callers: list[Caller] = []
         for _ in range(count):
@@ -123,6 +123,6 @@ async def serve(caller: Caller, within_s: float = WITHIN_S) -> None:
 
 
 async def serve_next(cluster: Cluster, edge: int, within_s: float) -> None:
-    """Connect a client that gets a slot within the time, and end its session."""
+    """Connect a client, check that it gets a slot within `within_s`, and end its session."""
     async with calling(cluster, edge) as (caller,):
         await serve(caller, within_s)

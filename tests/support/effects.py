@@ -63,7 +63,7 @@ def _outcome(transcript: Transcript) -> str:
 
 
 def has_effect(transcript: Transcript, step: Step, path: str) -> bool:
-    """Return whether the session depends on this field of a client's event."""
+    """Return whether the session depends on the field `path` of the event in `step`."""
     before = _outcome(transcript)
     if _outcome(_replaced(transcript, step, path, _removed)) != before:
         return True
@@ -106,7 +106,7 @@ def _altered(part: dict[str, Any], key: str) -> None:
 
 
 def _other(value: Any) -> Any:
-    """Return another value of the same type; objects stay unchanged."""
+    """Return another value of the same type. JSON objects and @-words stay unchanged."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int | float):

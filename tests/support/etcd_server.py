@@ -126,9 +126,9 @@ class EtcdCluster:
     async def _first(
         self, has_state: Callable[[Member], bool], members: Sequence[Member] = ()
     ) -> Member:
-        """Return the first of the given or of all members that satisfies a condition.
+        """Wait until a member satisfies a condition, and return this member.
 
-        Polls, since members report no changes.
+        Polls `members`, or all members of the cluster, because members report no changes.
         """
         async with asyncio.timeout(START_S):
             while True:

@@ -34,9 +34,9 @@ WORKER = f"{Path('duplane', 'worker')}/"
 aten = torch.ops.aten
 # These operations may copy between host and device, in either direction.
 COPIES = {"aten::copy_", "aten::_to_copy", "aten::copy"}
-# CUDA accepts indices on the host: it copies them to the device, and the host waits.
+# These operations accept indices on the host: CUDA copies the indices, and the host waits.
 INDEXED = {"aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_"}
-# The host waits for the value of a tensor, or for the size of a result.
+# In these operations the host waits for the value of a tensor, or for the size of a result.
 READS = {
     "aten::_local_scalar_dense",
     "aten::item",
@@ -48,7 +48,7 @@ READS = {
     "aten::_unique2",
 }
 # Only these functions see that a tensor is on the simulated device. Other functions see a CPU
-# tensor, because torch would look for a CUDA driver.
+# tensor: for a CUDA tensor, torch would look for a driver.
 PLACED = {
     torch.as_tensor,
     *(getattr(Tensor, name) for name in ("to", "cpu", "cuda", "is_cuda", "is_cpu")),
@@ -175,7 +175,7 @@ def _address(generator: torch.Generator) -> int:
 
 
 class _Generator(torch.Generator):
-    """A CPU generator that may be created for `cuda`; `_generators` lists these generators."""
+    """A CPU generator. `_generators` lists the generators that were created for `cuda`."""
 
     def __new__(cls, device: str | torch.device = "cpu") -> _Generator:
         return super().__new__(cls)
@@ -222,7 +222,7 @@ class Border(TorchDispatchMode):
         if not is_there and not goes_there:
             return func(*args, **given)
         self._check(func, name, args, given, tensors, is_there=is_there, goes_there=goes_there)
-        # A view of an ordinary tensor must be an ordinary tensor, so leave inference mode.
+        # Outside inference mode, because a view of an ordinary tensor must be an ordinary tensor.
         with torch.inference_mode(False), torch.no_grad():
             return self._carry_out(func, args, given, tensors, goes_there=goes_there)
 

@@ -252,7 +252,7 @@ async def is_welcome(edge: LiveEdge) -> bool:
 
 @contextlib.asynccontextmanager
 async def witness_of(edge: LiveEdge) -> AsyncGenerator[ClientConnection]:
-    """Run a session beside others; at the end, check that its units are answered in order."""
+    """Run an ordinary session beside faulty ones; check that its units are answered in order."""
     async with edge.connect() as client:
         await begin(client)
         await edge.fabric.conversation()

@@ -15,7 +15,7 @@ def row(
     cpu_us: float | None = 900.0,
     problems: Sequence[str] = (),
 ) -> Row:
-    """Return a row of one process. p50 and p95 are `added_ms`; p99 is twice `added_ms`."""
+    """Return the load results of one process. p50 and p95 are `added_ms`, p99 is twice that."""
     figures = Percentiles(added_ms, added_ms, added_ms * 2, added_ms * 3)
     cost = ProcessCost(cpu_us, 0.1, 1.0, 1.0, 1.0, 1.0)
     return Row(

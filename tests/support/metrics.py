@@ -13,7 +13,7 @@ Series = tuple[str, frozenset[tuple[str, str]]]
 
 
 class Scrape(Mapping[Series, float]):
-    """The values of one scrape by name and labels: `scrape.value("x_total", kind="a")`."""
+    """The values of one scrape. `scrape.value("x_total", kind="a")` finds one of them."""
 
     def __init__(self, text: str) -> None:
         self.families = list(text_string_to_metric_families(text))
@@ -36,7 +36,7 @@ class Scrape(Mapping[Series, float]):
         return self._values[name, frozenset(labels.items())]
 
     def total(self, name: str, **labels: str) -> float:
-        """Return the sum of all series that have these labels, and perhaps other labels, too."""
+        """Return the sum of all series that have at least these labels."""
         wanted = labels.items()
         return sum(
             value for (found, own), value in self._values.items() if found == name and wanted <= own

@@ -134,7 +134,7 @@ class Play:
 
     @property
     def worker(self) -> Worker | None:
-        """The worker that gets the units; while there is none, the next one."""
+        """The worker that gets the units. While no worker gets them, the next worker."""
         return self.present or self.next
 
     def pump(self, count: int = 1000) -> None:
@@ -144,7 +144,7 @@ class Play:
                 return
 
     def read(self) -> bool:
-        """Let the worker that gets the units read a message. Return False if there is none."""
+        """Let the worker that gets the units read a message. Return False without a message."""
         request = self.session.requests.take() if self.present else None
         if request is None or self.present is None:
             return False
@@ -152,7 +152,7 @@ class Play:
         return True
 
     def read_next(self) -> bool:
-        """Let the next worker read and answer a message. Return False if there is none."""
+        """Let the next worker read and answer a message. Return False without a message."""
         move = self.session.move
         request = self.session.next_request(self.now) if self.next else None
         if request is None or self.next is None or move is None:
@@ -176,7 +176,7 @@ class Play:
         return response
 
     def lose(self, error: FabricError = LOST) -> None:
-        """Lose the worker that gets the units; if there is none, lose the next one."""
+        """Lose the worker that gets the units. If no worker gets them, lose the next worker."""
         if self.present:
             self.present = None
             self.tell(self.session.failed(error, self.now))
@@ -194,7 +194,7 @@ class Play:
         self.session.move.has_turn = True
 
     def drain(self) -> None:
-        """Let the worker that gets the units say that it drains."""
+        """Let the worker that gets the units announce that it drains."""
         leaving = session_pb2.Leaving(reason=session_pb2.LEAVING_REASON_DRAIN)
         self.respond(session_pb2.ConverseResponse(leaving=leaving))
 

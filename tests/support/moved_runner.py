@@ -38,8 +38,8 @@ _CANCELLED = asyncio.CancelledError()  # as grpc.aio raises it from a read of a 
 class WorkerDouble:
     """A worker, and the stream of the session to it.
 
-    `ends` maps kinds of messages to the errors that answer them; None means that the worker does
-    not answer this kind.
+    `ends` has, for some kinds of message, the error with which the worker answers. The worker does
+    not answer a kind whose error is None.
     """
 
     def __init__(self, digest: str = "m", name: str = "", **ends: FabricError | None) -> None:
@@ -112,7 +112,7 @@ class WorkerDouble:
 
 
 class _Fabric:
-    """Grants each of the workers once, and then the last one again and again."""
+    """Grants a slot of each worker in turn, and after that always a slot of the last worker."""
 
     def __init__(self, workers: Sequence[WorkerDouble]) -> None:
         self.requests: list[lease_pb2.AcquireLeaseRequest] = []
@@ -224,12 +224,12 @@ class MovedRunner:
                 pass
 
     def hedge(self) -> None:
-        """Let the only worker that owes an answer be overdue."""
+        """Make the runner treat the only worker that owes an answer as overdue."""
         (slot,) = self.runner.overdue_slots(0)
         self.runner.hedge(slot)
 
     def lose_overdue(self) -> None:
-        """Lose the only worker that owes an answer."""
+        """Make the runner leave the only worker that owes an answer."""
         (slot,) = self.runner.overdue_slots(0)
         self.runner.lose(slot)
 

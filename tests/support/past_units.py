@@ -33,7 +33,7 @@ def past_units(slot: int, outputs: Sequence[UnitOutput]) -> list[PastUnit]:
 
 
 def rebuild(model: DuplexModel, slot: int, units: Sequence[PastUnit]) -> list[Rebuilt]:
-    """Rebuild the slot's conversation; return the result of each share."""
+    """Rebuild a conversation in `slot`; return the result of each call of `model.rebuild`."""
     shares: list[Rebuilt] = []
     while not (shares and shares[-1].is_complete):
         result = model.rebuild(slot, units)
@@ -44,7 +44,7 @@ def rebuild(model: DuplexModel, slot: int, units: Sequence[PastUnit]) -> list[Re
 
 
 def assert_same_units(got: Sequence[UnitOutput], want: Sequence[UnitOutput]) -> None:
-    """Assert that units gave the same ids, speech tokens and samples."""
+    """Assert that two lists of outputs have the same token ids, speech tokens and samples."""
     for ours, theirs in zip(got, want, strict=True):
         assert ours.token_ids == theirs.token_ids
         assert ours.change == theirs.change

@@ -105,7 +105,7 @@ class SchedulerHarness:
             self._serving = None
 
     async def kill(self) -> None:
-        """End the scheduler as a kill does.
+        """End the scheduler without cleanup, as a kill does.
 
         The store is stopped first, so that nothing is cleaned up in it.
         """

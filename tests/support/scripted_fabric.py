@@ -27,7 +27,7 @@ from duplane.fabric.v1 import (
 )
 
 _CLAIM_S = 2
-# The same options as those of our servers: clients that wait send pings without data.
+# duplane's servers have the same options, because waiting clients send pings without data.
 _OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),

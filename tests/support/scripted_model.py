@@ -154,7 +154,7 @@ class ScriptedModel(scripted_model.ScriptedModel):
         return super().settle(slots)
 
     def wait(self) -> None:
-        """Block while a test holds the device. The limit only ends a test that hangs."""
+        """Block while a test holds the device. The time limit only ends a test that hangs."""
         if not self._gate.is_set():
             self._loop.call_soon_threadsafe(self._entered.set)
             self._gate.wait(2 * WITHIN_S)

@@ -130,7 +130,7 @@ def fields_of(specification: dict[str, Any], side: str, kind: str) -> tuple[set[
 def fits(example: Any, written: Any, *, is_whole: bool) -> bool:
     """Return whether `written` fits the example.
 
-    Unless `is_whole`, `written` may have more fields.
+    If `is_whole` is False, `written` may have fields that the example lacks.
     """
     if isinstance(written, str) and written.partition(":")[0] in _DRAWN:
         return True
@@ -203,7 +203,8 @@ def _find_settings(specification: dict[str, Any], lines: Corpus) -> Found:
 def _place(lines: Iterable[Line], path: str, without_effect: Mapping[str, str]) -> str | None:
     """Return where in the transcripts a line depends on the field `path`.
 
-    For a field in `without_effect`, return the reason given there; None if neither is found.
+    For a field in `without_effect`, returns the reason given there. Returns None if no line has the
+    field, or if no line depends on it.
     """
     having = [line for line in lines if path in dict(parts(line.event))]
     if having and path in without_effect:
@@ -301,7 +302,7 @@ def _find_limits(specification: dict[str, Any], lines: Corpus) -> Found:
 
 
 def _seconds_since(beginning: str, line: Line) -> float | None:
-    """Return the seconds between the last line that starts with `beginning` and this one."""
+    """Return the seconds from the last line that starts with `beginning` to `line`."""
     elapsed: float | None = None
     for step in line.transcript.steps:
         if step.line >= line.move.step.line:

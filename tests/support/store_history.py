@@ -60,7 +60,7 @@ class Grants:
 class View:
     """The state that results from the changes which one subscriber has received.
 
-    Checks each change: it must be possible in this state.
+    Checks that each change is possible in the state before it.
     """
 
     def __init__(self, history: Grants) -> None:
@@ -112,9 +112,9 @@ class View:
 
 
 class Faults:
-    """Loses the answer of a transaction.
+    """Loses the answer of one transaction.
 
-    The transaction itself is executed immediately, later or never.
+    The test chooses whether the transaction is executed immediately, later or never.
     """
 
     def __init__(self, client: EtcdClient) -> None:
@@ -135,7 +135,7 @@ class Faults:
         return response
 
     async def arrive(self) -> None:
-        """Execute the late transactions, like a leader that was frozen and continues."""
+        """Execute the late transactions, as a leader does that was frozen and continues."""
         for request in self._late:
             await self._txn(request)
         self._late.clear()

@@ -64,7 +64,7 @@ class Talker(Client):
 
 @contextlib.asynccontextmanager
 async def talking(fabric: RealFabric, free_count: int) -> AsyncGenerator[Talker]:
-    """Hold a session, once so many slots are free; at the end, assert that no slot is held."""
+    """Hold a session after `free_count` slots are free. At the end, wait until no lease is held."""
     await until_free(fabric, free_count)
     async with connect(fabric.url, proxy=None, max_size=None) as connection:
         client = Talker(fabric, connection)
@@ -75,7 +75,7 @@ async def talking(fabric: RealFabric, free_count: int) -> AsyncGenerator[Talker]
 
 
 async def until_free(fabric: RealFabric, slot_count: int, lease_count: int = 0) -> None:
-    """Wait until so many leases are held, no client waits, and at least so many slots are free."""
+    """Wait until `slot_count` slots are free, `lease_count` leases held, and no client waits."""
 
     async def is_free() -> bool:
         status = await fabric.status()

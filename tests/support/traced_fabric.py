@@ -47,7 +47,7 @@ def attributes(span: Span) -> dict[str, Any]:
 
 
 async def begin_session(client: ClientConnection) -> None:
-    """Wait for a slot, which the worker may not offer yet, and open the conversation."""
+    """Wait until the worker offers a slot, and open the conversation."""
     while (event := await receive(client))["type"] != "session.queue_done":
         assert event["type"] in ("session.queued", "session.queue_update"), event
     await send(client, UPDATE)

@@ -125,7 +125,7 @@ def pcm(sample_count: int) -> bytes:
 
 
 def wav(sample_count: int) -> bytes:
-    """Return the same ramp as a WAV file of float32."""
+    """Return the ramp of `pcm` as a WAV file of float32."""
     file = io.BytesIO()
     samples = np.frombuffer(pcm(sample_count), dtype="<f4")
     soundfile.write(file, samples, 16_000, format="WAV", subtype="FLOAT")

@@ -20,7 +20,7 @@ OPSET, IR_VERSION = 17, 9
 
 
 def write_voice_networks(folder: Path, seed: int = 0, code_step: int = CODE_STEP) -> None:
-    """Write both networks with random weights; tokens are multiples of `code_step`."""
+    """Write both networks with random weights. All speech tokens are multiples of `code_step`."""
     draw = np.random.default_rng(seed)
     weight = draw.normal(size=(CODES, 128, 4)).astype(np.float32)
     _save(_tokenizer(weight, code_step), folder / TOKENIZER_FILE)
@@ -29,9 +29,9 @@ def write_voice_networks(folder: Path, seed: int = 0, code_step: int = CODE_STEP
 
 
 def _tokenizer(weight: np.ndarray, code_step: int) -> onnx.GraphProto:
-    """Build a convolution over four frames: its strongest channel is the token.
+    """Build a convolution over four frames. The index of its strongest channel gives the token.
 
-    Padding is cut off.
+    Tokens of padding are cut off.
     """
     values = {
         "weight": weight,

@@ -29,7 +29,7 @@ class WallClock:
 
     @property
     def command(self) -> Sequence[str]:
-        """The prefix of a command whose process uses this clock."""
+        """The arguments that, put before a command, make its process use this clock."""
         library = debian_library("faketime/libfaketime.so.1", "libfaketime")
         return (
             *("env", f"LD_PRELOAD={library}", f"FAKETIME_TIMESTAMP_FILE={self._file}"),

@@ -116,7 +116,7 @@ class FakeScheduler(registry_pb2_grpc.RegistryServiceServicer):
         await self._call.write(registry_pb2.AttachResponse(**message))
 
     async def until(self, is_true: Callable[[], bool], within_s: float = WITHIN_S) -> None:
-        """Wait until `is_true()`, which is checked after each message of a worker."""
+        """Wait until `is_true()` returns True. It is called after each message of a worker."""
         async with asyncio.timeout(within_s), self._news:
             await self._news.wait_for(is_true)
 
@@ -152,7 +152,7 @@ class Rig:
         patch.setattr(DeviceThread, "put", counted)
 
     async def received(self, count: int) -> None:
-        """Wait until the worker has put `count` units into inboxes since its start."""
+        """Wait until the worker has put `count` units into inboxes since `count_units`."""
         async with asyncio.timeout(WITHIN_S):
             while self._received_count < count:
                 self._received_more.clear()

@@ -29,7 +29,7 @@ WITHIN_S = 60.0  # the warm-up of a real model on a loaded machine takes several
 
 
 class SmallModel(ScriptedModel):
-    """The scripted device, with a small random model, loaded before the worker starts."""
+    """The scripted device with a small random model that is loaded before the worker starts."""
 
     def __init__(self, model: DuplexModel) -> None:
         super().__init__()

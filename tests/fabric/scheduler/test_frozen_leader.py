@@ -1,9 +1,9 @@
 """Freezes and thaws two etcd leaders in turn: no grant is made twice, and no session is lost.
 
-A scheduler renews a lease in etcd, its presence, to show that it runs. An etcd leader that is
-frozen for longer than the life of such a lease can end the lease when it continues, although the
-next leader has renewed the lease (etcd issue 15247; seen with 3.4.23 and 3.5.16). So a scheduler
-can lose its presence. It then announces itself again, and no registration, ticket or grant is lost.
+A scheduler renews a lease in etcd, its presence, to show that it runs. An etcd leader may be frozen
+for longer than such a lease lasts. When this leader continues, it can end the lease although the
+next leader has renewed it (etcd issue 15247; seen with 3.4.23 and 3.5.16). So a scheduler can lose
+its presence. It then announces itself again, and no registration, ticket or grant is lost.
 
 `FREEZE_RUNS=50 pytest tests/fabric/scheduler/test_frozen_leader.py -s` repeats the test, three runs
 at a time.
@@ -38,7 +38,7 @@ WORKERS = ("w0", "w1", "w2", "w3")
 
 
 class Load:
-    """Workers that attach again whenever their stream ends, and callers that never stop."""
+    """Workers that attach again whenever their streams end, and callers that repeat requests."""
 
     def __init__(self, schedulers: list[SchedulerHarness]) -> None:
         self.schedulers = schedulers
@@ -84,7 +84,7 @@ class Load:
                 await caller.vanish()
 
     async def use(self, granted: lease_pb2.Granted) -> None:
-        """Claim a slot and free it. Ignore a lease that is for an earlier registration."""
+        """Claim a slot and free it. Ignore a lease of an earlier registration of the worker."""
         worker = self.workers[granted.worker_id]
         claims = lease_pb2.LeaseClaims.FromString(granted.lease.claims)
         if claims.worker_epoch != worker.registered.worker_epoch:

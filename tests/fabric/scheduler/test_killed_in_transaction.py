@@ -59,7 +59,7 @@ class Transactions:
 
 
 def _puts(request: etcd_pb2.TxnRequest) -> Iterator[etcd_pb2.PutRequest]:
-    """Yield the changes of a transaction, and the changes of the transactions joined with it."""
+    """Yield the puts of a transaction and of the transactions nested in it."""
     for one in request.success:
         yield one.request_put
         yield from _puts(one.request_txn)
@@ -93,7 +93,7 @@ class OneSlot:
         return registry_pb2.Report(slots=slot_reports(self._admission))
 
     async def serve(self, lease: lease_pb2.Lease, last: Callable[[], Awaitable[None]]) -> None:
-        """Run a session that starts after the session `last` has ended."""
+        """Claim the lease, wait for `last`, then free the slot."""
         claims = self._admission.claim(lease, time.monotonic())
         self.numbers.append(claims.fencing_number)
         await last()
@@ -104,7 +104,7 @@ class OneSlot:
 class Sessions:
     """Sessions that arrive one after the other and need the worker's only slot.
 
-    A session ends when the operator has seen that it claimed its lease.
+    A session ends after the operator has seen that its lease is claimed.
     """
 
     def __init__(self, client: FabricClient, worker: OneSlot, operator: Operator) -> None:

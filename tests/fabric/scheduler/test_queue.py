@@ -229,7 +229,7 @@ async def test_kind_that_no_attached_worker_serves_is_refused() -> None:
         assert (await (await harness.caller(CHAT)).refused()).reason is Reason.KIND_NOT_SERVED
         other_pool = await harness.caller(AUDIO, pool="elsewhere")
         assert (await other_pool.refused()).reason is Reason.KIND_NOT_SERVED
-        # The first call still waits, but does not block the OMNI call below.
+        # The first CHAT call still waits, but does not block the OMNI call below.
         await (await harness.caller(OMNI)).granted()
 
 
@@ -295,7 +295,7 @@ async def test_release_of_an_unclaimed_lease_frees_its_slot_at_once() -> None:
 
 
 async def test_slot_of_a_returned_grant_waits_for_the_report_of_its_number() -> None:
-    """The caller releases right after its claim, so the release precedes the worker's report."""
+    """The caller releases the lease right after the claim, before the worker reports the claim."""
     async with SchedulerHarness.running() as harness:
         operator, worker = await harness.operator(), await harness.worker()
         worker.obeys_revokes = False

@@ -76,7 +76,7 @@ async def test_operators_see_and_drain_a_worker_at_any_scheduler(
 
 
 async def run(*arguments: str) -> tuple[int, str]:
-    """Run the command in a thread, beside the schedulers of the test."""
+    """Run `duplane` in a thread, so that the schedulers of the test can answer it."""
     return await asyncio.to_thread(run_command, *arguments)
 
 
@@ -175,7 +175,7 @@ async def test_lost_presence_costs_nothing(
     prefix: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Delete the presence key of every live scheduler: each scheduler writes its key again."""
+    """If etcd deletes the presence keys of live schedulers, each scheduler writes its key again."""
     first, second, _ = replicas
     worker = await first.worker(slot_count=1)
     await worker.claim(await (await first.caller()).granted())
@@ -247,7 +247,7 @@ async def test_lost_session_brings_workers_and_callers_back(
 async def test_key_of_a_stopped_scheduler_is_still_trusted(
     replicas: list[SchedulerHarness],
 ) -> None:
-    """An edge may hold a lease that the scheduler has signed just before it stopped."""
+    """An edge may hold a lease that the scheduler signed just before the scheduler stopped."""
     first, second, _ = replicas
     worker = await first.worker()
     await keys_of_all(worker)

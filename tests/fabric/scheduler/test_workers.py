@@ -176,7 +176,7 @@ async def test_slot_whose_cleanup_failed_is_never_granted_again() -> None:
 async def test_silent_worker_is_not_granted_until_it_reports() -> None:
     async with SchedulerHarness.running(report_interval_s=0.05) as harness:
         operator, worker = await harness.operator(), await harness.worker()
-        # One message is the registration, the other one is the change to silent.
+        # The first message shows the registration, the second one shows the worker as silent.
         await operator.until(lambda seen: sum(one.HasField("worker") for one in seen.steps) == 2)
         assert operator.workers["w"].is_silent
         caller = await harness.caller()
@@ -356,7 +356,7 @@ async def test_worker_that_vanishes_while_it_attaches_does_not_stay_registered(
 async def test_slot_that_is_given_back_while_others_are_settled_is_granted_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The revoke comes after the registration, but before the store has adopted its sessions."""
+    """The revoke comes after the registration, before the store has adopted all its leases."""
     async with SchedulerHarness.running() as harness:
         assert harness._scheduler
         operator, may_adopt, adopting = await harness.operator(), asyncio.Event(), list[str]()

@@ -19,7 +19,7 @@ from duplane.scheduler.store.memory import MemoryStore
 async def test_slots_of_a_worker_that_has_served_are_held_back_after_a_start(
     has_served: bool,
 ) -> None:
-    """The worker attaches to another scheduler that uses the same store."""
+    """The worker attaches to the store through another scheduler than the one under test."""
     state = SchedulerState(lambda: 0.0)
     store = MemoryStore(boot_ms=1)
     grants = GrantLoop(store, state, claim_timeout_s=5.0, resume_grace_s=3.0)

@@ -105,7 +105,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         self.granted_at: dict[int, float] = {}  # key: the fencing number
         self.open_tickets: dict[int, Ticket] = {}
         self.live: dict[tuple[str, int], Grant] = {}
-        # Grants that ended without a claim, until a revoke of each was delivered to its worker.
+        # Grants that ended unclaimed, and of which no revoke was delivered to the worker yet.
         self.void: list[Grant] = []
 
     @initialize()
@@ -328,8 +328,8 @@ class SchedulerHistory(RuleBasedStateMachine):
         )
         self.send_report(process, worker)
         present = self.live.get(slot_key(grant))
-        # A late claim of a void lease may reach the worker before the revoke of this lease does.
-        # The slot's next grant has a higher number, so this claim does not block it.
+        # A late claim of a void lease may reach the worker before the revoke of this lease. The
+        # slot's next grant has a higher number, so the late claim does not block the next grant.
         assert (
             present is None
             or present.is_claimed
@@ -338,7 +338,7 @@ class SchedulerHistory(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 3))
     def serve(self, pick: int) -> None:
-        """Do the usual next step: claim an unclaimed grant; end a claimed one with a clean slot."""
+        """Claim a grant that is unclaimed, or end a claimed grant with a clean slot."""
         live = sorted(self.live.values(), key=lambda grant: grant.claims.fencing_number)
         grant = live[pick] if pick < len(live) else None
         if grant is None:

@@ -163,7 +163,8 @@ async def test_forecast_is_bounded_with_many_label_sets(monkeypatch: pytest.Monk
     assert [fabric.state.wait_s(ticket) for ticket in tickets] == [0, 0]
     assert len(outlooks) == 2
     assert fabric.state.wait_s(anywhere[0]) == 0
-    # Four rounds of 100 sessions: the wait is that of all workers, though few are simulated.
+    # The last of 400 tickets waits for three sessions on each of 100 workers. The forecast is right
+    # although it simulates only a part of these workers.
     assert fabric.state.wait_s(anywhere[-1]) == pytest.approx(360, rel=0.1)
     assert len(outlooks) <= 2 + 32
     assert fabric.state.wait_s(elsewhere) is None

@@ -58,7 +58,7 @@ def test_cut_off_scheduler_sends_its_worker_and_callers_to_another_one() -> None
                 assert await code_of(fabric.attach(0, 2)) == "UNAVAILABLE"
                 assert await code_of(fabric.acquire(0, "r0", tickets[0])) == "UNAVAILABLE"
                 assert await code_of(fabric.release(0, "holder")) == "UNAVAILABLE"
-            # The last caller arrives first at the other scheduler. All keep their tickets.
+            # The callers arrive at the other scheduler in reverse order. All keep their tickets.
             moved = [
                 fabric.acquire(1, f"r{number}", tickets[number]) for number in reversed(range(3))
             ]
@@ -94,7 +94,7 @@ def test_scheduler_serves_again_when_it_reaches_etcd() -> None:
 
 
 def test_single_scheduler_serves_its_callers_in_order_after_a_cut() -> None:
-    """No other scheduler ends its session in etcd, so its tickets are still there after the cut."""
+    """No other scheduler ends the session of this one in etcd, so the tickets outlast the cut."""
 
     async def main() -> None:
         async with schedulers_of(1) as fabric:
@@ -119,7 +119,7 @@ def test_single_scheduler_serves_its_callers_in_order_after_a_cut() -> None:
 
 
 async def fail_etcd(fabric: Schedulers) -> None:
-    """Let no scheduler reach etcd for a while; return when all serve again."""
+    """Cut all schedulers off from etcd for a while. Return when all of them serve again."""
     for client in fabric.clients:
         client.cut(OUTAGE_S)
     await asyncio.sleep(OUTAGE_S)
@@ -221,7 +221,7 @@ def confirm(contact: Contact, offset_s: float = 0.0) -> None:
 
 
 def test_scheduler_whose_watch_is_blind_sends_its_callers_to_another_one() -> None:
-    """Its presence is still confirmed, but it does not see the grants of its callers."""
+    """etcd still confirms the scheduler's presence, but the watch delivers no grants."""
 
     async def main() -> None:
         async with schedulers_of(2) as fabric:

@@ -1,4 +1,4 @@
-"""Tickets that other requests take over, and the contact to the store, in the metrics."""
+"""The metrics count a ticket once if another request takes it over, and show a lost contact."""
 
 from __future__ import annotations
 

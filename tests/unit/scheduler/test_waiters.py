@@ -100,7 +100,7 @@ async def test_undelivered_grant_is_given_back_at_once() -> None:
 
 
 async def test_returning_ticket_is_in_the_queue_before_its_former_grant_ends() -> None:
-    """Otherwise the next ticket could get the slot before the returning one is in the queue."""
+    """If the grant ended first, the next ticket could get the slot of the returning ticket."""
     fabric = Fabric()
     await fabric.attach()
     async with fabric.waiters.waiting(request("first")) as waiter:

@@ -21,7 +21,7 @@ from duplane.scheduler.etcd.v3 import etcd_pb2
 async def call(client: EtcdClient, path: str, request: Any) -> None:
     """Call a method of etcd.
 
-    The client lacks the messages of this method, so `request` is another message with the same
+    `etcd_pb2` lacks the message of this method, so `request` is another message that has the same
     fields.
     """
     channel = client.endpoints.pick().channel

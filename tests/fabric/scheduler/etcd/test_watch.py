@@ -118,8 +118,8 @@ async def test_compaction_is_reported(client: EtcdClient, prefix: str) -> None:
     first = await client.put(key, b"0")
     last = await client.put(key, b"1")
     compact: Any = client.endpoints.pick().channel.unary_unary("/etcdserverpb.KV/Compact")
-    # The client has no CompactionRequest. Field 1 of this other message has the same type and
-    # number as the revision in CompactionRequest.
+    # `etcd_pb2` has no CompactionRequest. `ID` of LeaseRevokeRequest has the field number and type
+    # of the revision in CompactionRequest.
     await compact(etcd_pb2.LeaseRevokeRequest(ID=last).SerializeToString(), timeout=BOUND_S)
     await Seen(await watch_of(client, key, first)).failure()
     seen = Seen(await watch_of(client, key, last))
@@ -221,9 +221,9 @@ async def test_closed_connections_are_forgotten(client: EtcdClient, prefix: str)
 
 
 async def test_exchanged_cluster_is_reported(client: EtcdClient, prefix: str) -> None:
-    """If another cluster has taken over the addresses, a watch fails, at any revision.
+    """If another cluster has taken over the addresses, a watch fails, whatever its revision.
 
-    The other cluster may have the revision at which the watch begins, but it has other values.
+    The other cluster may have the revision at which the watch begins, but with other values.
     """
     key = prefix.encode()
     first = await client.put(key, b"0")
@@ -233,7 +233,7 @@ async def test_exchanged_cluster_is_reported(client: EtcdClient, prefix: str) ->
 
 
 class FakeMember(grpc.GenericRpcHandler):
-    """A member of a cluster that is at revision 10; the member itself is at `revision`."""
+    """A member that is at `revision`, of a cluster that is at revision 10."""
 
     def __init__(self, revision: int) -> None:
         self._revision = revision

@@ -1,4 +1,4 @@
-"""Operations that are ready together, and share a transaction of etcd."""
+"""Operations that wait at the same time share a transaction of etcd."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_operations_on_one_key_do_not_share_a_transaction(pair: Pair) -> N
     worker = await one.worker()
     first, second = await one.ticket("first"), await one.ticket("second")
     grants = await asyncio.gather(one.grant(first, worker), one.grant(second, worker))
-    # The grant may be for either of the two concurrent requests.
+    # Either of the two concurrent requests may get the grant.
     assert len([grant for grant in grants if grant]) == 1
     await settled(pair)
     assert len(one.facts.granted) == 1

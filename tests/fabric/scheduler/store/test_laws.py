@@ -53,7 +53,7 @@ _prefixes = itertools.count()
 
 
 class StoreLaws(RuleBasedStateMachine):
-    """Runs random operations of up to three schedulers."""
+    """Makes up to three schedulers run random operations."""
 
     def __init__(self, runner: asyncio.Runner, url: str) -> None:
         super().__init__()

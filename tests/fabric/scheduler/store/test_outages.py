@@ -1,4 +1,4 @@
-"""A store whose etcd refuses calls or does not answer for long: the store's queues stay bounded."""
+"""The queues of a store stay bounded while etcd refuses calls or does not answer."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ async def test_all_grants_of_a_large_worker_end_with_it(pair: Pair) -> None:
 
 
 async def test_numbers_stay_above_those_of_a_restored_backup(pair: Pair) -> None:
-    """A worker that has seen a higher number makes all schedulers use higher numbers."""
+    """If a worker reports a higher number than any in the store, later numbers are above it."""
     one, other = pair
     seen = one.facts.number + 10_000_000
     slots = [registry_pb2.SlotReport(slot=0, state=FREE, fencing_number=seen)]

@@ -24,7 +24,7 @@ NOW = 10_000.0
 
 @dataclass
 class SlotOutlook:
-    """A slot: its kinds of session, and the expected seconds until it is free."""
+    """The kinds of session that a slot serves, and the expected seconds until it is free."""
 
     kinds: frozenset[lease_pb2.SessionKind]
     free_in_s: float
@@ -39,7 +39,7 @@ class SlotOutlook:
 def waits_s(
     kinds: Sequence[lease_pb2.SessionKind], slots: Sequence[SlotOutlook], times: HoldTimes
 ) -> list[float | None]:
-    """Return the expected wait of each ticket in a queue, in order."""
+    """Return the expected waits of tickets with these kinds, in the order of the queue."""
     demands = [
         Demand(
             kind,
@@ -118,7 +118,7 @@ def test_ticket_that_arrived_after_the_forecast_waits_as_long_as_the_last() -> N
 
 
 class CountingList(SortedList[Any]):
-    """A list that counts how many elements are read."""
+    """A list that counts how many of its elements are read."""
 
     read_count = 0
 

@@ -33,7 +33,7 @@ async def test_a_write_to_an_ended_stream_is_an_error_of_the_fabric() -> None:
 
 
 class Reader:
-    """A worker that reads a number of messages, and then no more."""
+    """A worker that reads only `count` messages."""
 
     def __init__(self, count: int) -> None:
         self.received: list[registry_pb2.AttachResponse] = []
@@ -58,7 +58,7 @@ def revoke(slot: int, number: int, lease_id: str = "") -> registry_pb2.AttachRes
 
 
 async def received(stream: WorkerStream, count: int) -> list[registry_pb2.AttachResponse]:
-    """Let the worker read the messages that wait: exactly `count`."""
+    """Let a worker read the waiting messages, and return them. Exactly `count` must wait."""
     reader = Reader(count)
     writing = asyncio.create_task(stream.write_messages(cast("Any", reader)))
     async with asyncio.timeout(WITHIN_S):

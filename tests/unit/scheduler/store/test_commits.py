@@ -1,4 +1,4 @@
-"""How operations are sent to etcd, if events arrive between two passes of the event loop."""
+"""Operations are sent to etcd while events arrive between two passes of the event loop."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def put(facts: Facts, name: str) -> Transaction[bool]:
 
 
 def keys_of(request: etcd_pb2.TxnRequest) -> list[bytes]:
-    """The keys that a request puts, also in inner transactions."""
+    """Return the keys that a request and its nested transactions put."""
     keys: list[bytes] = []
     for change in request.success:
         if change.HasField("request_txn"):

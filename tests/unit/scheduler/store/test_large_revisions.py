@@ -40,7 +40,7 @@ SETTLED_S = 30.0
 
 
 class Turns:
-    """Measures the largest part of the work that was done in one pass of the event loop."""
+    """Measures how much work is done in one pass of the event loop, at most."""
 
     def __init__(self) -> None:
         self.longest = self._in_turn = 0
@@ -91,7 +91,7 @@ def ticket_puts(order: int) -> Iterable[etcd_pb2.RequestOp]:
 
 
 def content(ticket_count: int = TICKET_COUNT) -> Iterable[etcd_pb2.RequestOp]:
-    """The keys of a scheduler with many workers, grants and tickets."""
+    """Yield puts of the keys of a scheduler with many workers, grants and tickets."""
     for worker in range(WORKER_COUNT):
         yield from worker_puts(f"w{worker}", SLOT_COUNT, 1)
         for slot in range(SLOT_COUNT):

@@ -50,7 +50,7 @@ async def test_value_of_another_history_replaces_one_of_the_same_revision(
 
 
 class Watch:
-    """Finds another history once; then etcd grows to the former revision before it is read."""
+    """Raises OtherHistoryError once. Then etcd reaches the former revision before it is read."""
 
     etcd: Etcd
     has_failed: asyncio.Event
