@@ -50,7 +50,7 @@ SMALL = Sizes(counts=(1, 2), units=3, shortest=50, longest=200)
 
 @dataclass
 class Figures:
-    """Seconds: of whole batches, from the start of a batch to each output, and of settling."""
+    """Measured seconds: of batches, from the start of a batch to each output, and of settling."""
 
     whole: list[float] = field(default_factory=list[float])
     listening: list[float] = field(default_factory=list[float])

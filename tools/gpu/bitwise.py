@@ -131,7 +131,10 @@ def _noise(numbers: np.random.Generator) -> np.ndarray:
 
 
 def differences(one: Course, other: Course) -> tuple[int | str, ...]:
-    """Count all units, and those with equal logits, ids and audio; also return the first error."""
+    """Count all units, and those with equal logits, ids and audio.
+
+    Also return the largest error of the first logits that differ.
+    """
     pairs = list(zip(one.logits, other.logits, strict=True))
     both = list(zip(one.outputs, other.outputs, strict=True))
     off = next(((a - b).abs().max().item() for a, b in pairs if not torch.equal(a, b)), 0.0)

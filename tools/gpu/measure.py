@@ -213,7 +213,7 @@ def load(
 
 @dataclass(frozen=True)
 class Times:
-    """Median milliseconds of one call: until the device has finished, and until it returns."""
+    """Median milliseconds until the device has finished a call, and until the call returns."""
 
     device_ms: float
     host_ms: float

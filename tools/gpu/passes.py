@@ -268,7 +268,7 @@ def talker(options: Options, report: Report, model: DuplexModel) -> None:
 @contextmanager
 def tf32(allowed: bool) -> Generator[None, None, None]:
     """Allow or forbid TF32 in matrix products and convolutions."""
-    # `Any`, because this module defines its attributes at run time.
+    # The type is `Any`, because this module defines its attributes at run time.
     products, convolutions = torch.backends.cuda.matmul, cast("Any", torch.backends.cudnn)
     before = products.allow_tf32, convolutions.allow_tf32
     products.allow_tf32 = convolutions.allow_tf32 = allowed
@@ -348,7 +348,7 @@ def two_streams(options: Options, report: Report, model: DuplexModel) -> None:
 
 
 def primed_vocoder(model: DuplexModel, speakers: int) -> Callable[[], object]:
-    """Return a function that makes a second of sound. It does not change contexts."""
+    """Return a function that makes a second of sound. The function does not change contexts."""
     made = model.parts.vocoder
     assert isinstance(made, Vocoder), "the checkpoint has no vocoder"
     voice = model.parts.vocoder_voice

@@ -31,7 +31,7 @@ CONFIG_TABLES = ("up", "edge", "scheduler", "worker")
 
 
 def shown_default(default: object) -> str | None:
-    """Return a default in the form of the help and the settings page; None if there is none."""
+    """Return a default as the help and the settings page show it; None for no default."""
     match default:
         case None | "" | ():
             return None

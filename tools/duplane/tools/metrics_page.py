@@ -1,4 +1,4 @@
-"""The metrics of all processes as Markdown, from the instruments themselves."""
+"""Writes the metrics of all processes as Markdown, from the instruments in their code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MAX_SHOWN = 24  # values of a label
 
 
 def registries() -> Mapping[str, CollectorRegistry]:
-    """Return the registry of each process, as it is before its first event."""
+    """Return the metrics of each process as they are before it has counted anything."""
     scheduler = SchedulerMetrics(SchedulerState(time.monotonic))
     measured(MemoryStore(boot_ms=0), scheduler.registry)
     edge = EdgeMetrics(lambda: (), playback_delay_s=0.0)

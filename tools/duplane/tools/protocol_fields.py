@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Dialect -> event -> the paths of its required fields, then those of its optional fields.
+# Dialect -> event -> the paths of the event's required fields, and of its optional fields.
 Events = Mapping[str, Mapping[str, tuple[str, str]]]
 
 CLIENT: Events = {

@@ -1,4 +1,4 @@
-"""The settings of all processes as Markdown, from the same fields that give flags and help."""
+"""Writes the settings of all processes as Markdown, from the fields that also define the flags."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ async def _drip(client: RawClient) -> None:
 
 
 async def _speak(client: RawClient) -> None:
-    """Behave well: this kind is the baseline, which shows what additional clients cost."""
+    """Behave well. This kind shows the cost of additional clients that behave well."""
     await _begun(client)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_repeat(client, _UNIT, _UNIT_S))

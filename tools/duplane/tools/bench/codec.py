@@ -27,7 +27,7 @@ _REPEATS = 300
 
 
 def _best_us(work: Callable[[], object]) -> float:
-    """Return the mean of the best of several rounds: other processes can only add time."""
+    """Return the mean time of a call in the fastest repetition: other processes only add time."""
     best = float("inf")
     for _ in range(_ROUNDS):
         begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Counts how often the host waits for the device: to read values, or shapes that depend on values.
+"""Counts how often the host waits for the device: for values, or for shapes that depend on values.
 
 The operations of torch are counted by name, so a run on a CPU shows how often the host would wait
 for a GPU.
@@ -27,7 +27,7 @@ INDEXED = {_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default
 
 
 class SyncCount:
-    """Counts the waits within `with SyncCount() as syncs`, in `syncs.count`."""
+    """Counts the waits in the body of `with SyncCount() as syncs`. `syncs.count` has the sum."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -58,7 +58,7 @@ class _Reads(TorchFunctionMode):
 
 
 class _Dependent(TorchDispatchMode):
-    """Counts operations that wait for values, also operations that torch calls internally."""
+    """Counts operations that wait for values, including those that torch calls internally."""
 
     def __init__(self, syncs: SyncCount) -> None:
         super().__init__()  # pyright: ignore[reportUnknownMemberType]  untyped in torch

@@ -49,7 +49,7 @@ WHOLE = {_aten.scaled_dot_product_attention.default}
 
 
 class LaunchCount(TorchDispatchMode):
-    """Counts launches by the running stage.
+    """Counts the launches of each stage.
 
     The key None stands for launches outside of all stages.
     """
@@ -75,10 +75,10 @@ class LaunchCount(TorchDispatchMode):
 def count_launches(
     model: DuplexModel, watch: StageWatch, slots: Sequence[int]
 ) -> dict[Stage | None, float]:
-    """Return the launches in one call of each stage, with conversations in these slots.
+    """Return the launches in one call of each stage, with a conversation in each of `slots`.
 
-    The key None has the launches of one round outside of the stages. Afterwards the slots are clean
-    again.
+    The key None has the launches of one round that belong to no stage. Afterwards the slots are
+    clean again.
     """
     for index, slot in enumerate(slots):
         options = ConversationOptions(

@@ -44,7 +44,7 @@ FLOAT32_STAGES = (Stage.MEL, Stage.FLOW, Stage.HIFT)
 
 @dataclass
 class Figures:
-    """Measurements of one batch size: seconds by kind of unit and stage, operations and waits."""
+    """Measurements of one batch size: seconds, operations, bytes moved, and waits of the host."""
 
     units: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     stages: defaultdict[tuple[str, Stage], list[float]] = field(
@@ -152,7 +152,8 @@ def _measure(
         if context is not None:
             cache.grow([(slot, max(0, context - cache.length(slot)))])
     inputs = Inputs(model, range(slots), bench.frames)
-    # The costs of one call are measured with the last kind of unit that makes such a call.
+    # The costs of one call of a stage are measured with the last kind of unit that calls this
+    # stage.
     for kind in KINDS if bench.frames else KINDS[1:]:
         for number in range(WARM_UNITS + bench.units):
             found = _unit(model, watch, inputs.next(kind), device)
@@ -176,7 +177,7 @@ class Inputs:
         self._frame = file.getvalue()
 
     def next(self, kind: str) -> list[Unit]:
-        """Return a unit for each slot. As in the worker, its frames are decoded on the host."""
+        """Return a unit for each slot. The host decodes the frames, as in the worker."""
         sounds = self._random.normal(0, 0.1, (len(self._slots), 16_000)).astype(np.float32)
         frames = (self._frame,) * self._frames if kind == SEEING else ()
         units = [

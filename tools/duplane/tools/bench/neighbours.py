@@ -60,7 +60,7 @@ class _Watch:
 
 
 class _Witness:
-    """A good session of dialect B with silent units. Their times show what bad clients cost."""
+    """A good session of dialect B that sends silence. Its latencies show what bad clients cost."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
@@ -138,7 +138,7 @@ async def _bad_clients(name: str, count: int, address: str) -> AsyncGenerator[No
 
 
 class _Bench:
-    """One run: a fabric, and one kind of bad clients after the other."""
+    """Measures one kind of bad clients after the other, with one fabric."""
 
     def __init__(self, fabric: Fabric, client: FabricClient, seconds: float) -> None:
         self._fabric = fabric
@@ -146,7 +146,7 @@ class _Bench:
         self._seconds = seconds
 
     async def row(self, name: str, kind: Kind, count: int) -> tuple[str, ...]:
-        """Measure without bad clients, then with them, then until their slots are free."""
+        """Measure without bad clients, then with them. Then wait until their slots are free."""
         watch = _Watch(self._fabric.roles[0].process_id)
         before_bytes = watch.look()
         async with contextlib.AsyncExitStack() as stack:

@@ -22,7 +22,7 @@ class Peaks:
 
 
 def measure_peaks(device: torch.device, dtypes: set[torch.dtype]) -> Peaks:
-    """Copy a large tensor and multiply square matrices; return the rates of the best round."""
+    """Copy a large tensor and multiply square matrices; return the best of several rates."""
     count = COPY_BYTES[device.type]
     source = torch.ones(count, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value that `share` (0..1) of `values` do not exceed; nan without values."""
+    """Return the percentile `share` (0..1) of `values`; nan if there are no values."""
     if not values:
         return float("nan")
     ordered = sorted(values)

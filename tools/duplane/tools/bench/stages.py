@@ -75,7 +75,7 @@ class StageWatch:
     def _stand_around(
         self, owner: object, name: str, stage_of: Callable[..., Stage], *, is_call: bool = True
     ) -> None:
-        """Wrap a method. With `is_call` False, a call adds its time but is not counted."""
+        """Measure a method. If `is_call` is False, its time counts but not its number of calls."""
         call: Call = getattr(owner, name)
 
         def watched(*arguments: Any, **named: Any) -> Any:

@@ -70,7 +70,7 @@ class _Clock:
 def _best_us(
     unit: Callable[[int], object], flush: Callable[[], None] = lambda: None, units: int = _UNITS
 ) -> float:
-    """Return the CPU time of the process per unit, in the best of several rounds."""
+    """Return the CPU time of this process per unit, in the fastest of several repetitions."""
     best, sequence = float("inf"), 0
     for _ in range(_ROUNDS):
         began_s = time.process_time()

@@ -25,7 +25,7 @@ app.command(bench)
 def _run(measuring: Coroutine[Any, Any, object]) -> int:
     """Run until the end, or until SIGTERM or Ctrl-C; return the exit code.
 
-    A signal cancels the measurement, so that it stops the processes that it has started.
+    A signal cancels the measurement, which then stops the processes that it has started.
     """
 
     async def run() -> None:

@@ -60,7 +60,10 @@ def write_random(
 def plan_shards(
     tensors: list[tuple[str, Shape]], shard_bytes: int
 ) -> list[list[tuple[str, Shape]]]:
-    """Group the tensors, in order, into shards of at most `shard_bytes`, or of one large tensor."""
+    """Group the tensors, in order, into shards.
+
+    A shard has at most `shard_bytes`, unless it consists of one larger tensor.
+    """
     shards: list[list[tuple[str, Shape]]] = [[]]
     held = 0
     for name, shape in tensors:

@@ -23,7 +23,7 @@ _STATES = (
 
 
 def fabric_tables(views: Sequence[SchedulerView], row_limit: int) -> str:
-    """Return schedulers, workers, leases and queue; at most `row_limit` rows of each."""
+    """Return tables of schedulers, workers, leases and queue, of at most `row_limit` rows each."""
     state = merge(views)
     parts = (
         ("schedulers", ("", "state", "workers", "leases", "waiting"), map(_scheduler, views)),

@@ -47,7 +47,7 @@ def load_encoder(checkpoint: Path, target: ReplayTarget) -> AudioEncoder:
 
 
 def read_audio(path: Path, sample_count: int) -> NDArray[np.float32]:
-    """Return the first samples [sample_count] of a repeated int16 mono file, as float32."""
+    """Return the first `sample_count` samples, as float32, of an int16 mono file in a loop."""
     with wave.open(str(path)) as file:
         samples = np.frombuffer(file.readframes(file.getnframes()), np.int16)
     return np.resize(samples, sample_count).astype(np.float32) / np.float32(32768)
@@ -101,7 +101,7 @@ def _stream(encoder: AudioEncoder, golden: Path, trace: dict[str, Any]) -> Itera
 
 @torch.inference_mode()
 def _mel(stream: MelStream, unit: NDArray[np.float32]) -> Tensor:
-    """Return a unit's features [frames, mel_bins]; a first unit has no frames of left context."""
+    """Return a unit's features [frames, mel_bins]. A first unit has no frames of left context."""
     stream.push(0, unit)
     stream.take(0)
     features, is_first = stream.features([0])

@@ -143,7 +143,7 @@ def _half_duplex(
     yield same(f"{trace['name']} slot left clean", model.is_clean(SLOT), True)
 
 
-# The reference's options of generation that a half-duplex trace does not name.
+# Options with which the reference generated, but which a half-duplex trace does not contain.
 _REFERENCE = {"generate_audio": True, "use_tts_template": True, "length_penalty": 1.1}
 
 
@@ -252,7 +252,7 @@ class ObservedModel:
         return self.model.tokens.decode(self.model.tokens.encode(text))
 
     def _chunks(self) -> list[dict[str, Any]]:
-        """Return the chosen ids in chunks like the reference's: the first has one id more."""
+        """Return the chosen ids in the chunks of the reference. The first chunk has one more id."""
         ids = list(self.unit.decided)
         has_ended = self.outputs[-1].finish is Finish.STOP
         if has_ended:

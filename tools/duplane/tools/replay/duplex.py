@@ -112,7 +112,7 @@ class SessionReplay:
         yield from self._array("prepare_ref_embeds", self._recorder.voices.get(SLOT))
 
     def _play(self, unit: dict[str, Any], *, is_last: bool) -> None:
-        """Run one unit and compare it with everything recorded.
+        """Run one unit, and compare its results with all recorded values.
 
         The last unit is settled immediately, so that the final caches can be compared.
         """
@@ -276,8 +276,10 @@ def _fold(name: str, found: list[Check]) -> Check:
 
 
 def _options(trace: dict[str, Any], voice: FloatArray | None) -> ConversationOptions:
-    """Return the options of a recorded session, without the sampling parameters that the reference
-    accepts in its constructor and then ignores.
+    """Return the options of a recorded session.
+
+    The reference accepts sampling parameters in its constructor and then ignores them, so these
+    parameters are left out.
     """
     prefix: str = trace["prefix"]
     prompt = prefix.removeprefix(PROMPT_HEAD).removesuffix(PROMPT_TAIL)

@@ -35,7 +35,7 @@ ANSWER_END = "<|tts_eos|><|im_end|>\n"
 
 @dataclass(frozen=True)
 class TextWindow:
-    """The two marks of a window: above the high one, rounds are dropped down to the low one.
+    """A context above `high_tokens` is cut, in whole rounds, to at most `low_tokens`.
 
     Raises `OptionError`.
     """
@@ -90,7 +90,7 @@ class HalfDuplex:
         return self._builder.prompt
 
     def instruct(self, parts: Sequence[ChatPart]) -> int:
-        """Add the system prompt, which must come first; returns its number of rows."""
+        """Add the system prompt, which must come first; return its number of rows."""
         prompt = self._builder.chat([ChatMessage(ChatRole.SYSTEM, tuple(parts))])
         self._prompt_rows = len(prompt.ids)
         return self._prompt_rows

@@ -35,8 +35,7 @@ def replay_traces(
     The exit code is 1 if a check fails, if a part cannot run, or if there is nothing to check.
     Tolerances are for float32: in another dtype a check prints its error and does not fail.
     """
-    # Configured here, because most parts are loaded without the whole model, which would configure
-    # it.
+    # Loading the whole model would configure the precision, but most parts are loaded alone.
     precision.configure(target.device)
     counts = dict.fromkeys(Verdict, 0)
     print(f"{'check':<56} {'error':>9} {'allowed':>9}  verdict")

@@ -24,9 +24,9 @@ from duplane.worker.model.vocoder.vocoder import Vocoder
 from duplane.worker.model.vocoder.voice import prompt_mel
 
 TOLERANCE = 1e-3
-# For waves from our own mel. An error of 3e-6 in the mel changes the pitch by as little, but the
-# phase adds up these changes over a second. Measured: up to 2e-3, also for the reference on another
-# CPU.
+# The tolerance for waves from our own mel. An error of 3e-6 in the mel changes the pitch just as
+# little, but the phase adds up these changes over a second. Errors up to 2e-3 were measured, also
+# for the reference on another CPU.
 OWN_MEL_TOLERANCE = 1e-2
 OWN_MEL_NOTE = "from our own mel; the phase sums rounding errors"
 
@@ -34,7 +34,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 def checks(golden: Path, target: ReplayTarget = CPU_TARGET) -> Iterator[Check]:
-    """Yield the checks of `golden`/token2wav; none where it is absent."""
+    """Yield the checks of `golden`/token2wav; none if this folder is absent."""
     directory = golden / "token2wav"
     if not (directory / "golden.json").exists():
         return

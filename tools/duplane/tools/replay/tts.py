@@ -112,7 +112,7 @@ def _oneshot(talker: Talker, trace: dict[str, Any], arrays: Any) -> Iterator[Che
     fewest, most = trace["min_new"], trace["max_new"]
     tokens = _spoken(talker, stream, condition, fewest=fewest, most=most)
     has_ended = stream.unfed is None
-    # An utterance that reached its maximum length: the trace lacks the last drawn token.
+    # If an utterance has reached its maximum length, its trace lacks the last drawn token.
     yield same("tts oneshot tokens", tokens if has_ended else tokens[:-1], trace["tokens"])
     yield same("tts oneshot finished", has_ended, trace["finished"])
 
@@ -127,13 +127,13 @@ def _spoken(talker: Talker, stream: SpeechStream, condition: Tensor, **bounds: i
 
 
 def _marked(talker: Talker, condition: Any, *, is_text_end: bool) -> Tensor:
-    """Add the end marks to a recorded condition: the mark of the text's end, if any, and BOS."""
+    """Add marks to the end of a recorded condition: text end (if `is_text_end`), then BOS."""
     marks = talker.condition((), torch.empty(0), is_text_end=is_text_end)
     return torch.cat((_on_device(talker, condition), marks))
 
 
 def _condition(talker: Talker, ids: list[int], hidden: Any) -> Tensor:
-    """Return the condition of recorded ids and hidden states."""
+    """Compute a condition from recorded ids and hidden states."""
     return talker.condition(ids, _on_device(talker, hidden))
 
 

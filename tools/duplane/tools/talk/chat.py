@@ -1,6 +1,6 @@
 """`duplane talk` in chats: one turn per text.
 
-B uses one connection for all turns, D one per turn.
+Dialect B uses one connection for all turns, dialect D a new connection for each turn.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class _Realtime:
 
 
 class DialectA(_Realtime):
-    """`session.update`: one event answers one unit, in order."""
+    """Dialect A, which begins with `session.update`. One event answers each unit, in order."""
 
     def __init__(self, prompt: str, voice: str | None, seed: int | None = None) -> None:
         del seed  # the dialect has no field for it
@@ -100,10 +100,10 @@ class DialectA(_Realtime):
 
 
 class DialectB(_Realtime):
-    """`session.init`: up to three events answer a spoken unit; they repeat the unit's `input_id`.
+    """Dialect B, which begins with `session.init`.
 
-    If a server does not repeat `input_id`, units are counted: each reply begins with `text` or
-    `listen`.
+    Up to three events answer one unit, and repeat its `input_id`. If a server does not repeat
+    `input_id`, the client counts the answered units: each reply begins with `text` or `listen`.
     """
 
     def __init__(self, prompt: str, voice: str | None, seed: int | None = None) -> None:
@@ -156,7 +156,7 @@ class DialectB(_Realtime):
 
 
 class DialectC:
-    """`prepare`: one `result` answers one unit, in order."""
+    """Dialect C, which begins with `prepare`. One `result` answers each unit, in order."""
 
     queue_prefix = ""
     ready = "prepared"

@@ -98,7 +98,7 @@ class _Conversation:
             self.flush()
 
     def flush(self) -> None:
-        """Print the row of the unit that is not complete yet."""
+        """Print the pending row, if there is one, even if its unit is not complete."""
         row, self._pending = self._pending, None
         if row is None:
             return

@@ -57,7 +57,7 @@ SAY = 2.0
 """Flag of the row before a chat's answer. It is larger than other flags, so that the model speaks
 at any value of the clock."""
 
-# Logits. A token that may follow a row has LIKELY; all others have noise of about 1.
+# The logit of a token that may follow a row. The logits of other tokens are noise of about 1.
 LIKELY = 18.0
 PAUSE = 12.5
 """Logit of the end of a unit, after any word."""
@@ -93,7 +93,7 @@ def _write_clock(tensors: Tensors, config: dict[str, Any], tokenizer: Tokenizer,
     head_dim, width = config["head_dim"], config["hidden_size"]
     frequency = config["rope_theta"] ** (-2 * CLOCK_PAIR / head_dim)
     first = len(tokenizer.encode(PROMPT, add_special_tokens=False).ids) + FIRST_CHOICE
-    # The cosine becomes negative just before the first free decision: speech may begin there.
+    # The cosine becomes negative just before the first free decision, so speech may begin there.
     angle = math.pi / 2 + 0.15 - frequency * first
     clock = Swing(pair=CLOCK_PAIR, angle=angle, near=1.0, output=gate_output(width))
     wandering = [
@@ -131,7 +131,7 @@ class _RowVectors:
                 *("<|tts_bos|>", "<|turn_eos|>", "<|chunk_eos|>", "<|im_end|>"),
             )
         }
-        # The last row before a chat's answer without speech.
+        # In a chat without speech, this is the last row before an answer.
         line = tokenizer.encode("\n\n", add_special_tokens=False).ids[-1]
         openers = [self.id_of["<|speak|>"], self.id_of["<|tts_bos|>"], line]
         own = [*openers, self.id_of["<|turn_eos|>"], self.id_of["<|chunk_eos|>"], *self.words]

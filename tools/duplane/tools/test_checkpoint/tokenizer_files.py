@@ -57,7 +57,7 @@ _BASE = [
 ]
 _TURNS = _pipes("turn_bos", "turn_eos")
 
-# In the order of the released model, where the ids follow one another without gaps.
+# The added tokens, in the order of the released model. Their ids are consecutive.
 ADDED_TOKENS = [
     "<unk>",
     *_BASE,
@@ -95,7 +95,7 @@ def own_lines() -> list[str]:
 
 def train_tokenizer(lines: Sequence[str] | None = None, merges: int = MERGES) -> Tokenizer:
     """Train on `lines`, by default on `own_lines()`; the same text gives the same ids."""
-    # `Any`, because the library's stubs lack the setters and leave lists untyped.
+    # The type is `Any`, because the library's stubs lack the setters and leave lists untyped.
     tokenizer: Any = Tokenizer(BPE())
     tokenizer.normalizer = normalizers.NFC()
     words = pre_tokenizers.Split(Regex(_WORDS), "isolated")

@@ -61,8 +61,8 @@ _HIFT_DIMS: dict[str, Any] = {
     "base_channels": 32,
     "f0_cond_channels": 32,
     "nb_harmonics": 8,
-    # 480 samples per mel frame, like the released model. A longer hop and late upsampling save most
-    # of the computation.
+    # The product of these rates and the hop is 480 samples per mel frame, as in the released model.
+    # The longer hop and the later upsampling save most of the computation.
     "upsample_rates": [2, 5, 6],
     "upsample_kernel_sizes": [4, 11, 12],
     "istft": {"n_fft": 32, "hop_len": 8},

@@ -59,7 +59,7 @@ def _draw(name: str, shape: tuple[int, ...], seed: int) -> Array:
 
 def save_safetensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
     """Write one safetensors file, readable by all users."""
-    # The library declares only some of its types.
+    # `cast`, because the library declares only some of its types.
     cast("Any", safetensors.torch).save_file(dict(tensors), path, metadata={"format": "pt"})
     path.chmod(0o644)
 

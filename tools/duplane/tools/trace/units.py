@@ -83,7 +83,7 @@ class Unit:
 
     @property
     def sequence(self) -> int:
-        """The unit's number in its session; -1 if it was dropped before it had one."""
+        """The unit's number in its session; -1 if the unit was dropped before it had a number."""
         return int(self._attribute(spans.UNIT_SEQUENCE, -1))
 
     @property

@@ -31,7 +31,7 @@ Usual = Mapping[tuple[str, str, str], float]
 
 
 def usual_times(units: Iterable[Unit]) -> Usual:
-    """Return the median time of each stage, over the units on time."""
+    """Return the median time of each stage, over all units that were not late."""
     found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for unit in units:
         if not unit.is_late:

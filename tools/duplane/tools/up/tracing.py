@@ -23,9 +23,9 @@ _ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 async def traced(is_traced: bool, out: Path | None) -> AsyncGenerator[None]:
     """Receive the spans of the processes that start in the body of the `with`.
 
-    At the end, print where the time of each unit went. The receiver is a process of its own,
-    because it uses gRPC, and a process that uses gRPC should not start other processes, as this
-    process does. Raises StartError.
+    At the end, print where the time of each unit went. The receiver is a separate process, because
+    it uses gRPC. A process that uses gRPC should not start other processes, but this process does.
+    Raises StartError.
     """
     if not is_traced:
         yield

@@ -24,8 +24,8 @@ from duplane.scheduler.store.base import Change, Grant, GrantPut, Ticket
 from duplane.scheduler.store.memory import MemoryStore
 from duplane.tools.bench.report import percentile, show
 
-# For each fabric: the number of workers, of waiting tickets, and of different label values. Each
-# worker has one of the values, and each ticket needs one; 1 means that labels are not used.
+# Each line is a fabric: its number of workers, of waiting tickets, and of values of a label. Each
+# worker has one of the values, and each ticket needs one. One value means that labels are not used.
 SIZES = (
     (10, 100, 1),
     (100, 1_000, 1),
@@ -40,7 +40,7 @@ Answer = TypeVar("Answer")
 
 
 def _run(operation: Coroutine[Any, Any, Answer]) -> Answer:
-    """Run an operation of the memory store, which never waits."""
+    """Run an operation of the memory store. Such an operation never waits."""
     try:
         operation.send(None)
     except StopIteration as done:

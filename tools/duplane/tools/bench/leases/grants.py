@@ -51,7 +51,7 @@ class _Counts:
     lost_ticket_count: int = 0
     lost_position_count: int = 0
     kill_count: int = 0
-    # CPU time per grant: of the schedulers, and of this process.
+    # CPU time per grant: first of all schedulers together, then of this process.
     cpu_ms: Sequence[float] = (math.nan, math.nan)
     has_grant: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -167,7 +167,7 @@ class _Bench:
         return self._counts
 
     def _cpu_s(self, schedulers: Sequence[Role]) -> tuple[float, float]:
-        """Return the CPU seconds that all schedulers and this process have used."""
+        """Return the CPU seconds of all schedulers together, and those of this process."""
         return sum(_cpu_s(role.process_id) for role in schedulers), time.process_time()
 
     async def _start(self, stack: contextlib.AsyncExitStack, tasks: asyncio.TaskGroup) -> Role:
@@ -231,7 +231,7 @@ class _Bench:
 
 
 class _Position:
-    """The position of one request, which must never grow."""
+    """Checks that the position of one request in the queue never grows."""
 
     def __init__(self, counts: _Counts) -> None:
         self.ticket_id = ""
@@ -239,7 +239,7 @@ class _Position:
         self._lowest: int | None = None
 
     async def update(self, queued: lease_pb2.Queued) -> None:
-        """Check a position against the lowest one so far."""
+        """Count a lost position if this one is higher than the last, or has another ticket."""
         is_other = self.ticket_id not in ("", queued.ticket_id)
         has_grown = self._lowest is not None and queued.position > self._lowest
         self._counts.lost_position_count += is_other or has_grown

@@ -8,10 +8,11 @@ _RESOLUTION = 20  # the search ends when the interval is less than 1/20 of the n
 
 
 def search(first: int, largest: int) -> Generator[int, bool, int]:
-    """Yield numbers of sessions to try; return the largest number that holds, or 0.
+    """Yield numbers of sessions to try; return the largest number that the fabric holds, or 0.
 
-    The caller sends back whether each number holds. The number doubles until a number does not
-    hold. Then each number is halfway between the largest that held and the smallest that did not.
+    After each number, the caller sends back whether the fabric held so many sessions. The number
+    doubles until the fabric does not hold it. Then each number is halfway between the largest that
+    it held and the smallest that it did not hold.
     """
     good, bad = 0, largest + 1  # a `bad` above `largest` has not been tried
     number = min(first, largest)

@@ -24,14 +24,17 @@ _STEPS = 5  # steps of the vertical axis
 
 @dataclass(frozen=True)
 class ChartLine:
-    """One line of a panel: a value, or None, for each number of sessions."""
+    """One line of a panel: a value for each number of sessions, or None if it was not measured."""
 
     name: str
     values: Sequence[float | None]
 
 
 def write_chart(file: Path, rows: Sequence[Row]) -> None:
-    """Write a PNG with two panels. Of several rows with the same numbers, the last row counts."""
+    """Write a PNG with two panels.
+
+    Of several rows with the same dialect and number of sessions, only the last row is drawn.
+    """
     sessions = sorted({row.sessions for row in rows})
     panels = (
         ("added ms", latency_lines(rows, sessions)),
@@ -60,7 +63,7 @@ def latency_lines(rows: Sequence[Row], sessions: Sequence[int]) -> Sequence[Char
 
 
 def cpu_lines(rows: Sequence[Row], sessions: Sequence[int]) -> Sequence[ChartLine]:
-    """Return the line of each process for each dialect."""
+    """Return a line of CPU time for each dialect and process."""
     names = dict.fromkeys((row.dialect, name) for row in rows for name in row.processes)
 
     def cost_of(name: str) -> Callable[[Row], float | None]:

@@ -50,7 +50,7 @@ class Ticks:
         self._stalls: deque[tuple[float, float]] = deque(maxlen=_STALLS)  # end, seconds
 
     async def run(self, begin_s: float) -> None:
-        """Measure delays until cancelled. `delays_ms` gets only those after the time `begin_s`."""
+        """Measure delays until cancelled. `delays_ms` gets only the delays after `begin_s`."""
         while True:
             due_s = time.monotonic() + _TICK_S
             await asyncio.sleep(_TICK_S)
@@ -154,7 +154,7 @@ class PlannedSession:
             if self._session is None or opened_s >= end_s:
                 self._load.report.counts.unsent += is_measured
                 continue
-            # If the server did not read the last unit in time, the generator is not late.
+            # The generator is not late if it had to wait until the server read the last unit.
             late_s = time.monotonic() - max(due_s, free_s)
             self._ledger.sent(self._number, due_s + late_s, is_measured=is_measured)
             if is_measured:

@@ -15,7 +15,7 @@ from duplane.tools.up.supervisor import Role
 
 
 class Killer:
-    """Kills a worker after every `every_s` seconds; never if this is 0. `kills` lists the kills."""
+    """Kills a worker every `every_s` seconds, or none if `every_s` is 0. `kills` lists them."""
 
     def __init__(self, workers: Sequence[Role], scheduler: str, every_s: float) -> None:
         self.kills: list[Kill] = []
@@ -24,10 +24,10 @@ class Killer:
         self._every_s = every_s
 
     async def run(self, begin_s: float, seconds: float) -> None:
-        """Kill for some seconds from `begin_s` on.
+        """Kill workers for `seconds`, from `begin_s` on.
 
-        The last kill is so early that sessions can move before the end. A kill is left out if a
-        worker is still starting then, because the other workers may have too few slots.
+        After the last kill the sessions have enough time to move. If a worker is still starting
+        when a kill is due, this kill is left out, because the other workers may have too few slots.
         """
         if not self._every_s:
             return

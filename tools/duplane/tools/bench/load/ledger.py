@@ -28,7 +28,7 @@ class Counts:
     sent: int = 0
     answered: int = 0
     late: int = 0  # answered, but after the deadline
-    # Part of `late`: would be in time if the load generator had not been blocked.
+    # These units are also in `late`. They were late only because the load generator was blocked.
     late_by_generator: int = 0
     dropped: int = 0  # units that the server has reported as dropped
     failed: int = 0  # answered with an error
@@ -121,7 +121,7 @@ class Ledger:
         self._waiting.clear()
 
     def _drop(self, answer: Answer) -> None:
-        """Remove the oldest units, which the server dropped before the answered unit."""
+        """Remove the oldest units before the answered one: the server has dropped them."""
         for unit in list(self._older(answer.unit))[: answer.dropped_count]:
             del self._waiting[unit.number]
             self._counts.dropped += unit.is_measured
@@ -132,7 +132,7 @@ class Ledger:
     def _continue(self, answer: Answer, at_s: float) -> None:
         """Add a further message to the unit answered last.
 
-        Count it as surplus if it repeats a part or belongs to another unit.
+        The message counts as surplus if it repeats a part or belongs to another unit.
         """
         unit = self._current
         if unit is None or unit.number != answer.unit or answer.part in unit.parts:

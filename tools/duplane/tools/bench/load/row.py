@@ -47,7 +47,7 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class ProcessCost:
-    """The cost of one process of the fabric; several workers count as one."""
+    """The cost of one process of the fabric. All workers together count as one process."""
 
     cpu_us_per_unit: float | None  # CPU time of the measured seconds per answered unit
     cpu_cores: float  # CPU time per measured second: 1.0 is one core
@@ -108,14 +108,14 @@ class Row:
     def holds(self) -> bool:
         """Whether the fabric held this load.
 
-        It is False, too, if the generator was not punctual.
+        Also False if the load generator was not punctual.
         """
         return not self.problems
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Upper limits of the p99 in a row that holds."""
+    """Upper limits of the 99th percentiles. A row above one of these limits does not hold."""
 
     added_ms: float
     lateness_ms: float  # of the generators
@@ -128,7 +128,7 @@ MAX_GAP_MS = 3000.0
 def process_cost(
     samples: Sequence[ProcessSample], begin_s: float, end_s: float, units: int
 ) -> ProcessCost:
-    """Compute the cost of a process from samples, the first of which precedes the first session."""
+    """Compute the cost of a process. The first sample was taken before the first session."""
     window = [sample for sample in samples if begin_s <= sample.at_s <= end_s] or samples[-1:]
     used_s = window[-1].cpu_s - window[0].cpu_s
     lasted_s = window[-1].at_s - window[0].at_s
@@ -159,8 +159,9 @@ def generator_cost(seen: LoadFigures, cost: ProcessCost, limits: Limits) -> Gene
 def moves_of(kills: Sequence[Kill], timed: Sequence[Timed]) -> Moves:
     """Compute the gaps of the sessions whose workers were killed.
 
-    The client does not see which sessions these are. But a kill delays no other session, so they
-    are those with the largest latencies.
+    A client cannot see whether the worker of its session was killed. But a kill delays no other
+    sessions. So after each kill, as many sessions as the worker had are chosen: those with the
+    largest latencies.
     """
     answers = sorted(timed, key=lambda one: one.answered_s)
     times = [one.answered_s for one in answers]

@@ -49,7 +49,7 @@ class _Run:
         self._shown_s = 0.0  # when progress was last shown
 
     async def row(self) -> Row:
-        """Start the fabric if needed, measure, and stop it."""
+        """Start a fabric unless the server has a URL, measure, and stop the fabric."""
         async with target(self._options, self._sessions) as measured:
             row = await self._measure(measured)
         if measured.receiver is None:
@@ -167,7 +167,7 @@ async def _capacity(options: FabricBench, dialect: str, rows: list[Row]) -> int:
 async def bench_fabric(options: FabricBench) -> Sequence[Row]:
     """Measure, print, and write the requested files; return the rows.
 
-    After a cancellation, it prints and writes the complete rows.
+    If the run is cancelled, the rows that are complete are printed and written.
     """
     files = Files(options)
     rows: list[Row] = []

@@ -87,7 +87,7 @@ def _cost_cells(row: Row) -> Iterator[Sequence[str]]:
 
 
 def capacity_text(dialect: str, sessions: int, rows: Sequence[Row], options: FabricBench) -> str:
-    """Return the result of a search, and why the next larger number tried did not hold."""
+    """Return the result of a search, and why the fabric did not hold the next larger number."""
     above = [row for row in rows if row.dialect == dialect and row.sessions > sessions]
     failed = min(above, key=lambda row: row.sessions, default=None)
     if failed is None:

@@ -81,7 +81,7 @@ class Target:
 
 
 async def _taken(client: FabricClient) -> int:
-    """Count the slots that their workers do not report as free, or that have a lease."""
+    """Count the slots that are not free, by workers' reports or by leases, whichever are more."""
     workers = await client.administer(
         lambda admin: admin.ListWorkers(admin_pb2.ListWorkersRequest())
     )

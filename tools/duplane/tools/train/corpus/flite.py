@@ -18,7 +18,7 @@ NORMAL_RATE = 170.0
 """Approximate words per minute of a voice that is not stretched."""
 _LIMIT_S = 30.0
 _SILENCE = "pau"
-# Names of phones: flite's name = espeak's name.
+# The names of the phones: first flite's name, then espeak's.
 _NAMES = """
     aa=A: ae=a ah=V ao=O: aw=aU ax=@ ay=aI b=b ch=tS d=d dh=D eh=E er=3: ey=eI f=f g=g hh=h
     ih=I iy=i: jh=dZ k=k l=l m=m n=n ng=N ow=oU oy=OI p=p r=r s=s sh=S t=t th=T uh=U uw=u: v=v

@@ -57,7 +57,7 @@ def synthesise(text: str, speaker: Speaker) -> Speech:
 
 
 def resampled(speech: Speech, warp: float, rate: int) -> FloatArray:
-    """Return the samples at `rate`, played slower by the factor `warp`."""
+    """Resample to `rate`, and slow the sound down by the factor `warp`."""
     samples = speech.samples.astype(np.float32) / 32768.0
     return cast("Any", soxr).resample(samples, speech.rate, rate * warp, quality="HQ")
 

@@ -1,4 +1,4 @@
-"""Counts spoken digits that pocketsphinx understands; it has no part in the training."""
+"""Counts spoken digits that pocketsphinx understands. The training does not use pocketsphinx."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _WAV_HEADER_BYTES = 44
 
 
 def recognised(texts: Sequence[str], sounds: Sequence[FloatArray]) -> Rate:
-    """Return the share of words that pocketsphinx understands, of digits spoken at 16 kHz.
+    """Return how many of the spoken digits pocketsphinx understands. `sounds` are at 16 kHz.
 
-    All texts have the same number of digits, which pocketsphinx knows. The rate is empty if
-    pocketsphinx is not installed. Raises SynthesisError if pocketsphinx fails.
+    All texts have the same number of digits, and pocketsphinx is told this number. The rate is
+    empty if pocketsphinx is not installed. Raises SynthesisError if pocketsphinx fails.
     """
     rate = Rate()
     if shutil.which(COMMAND) is None:

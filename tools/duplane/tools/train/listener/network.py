@@ -106,7 +106,7 @@ def trainable(module: nn.Module) -> list[nn.Parameter | Tensor]:
 
 @torch.no_grad()
 def draw_weights(module: nn.Module, seed: int) -> None:
-    """Draw matrices; their deviation depends on their inputs. Set norms to 1 and biases to 0."""
+    """Draw matrices, scaled by their number of inputs. Set norms to 1 and biases to 0."""
     generator = torch.Generator().manual_seed(seed)
     residual = ("o_proj.weight", "down_proj.weight", "out_proj.weight", "fc2.weight")
     for name, parameter in module.named_parameters():
@@ -149,8 +149,8 @@ class ListenerNetworks:
     def features(self, sessions: Sequence[FloatArray]) -> tuple[Tensor, Tensor]:
         """Compute the features [sessions, units, frames, mel] of sessions of equal length.
 
-        The second value marks the first unit of each session. Both come from the worker's mel
-        stream.
+        The second result marks the first unit of each session. Both results come from the worker's
+        mel stream.
         """
         mel, slots = self.audio.mel, list(range(len(sessions)))
         units: list[Tensor] = []

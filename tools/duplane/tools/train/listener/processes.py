@@ -23,9 +23,9 @@ CORPUS, STATE = "corpus", "listener.pt"
 
 
 def train_listener(workspace: Path, plan: ListenerPlan, processes: int) -> dict[str, Tensor]:
-    """Train the listener to its end; returns its tensors with their names in the checkpoint.
+    """Train the listener to the end; return its tensors with their names in the checkpoint.
 
-    Raises RuntimeError if a process fails; the next call continues from the state it saved.
+    Raises RuntimeError if a process fails. The next call continues from the saved state.
     """
     with tempfile.TemporaryDirectory(prefix="duplane-train-") as folder:
         meeting = Path(folder, "processes")

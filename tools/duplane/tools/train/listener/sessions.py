@@ -60,7 +60,7 @@ class Decision:
 
 @dataclass
 class Asked:
-    """A question in a session. `first_unit` begins its answer; `interrupted_unit` ends it early.
+    """A question. Its answer begins in `first_unit`; `interrupted_unit` ends the answer early.
 
     Each is -1 if there is no such unit.
     """

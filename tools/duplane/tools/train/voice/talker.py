@@ -150,7 +150,7 @@ class TalkerTraining:
         """Yield the rows of each step; the rows of a step have similar lengths."""
         chance = Random(self.plan.seed)
         common, rare = split_answers(answers)
-        # A quarter of the draws are answers that consist of digits only, the majority.
+        # Most answers consist of digits only, but only a quarter of the draws are such answers.
         kinds = [
             [answers[text] for text in common],
             [answers[text] for text in rare],
