@@ -1,7 +1,5 @@
 """Converts PCM in the contract's format (mono float32, little endian), and decodes sound files."""
 
-# pyright: reportMissingTypeStubs=false
-
 from __future__ import annotations
 
 import io
@@ -9,8 +7,8 @@ import re
 from pathlib import Path
 
 import numpy as np
-import soundfile
-import soxr
+import soundfile  # pyright: ignore[reportMissingTypeStubs]  it ships none
+import soxr  # pyright: ignore[reportMissingTypeStubs]  it ships none
 from numpy.typing import NDArray
 
 INPUT_RATE_HERTZ = 16_000

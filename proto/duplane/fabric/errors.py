@@ -4,8 +4,6 @@ Between processes, an error is a gRPC status with exactly one `google.rpc.ErrorI
 Python, an error is a `FabricError`, in the server and in the client.
 """
 
-# pyright: reportMissingTypeStubs=false
-
 from __future__ import annotations
 
 from enum import StrEnum
@@ -14,8 +12,8 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 from google.protobuf import any_pb2
-from google.rpc import error_details_pb2 as _error_details
-from google.rpc import status_pb2 as _status
+from google.rpc import error_details_pb2 as _error_details  # pyright: ignore[reportMissingTypeStubs]  it ships none
+from google.rpc import status_pb2 as _status  # pyright: ignore[reportMissingTypeStubs]  it ships none
 from grpc_status import rpc_status as _rpc_status
 
 # This generated module has no type stubs.

@@ -5,8 +5,6 @@ All methods use the disk: call them in a thread.
 """
 
 # soundfile has no type stubs.
-# pyright: reportMissingTypeStubs=false
-
 from __future__ import annotations
 
 import contextlib
@@ -21,7 +19,7 @@ from typing import Any
 
 import orjson
 import pybase64
-import soundfile
+import soundfile  # pyright: ignore[reportMissingTypeStubs]  it ships none
 
 from duplane.edge.settings import Limits
 from duplane.fabric.audio import (

@@ -1,8 +1,6 @@
 """Mixes both directions of a recording into one stereo file: user left, model right."""
 
 # soundfile has no type stubs.
-# pyright: reportMissingTypeStubs=false
-
 from __future__ import annotations
 
 import contextlib
@@ -11,8 +9,8 @@ import os
 from pathlib import Path
 
 import numpy as np
-import soundfile
-import soxr
+import soundfile  # pyright: ignore[reportMissingTypeStubs]  it ships none
+import soxr  # pyright: ignore[reportMissingTypeStubs]  it ships none
 
 from duplane.edge.recording.storage import MODEL, REPLAY, USER, is_locked, lock
 from duplane.fabric.audio import INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ, Samples

@@ -4,8 +4,6 @@ Uses real processes. The time limits of the edge are short, so that each of them
 run.
 """
 
-# pyright: reportMissingTypeStubs=false
-
 from __future__ import annotations
 
 import asyncio
@@ -21,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import orjson
 import pybase64
-import soundfile
+import soundfile  # pyright: ignore[reportMissingTypeStubs]  it ships none
 from websockets.asyncio.client import ClientConnection, connect
 
 from duplane.fabric.client import FabricClient

@@ -1,7 +1,5 @@
 """Connections to a server, and sound files, for the verbs that act as a client."""
 
-# pyright: reportMissingTypeStubs=false
-
 from __future__ import annotations
 
 import contextlib
@@ -11,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
-import soundfile
+import soundfile  # pyright: ignore[reportMissingTypeStubs]  it ships none
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidHandshake, InvalidMessage
 
