@@ -263,7 +263,7 @@ class SchedulerState:
     def _forecast_alone(
         self, pool: _Pool, needs: Needs, kind: lease_pb2.SessionKind, now: float
     ) -> _Forecast:
-        """Forecast one demand as if no other one used its slots."""
+        """Forecast the waits of one demand as if no other demand used its slots."""
         supplies, share = pool.slots.some_supplies(needs, kind, _MAX_LABEL_SETS)
         orders = pool.queues[needs].orders_by_kind[kind]
         demand = Demand(kind, orders, range(len(supplies)))

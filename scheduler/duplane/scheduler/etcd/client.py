@@ -246,7 +246,7 @@ class EtcdClient:
 
 
 def is_token_refused(message: str) -> bool:
-    """True if etcd refused a token: it is too old, or users or roles have changed since."""
+    """True if etcd refused a token, because it is too old or a user or role has changed since."""
     return "invalid auth token" in message or "auth store is old" in message
 
 

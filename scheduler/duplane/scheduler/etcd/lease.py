@@ -78,7 +78,7 @@ class LeaseKeeper:
         await self._client.close_endpoints(self._endpoints)
 
     async def _renew(self, endpoint: Endpoint) -> int | None:
-        """Renew the lease once. Return the seconds it has left, or None without an answer."""
+        """Renew the lease once. Return the seconds it has left, or None if the member fails."""
         try:
             metadata = await self._client.metadata()
             call: Any = endpoint.channel.stream_stream(

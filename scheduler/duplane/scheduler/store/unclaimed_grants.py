@@ -29,7 +29,7 @@ class ClaimDeadlines:
             yield grant
 
     def next_in_s(self, now: float) -> float | None:
-        """Return the seconds to the next deadline of an unclaimed grant, or None without any."""
+        """Return the seconds to the next deadline, or None if no grant is unclaimed."""
         return self._heap[0][0] - now if self._first() else None
 
     def _first(self) -> Grant | None:

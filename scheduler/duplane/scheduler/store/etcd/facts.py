@@ -116,7 +116,7 @@ class Facts:
         *,
         is_other_history: bool = False,
     ) -> Iterator[Change | None]:
-        """Replace the facts by the content of etcd, if events were missed. See `apply`.
+        """Replace the facts by the content of etcd after missed events; yield as `apply` does.
 
         `is_other_history` means that equal revisions may have written different values.
         """
