@@ -69,7 +69,7 @@ class ClientRequest:
 class SessionRegistry:
     """The running sessions and their limits.
 
-    The server sets `recorder`, and the server closes it.
+    The server sets `recorder` and closes it.
     """
 
     def __init__(

@@ -86,8 +86,8 @@ class Limits:
     ref_audio_total_bytes: NonNegativeInt = 128 * 1024 * 1024
     """Maximum number of bytes of all uploaded reference voices together."""
 
-    # Units that the edge holds. The newest are kept. Dropped units are counted, and the client gets
-    # their number.
+    # Bounds on the units that the edge holds. Beyond a bound the oldest units are dropped, and the
+    # client gets the number of dropped units.
     early_unit_count: NonNegativeInt = 4
     """Maximum number of units kept until the conversation is ready. The newest are kept."""
     pending_unit_count: NonNegativeInt = 32

@@ -45,8 +45,7 @@ def measure(*flags: str, folder: Path) -> dict[str, Any]:
 def assert_answered_once(row: Mapping[str, Any]) -> None:
     """Assert that each unit has one answer, in time unless the generator was late.
 
-    If a session takes longer than its second to be renewed, on a loaded machine, it does not send
-    that unit.
+    On a loaded machine, replacing a session may take more than a second. Then one unit is not sent.
     """
     counts = dict(row["counts"])
     sent, late = counts.pop("sent"), counts.pop("late") - counts.pop("late_by_generator")

@@ -84,7 +84,7 @@ def _read_presets(directory: Path) -> Iterator[tuple[str, Json]]:
 def _parse_preset(path: Path) -> object:
     if path.suffix == ".json":
         return orjson.loads(path.read_bytes())
-    # YAML has types that JSON lacks, such as dates: they become text.
+    # YAML has types that JSON lacks, such as dates. Values of these types become text.
     return orjson.loads(orjson.dumps(yaml.safe_load(path.read_bytes())))
 
 

@@ -81,7 +81,7 @@ class Turn:
 class Reply:
     """Events for the client now, and a request that the worker gets after all earlier units.
 
-    If it `is_interrupt`, the model must listen to the next append.
+    If `is_interrupt` is true, the model must listen to the next append.
     """
 
     events: tuple[bytes, ...] = ()

@@ -29,7 +29,7 @@ TRANSITIONS: Transitions = {
     (Phase.ACTIVE, CLOSE): Phase.CLOSED,
 }
 CLOSED_REASONS: Mapping[CloseReason, str] = {
-    # Only if the client gave no reason; a given reason is repeated.
+    # This value is used only if the client gave no reason. A reason of the client is repeated.
     CloseReason.CLIENT: "client_closed",
     CloseReason.TIMEOUT: "timeout",
     CloseReason.CONTEXT_FULL: "context_full",
@@ -90,7 +90,7 @@ class BEvents:
 
 
 def read_input_id(event: Fields, limits: Limits) -> str | None:
-    """Return the `input_id` of an event, None if it has none. Other fields may be invalid."""
+    """Return the `input_id` of an event; None if it is absent. Other fields may be invalid."""
     match event.whole.get("input"):
         case {"input_id": str(input_id)} if len(input_id.encode()) <= limits.text_bytes:
             return input_id

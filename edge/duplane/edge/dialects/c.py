@@ -130,7 +130,7 @@ class DialectC(DuplexDialect):
         }
 
     def accept(self, action: Action) -> None:
-        """Apply an event from `decode`, except an append. Call this before the next event."""
+        """Apply a decoded event, except an append. Call this before the next event is decoded."""
         super().accept(action)
         if isinstance(action, Reply) and action.request and action.request.HasField("pause"):
             self._pause_s = to_seconds(action.request.pause.timeout)

@@ -71,7 +71,7 @@ class ChatDialect(Dialect):
         """Render the end of the answer."""
 
     def _final_token_count(self, done: session_pb2.Done) -> int:
-        """Return the number of tokens in the context at the end.
+        """Return the number of tokens in the context at the end of the answer.
 
         This number is never below the number in the last delta.
         """

@@ -58,7 +58,7 @@ class DialectDHttp(ChatDialect):
         return replace(read_turn(event, DEFAULTS, self.limits, REQUEST), is_streaming=False)
 
     def queued(self, queued: lease_pb2.Queued, *, is_update: bool) -> list[bytes]:
-        """Remember the first estimate; an HTTP client gets no queue events."""
+        """Remember the first estimate of the wait; an HTTP client gets no queue events."""
         if not is_update and self._estimated_wait_s is None:
             self._estimated_wait_s = to_seconds(queued.estimated_wait)
         return []

@@ -52,7 +52,7 @@ WAITING = frozenset({Phase.START, Phase.OPENING})  # the client may still wait f
 OPEN = frozenset({Phase.ACTIVE, Phase.PAUSED})  # the conversation is ready
 ALIVE = WAITING | OPEN
 
-# The same in every dialect: phase and cause -> next phase. Any other pair changes nothing.
+# Phase and cause -> next phase, for all dialects. Any other pair changes nothing.
 LIFECYCLE: Mapping[tuple[Phase, Lifecycle], Phase] = {
     (Phase.OPENING, Lifecycle.OPENED): Phase.ACTIVE,
     **{(phase, Lifecycle.CLOSED): Phase.CLOSED for phase in Phase},
@@ -93,7 +93,7 @@ class Dialect(ABC):
     def decode(self, event: Fields, phase: Phase | None = None) -> Action:
         """Decode an event that is legal in `phase`, by default the current one. Raises ClientError.
 
-        Nothing of the dialect changes, so that a thread can decode a long event.
+        Decoding changes nothing in the dialect, so a thread can decode a long event.
         """
         try:
             kind = self.only_event or event.get("type", str, required=True)
@@ -107,7 +107,7 @@ class Dialect(ABC):
     def accept(self, action: Action) -> None:
         """Apply the result of `decode` to the dialect. Call this before the next event is decoded.
 
-        It need not be called for an append, which changes nothing of the dialect.
+        This call is not needed for an append, because an append changes nothing in the dialect.
         """
         self.phase = self.transitions[self.phase, action.kind]
         if isinstance(action, Configure):

@@ -44,7 +44,7 @@ class DuplexDialect(Dialect):
     def delta(
         self, delta: session_pb2.Delta, tag: Tag, dropped: Dropped, now: Moment
     ) -> list[bytes]:
-        """Render the output of one unit; `dropped` counts the losses since the last output."""
+        """Render the output of one unit; `dropped` counts input dropped since the last output."""
 
     def incomplete(self, tag: Tag, now: Moment) -> list[bytes]:
         """Render the reply to an append that completed no unit, if the dialect has one."""
@@ -63,7 +63,7 @@ class DuplexDialect(Dialect):
     def failed(self, failed: session_pb2.Failed, now: Moment, input_id: str | None = None) -> bytes:
         """Render the error for a unit that failed."""
         code = FAILURES.get(failed.reason, ErrorCode.INFERENCE_ERROR)
-        # A unit may hold the pictures of several appends, so the client has no use for an index.
+        # A unit may hold the pictures of several appends, so an index means nothing to the client.
         field = failed.field.partition("[")[0]
         message = name_fault(failed.field, failed.message or "the unit could not be used")
         message = self.unit_paths.get(field, field) + message.removeprefix(failed.field)

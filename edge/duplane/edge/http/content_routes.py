@@ -58,7 +58,7 @@ class AssetRoutes:
 
 
 class AppRoutes:
-    """Lists and switches apps. `body_s` limits the time to receive a body."""
+    """Lists and switches apps. `body_s` limits the time to receive a request's body."""
 
     def __init__(self, apps: Apps, require_operator: RequireOperator, body_s: float) -> None:
         self._apps = apps

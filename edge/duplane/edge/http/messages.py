@@ -34,7 +34,7 @@ async def _blocks(content: bytes) -> AsyncIterator[bytes]:
 
 
 def closing(answer: _Response) -> _Response:
-    """Close the connection after this answer: a proxy must not reuse it for a WebSocket."""
+    """Close the connection after this answer, so that no proxy reuses it for a WebSocket."""
     answer.force_close()
     return answer
 

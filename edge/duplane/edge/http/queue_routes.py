@@ -19,7 +19,7 @@ _MAX_BODY_BYTES = 64 * 1024
 
 
 class QueueRoutes:
-    """Lists and cancels tickets. `body_s` limits the time to receive a body."""
+    """Lists and cancels tickets. `body_s` limits the time to receive a request's body."""
 
     def __init__(
         self, fabric: FabricClient, require_operator: RequireOperator, body_s: float

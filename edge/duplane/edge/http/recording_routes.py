@@ -127,7 +127,8 @@ async def _asset(request: web.Request, settings: RecordingSettings) -> web.Strea
     }
     if is_part := "Range" in request.headers:
         headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{size}"
-    # Not sent with sendfile, which bypasses the buffer that the write timeout watches.
+    # The answer is not sent with sendfile, which bypasses the buffer that the write timeout
+    # watches.
     body = _in_thread(read_range(found.path, span))
     return closing(web.Response(status=206 if is_part else 200, body=body, headers=headers))
 

@@ -20,8 +20,9 @@ _MARK, _MARK_JSON = "\0", rb'"\u0000"'
 def load(message: bytes) -> object:
     """Parse JSON, and return its value. Raises orjson.JSONDecodeError.
 
-    The first long string becomes the bytes that it encodes, if it is base64, is a value and not a
-    key, and comes before any list. Encoding these bytes gives the same string again.
+    The first long string is replaced by the bytes that it encodes. But this string must be base64,
+    must be a value and not a key, and must come before any list. Encoding these bytes gives the
+    same string again.
     """
     if (found := _long_string(message)) is None:
         return orjson.loads(message)
@@ -50,7 +51,7 @@ def load(message: bytes) -> object:
 
 
 def _long_string(message: bytes) -> tuple[int, int] | None:
-    """Return the positions of the quotes of the first long string among the first strings."""
+    """Return the positions of the two quotes of the first long string; None if it is not early."""
     closing = -1
     for _ in range(_MAX_STRINGS):
         opening = message.find(b'"', closing + 1)

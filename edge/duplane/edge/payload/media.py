@@ -46,9 +46,9 @@ def decode_file(encoded: str, path: str, max_bytes: int) -> bytes:
 def decode_audio(encoded: str | bytes, path: str, max_s: float, too_long: str = "") -> bytes:
     """Return float32 PCM at 16 kHz from base64 of raw PCM or of a WAV file. Raises ClientError.
 
-    Bytes are base64 that is already decoded.
-    Audio longer than `max_s` is refused before it is decoded, with the message `too_long` if given.
-    The first bytes decide between PCM and WAV, because existing clients mix up the two forms.
+    A value of type bytes is base64 that is already decoded. Audio longer than `max_s` is refused
+    before it is decoded, with the message `too_long` if given. The first bytes decide between PCM
+    and WAV, because existing clients mix up the two forms.
     """
     try:
         audio = encoded

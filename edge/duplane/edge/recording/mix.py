@@ -24,7 +24,7 @@ def mix(directory: Path, max_bytes: int) -> bool:
     Returns False, and writes nothing, if there is no audio or the mix would exceed `max_bytes`.
     Raises OSError.
     """
-    # An edge that starts deletes the unfinished mixes of killed processes. The lock, and the
+    # At its start, an edge deletes the unfinished mixes of killed processes. The lock, and the
     # process id in the name, show that this process is alive.
     part = directory / f"{REPLAY}.{os.getpid()}.part"
     try:

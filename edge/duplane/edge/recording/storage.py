@@ -30,7 +30,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 class Meta:
     """The meta of a recording. Times are Unix seconds.
 
-    It has no secret keys and no client addresses.
+    The meta never contains secret keys or client addresses.
 
     `ended_at` is absent while the session runs. A recording is incomplete if events were lost
     because of a full queue or disk, or if the process was killed before its end.

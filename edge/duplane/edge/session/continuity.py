@@ -1,4 +1,4 @@
-"""What the sessions of an edge share to move to other workers: memory and turns. Pure."""
+"""What the sessions of an edge share to move: memory, and permits to rebuild. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from duplane.edge.session.moving import Move
 class Turns:
     """Limits how many moves rebuild conversations at the same time.
 
-    A move may begin to rebuild when it has a turn. Moves get turns in the order in which they ask.
+    A move may begin to rebuild when it has a permit, here called its turn. Moves get permits in the
+    order in which they ask.
     """
 
     def __init__(self, count: int) -> None:
@@ -20,12 +21,12 @@ class Turns:
         self._waiting: dict[Move, Callable[[], None]] = {}
 
     def enter(self, move: Move, on_turn: Callable[[], None]) -> None:
-        """Call `on_turn` when the move gets a turn, perhaps immediately."""
+        """Call `on_turn` when the move gets its permit, perhaps immediately."""
         self._waiting[move] = on_turn
         self._give()
 
     def leave(self, move: Move) -> None:
-        """End the turn of a move, or its wait for a turn."""
+        """Take back the permit of a move, or end its wait for a permit."""
         self._waiting.pop(move, None)
         if move.has_turn:
             move.has_turn = False

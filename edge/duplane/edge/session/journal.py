@@ -27,7 +27,8 @@ class JournalSpace:
 class Journal:
     """The settings of one conversation and its answered units, oldest first.
 
-    If a journal exceeds a bound, it is deleted and stays empty. Its call can then no longer move.
+    If a journal exceeds a bound, it is deleted and stays empty. Its session can then no longer
+    move.
     """
 
     def __init__(self, space: JournalSpace) -> None:
@@ -84,7 +85,7 @@ class Journal:
         self._add(len(packed) + frame_bytes + _UNIT_BYTES)
 
     def _add(self, byte_count: int) -> None:
-        """Count bytes. Give the journal up if it exceeds a bound."""
+        """Count bytes. Give the journal up if a bound is exceeded."""
         space = self._space
         self.byte_count += byte_count
         space.used_bytes += byte_count
@@ -112,7 +113,7 @@ class Journal:
         return len(self._units)
 
     def rebuild(self, begin: int) -> session_pb2.ConverseRequest:
-        """Return a message with the past units from number `begin` on, as many as it can have."""
+        """Return a message with as many past units, from number `begin` on, as fit into it."""
         rebuild = session_pb2.Rebuild(model_digest=self.opened.model_digest)
         size = 0
         for past in self._units[begin : begin + MAX_REBUILD_UNIT_COUNT]:

@@ -39,8 +39,8 @@ class RequestQueue:
     a worker would drop units that come faster than it can run them.
     """
 
-    # The number of sent units whose tags are kept, and of those that are kept whole. Beyond the
-    # first bound the oldest units are forgotten; beyond the second they cannot be sent again.
+    # The first bound limits the sent units that are remembered with their tags; older ones are
+    # forgotten. The second bound limits those that are kept whole; older ones cannot be sent again.
     _MAX_SENT = 1024
     _MAX_KEPT = 32
 
@@ -67,7 +67,7 @@ class RequestQueue:
         self._returned: deque[tuple[int, SentUnit]] = deque()
         # The pause that is in effect at the worker.
         self._pause: session_pb2.ConverseRequest | None = None
-        # Receipt of the unit that `take` returned now; None if it returned no new unit.
+        # The receipt of the unit that the last `take` returned; None if it returned no new unit.
         self.taken_receipt: Receipt | None = None
         self._next_sequence = 0
         self._dropped_count = 0
@@ -165,7 +165,7 @@ class RequestQueue:
 
     @property
     def oldest_sent(self) -> int | None:
-        """The sequence of the oldest unit that the present worker has and has not answered."""
+        """The sequence number of the oldest unit that the present worker has not answered yet."""
         return next((sequence for sequence, sent in self._sent.items() if sent.request), None)
 
     @property

@@ -25,7 +25,7 @@ class TimeLimit(Enum):
     WHOLE_SESSION = auto()  # from `queue_done`
 
 
-# How a session is closed when each of these limits has passed. For other limits the subclass of
+# How a session is closed when one of these limits has passed. For all other limits the subclass of
 # `Session` decides.
 EXPIRED: Mapping[TimeLimit, Close] = {
     TimeLimit.SCHEDULER: Close(CloseReason.SERVICE_UNAVAILABLE, "no scheduler answers"),

@@ -17,7 +17,7 @@ _MAX_CLOSE_REASON_BYTES = 123  # RFC 6455, 5.5
 
 
 async def linger(reading: asyncio.Task[None], close: Close, linger_s: float) -> None:
-    """If the client may be sending (`LINGERING`), wait for it to close; then stop reading."""
+    """If the client may be sending (`LINGERING`), wait until it closes. Then stop reading."""
     if close.reason in LINGERING:
         await asyncio.wait({reading}, timeout=linger_s)
     reading.cancel()

@@ -124,7 +124,7 @@ class WebSocket:
         if socket.is_closing() or self._response.has_sent_close:
             return
         for event in events:
-            # An unmasked, unfragmented text frame (RFC 6455, 5.2).
+            # The header of an unmasked, unfragmented text frame (RFC 6455, 5.2).
             length = len(event)
             if length < 126:
                 header = bytes((0x81, length))

@@ -77,7 +77,7 @@ class Session:
 
 
 def measure(server: Server, session_units: int = 100, warm_up_units: int = 1) -> Load:
-    """Run one session of a warm-up and five more units."""
+    """Run one session that sends its warm-up and five more units."""
     load = Load(
         Plan(
             url="",

@@ -1,4 +1,4 @@
-"""The independent recogniser: its words are compared with the texts; it may be absent."""
+"""pocketsphinx, the independent recogniser: its words are compared; it may not be installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawn sessions: the desired speech, its time, and its sequence of ids for the LLM."""
+"""Random sessions: the desired speech, its time, and the ids that train the LLM."""
 
 from __future__ import annotations
 
