@@ -52,6 +52,7 @@ MODEL_FOLDERS = {
 }
 BASE = (
     "batch_isolation",
+    "batch_sizes",
     "checkpoint",
     "layers",
     "precision",

@@ -180,6 +180,7 @@ def load_parts(
         vocoder = _load_vocoder(folder, networks, voice, slot_count, device)
     if talker is not None and vocoder is None:
         log.warning("%s has no voice or no vocoder: answers are text without speech", folder)
+    _warm_up(audio, vocoder)
     generation = directory / GENERATION_FILE
     return ModelParts(
         name=_name(directory, checkpoint),
@@ -196,6 +197,14 @@ def load_parts(
         vision=vision,
         chat_template=ChatTemplate.load(directory),
     )
+
+
+def _warm_up(audio: AudioEncoder, vocoder: SpeechVocoder | None) -> None:
+    """Run the convolutions of all padded batches once, where batches are padded."""
+    if audio.has_buckets:
+        audio.warm_up()
+    if isinstance(vocoder, Vocoder) and vocoder.stream.has_buckets:
+        vocoder.stream.warm_up()
 
 
 def window_rules(config: Mapping[str, Any]) -> WindowRules:

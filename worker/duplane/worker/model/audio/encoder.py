@@ -22,9 +22,12 @@ from duplane.worker.model.audio.whisper import (
     LayerHistory,
     WhisperEncoder,
 )
+from duplane.worker.model.batch_sizes import padded_size, padded_sizes
 from duplane.worker.model.transfer import upload
 
 _CONTEXT_POSITIONS = CONTEXT_FRAMES // 2
+RUN_UNITS = 32
+"""Batches of `encode_run` with more units may have a size that `warm_up` has not run."""
 
 
 class AudioEncoder(nn.Module):
@@ -60,6 +63,8 @@ class AudioEncoder(nn.Module):
         )
         self.register_buffer("cache", cache, persistent=False)
         self._lengths = [0] * slot_count
+        self.has_buckets = torch.device(device).type == "cuda"
+        """Whether units are padded to batches of few sizes; see `batch_sizes`."""
 
     @property
     def unit_rows(self) -> int:
@@ -79,9 +84,7 @@ class AudioEncoder(nn.Module):
         """
         features, is_first = self.mel.features(slots)
         device = features.device
-        hidden = self.apm.convolve(features, upload(is_first, device))
-        hidden = hidden[:, _CONTEXT_POSITIONS : _CONTEXT_POSITIONS + UNIT_POSITIONS]
-
+        hidden = self._convolve(features, is_first)
         begins = [self._begin(slot) for slot in slots]
         rows, starts = upload([slots, begins], device).unsqueeze(-1).unbind()
         columns = starts + torch.arange(UNIT_POSITIONS, device=device)
@@ -101,6 +104,24 @@ class AudioEncoder(nn.Module):
         for slot, begin in zip(slots, begins, strict=True):
             self._lengths[slot] = begin + UNIT_POSITIONS
         return embeds
+
+    def _convolve(self, features: Tensor, is_first: list[bool]) -> Tensor:
+        """Map the features of units [n, frames, mel_bins] to positions [n, positions, width]."""
+        count, firsts = len(features), is_first
+        if self.has_buckets:
+            padding = padded_size(count) - count
+            features = torch.cat((features, features[:1].expand(padding, -1, -1)))
+            firsts = is_first + is_first[:1] * padding
+        hidden = self.apm.convolve(features, upload(firsts, features.device))
+        return hidden[:count, _CONTEXT_POSITIONS : _CONTEXT_POSITIONS + UNIT_POSITIONS]
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Run the convolutions once for each size of a batch of units. No state changes."""
+        weight = self.apm.conv1.weight
+        for size in padded_sizes(max(len(self._lengths), RUN_UNITS)):
+            features = torch.zeros((size, UNIT_FRAMES, self.config.mel_bins), device=weight.device)
+            self._convolve(features, [False] * size)
 
     @property
     def _last_begin(self) -> int:
@@ -124,8 +145,7 @@ class AudioEncoder(nn.Module):
         """
         features = torch.cat([rows for rows, _ in units])
         is_first = [first for _, firsts in units for first in firsts]
-        hidden = self.apm.convolve(features, upload(is_first, features.device))
-        hidden = hidden[:, _CONTEXT_POSITIONS : _CONTEXT_POSITIONS + UNIT_POSITIONS]
+        hidden = self._convolve(features, is_first)
         found: list[Tensor] = []
         while len(hidden):
             room = self._last_begin - self._begin(slot)

@@ -9,23 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.backends import cudnn
 from torch.nn import functional
 
 from duplane.worker.model.checkpoint import CheckpointError, field, section
-from duplane.worker.model.transfer import download
-from duplane.worker.model.types import FloatArray
-from duplane.worker.model.vocoder.flow_cache import slot_index
 
 F0_LAYERS = 5
-OVERLAP_FRAMES = 8
-"""Mel frames of the previous chunk that are computed again with a chunk, and cross-faded."""
 
 
 @dataclass(frozen=True)
@@ -148,12 +141,30 @@ class ResBlock(nn.Module):
         self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
         self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map `[batch, channels, time]` to the same shape."""
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Map `[batch, channels, time]` to the same shape; see `masked` for `mask`."""
         layers = zip(self.activations1, self.convs1, self.activations2, self.convs2, strict=True)
         for snake1, conv1, snake2, conv2 in layers:
-            x = x + conv2(snake2(conv1(snake1(x))))
+            x = x + conv2(masked(snake2(conv1(masked(snake1(x), mask))), mask))
         return x
+
+
+def masked(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Return `x` [batch, channels, time], with zeros where `mask` [batch, 1, time] is 0.
+
+    The input of each convolution is masked. So a row that is shorter than the others has the same
+    result as alone, where the convolution pads it with zeros. None means that all rows are equally
+    long.
+    """
+    return x if mask is None else x * mask
+
+
+def valid(lengths: Tensor | None, time: int) -> Tensor | None:
+    """Return the mask [batch, 1, time] of the first `lengths` [batch] columns of each row."""
+    if lengths is None:
+        return None
+    columns = torch.arange(time, device=lengths.device)
+    return (columns < lengths[:, None]).to(torch.float32)[:, None]
 
 
 class F0Predictor(nn.Module):
@@ -169,9 +180,13 @@ class F0Predictor(nn.Module):
         self.condnet = nn.Sequential(*layers)
         self.classifier = nn.Linear(width, 1)
 
-    def forward(self, mel: Tensor) -> Tensor:
-        """Map `[batch, mel, frames]` to `[batch, frames]`."""
-        return self.classifier(self.condnet(mel).transpose(1, 2)).squeeze(-1).abs()
+    def forward(self, mel: Tensor, frames: Tensor | None = None) -> Tensor:
+        """Map `[batch, mel, frames]` to `[batch, frames]`; 0 after the first `frames` of a row."""
+        mask = valid(frames, mel.shape[2])
+        for layer in self.condnet:
+            mel = masked(layer(mel), mask)
+        pitch = self.classifier(mel.transpose(1, 2)).squeeze(-1).abs()
+        return pitch if mask is None else pitch * mask[:, 0]
 
 
 class HarmonicSource(nn.Module):
@@ -252,36 +267,52 @@ class HiFT(nn.Module):
             if isinstance(module, Snake | SameConv1d):
                 module.prepare()
 
-    def source(self, mel: Tensor, noise: Tensor | None) -> Tensor:
-        """Map mel `[batch, mel, frames]` to its source signal `[batch, samples]`."""
-        return self.m_source(self.f0_predictor(mel), noise)
+    def source(self, mel: Tensor, noise: Tensor | None, frames: Tensor | None = None) -> Tensor:
+        """Map mel `[batch, mel, frames]` to its source signal `[batch, samples]`.
 
-    def forward(self, mel: Tensor, source: Tensor) -> Tensor:
-        """Map mel `[batch, mel, frames]` and its source signal `[batch, samples]` to samples."""
+        `frames` [batch] is the number of frames of each row; zeros follow. None means all frames.
+        The samples after the end of a row have no meaning.
+        """
+        return self.m_source(self.f0_predictor(mel, frames), noise)
+
+    def forward(self, mel: Tensor, source: Tensor, frames: Tensor | None = None) -> Tensor:
+        """Map mel `[batch, mel, frames]` and its source signal `[batch, samples]` to samples.
+
+        For `frames` see `source`.
+        """
         config = self.config
+        if frames is not None:  # mirror each row at its own end, as `stft` does at the common end
+            last = (frames * config.frame_samples - 1)[:, None]
+            columns = torch.arange(source.shape[1], device=source.device)
+            source = source.gather(1, (last - (columns - last).abs()).clamp_(min=0))
         complex_ = torch.stft(
             source, config.n_fft, config.hop_len, window=self.window, return_complex=True
         )
         spectrum = torch.cat((complex_.real, complex_.imag), 1)
+        columns = None if frames is None else frames * math.prod(config.upsample_rates) + 1
+        spectrum = masked(spectrum, valid(columns, spectrum.shape[2]))
         kernels = len(config.resblock_kernel_sizes)
         x = self.conv_pre(mel)
         for level, up in enumerate(self.ups):
-            x = up(functional.leaky_relu(x, config.lrelu_slope))
+            x = up(masked(functional.leaky_relu(x, config.lrelu_slope), valid(frames, x.shape[2])))
+            frames = None if frames is None else frames * config.upsample_rates[level]
             if level == len(self.ups) - 1:
-                x = functional.pad(x, (1, 0), mode="reflect")
+                x, frames = functional.pad(x, (1, 0), mode="reflect"), columns
+            mask = valid(frames, x.shape[2])
             down = self.source_downs[level](spectrum)
             if x.device.type == "cpu":  # once for all convolutions at this rate
                 x, down = channels_last(x), channels_last(down)
-            x = x + self.source_resblocks[level](down)
+            x = x + self.source_resblocks[level](down, mask)
             first = level * kernels
-            mixed = self.resblocks[first](x)
+            mixed = self.resblocks[first](x, mask)
             for index in range(first + 1, first + kernels):
-                mixed = mixed + self.resblocks[index](x)
+                mixed = mixed + self.resblocks[index](x, mask)
             x = mixed / kernels
         # As in the reference, this leaky ReLU has torch's default slope; those above do not.
-        return self._samples(self.conv_post(functional.leaky_relu(x)))
+        mask = valid(columns, x.shape[2])
+        return self._samples(self.conv_post(masked(functional.leaky_relu(x), mask)), mask)
 
-    def _samples(self, x: Tensor) -> Tensor:
+    def _samples(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map log magnitude and phase `[batch, n_fft + 2, columns]` to samples."""
         config = self.config
         bins = config.n_fft // 2 + 1
@@ -292,109 +323,16 @@ class HiFT(nn.Module):
         frames = cast("Tensor", cast("Any", torch.fft).irfft(spectrum, config.n_fft, 1))
         window = self.window[None, :, None]
         length = config.n_fft + config.hop_len * (frames.shape[2] - 1)
+        weights = window.square().expand(1, -1, frames.shape[2])
         samples, envelope = (
             functional.fold(
-                values, (1, length), (1, config.n_fft), stride=(1, config.hop_len)
+                masked(values, mask), (1, length), (1, config.n_fft), stride=(1, config.hop_len)
             ).flatten(1)
-            for values in (frames * window, window.square().expand(1, -1, frames.shape[2]))
+            for values in (frames * window, weights)
         )
         margin = config.n_fft // 2
         inside = slice(margin, length - margin)
+        if mask is not None:  # after the end of a row the envelope is 0
+            envelope = envelope.clamp_(min=1e-9)
         samples = samples[:, inside] / envelope[:, inside]
         return samples.clamp(-config.audio_limit, config.audio_limit)
-
-
-@dataclass(frozen=True)
-class MelChunk:
-    """The mel `[frames, mel]` of one slot's chunk, and the noise `[samples]` of its source."""
-
-    slot: int
-    mel: Tensor
-    is_first: bool
-    is_last: bool
-    noise: Tensor | None
-
-
-class HiFTStream:
-    """The HiFT generator with the state of `slot_count` slots, `[slots, ...]`, allocated once."""
-
-    def __init__(self, hift: HiFT, slot_count: int, device: torch.device) -> None:
-        hift.prepare()
-        self.hift = hift
-        self.overlap = OVERLAP_FRAMES * hift.config.frame_samples
-        self.mel = torch.zeros(slot_count, hift.config.in_channels, OVERLAP_FRAMES, device=device)
-        self.source = torch.zeros(slot_count, self.overlap, device=device)
-        self.speech = torch.zeros(slot_count, self.overlap, device=device)
-        window = np.hamming(2 * self.overlap).astype(np.float32)
-        self._fade_in = torch.as_tensor(window[: self.overlap]).to(device)
-        self._fade_out = torch.as_tensor(window[self.overlap :]).to(device)
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All state tensors, each with the slot dimension first."""
-        return (self.mel, self.source, self.speech)
-
-    def decode(self, chunks: Sequence[MelChunk]) -> list[FloatArray]:
-        """Return the float32 samples of each chunk; the chunks have different slots.
-
-        Every chunk but the last of a turn holds back the samples of its last `OVERLAP_FRAMES`
-        frames, for the cross-fade with the next chunk. The first chunk starts with as much silence,
-        so the samples of a turn are as long as its mel.
-
-        Only chunks of equal length run together: the convolutions are not causal and pad with
-        zeros, so padding would change the samples. The state of the slots changes only after all
-        chunks have been computed.
-        """
-        order = sorted(
-            range(len(chunks)), key=lambda index: (_shape(chunks[index]), chunks[index].slot)
-        )
-        samples: dict[int, FloatArray] = {}
-        computed: list[tuple[list[int], Tensor, Tensor, Tensor]] = []
-        for _, group in groupby(order, key=lambda index: _shape(chunks[index])):
-            indices = list(group)
-            # TF32 would cause audible errors, because the phase is a running sum of the pitch.
-            with cudnn.flags(enabled=True, allow_tf32=False):
-                mel, source, speech = self._generate([chunks[index] for index in indices])
-            computed.append(([chunks[index].slot for index in indices], mel, source, speech))
-            for index, row in zip(indices, download(speech), strict=True):
-                chunk = chunks[index]
-                if not chunk.is_last:
-                    row = row[: len(row) - self.overlap]
-                    row = np.pad(row, (self.overlap, 0)) if chunk.is_first else row
-                samples[index] = row
-        for group_slots, mel, source, speech in computed:
-            if mel.shape[2] < OVERLAP_FRAMES:
-                continue  # the only chunk of its turn, so nothing is held back
-            slots = slot_index(group_slots, self.mel.device)
-            self.mel[slots] = mel[:, :, -OVERLAP_FRAMES:]
-            self.source[slots] = source[:, -self.overlap :]
-            self.speech[slots] = speech[:, -self.overlap :]
-        return [samples[index] for index in range(len(chunks))]
-
-    def source_samples(self, frames: int, is_first: bool) -> int:
-        """Return the length of the source signal of a chunk with `frames` mel frames."""
-        return (frames + (0 if is_first else OVERLAP_FRAMES)) * self.hift.config.frame_samples
-
-    def _generate(self, chunks: Sequence[MelChunk]) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute chunks of one shape, slots ascending, including the overlaps at both ends.
-
-        Returns mel `[batch, mel, frames]`, source and speech `[batch, samples]`.
-        """
-        slots = slot_index([chunk.slot for chunk in chunks], self.mel.device)
-        mel = torch.stack([chunk.mel for chunk in chunks]).transpose(1, 2)
-        is_first, overlap = chunks[0].is_first, self.overlap
-        if not is_first:
-            mel = torch.cat((self.mel[slots], mel), 2)
-        noises = [chunk.noise for chunk in chunks if chunk.noise is not None]
-        source = self.hift.source(mel, torch.stack(noises) if noises else None)
-        if not is_first:
-            source[:, :overlap] = self.source[slots]
-        speech = self.hift(mel, source)
-        if not is_first:
-            new, old = speech[:, :overlap] * self._fade_in, self.speech[slots] * self._fade_out
-            speech[:, :overlap] = new + old
-        return mel, source, speech
-
-
-def _shape(chunk: MelChunk) -> tuple[int, bool]:
-    return chunk.mel.shape[0], chunk.is_first

@@ -19,7 +19,8 @@ from duplane.worker.model.types import FloatArray
 from duplane.worker.model.vocoder.files import load_flow, load_hift
 from duplane.worker.model.vocoder.flow import Flow, FlowChunk, TurnFrames
 from duplane.worker.model.vocoder.flow_cache import RECENT_FRAMES, FlowCaches
-from duplane.worker.model.vocoder.hift import OVERLAP_FRAMES, HiFT, HiFTStream, MelChunk
+from duplane.worker.model.vocoder.hift import HiFT
+from duplane.worker.model.vocoder.hift_stream import OVERLAP_FRAMES, HiFTStream, MelChunk
 from duplane.worker.model.vocoder.token_buffer import WINDOW_TOKENS
 from duplane.worker.model.vocoder.types import (
     Limits,
