@@ -23,11 +23,13 @@ from duplane.fabric.v1 import session_pb2
 # losses, so it ends. A unit that ends two workers is found sooner: see `take_back`.
 _MAX_MOVES = 3
 _WITHIN_S = 20.0
-# A session prepares to leave a slow worker at most once in _OVERDUE_PAUSE_S. This time doubles, up
-# to _MAX_OVERDUE_PAUSE_S, with each preparation that was in vain: if all workers are overloaded,
-# such preparations make them even slower.
+# A session prepares to leave a slow worker at most once in _OVERDUE_PAUSE_S. This pause doubles, up
+# to _MAX_OVERDUE_PAUSE_S, with each preparation, even one that moves the session: if all workers
+# are overloaded, preparations make them even slower. After _QUIET_PAUSES such pauses without a
+# preparation, the first pause counts again.
 _OVERDUE_PAUSE_S = 10.0
 _MAX_OVERDUE_PAUSE_S = 640.0
+_QUIET_PAUSES = 4
 # While the next worker rebuilds the last past units, the session sends no units. To keep this time
 # short, it begins only when at most _FEW_UNITS past units are left, or after _MAX_CATCH_UPS more
 # messages with past units.
@@ -186,7 +188,10 @@ class Moves:
             return
         if cause is MoveCause.DRAIN:
             self._begin(cause, None)
-        elif now.monotonic_s - self._late_s >= self._late_pause_s:
+        elif (since_s := now.monotonic_s - self._late_s) >= (pause_s := self._late_pause_s):
+            is_again = since_s < _QUIET_PAUSES * pause_s
+            longer_s = min(2 * pause_s, _MAX_OVERDUE_PAUSE_S)
+            self._late_pause_s = longer_s if is_again else _OVERDUE_PAUSE_S
             self._late_s = now.monotonic_s
             self._begin(cause, None).silent_since = now
 
@@ -270,7 +275,6 @@ class Moves:
         assert move.is_last_sent
         failed = None if move.is_lost else self.take_back()
         move.outcome = MoveOutcome.MOVED
-        self._late_pause_s = _OVERDUE_PAUSE_S
         self.current = None
         self._is_drained = move.is_drained
         self._requests.is_open = True
@@ -284,8 +288,6 @@ class Moves:
         assert former
         if not self._requests.is_open:  # a worker drops units that come too fast
             self._requests.is_catching_up = True
-        if former.cause is MoveCause.OVERDUE:
-            self._late_pause_s = min(2 * self._late_pause_s, _MAX_OVERDUE_PAUSE_S)
         self._requests.is_open = True
         if self._is_drained:
             self._begin(MoveCause.DRAIN, former)

@@ -172,8 +172,8 @@ def test_preparation_is_not_in_vain_if_a_draining_worker_is_slow(play: Play) -> 
     assert move.outcome is MoveOutcome.MOVED
 
 
-def test_pause_between_preparations_in_vain_doubles(play: Play) -> None:
-    for pause_s in (10.0, 20.0, 40.0):
+def test_pause_between_preparations_doubles(play: Play) -> None:
+    for pause_s in (5.0, 10.0, 20.0):
         play.chunk()
         play.read()
         play.session.overdue(play.now)
@@ -448,3 +448,29 @@ def test_next_worker_whose_device_is_stuck_is_left(play: Play) -> None:
     play.settle()
     assert play.present is first
     assert play.kinds() == ["result"] * 4
+
+
+def test_session_moves_ever_more_rarely_while_all_workers_are_slow(play: Play) -> None:
+    moved_s = list[float]()
+    for _ in range(400):
+        play.chunk()
+        play.read()
+        play.wait(3.0)
+        play.session.overdue(play.now)
+        if play.session.move:
+            play.claim()
+            moved_s.append(play.now.monotonic_s)
+        play.settle()
+    assert 5 <= len(moved_s) <= 8, "in 20 minutes"
+    for _ in range(300):
+        play.wait(10.0)
+        play.chunk()
+        play.settle()
+    for _ in range(2):
+        play.chunk()
+        play.read()
+        play.session.overdue(play.now)
+        assert play.session.move
+        play.claim()
+        play.settle()
+        play.wait(10.0)
