@@ -17,8 +17,8 @@ _log = logging.getLogger(__name__)
 class HangWatch:
     """Finds the workers from which sessions have waited `overdue_s` for an answer.
 
-    Such a session waits for the answer to a unit or, while it moves, to its settings and past
-    units. It prepares a slot of another worker, and moves there unless the answer comes first.
+    The awaited answer is the answer to a unit or, during a move, to the settings and past units.
+    The session prepares a slot of another worker, and moves there unless the answer comes first.
 
     A worker that is only slow answers a call to its health service. A worker that does not answer
     this call within `overdue_s` is lost for all its sessions that wait. One check serves all

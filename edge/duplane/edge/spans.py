@@ -19,7 +19,7 @@ from duplane.fabric.v1 import session_pb2, trace_pb2
 
 _DEADLINE_NS = int(UNIT_DEADLINE_S * 1e9)
 _MAX_UNITS = 1024  # maximum number of unanswered units; of more, the oldest are not traced
-# Maximum number of steps kept of a session that is not sampled; older steps are not exported.
+# Of a session that is not sampled, at most this many steps are kept: the newest.
 _MAX_STEPS = 64
 
 
@@ -56,7 +56,7 @@ class _Unit:
 
 
 class SessionSpans:
-    """The spans of one session. Units need spans only if `are_exported`.
+    """The spans of one session. `are_exported` tells whether units need spans.
 
     `parent` is the client's trace; the session becomes a part of this trace. If the session is not
     sampled but fails, its span and those of its steps are exported at its end.

@@ -113,7 +113,7 @@ class DialectBChat(ChatDialect):
         These settings have no effect, because each turn has its own.
         """
         settings, *_ = read_settings(event.required_fields("payload"), self.limits, _MODES)
-        # Read with a second reader, so that the fields still count as unused in `event`.
+        # A second reader is used, so that the fields still count as unused in `event`.
         unread = event.required_fields("payload")
         unread.expect("mode", _MODES)
         return Configure(settings, ignored=ignored(unread), kind=INIT)

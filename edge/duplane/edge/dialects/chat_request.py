@@ -95,7 +95,7 @@ def read_turn(fields: Fields, defaults: ChatDefaults, limits: Limits, kind: str)
 
 def _check_tts(tts: Fields, fields: Fields, limits: Limits) -> None:
     """Check the speech settings that have no effect. Raises ClientError."""
-    # Read with a second reader, so that the fields still count as unused in `tts`.
+    # A second reader is used, so that the fields still count as unused in `tts`.
     unread = fields.required_fields("tts")
     mode = unread.get("mode", str)
     if mode is not None and mode not in _TTS_MODES:

@@ -182,7 +182,8 @@ def _worker(
 ) -> dict[str, object]:
     """Return the object of a worker in `/workers`.
 
-    The reference has one session per worker; its keys about a session describe the oldest one here.
+    The reference has one session per worker. Here, its keys about a session describe the oldest
+    session of the worker.
     """
     register, lease = worker.worker, leases[0] if leases else None
     address = parse_address(register.address)

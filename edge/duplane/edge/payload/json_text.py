@@ -1,4 +1,4 @@
-"""Parses JSON, but decodes a long base64 string without a pass of the JSON parser over it.
+"""Parses JSON, but decodes a long base64 string directly: the JSON parser does not read it.
 
 For a second of audio, the parser takes four times as long as the base64 decoder.
 """
@@ -51,7 +51,7 @@ def load(message: bytes) -> object:
 
 
 def _long_string(message: bytes) -> tuple[int, int] | None:
-    """Return the positions of the two quotes of the first long string; None if it is not early."""
+    """Find the first long string in _MAX_STRINGS strings; return the positions of its quotes."""
     closing = -1
     for _ in range(_MAX_STRINGS):
         opening = message.find(b'"', closing + 1)

@@ -327,7 +327,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
             return  # the receiving task gets and handles the error
 
     async def _end_input(self, stream: ConverseStream) -> None:
-        """End the call from this side. A worker that the session has left gets a bounded time."""
+        """End the input of a call. If the session continues elsewhere, cancel the call later."""
         await stream.end_input()
         if self.session.closed is None:
             await asyncio.sleep(self._limits.end_s)

@@ -153,7 +153,7 @@ class DuplexSession(Session[DuplexDialect]):
     def granted(self, open_s: float, now: Moment) -> list[bytes]:
         """Record that the slot is claimed, and start the time limit of the whole session.
 
-        The worker waits `open_s` for settings; 0 means that its limit is unknown.
+        The worker waits `open_s` for settings; 0 means that the worker's limit is unknown.
         """
         if self.closed:
             return []
@@ -338,8 +338,8 @@ class DuplexSession(Session[DuplexDialect]):
         """Handle the failure of a call to the worker to which the session moves."""
         if not self.move:
             return []
-        # Another worker has accepted these settings, so the fault is this worker's: try others.
-        # A worker also ends a call that has waited too long for its turn to rebuild.
+        # Another worker has accepted these settings, so the next worker is at fault: try others. A
+        # worker also ends a call that has waited too long to begin its rebuild.
         is_refused = error.reason in (Reason.INVALID_FIELD, Reason.OPEN_TIMEOUT)
         return self._next_lost(MoveCause.OTHER_MODEL if is_refused else cause_of(error), now)
 

@@ -81,8 +81,8 @@ def cause_of(end: FabricError | session_pb2.Closed) -> MoveCause | None:
 class Move:
     """One attempt to move, with the progress at the next worker.
 
-    Further attempts keep `silent_since` and `tried_worker_ids`: the workers that this session has
-    left or tried in vain since then.
+    Further attempts keep `silent_since`. They also keep `tried_worker_ids`, the workers that this
+    session has left or tried in vain since then.
     """
 
     number: int  # attempts of the session so far, from 1
@@ -133,7 +133,7 @@ class Moves:
     # --- the present worker ---
 
     def lose(self, cause: MoveCause, now: Moment) -> bool:
-        """Record that the present worker is lost or, when it is lost already, the next worker.
+        """Record the loss of the present worker or, if that is lost already, of the next worker.
 
         Units wait from then on. Returns False if the conversation cannot move. A worker with
         another model was not lost, so it does not count as one of the losses that are allowed.
@@ -152,7 +152,7 @@ class Moves:
         return True
 
     def drain(self, now: Moment) -> None:
-        """Prepare to leave the present worker, as soon as the conversation is open."""
+        """Prepare to leave the present worker, which drains, once the conversation is open."""
         self._is_drained = True
         self._prepare(MoveCause.DRAIN, now)
 
@@ -166,7 +166,7 @@ class Moves:
         self._prepare(MoveCause.OVERDUE, now)
 
     def is_stuck(self, now: Moment) -> None:
-        """Prepare the same, even if the worker drains: it may not answer the last unit."""
+        """Prepare to leave the present worker, which may never answer, even if it drains."""
         self._late_s = -math.inf  # this is no doubtful case
         self.is_late(now)
         if (move := self.current) and not move.is_lost:

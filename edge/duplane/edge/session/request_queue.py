@@ -34,9 +34,9 @@ class RequestQueue:
     sequence number when it is taken from the queue, so the worker sees no gap in the numbers. The
     tag of a unit is kept until the unit has its outcome.
 
-    After `move`, the units without an outcome are taken again, for another worker, with the
-    same numbers. Then each unit waits for the outcome of the one before it, until none waits, since
-    a worker would drop units that come faster than it can run them.
+    After `move`, the units without an outcome are taken again, for another worker, with the same
+    numbers. Then only one unit at a time is sent, until no unit waits: a worker would drop units
+    that come faster than it can run them.
     """
 
     # The first bound limits the sent units that are remembered with their tags; older ones are

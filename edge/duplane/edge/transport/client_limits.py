@@ -28,7 +28,7 @@ class ClientLimiter:
         self._client_counts: Counter[str] = Counter()
 
     def acquire(self, client: str | None) -> Callable[[], None] | LimitReached:
-        """Count one more for `client`. Return the function that releases it, or the limit reached.
+        """Count one more for `client`. Return a function that undoes this, or the limit reached.
 
         `client` None means a trusted proxy. A proxy serves many clients, so only the limit of the
         total applies.

@@ -80,7 +80,7 @@ class Certificate:
     def _read_stamp(self) -> _Stamp:
         """Return times, sizes and inodes of the files.
 
-        The result also changes if a file is missing.
+        The result also changes if a file disappears.
         """
         found: list[tuple[int, int, int]] = []
         for path in (self._chain, self._key):
