@@ -128,7 +128,9 @@ class _Fabric:
         number = min(len(self.requests), len(self._workers)) - 1
         worker = self._workers[number]
         name = worker.name or f"w{number}"
-        worker.granted = lease_pb2.Granted(worker_id=name, worker_address=name, ticket_id="t")
+        worker.granted = lease_pb2.Granted(
+            worker_id=name, worker_address=name, ticket_id="t", lease_id=f"lease_{name}"
+        )
         on_granted(worker.granted)
         try:
             yield worker
@@ -175,12 +177,13 @@ class MovedRunner:
         self.session = session
         self.fabric, self.client = _Fabric(workers), _Client()
         self.metrics = EdgeMetrics(no_states, 0.1)
+        self.spans = SessionSpans(telemetry or Telemetry("edge"), "s", clock)
         self.runner = DuplexRunner(
             session,
             self.client,
             limits,
             cast("Any", self.fabric),
-            SessionSpans(telemetry or Telemetry("edge"), "s", clock),
+            self.spans,
             clock,
             self.metrics,
             Continuity(

@@ -85,7 +85,7 @@ class SessionSpans:
         self.are_exported = telemetry.is_exported
         self._is_sampled = spans.is_sampled(self.context)
         self._links = spans.link_to(self.context)
-        self._lease_id = ""
+        self._lease_id = self._next_lease_id = ""
         self._start_ns = self._step_start_ns = clock.now().wall_ns
         self._unsampled_steps = deque[FinishedSpan](maxlen=_MAX_STEPS)
 
@@ -116,8 +116,14 @@ class SessionSpans:
         self._step, self._step_name = None, ""
 
     def granted(self, lease_id: str) -> None:
-        """Add the lease id to the session's span, and begin the claim."""
+        """Begin the claim. Add the lease id to the session's span, after a move only at its end."""
         self.begin(spans.EDGE_CLAIM)
+        if self._move:
+            self._next_lease_id = lease_id
+        else:
+            self._use_lease(lease_id)
+
+    def _use_lease(self, lease_id: str) -> None:
         self._lease_id = lease_id
         self._session.set_attribute(spans.LEASE_ID, lease_id)
 
@@ -131,11 +137,13 @@ class SessionSpans:
             spans.EDGE_MOVE, parent=self.context, attributes=attributes
         )
 
-    def end_move(self, *, is_moved: bool) -> None:
-        """End the span of an attempt to move, with an error if it has failed."""
+    def end_move(self, *, is_moved: bool, is_error: bool) -> None:
+        """End the span of an attempt to move. An attempt that was not needed is no error."""
         if self._move is None:
             return
-        if not is_moved:
+        if is_moved:
+            self._use_lease(self._next_lease_id)
+        if is_error:
             self._move.set_status(StatusCode.ERROR)
         self._move.end()
         self._move = None

@@ -224,7 +224,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         since = move.silent_since
         silent_s = self._clock.now().monotonic_s - since.monotonic_s if since else 0.0
         self._metrics.moved(move.cause, move.outcome, silent_s)
-        self._spans.end_move(is_moved=is_moved)
+        self._spans.end_move(is_moved=is_moved, is_error=move.outcome is MoveOutcome.FAILED)
         if is_moved:
             _log.info("the session continues at worker %s after %.2f s", self.worker, silent_s)
 

@@ -6,10 +6,15 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
 from support.moved_runner import MovedRunner, WorkerDouble
 from support.time_limits import WITHIN_S
 
 from duplane.edge.settings import Limits
+from duplane.fabric.monitoring import spans
+from duplane.fabric.monitoring.spans import Telemetry
 
 
 async def begin_unit(play: MovedRunner, first: WorkerDouble) -> None:
@@ -125,3 +130,21 @@ async def test_slot_whose_worker_does_not_rebuild_in_time_is_given_back() -> Non
     assert play.fabric.unreachable == []
     assert play.count("duplane_moves_total", cause="drain", outcome="failed") == 1
     assert play.count("duplane_moves_total", cause="drain", outcome="moved") == 1
+
+
+async def test_trace_of_a_session_that_stays_shows_no_error_and_its_own_lease() -> None:
+    exporter = InMemorySpanExporter()
+    telemetry = Telemetry("edge", SimpleSpanProcessor(exporter))
+    first, second = WorkerDouble(), WorkerDouble(rebuild=None)
+    async with MovedRunner.running(first, second, telemetry=telemetry) as play:
+        await begin_unit(play, first)
+        play.hedge()
+        await second.until("rebuild")
+        first.answer("unit", 1)
+        await play.until("result")
+        await play.say('{"type":"stop"}')
+        (move,) = (one for one in exporter.get_finished_spans() if one.name == spans.EDGE_MOVE)
+    play.spans.end("C", "client", is_failure=False)
+    (session,) = (one for one in exporter.get_finished_spans() if one.name == spans.EDGE_SESSION)
+    assert move.status.status_code is StatusCode.UNSET
+    assert (session.attributes or {})[spans.LEASE_ID] == "lease_w0"
