@@ -1,4 +1,4 @@
-"""Finds workers that hang: their connections stay open, so no error reports the hang soon."""
+"""Finds workers that hang: their connections stay open, so errors report a hang only late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Detects which dialect a client of /v1/realtime speaks, A or B, by its first known event."""
+"""Detects whether a client of /v1/realtime speaks dialect A or B, by its first known event."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def _bytes(_: object, tokens: Sequence[Token]) -> int:
 class RecordingSettings:
     """Settings of recording, if a directory is given. Sizes are bytes, times are seconds.
 
-    None means no bound. Raises ValueError naming the setting that is out of range.
+    A bound that is None does not apply. Raises ValueError naming the setting that is out of range.
     """
 
     directory: Annotated[Path, Parameter("--record")]

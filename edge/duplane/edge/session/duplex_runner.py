@@ -203,7 +203,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
             self._wake.set()
 
     def _follow_move(self) -> None:
-        """Report and end the attempt to move that has ended; begin the one that has begun."""
+        """If `session.move` has changed, report the former move and start the new one."""
         former, self._move = self._move, self.session.move
         if former is self._move:
             return

@@ -112,7 +112,7 @@ class VocoderPlan:
     max_prompt_frames: int
 
     def sizes(self, slots: int) -> list[tuple[str, int]]:
-        """Return bytes by stage, for this many slots."""
+        """Return the name and the bytes of each stage for this number of slots."""
         options = VocoderOptions(max_prompt_frames=self.max_prompt_frames)
         made = Vocoder(self.flow, self.hift, slot_count=slots, options=options)
         return [("vocoder", made.memory_bytes)]
@@ -135,7 +135,7 @@ class HarmonicPlan:
     vocoder: HarmonicVocoder
 
     def sizes(self, slots: int) -> list[tuple[str, int]]:
-        """Return bytes by stage, for this many slots."""
+        """Return the name and the bytes of each stage for this number of slots."""
         made = HarmonicVocoder(self.vocoder.network, slot_count=slots)
         return [("vocoder", made.memory_bytes)]
 
@@ -175,7 +175,7 @@ def _modules(
 def _sizes(
     config: Mapping[str, Any], slots: int, capacity: int, dtype: torch.dtype
 ) -> list[tuple[str, int]]:
-    """Return bytes by stage, for this many slots."""
+    """Return the name and the bytes of each stage for this number of slots."""
     heard = AudioConfig.from_json(config)
     is_seeing = field(config, "init_vision", bool, True)
     beyond = overhang(heard, VisionConfig.from_json(config).query_count if is_seeing else None)

@@ -67,7 +67,7 @@ class CountingVocoder:
         self._begun.discard(slot)
 
     def decode(self, chunks: Sequence[VocoderChunk]) -> list[FloatArray]:
-        """Return silence. Only the last chunk of a turn includes the lookahead and the lag."""
+        """Return silence. All chunks but the last are shorter by the vocoder's lookahead."""
         return [np.zeros(self._count(chunk), np.float32) for chunk in chunks]
 
     def encode(self, chunks: Sequence[VocoderChunk]) -> list[Tensor]:

@@ -79,7 +79,7 @@ def _chunk(talker: Talker, chunk: dict[str, Any], arrays: Any) -> Iterator[Check
 def _streaming(talker: Talker, trace: dict[str, Any], arrays: Any) -> Iterator[Check]:
     """Check an answer whose text reaches the talker in several segments.
 
-    For each segment, compare the tokens, which the trace groups by unit.
+    The tokens of each segment are compared. The trace groups these tokens by unit.
     """
     talker.reset(0)
     stream = SpeechStream(0, SeededUniforms(0), is_greedy=True, temperature=TEMPERATURE)

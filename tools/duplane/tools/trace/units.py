@@ -58,7 +58,7 @@ class Half(NamedTuple):
 
 @dataclass(slots=True)
 class Unit:
-    """One unit: its spans in the edge and in the worker. One of them may be missing."""
+    """One unit, with its spans in the edge and in the worker. One of the two may be missing."""
 
     trace_id: str
     edge: Half | None = None

@@ -22,7 +22,7 @@ NOISE = 1e-3
 
 @dataclass(frozen=True)
 class Sample:
-    """A recording; `questions` are (start in seconds, text)."""
+    """A recording. Each of its `questions` is a start in seconds and a text."""
 
     name: str
     speaker: Speaker

@@ -13,7 +13,7 @@ STABLE_S = 120.0
 class RestartDelay:
     """A delay that doubles with each exit.
 
-    After a run of `STABLE_S` or more the delay is short again.
+    After a run of at least `STABLE_S` seconds, the next delay is short again.
     """
 
     max_delay_s: float = MAX_DELAY_S

@@ -48,7 +48,7 @@ class Role:
         return self._process.pid
 
     async def keep_running(self) -> None:
-        """Start the process, and again after each exit, until `drain` or `stop`.
+        """Start the process, and start it again after each exit, until `drain` or `stop`.
 
         Raises RoleError if the first start fails, or several starts in a row.
         """
@@ -128,7 +128,7 @@ class Role:
             await self._process.wait()
 
     async def stop(self) -> None:
-        """End the process now: send signals, then kill it."""
+        """End the process now: send signals, and kill it if it does not end in time."""
         self._stopping.set()
         running = self._process
         if running is None or running.returncode is not None:

@@ -78,8 +78,8 @@ class Session:
     """One drawn session.
 
     `samples` [units * 16000] is the sound. `phonemes` [units * 50] has the number of the phoneme at
-    each encoder position. `words` [units * 10] has the number of the word at each LLM embedding. 0
-    is silence.
+    each encoder position. `words` [units * 10] has the number of the word at each LLM embedding. In
+    both, 0 is silence.
     """
 
     samples: FloatArray
