@@ -46,7 +46,10 @@ class HangWatch:
     async def _watch(self) -> None:
         async with asyncio.TaskGroup() as checks:
             while True:
+                begin_s = time.monotonic()
                 await asyncio.sleep(self._overdue_s / 4)
+                if time.monotonic() - begin_s > self._overdue_s:
+                    continue  # this process had no time: answers may have come meanwhile
                 for runner, slot in self._overdue():
                     runner.hedge(slot)
                     granted = slot.stream.granted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any, cast
 import pytest
 from support.time_limits import WITHIN_S
 
+from duplane.edge import hang_watch
 from duplane.edge.hang_watch import HangWatch
 from duplane.edge.session.duplex_runner import HeldSlot
 from duplane.fabric.v1 import lease_pb2
@@ -101,3 +103,20 @@ async def test_watch_goes_on_after_an_error(caplog: pytest.LogCaptureFixture) ->
             await runner.is_lost.wait()
     assert fabric.check_count == 2
     assert "broken" in caplog.text
+
+
+async def test_sessions_are_not_overdue_if_this_process_had_no_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Answers may have come meanwhile; they are handled before the next look."""
+    clock_s, looked = itertools.count(0.0, 60.0), asyncio.Event()
+    stalled = SimpleNamespace(monotonic=lambda: looked.set() or next(clock_s))
+    runner, fabric = Runner(5.0), Fabric(True)
+    monkeypatch.setattr(hang_watch, "time", stalled)
+    async with watching(fabric, runner), asyncio.timeout(WITHIN_S):
+        for _ in range(4):
+            looked.clear()
+            await looked.wait()
+        assert not runner.is_hedged.is_set()
+        monkeypatch.undo()
+        await runner.is_hedged.wait()
