@@ -50,7 +50,8 @@ class Configure:
 class Append:
     """Audio of any length (float32 PCM, 16 kHz, checked), pictures, or both.
 
-    `max_slice_count` includes the default of the session; None means one slice per picture.
+    If the client gives no `max_slice_count`, the session's default is used; None means one slice
+    per picture.
     """
 
     audio: bytes

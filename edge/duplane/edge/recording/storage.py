@@ -33,7 +33,7 @@ class Meta:
     The meta never contains secret keys or client addresses.
 
     `ended_at` is absent while the session runs. A recording is incomplete if events were lost
-    because of a full queue or disk, or if the process was killed before its end.
+    because of a full queue or disk, or if the process was killed before the session ended.
     """
 
     session_id: str

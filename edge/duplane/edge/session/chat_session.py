@@ -75,7 +75,7 @@ class ChatSession(Session[ChatDialect]):
         return self._attempt_count > 0
 
     def drain(self, now: Moment) -> list[bytes]:
-        """Shut down: end the session after the running turn; without a running turn end it now."""
+        """Shut down: end the session after the running turn, or now if no turn runs."""
         self._is_draining = True
         return super().drain(now)
 

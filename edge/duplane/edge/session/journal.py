@@ -9,7 +9,7 @@ from duplane.fabric.audio import int16_from_pcm
 from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT
 from duplane.fabric.v1 import session_pb2
 
-# Maximum number of bytes of units in one message, unless its only unit has more.
+# The units of one message have at most this number of bytes, unless the message has only one unit.
 _MESSAGE_BYTES = 4 * 1024 * 1024
 _UNIT_BYTES = 256  # approximate memory of a past unit without its audio and pictures
 

@@ -283,7 +283,7 @@ class Moves:
         return failed
 
     def stay(self) -> None:
-        """End the attempt at the present worker. If this worker drains, begin another attempt."""
+        """End the attempt, and stay at the present worker. If it drains, begin another attempt."""
         former, self.current = self.current, None
         assert former
         if not self._requests.is_open:  # a worker drops units that come too fast
