@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,19 @@ import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import Sampler
+from support.fake_scheduler import FakeScheduler
 from support.scripted_model import ScriptedModel
 from support.time_limits import WITHIN_S
 
-from duplane.fabric.channel import FabricServer, open_channel
+from duplane.fabric.channel import open_channel
 from duplane.fabric.client import FabricClient
 from duplane.fabric.converse import ConverseStream
-from duplane.fabric.errors import FabricError, abort
-from duplane.fabric.lease_signing import LeaseSigner
+from duplane.fabric.errors import FabricError
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.process import Shutdown
 from duplane.fabric.v1 import (
     lease_pb2,
     registry_pb2,
-    registry_pb2_grpc,
     session_pb2,
     session_pb2_grpc,
     trace_pb2,
@@ -51,79 +50,6 @@ def pcm(value: float = 0.0, seconds: float = 1.0) -> bytes:
 
 def unit(sequence: int, value: float = 0.0, **fields: Any) -> session_pb2.Unit:
     return session_pb2.Unit(sequence=sequence, **{"audio": pcm(value), **fields})
-
-
-REGISTRY = "duplane.fabric.v1.RegistryService"
-
-
-class FakeScheduler(registry_pb2_grpc.RegistryServiceServicer):
-    """A RegistryService that stores the workers' messages and sends the test's messages."""
-
-    def __init__(self) -> None:
-        self.signer = LeaseSigner()
-        self.epochs = itertools.count(101)
-        self.epoch = 0
-        self.registers: list[registry_pb2.Register] = []
-        self.report = registry_pb2.Report()
-        self.report_count = 0
-        self.report_interval_s = 600  # only changes are reported while a test waits
-        self.refusal: FabricError | None = None
-        self.address = ""
-        self._call: grpc.aio.ServicerContext[Any, Any] | None = None
-        self._news = asyncio.Condition()
-        self._server: FabricServer | None = None
-
-    async def start(self, address: str = "127.0.0.1:0") -> None:
-        self._server = FabricServer(REGISTRY)
-        registry_pb2_grpc.add_RegistryServiceServicer_to_server(self, self._server.grpc)
-        self.address = await self._server.start(address)
-
-    async def set_serving(self, is_serving: bool) -> None:
-        assert self._server
-        await self._server.set_serving(is_serving)
-
-    async def stop(self) -> None:
-        assert self._server
-        await self._server.stop(0)
-
-    async def Attach(  # pyright: ignore[reportIncompatibleMethodOverride] - gRPC accepts this form too
-        self, request_iterator, context
-    ):
-        request = await context.read()
-        if self.refusal:
-            async with self._news:
-                self.registers.append(request.register)
-                self._news.notify_all()
-            await abort(context, self.refusal)
-        self.epoch = next(self.epochs)
-        registered = registry_pb2.Registered(
-            worker_epoch=self.epoch, verification_keys=[self.signer.verification_key]
-        )
-        registered.report_interval.FromSeconds(self.report_interval_s)
-        await context.write(registry_pb2.AttachResponse(registered=registered))
-        self._call = context
-        async with self._news:
-            self.registers.append(request.register)
-            self._news.notify_all()
-        while (request := await context.read()) is not grpc.aio.EOF:
-            async with self._news:
-                self.report = request.report
-                self.report_count += 1
-                self._news.notify_all()
-
-    async def tell(self, **message: Any) -> None:
-        assert self._call
-        await self._call.write(registry_pb2.AttachResponse(**message))
-
-    async def until(self, is_true: Callable[[], bool], within_s: float = WITHIN_S) -> None:
-        """Wait until `is_true()` returns True. It is called after each message of a worker."""
-        async with asyncio.timeout(within_s), self._news:
-            await self._news.wait_for(is_true)
-
-    async def until_slot(self, slot: int, state: registry_pb2.SlotState) -> None:
-        await self.until(
-            lambda: len(self.report.slots) > slot and self.report.slots[slot].state == state
-        )
 
 
 class Rig:

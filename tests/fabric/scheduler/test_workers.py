@@ -14,12 +14,12 @@ from support.scheduler_harness import (
     FREE,
     OCCUPIED,
     FakeWorker,
-    Operator,
     SchedulerHarness,
     register_message,
     slot_reports,
 )
 from support.time_limits import WITHIN_S
+from support.watching_operator import Operator
 
 from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError, Reason
