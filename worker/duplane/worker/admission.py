@@ -175,7 +175,10 @@ class Admission:
             )
 
     def revoke(self, index: int, fencing_number: int, lease_id: str) -> bool:
-        """Refuse leases of the slot up to this number. Return True if this lease holds the slot."""
+        """Refuse leases of the slot with this fencing number or a lower one.
+
+        Return True if the lease `lease_id` holds the slot.
+        """
         if not 0 <= index < len(self._slots):
             return False
         slot = self._slots[index]
@@ -185,7 +188,7 @@ class Admission:
         return slot.state is SlotState.OCCUPIED and slot.lease_id == lease_id
 
     def set_paused(self, index: int, lease_id: str, is_paused: bool) -> None:
-        """Mark a session as paused or not. A session that has ended is not marked."""
+        """Record whether the session is paused. Do nothing if the session has ended."""
         slot = self._slots[index]
         is_held = slot.state is SlotState.OCCUPIED and slot.lease_id == lease_id
         if is_held and slot.is_paused != is_paused:
@@ -197,7 +200,7 @@ class Admission:
         self._set(replace(slot, state=SlotState.CLEANING, is_paused=False))
 
     def finish_cleanup(self, index: int, *, is_clean: bool) -> None:
-        """Free the slot, or mark it as broken."""
+        """Free the slot if its cleanup has succeeded, else mark the slot as broken."""
         slot = self._expect(index, SlotState.CLEANING)
         state = SlotState.FREE if is_clean else SlotState.BROKEN
         self._set(Slot(index, state, slot.fencing_number))

@@ -66,15 +66,15 @@ class AttachLoop:
         self._absence = RepeatedLog(_log)
 
     def report_soon(self) -> None:
-        """Send a report soon. It contains the whole state, so one report covers many changes."""
+        """Send a report soon. A report has the whole state, so one covers many changes."""
         self._changed.set()
 
     async def run(self) -> None:
         """Attach to a scheduler; whenever the stream breaks, attach to the next one.
 
-        When all addresses have been tried in vain, the loop waits until a scheduler says that it
-        accepts calls, with a time limit. If a scheduler accepts calls but refuses the worker, the
-        loop pauses. The limit and the pause grow with each round.
+        When all addresses have been tried in vain, the loop waits for a limited time until a
+        scheduler says that it accepts calls. If a scheduler accepts calls but refuses the worker,
+        the loop pauses. Both times grow with each pass over the addresses without success.
         """
         failure_count, backoff_s = 0, _FIRST_BACKOFF_S
         index = random.getrandbits(16)  # random, so that the workers use all schedulers

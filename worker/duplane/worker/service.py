@@ -129,7 +129,7 @@ class Worker:
         self._idle.set()
 
     async def serve(self, shutdown: process.Shutdown) -> None:
-        """Serve until drained. Raises an ExceptionGroup if the device thread has failed."""
+        """Serve until the drain has ended. Raises an ExceptionGroup if the device thread fails."""
         settings, registry = self._settings, self._metrics.registry
         async with (
             published("worker", registry, settings.metrics_listen),

@@ -39,7 +39,7 @@ class SessionLimits:
     open_timeout_s: PositiveFloat = 60.0
     """Seconds from the claim within which `open` must arrive; otherwise the call ends with
     OPEN_TIMEOUT."""
-    # Longer than the edge's idle time, so that the edge ends idle sessions first.
+    # This is longer than the idle time of the edge, so that the edge ends idle sessions first.
     idle_timeout_s: PositiveFloat = 900.0
     """Seconds without any message; then the session is closed with IDLE_TIMEOUT."""
     pause_timeout_s: PositiveFloat = 60.0

@@ -1,16 +1,17 @@
 """Forms the batch of the next round: chooses the units and the chats that run in it.
 
 A row is one embedding of the model's input. Units without pictures have few rows, so all of them
-run in the next round. Units with pictures may have thousands of rows. Of these, the oldest ones run
-that together have at most `rows_per_round` rows. If the oldest one alone has more, it begins: each
-round feeds some of its pictures, until it has at most `rows_per_round` rows left.
+run in the next round. Units with pictures may have thousands of rows. They run oldest first, with
+at most `rows_per_round` rows together in one round. If the oldest of them alone has more rows, each
+round feeds some of its pictures, until at most `rows_per_round` of its rows are left.
 
 So one round has at most: a unit without pictures in each slot; `rows_per_round` rows of units with
-pictures; one step of the chats, with at most `PREFILL_ROWS` rows of prompts; one share of a
-rebuild; the voice of one new conversation; and `rows_per_round` rows of its prompt. A unit without
-pictures waits for the running round, and its result comes in the next one. A unit with pictures
-waits for a further round per `rows_per_round` rows of it and of older units, and for one more if
-they do not fill the rounds. A single picture that has more rows than `rows_per_round` is fed whole.
+pictures; one step of the chats, with at most `PREFILL_ROWS` rows of prompts; a bounded part of one
+rebuild; the voice of one new conversation; and `rows_per_round` rows of one prompt. A unit without
+pictures waits for the running round, and the next round gives its result. A unit with pictures
+waits longer: one more round for every `rows_per_round` rows of this unit and of older ones, and
+another round if these rows do not fill the rounds. A single picture that has more rows than
+`rows_per_round` is fed whole.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Batch:
     """The work of one round: at most one unit per slot, and the slots whose chats run one step.
 
     `failed` are the answers to refused units that were queued before the units of this round.
-    `ahead` has begun a unit, some pictures of which are fed in this round.
+    `ahead` is the slot with a unit of which this round feeds only some pictures, if any.
     `rebuilding` is the slot whose past units are rebuilt in this round, if any. There is at most
     one, so that the units of other slots do not wait for several rebuilds.
     """

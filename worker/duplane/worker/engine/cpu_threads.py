@@ -14,9 +14,10 @@ _MOST_THREADS = 16  # more threads would only share the same memory bandwidth
 
 
 def usable_cores(cpus: Path = _CPUS, quota: Path = _QUOTA) -> int:
-    """Return the number of physical cores that this process may use, by affinity and CPU quota.
+    """Return the number of physical cores that this process may use.
 
-    The hardware threads of one core count once, because they share its arithmetic units.
+    CPU affinity and CPU quota limit this number. The hardware threads of one core count once,
+    because they share its arithmetic units.
     """
     siblings = {
         _read(cpus / f"cpu{number}/topology/thread_siblings_list") or str(number)

@@ -211,9 +211,9 @@ class DeviceThread:
     ) -> None:
         """Rebuild an open conversation. The event Rebuilt, RebuildRefused or Lost follows.
 
-        Each round first runs the units of other slots, then rebuilds a share of `units`. The speech
-        of the open turn is computed again after the last unit; `has_more` means that a later call
-        brings that unit.
+        Each round first runs the units of other slots, then rebuilds some of `units`. After the
+        conversation's last past unit, the speech of the open turn is computed again. `has_more`
+        means that a later call brings this last unit.
         """
         with self._lock:
             if not channel.rebuild_number:
@@ -222,7 +222,10 @@ class DeviceThread:
             self._lock.notify()
 
     def put(self, channel: SlotChannel, entry: Entry) -> Entry | None:
-        """Queue a unit, or the answer to a refused unit. Return an entry that this has dropped."""
+        """Queue a unit, or the answer to a refused unit.
+
+        Return the entry that the inbox has dropped to make room; None if there was room.
+        """
         if unit := entry if isinstance(entry, Unit) else entry.unit:
             unit.queued_s = time.monotonic()
         with self._lock:
@@ -249,7 +252,7 @@ class DeviceThread:
         return await is_clean
 
     async def close_again(self, slot: int) -> bool:
-        """Clean and check, as `close` does, a slot that no call holds."""
+        """Repeat what `close` does, for a broken slot that no call holds."""
         return await self.close(self.attach(slot, _ignore))
 
     def _queue(self, command: _Command) -> None:
@@ -328,7 +331,7 @@ class DeviceThread:
                 channel.is_ready = not channel.is_muted
 
     def _run_rebuild(self, runner: ModelRunner, channel: SlotChannel) -> set[int]:
-        """Rebuild some past units of a conversation. If this fails, return its slot in the set."""
+        """Rebuild some past units of a conversation. Return its slot in the set if it was lost."""
         units, slot = channel.past_units, channel.slot
         if units is None:  # the session has ended meanwhile
             return set()

@@ -46,7 +46,7 @@ class RebuildRefused:
 class BatchRecord:
     """The record of one batch of units, for its span. Times are monotonic.
 
-    `ids` are the ids of the span. They are set when a unit of the batch is exported.
+    `ids` are the ids of the span. They are set when the span of a unit of the batch is exported.
     """
 
     size: int
@@ -61,8 +61,8 @@ class FailedUnit:
     """The answer to a unit that has no output.
 
     A unit that is refused before it runs stays in the inbox as a FailedUnit, at its position, so
-    that the answers have the order of the units. After a failure that `is_fatal` the conversation
-    is lost.
+    that the answers have the order of the units. If the failure `is_fatal`, the conversation is
+    lost.
     """
 
     sequence: int
@@ -85,15 +85,15 @@ class ChatStep:
 
 Event = Opened | OpenRefused | Lost | UnitOutput | FailedUnit | ChatStep | Rebuilt | RebuildRefused
 
-# The model's reason for a failed unit -> the invalid field of the unit. Used if the failure itself
-# names no field.
+# Maps the model's reason for a failed unit to the invalid field of the unit. This table is used if
+# the failure itself names no field.
 _FIELDS_AT_FAULT = {
     "AUDIO_INVALID": "audio",
     "AUDIO_TOO_SHORT": "audio",
     "AUDIO_BACKLOG": "audio",
     "FRAMES_UNSUPPORTED": "video_frames",
 }
-# The model's reason -> its name in the contract, where the names differ.
+# Maps the model's reason to its name in the contract, where these two names differ.
 _REASONS = {"IMAGE_INVALID": Reason.INVALID_FIELD}
 
 

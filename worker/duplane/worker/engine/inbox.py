@@ -1,7 +1,7 @@
 """The inbox: the bounded queue of one conversation's units that wait for the device.
 
-If it is full, the oldest unit is dropped and counted. The order never changes. The inbox has no
-lock of its own: the device thread's lock guards it.
+If the inbox is full, the oldest unit is dropped and counted. The order of the units never changes.
+The inbox has no lock of its own: the device thread's lock guards it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Entry = Unit | FailedUnit
 class Inbox:
     """A queue of units, and of answers to refused units at the positions of those units.
 
-    `entries` holds the waiting entries, oldest first; take them from its left end. Each unit in it
-    has the number of entries dropped so far. If a unit with `force_listen` is dropped, the next
-    unit gets the flag, so that an interruption is never lost.
+    `entries` holds the waiting entries, oldest first; take them from its left end. Each waiting
+    unit has the number of entries dropped so far. If a unit with `force_listen` is dropped, the
+    next unit gets the flag, so that an interruption is never lost.
     """
 
     def __init__(self, capacity: int = _UNIT_CAPACITY) -> None:
@@ -33,7 +33,7 @@ class Inbox:
         self.dropped_count = 0
 
     def put(self, entry: Entry) -> Entry | None:
-        """Append an entry. If there are too many of its type, drop and return the oldest one."""
+        """Append an entry. If there are then too many of its type, drop and return the oldest."""
         self.entries.append(entry)
         entry_type = type(entry)
         alike = [waiting for waiting in self.entries if type(waiting) is entry_type]

@@ -42,7 +42,8 @@ _NO_BATCH = BatchRecord(0, 0.0)
 class ModelRunner:
     """The loaded model, and the checks of its results and of its memory.
 
-    `post(slot, event)` is called as soon as there is an event, `on_batch` after each batch.
+    `post(slot, event)` is called as soon as there is an event. `on_batch` is called after each
+    batch.
     """
 
     def __init__(
@@ -224,7 +225,7 @@ class ModelRunner:
             raise DeviceLostError(f"{type(error).__name__}: {error}") from error
 
     def close(self, slot: int) -> bool:
-        """Clean the slot. Return True if it may be leased again, else call this again later."""
+        """Clean the slot. Return True if it may be leased again. If False, call again later."""
         self._open_slots.discard(slot)
         if slot in self.opening:
             self.opening.remove(slot)

@@ -1,6 +1,6 @@
 """Work on the CPU that comes before the work on the device: pictures, voices, chat prompts.
 
-Each kind of work has its own thread pool. When a session ends, its work stops, and its slot is
+Each type of work has its own thread pool. When a session ends, its work stops, and its slot is
 freed only when no thread works for the session any more. So only a few pieces of work wait or run
 for each slot, even if clients come and leave quickly.
 """
@@ -25,7 +25,7 @@ class AbandonedError(Exception):
 
 
 class ThreadPools:
-    """The thread pools of one worker: one for each kind of work, so that no kind delays another."""
+    """The thread pools of one worker. No type of work delays another, as each has its own pool."""
 
     def __init__(self) -> None:
         self.frames = ThreadPoolExecutor(4, "frames")  # running conversations wait for these
@@ -66,6 +66,9 @@ class Preparation:
 
 
 def decode_frames(model: Model, unit: Unit) -> Unit | FailedUnit:
-    """Return the unit with decoded frames, or its failure. Each frame takes some milliseconds."""
+    """Return the unit with decoded frames, or the answer that refuses the unit.
+
+    Decoding a frame takes some milliseconds.
+    """
     prepared = model.prepare(unit)
     return failed_unit(unit, prepared) if isinstance(prepared, UnitFailure) else prepared

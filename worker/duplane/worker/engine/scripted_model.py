@@ -179,7 +179,7 @@ class ScriptedModel:
         return Opened(PROMPT_TOKENS, ("generate_audio", "tts_voice"))
 
     def begin(self, slot: int, options: ConversationOptions) -> None:
-        """Open a conversation, and report it in `feed_prompt`."""
+        """Open a conversation. `feed_prompt` reports later that it is open."""
         self._opened[slot] = self.open(slot, options)
 
     def feed_prompt(self, slot: int, row_count: int) -> Opened | None:

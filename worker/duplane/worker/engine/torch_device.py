@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class TorchDevice:
-    """`cpu` or `cuda:N`, and the checkpoint to load onto it."""
+    """A device, `cpu` or `cuda:N`, and the checkpoint to load onto this device."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
@@ -68,7 +68,7 @@ class TorchDevice:
         return model
 
     def check(self) -> None:
-        """Wait for the device. Raises an error if its CUDA context cannot be used any more."""
+        """Wait until the device is idle. Raises an error if its CUDA context is unusable."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 

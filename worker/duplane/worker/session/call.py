@@ -34,7 +34,7 @@ MODEL_FAILED = "the model failed; its log says why"
 class Call(abc.ABC, Generic[Response]):
     """The call that holds a claimed slot, from the claim to the end.
 
-    Up to `outbox_capacity` responses wait for a client that reads slowly. One response more ends
+    Up to `outbox_capacity` responses wait for a client that reads slowly. One more response ends
     the call with SLOW_CLIENT.
     """
 
@@ -51,8 +51,9 @@ class Call(abc.ABC, Generic[Response]):
         self._limits = limits
         self._end: asyncio.Future[CallEnd] = asyncio.get_running_loop().create_future()
         self._outbox_capacity = outbox_capacity
-        # Each response, with a function to call when the response is written. None ends the writer.
-        # Two places more than the capacity are for the last response and for None.
+        # An entry is a response and a function to call when the response is written. The entry
+        # None ends the writer. The two places beyond the capacity are for the last response and
+        # for None.
         self._outbox = asyncio.Queue[tuple[Response, Callable[[], None] | None] | None](
             outbox_capacity + 2
         )
@@ -72,7 +73,7 @@ class Call(abc.ABC, Generic[Response]):
 
     @abc.abstractmethod
     def _last_response(self, end: CallEnd) -> Response | None:
-        """Return the last response of a stream that ends with `end`, or None if it needs none."""
+        """Return the last response of a stream that ends with `end`, or None if there is none."""
 
     def end(self, end: CallEnd) -> None:
         """End the call. Only the first call of this method has an effect."""

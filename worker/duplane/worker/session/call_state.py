@@ -1,4 +1,4 @@
-"""The states of a Converse call: their legal messages, and the longest time without one. Pure.
+"""The states of a Converse call. Each has legal messages, and a limit for the wait for one. Pure.
 
 An illegal message ends the call. An invalid unit does not: the module `unit_check` answers it.
 """
@@ -52,7 +52,7 @@ _LEGAL: dict[CallState, dict[str, CallState]] = {
 
 
 class CallStateMachine:
-    """The state of one call, and `deadline_s`, the time at which it ends if no message comes.
+    """The state of one call. The call ends at `deadline_s` if no message comes until then.
 
     Times are monotonic seconds; callers pass the present time.
     """
@@ -98,7 +98,10 @@ class CallStateMachine:
         return min(max(to_seconds(pause.timeout), 0.0), self._limits.max_pause_s)
 
     def expire(self) -> session_pb2.Closed:
-        """End the call after its deadline: return `closed`; before `open`, raise OPEN_TIMEOUT."""
+        """End the call after its deadline: return the message `closed`.
+
+        Raises OPEN_TIMEOUT if no `open` has come.
+        """
         match self.state:
             case CallState.UNCLAIMED:
                 raise FabricError(Reason.OPEN_TIMEOUT, "no claim came in time")

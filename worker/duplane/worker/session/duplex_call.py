@@ -89,7 +89,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
             self.end(session_pb2.Closed(reason=reason))
 
     def leave(self, leaving: session_pb2.Leaving) -> None:
-        """Tell the client that the worker will end the session; once for each reason."""
+        """Tell the client, at most once for each reason, that the worker will end the session."""
         if not self._end.done() and leaving.reason not in self._leaving_reasons:
             self._leaving_reasons.add(leaving.reason)
             self._send(session_pb2.ConverseResponse(leaving=leaving))
@@ -139,9 +139,9 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
     async def _rebuild(self, request: session_pb2.Rebuild) -> None:
         """Let the model rebuild past units, and answer when all of them are rebuilt.
 
-        No message is read meanwhile, so a session holds the units of one message only. Of units
-        with pictures, which are large once they are decoded, at most as many are decoded as the
-        inbox has room for.
+        No message is read meanwhile, so a session holds the units of one message only. Decoded
+        pictures are large. So the number of units whose pictures are decoded at the same time is
+        at most the capacity of the inbox.
         """
         if not self._is_open:
             raise FabricError(Reason.OUT_OF_ORDER, "rebuild cannot come before opened")

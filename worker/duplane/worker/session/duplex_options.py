@@ -16,7 +16,7 @@ from duplane.worker.model.types import ConversationOptions, OptionError, WindowM
 from duplane.worker.session.fields import DECODE_MODES, invalid, read_numbers, read_voice
 from duplane.worker.settings import SessionLimits
 
-# By enum field of DuplexConfig: for each value of the field, the model's value.
+# For each enum field of DuplexConfig, a table from its values to the values of the model.
 _CHOICES: dict[str, Mapping[int, Enum]] = {
     "decode_mode": DECODE_MODES,
     "context_window": {

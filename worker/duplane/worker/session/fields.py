@@ -21,7 +21,7 @@ LEAST_VOICE_SAMPLES = INPUT_RATE_HERTZ // 10
 
 
 def invalid(path: str, fault: str) -> FabricError:
-    """Return the refusal of the field at `path`."""
+    """Return the error that refuses the field at `path`."""
     return FabricError(Reason.INVALID_FIELD, f"{path} {fault}", field=path)
 
 

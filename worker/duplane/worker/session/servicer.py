@@ -35,7 +35,7 @@ from duplane.worker.video.decoding import Videos
 
 _log = logging.getLogger(__name__)
 
-# Reasons of an end for which the worker is at fault.
+# Reasons why a call ends that are faults of the worker.
 _FAULTS = (Reason.ENGINE_FAILED, Reason.UNKNOWN)
 
 
@@ -64,7 +64,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self._tasks = tasks
         self._rechecks: set[asyncio.Task[None]] = set()
         self._calls: dict[int, DuplexCall | ChatCall] = {}
-        # By slot: the span of the call, and the attributes of this span.
+        # For each slot, the span of its call and the attributes of this span.
         self._spans: dict[int, tuple[Span, Mapping[str, AttributeValue]]] = {}
         self._metrics = metrics
         self._batches = BatchReporter(tracer)
@@ -95,7 +95,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     def drain(self, remaining_s: float | None = None) -> None:
         """Refuse new calls. Tell the clients of running calls to continue on another worker.
 
-        The worker ends the calls after `remaining_s`, if this time is given.
+        If `remaining_s` is given, the worker ends the calls after this time.
         """
         self._admission.drain()
         leaving = session_pb2.Leaving(reason=session_pb2.LEAVING_REASON_DRAIN)
@@ -104,7 +104,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self._leave(leaving)
 
     def set_stuck(self, is_stuck: bool) -> None:
-        """Refuse new calls while the device does not answer, and tell the running calls."""
+        """Refuse new calls while the device does not answer. Tell the clients of running calls."""
         self._admission.set_stuck(is_stuck)
         if is_stuck:
             self._leave(session_pb2.Leaving(reason=session_pb2.LEAVING_REASON_STUCK_DEVICE))

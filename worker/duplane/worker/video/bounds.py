@@ -13,7 +13,7 @@ STACKED_FRAMES = 4
 
 @dataclass(frozen=True)
 class VideoBounds:
-    """Bounds of one file and of the process that decodes it. A file that exceeds one is refused.
+    """Bounds of one file and of the process that decodes it. Files that exceed a bound are refused.
 
     `frame_pixels` bounds one picture; `memory_bytes` and `cpu_s` bound the process.
     """

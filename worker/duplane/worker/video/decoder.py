@@ -36,14 +36,14 @@ from duplane.fabric.audio import INPUT_RATE_HERTZ
 from duplane.worker.model.vision.video_layout import Scene, plan_scenes, side_by_side
 from duplane.worker.video.bounds import STACKED_FRAMES, VideoBounds, VideoError
 
-# Only these formats, because FFmpeg also reads playlists, which can name other files.
+# No other formats are allowed, because FFmpeg also reads playlists, which can name other files.
 _FORMATS = "mov,mp4,matroska,webm,avi,mpegts"
 _CODECS = (
     "h264,hevc,vp8,vp9,libdav1d,av1,mpeg4,mpeg2video,mjpeg,ffv1,rawvideo,"
     "aac,mp3,mp3float,opus,libopus,vorbis,flac,ac3,eac3,"
     "pcm_s16le,pcm_s16be,pcm_s24le,pcm_s32le,pcm_f32le,pcm_u8,pcm_mulaw,pcm_alaw"
 )
-# Angle in degrees, counter-clockwise -> Pillow's operation.
+# Maps the angle in degrees, counter-clockwise, to the operation of Pillow.
 _ROTATIONS = {
     90: Image.Transpose.ROTATE_90,
     180: Image.Transpose.ROTATE_180,
@@ -56,10 +56,10 @@ _MAX_RATE_HERTZ = 192_000
 
 @dataclass(frozen=True)
 class _Timeline:
-    """The pictures' times in seconds from the first, and their timestamps in the stream's units.
+    """The pictures' times in seconds after the first one, and their timestamps in stream units.
 
     `keys` are the timestamps (pts) of pictures at which decoding can begin; `seeks` are the
-    timestamps with which to seek to them.
+    timestamps with which to seek to these pictures.
     """
 
     times_s: np.ndarray
@@ -184,7 +184,7 @@ class _Pictures:
         self._picture_pts = -1
 
     def at(self, time_s: float) -> Image.Image:
-        """Return the picture shown at a time; if it is broken, the latest good picture."""
+        """Return the picture shown at a time, or the latest good picture if that one is broken."""
         wanted = self._timeline.at(time_s)
         if self._picture is not None and self._picture_pts == wanted:
             return self._picture
@@ -253,7 +253,7 @@ def _time_of(frame: VideoFrame) -> int:
 
 
 def _sound(container: av.container.InputContainer, duration_s: float) -> np.ndarray | None:
-    """Return the first `duration_s` of sound, mono at 16 kHz; None if it cannot be decoded."""
+    """Return the first `duration_s` of sound, mono at 16 kHz, or None if decoding fails."""
     if not container.streams.audio:
         return None
     stream = container.streams.audio[0]

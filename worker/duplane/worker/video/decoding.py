@@ -1,4 +1,4 @@
-"""Decodes the video files of chats, each in a process of its own, which is killed with its chat.
+"""Decodes the video files of chats, each in its own process. The end of a chat kills its process.
 
 Files that are broken, too large or too slow to decode are refused. `video_layout` chooses pictures
 and sounds. Each picture is sliced for the model when it arrives, so no picture is kept at full
@@ -53,7 +53,7 @@ class Videos:
     async def fill(
         self, chat: ChatRequest, request: session_pb2.ChatRequest, prepare: Prepare
     ) -> ChatRequest:
-        """Decode the videos of `request`; return `chat` with them. `prepare` slices pictures.
+        """Decode the videos of `request`. Return `chat` with the videos; `prepare` slices pictures.
 
         Raises FabricError INVALID_FIELD that names the video.
         """
