@@ -2,8 +2,8 @@
 
 A stage runs for several conversations in one call. If that call raises, the stage runs again for
 each conversation alone, from the state before the call. Only the conversations that raise again
-fail. So a stage must be repeatable until it has returned: the lengths of its cache are restored,
-and it changes other state of a slot only at its end.
+fail. So a stage must be repeatable until it has returned: this module restores the lengths of the
+stage's cache, and the stage changes other state of a slot only at its end.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The sizes to which batches of convolutions are padded on a CUDA device.
 
-There the first convolution of a new shape takes long, because cuDNN plans it. So these batches have
-few sizes, and each size runs once when the model is loaded. The rows of a batch do not depend on
-each other, so it is padded with repeated rows.
+On CUDA the first convolution of a new shape takes long, because cuDNN plans it. So these batches
+have few sizes, and each size runs once when the model is loaded. The rows of a batch do not depend
+on each other, so repeated rows serve as padding.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class Checkpoint:
         return digest.hexdigest()
 
     def load_into(self, module: nn.Module, prefix: str) -> tuple[str, ...]:
-        """Fill one module as `load_all` does.
+        """Fill one module with the tensors `prefix + name`, as `load_all` does.
 
         Returns the names of tensors with this `prefix` that the module does not use.
         """
@@ -157,7 +157,7 @@ class Checkpoint:
         return tuple(sorted(name for name in self._file_of if name not in wanted))
 
     def _read(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield tensors file by file, because an open file keeps its pages mapped."""
+        """Yield the tensors of one file after the other. An open file keeps its pages mapped."""
         groups = groupby(sorted(names, key=self._place), key=self._file_of.__getitem__)
         for number, (path, group) in enumerate(groups, start=1):
             name = ""

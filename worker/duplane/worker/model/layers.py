@@ -26,9 +26,9 @@ def embedding(rows: int, width: int, *, device: torch.device, dtype: torch.dtype
 def pack_linear(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:
     """Pack layers with the same input into one weight [outputs, inputs] and one bias [outputs].
 
-    Returns weight and bias. The parameters of the layers become views of these tensors, so the
-    memory does not grow, and a later change of a parameter in place changes the packed tensor. The
-    bias of a layer without bias is zero.
+    The parameters of the layers become views of the packed tensors. So the memory does not grow,
+    and a later change of a parameter in place changes the packed tensor. For a layer without bias,
+    the packed bias is zero.
     """
     weight = torch.cat([layer.weight.detach() for layer in layers])
     bias = weight.new_zeros(len(weight))

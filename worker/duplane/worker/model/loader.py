@@ -115,7 +115,7 @@ class ModelParts:
 def generated_rows(max_tokens: int) -> int:
     """Return the largest number of rows that a unit adds after its input.
 
-    These are the id that ends an interrupted turn, the generated ids, and the closing ids.
+    These rows are the id that ends an interrupted turn, the generated ids, and the closing ids.
     """
     return 1 + max_tokens + CLOSING_ROWS
 
@@ -124,8 +124,8 @@ def overhang(audio: AudioConfig, image_rows: int | None) -> int:
     """Return the number of rows of a unit with default options, audio and one unsliced frame.
 
     The cache has this number of extra rows, so that the unit that reaches the nominal capacity can
-    be completed. A unit that needs even more rows is refused. A frame has `image_rows` embeddings;
-    None means that the model refuses frames.
+    be completed. A unit that needs even more rows is refused. `image_rows` is the number of
+    embeddings of a frame, or None if the model refuses frames.
     """
     seen = 0 if image_rows is None else duplex_rows((None,), image_rows)
     generated = generated_rows(ConversationOptions.max_new_speak_tokens_per_chunk)
@@ -200,7 +200,7 @@ def load_parts(
 
 
 def _warm_up(audio: AudioEncoder, vocoder: SpeechVocoder | None) -> None:
-    """Run the convolutions of all padded batches once, where batches are padded."""
+    """Run the convolutions once for each padded size, if the device needs padded batches."""
     if audio.has_buckets:
         audio.warm_up()
     if isinstance(vocoder, Vocoder) and vocoder.stream.has_buckets:

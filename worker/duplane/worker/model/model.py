@@ -167,8 +167,8 @@ class DuplexModel:
         """Begin a conversation in a clean slot. Then call `feed_prompt` until it is open.
 
         The prompt includes a voice. `uniforms` replaces the numbers drawn from `options.seed`.
-        Raises `OptionError` for a prompt that does not fit or a voice that cannot be read; then the
-        slot is clean.
+        Raises `OptionError` for a prompt that does not fit or a voice that cannot be read. The slot
+        is then clean.
         """
         self._check_free(slot)
         voice = self.parts.prompt_voice if options.llm_voice is None else options.llm_voice

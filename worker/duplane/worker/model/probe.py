@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SpokenUnit:
-    """One call of the talker. `start` and `length` count the turn's rows before and after it."""
+    """One call of the talker. The turn has `start` rows before the call and `length` after it."""
 
     start: int
     condition: Tensor
@@ -18,7 +18,7 @@ class SpokenUnit:
 
 
 class Probe:
-    """Every stage calls its method once per slot. A subclass overrides the methods that it needs.
+    """Has a method for each stage, which the stage calls once per slot. Subclasses override some.
 
     The model may overwrite the tensors later, so copy them to keep them. Lengths are numbers of
     rows in the LLM's cache.

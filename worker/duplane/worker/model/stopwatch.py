@@ -27,7 +27,7 @@ class Stopwatch:
     def seconds(self, running: str | None = None) -> dict[str, float]:
         """Return the seconds of each stage. `running` names the stage since the last lap, if any.
 
-        A stage that the device has not finished counts until now; stages after it count as 0.
+        The time of a stage that the device has not finished ends now. The stages after it have 0.
         """
         now_s, end_s = time.monotonic(), self._begin_s
         seconds: dict[str, float] = {}

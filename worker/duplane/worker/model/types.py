@@ -244,9 +244,10 @@ class Unit:
 class StateChange:
     """How a unit changed the state of its conversation, beyond its input and its `token_ids`.
 
-    `chosen_token_ids` are the ids that the model chose, as the repetition penalty counts them; the
-    rules of a unit can replace or drop some of them. `draw_count` is the number of uniform numbers
-    that text and speech used. `interrupted_turn` means that a forced listen has ended the turn.
+    `chosen_token_ids` are the ids that the model chose and that the repetition penalty counts. The
+    rules of a unit can replace or drop some of these ids. `draw_count` is the number of uniform
+    numbers that text and speech used. `interrupted_turn` means that a forced listen has ended the
+    turn.
     """
 
     speech_token_ids: tuple[int, ...] = ()

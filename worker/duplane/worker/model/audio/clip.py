@@ -140,8 +140,8 @@ def block_mask(frames: list[int], positions: int, block: int) -> Tensor:
     """Return a mask, bool [segments, 1, positions, positions], True where attention is allowed.
 
     As in the reference, a padded segment may attend to as many positions as it has mel frames. This
-    is about twice its own number of positions. So a short last segment attends to its padding, up
-    to the end of its block. The model was trained with this.
+    is about twice the number of positions of its sound. So a short last segment attends to its
+    padding, up to the end of its block. The model was trained with this mask.
     """
     index = torch.arange(positions)
     inside = index < torch.tensor(frames)[:, None]

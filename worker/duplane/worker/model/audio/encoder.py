@@ -77,7 +77,7 @@ class AudioEncoder(nn.Module):
 
     @torch.inference_mode()
     def encode(self, slots: Sequence[int]) -> Tensor:
-        """Return embeddings [n, unit_rows, hidden] of the unit that `mel` consumed last per slot.
+        """Return embeddings [n, unit_rows, hidden] of the unit that `mel` last consumed per slot.
 
         The slots must be different; no result depends on another slot. After an exception the call
         can be repeated for the same units, with the same result.
@@ -132,7 +132,7 @@ class AudioEncoder(nn.Module):
         return self.config.position_count - UNIT_FRAMES // 2
 
     def _begin(self, slot: int) -> int:
-        """Return the column where the slot's next unit begins: 0 if it does not fit at the end."""
+        """Return the column where the slot's next unit begins: 0 if it has no room at the end."""
         length = self._lengths[slot]
         return length if length < self._last_begin else 0
 

@@ -105,7 +105,7 @@ def dynamic_floor(peak: Tensor) -> Tensor:
 
 
 class AudioBacklogError(ValueError):
-    """More audio was pushed to a slot than it may hold; the slot is unchanged."""
+    """The pushed audio is more than the slot may hold. The slot is unchanged."""
 
 
 class MelStream(nn.Module):
@@ -143,7 +143,8 @@ class MelStream(nn.Module):
         """Append 16 kHz samples [n]. Return True if a whole unit is buffered.
 
         Raises ValueError for samples that are not one-dimensional or not finite, and
-        `AudioBacklogError` for more than the slot may hold. The slot is then unchanged.
+        `AudioBacklogError` for more samples than the slot may hold. In both cases the slot is
+        unchanged.
         """
         if samples.ndim != 1 or not np.isfinite(samples).all():
             raise ValueError("audio: expected one row of finite samples")

@@ -65,7 +65,7 @@ class AudioConfig:
 
 
 class EncoderAttention(nn.Module):
-    """Multi-head attention of Whisper; all projections but that of the keys have a bias."""
+    """Multi-head attention of Whisper. All projections except the key projection have a bias."""
 
     def __init__(self, config: AudioConfig) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ class WhisperEncoder(nn.Module):
 
 
 class AudioProjector(nn.Module):
-    """Two linear layers from the width of the encoder to that of the LLM, and average pooling."""
+    """Two linear layers, from the encoder's width to the LLM's width, and average pooling."""
 
     def __init__(self, config: AudioConfig) -> None:
         super().__init__()

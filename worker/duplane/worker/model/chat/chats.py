@@ -193,7 +193,7 @@ class Chats:
         The stages alternate from step to step. Yields at most one result per slot: none for chats
         at other stages, and none for prompts that wait until others are fed. A chat is over after
         an output with `finish`, or a failure. If a stage raises, the chats that cause the error
-        fail. If it is not known which chats these are, all that have no output yet fail.
+        fail. If the cause is not known, all chats of the stage without an output in this step fail.
         """
         chats = [self._chat(slot) for slot in sorted(set(slots))]
         waiting = {chat.stage for chat in chats} & set(_ROTATION)

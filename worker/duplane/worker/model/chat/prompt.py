@@ -164,7 +164,7 @@ class PromptBuilder:
     def _fill(
         self, pieces: list[str], messages: Sequence[ChatMessage], places: list[tuple[int, int]]
     ) -> ChatPrompt:
-        """Add `pieces`, where texts and media alternate. A medium is an index into `places`."""
+        """Add `pieces`, where texts and indices alternate. An index names a medium in `places`."""
         all_sounds = Sounds(self._parts, is_blockwise=self._is_blockwise)
         sounds = [all_sounds.message() for _ in messages]
         for position, piece in enumerate(pieces):
@@ -268,8 +268,8 @@ class PromptBuilder:
 class Sounds:
     """The sounds of several messages, encoded batch by batch. Sounds of one message are joined.
 
-    With `is_blockwise` each block of a sound attends only to itself and earlier blocks; without it,
-    to the whole sound.
+    With `is_blockwise` each block of a sound attends only to itself and earlier blocks. Otherwise
+    each block attends to the whole sound.
     """
 
     def __init__(self, parts: ModelParts, *, is_blockwise: bool) -> None:
@@ -314,7 +314,7 @@ class MessageSounds:
         return len(self._bounds) == 1
 
     def clips(self, config: AudioConfig) -> list[FloatArray]:
-        """Return all clips joined to one, or unjoined if joining would give too few embeddings."""
+        """Return one clip made of all clips, or all clips if one would give too few embeddings."""
         if not self._clips:
             return []
         joined = np.concatenate(self._clips)

@@ -42,8 +42,8 @@ class Chat:
 
     `answer` holds all chosen ids without the terminator; `fed_count` of them are in the context.
     `new_ids` are the ids fed since the last output, and `hidden` has one state [hidden] for each.
-    `room` is the number of ids that may be fed; `full` is the reason of an end at this limit. After
-    a `failure` the chat can only be closed.
+    `room` is the number of ids that may be fed. `full` is the reason to give if the answer ends at
+    this limit. After a `failure` the chat can only be closed.
     """
 
     slot: int

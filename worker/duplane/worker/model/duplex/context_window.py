@@ -1,4 +1,4 @@
-"""Context windows: which units are dropped from a long context, and which of their text is kept.
+"""Context windows: choose the units to drop from a long context, and the text of them to keep.
 
 This module only counts rows and ids; the KV cache moves the rows.
 
@@ -94,7 +94,7 @@ class Window:
         return Slide(kept, self.preserved_rows, self.head_rows + same, ids[same:])
 
     def _with_words_of(self, dropped: Sequence[UnitRecord]) -> tuple[int, ...]:
-        """Return `previous` and these units' text. If this is too long, cut the oldest text."""
+        """Return `previous` with these units' text added. Cut the oldest text if it is too long."""
         said = [
             token
             for unit in dropped

@@ -23,7 +23,7 @@ from duplane.worker.model.vocoder.vocoder import VocoderChunk
 
 @dataclass
 class PastSpeech:
-    """Speech of past units that the talker and the vocoder still have to repeat, oldest first.
+    """Speech of past units, oldest first, that talker and vocoder still have to process again.
 
     `units` has the units of the talker's open turn, each as the ids of its text, the LLM's state
     for each of these ids, and its speech tokens. `chunks` has the chunks of the vocoder's
@@ -91,7 +91,7 @@ class Conversation:
 
 
 class InputRows(NamedTuple):
-    """The rows of a unit's input in the context, by kind.
+    """The rows of a unit's input in the context, by their content.
 
     `marks` counts `<unit>` and two marks for each image or slice. `audio` is 0 for a unit without
     audio, which then has frames.

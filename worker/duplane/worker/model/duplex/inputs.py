@@ -82,8 +82,9 @@ class UnitInputs:
     def images_ahead(self, unit: RunningUnit, row_count: int) -> int:
         """Return how many images of a unit to feed before its other rows: at least one.
 
-        They have at most `row_count` rows, unless it is one image. The last image is never fed
-        ahead, so that the unit has rows left. Returns 0 if no other image is left.
+        These images have at most `row_count` rows together; a single image may have more. The
+        unit's last image is never fed ahead, so that the unit has rows left. Returns 0 if only the
+        last image is left.
         """
         rows, count = 0, 0
         for image in unit.images[unit.fed_images : -1]:
@@ -100,8 +101,8 @@ class UnitInputs:
     def encode_frames(self, units: Sequence[RunningUnit], most: int | None = None) -> None:
         """Encode frames of all units in one batch: [tiles, rows, hidden] for each frame.
 
-        Frames that are encoded already are left out, and so are frames after the first `most` of
-        these.
+        Frames that are encoded already are left out. Of each unit's other frames, at most `most`
+        are encoded.
         """
         assert self._vision, "it prepared the frames"
         images = [unit.images[len(unit.frame_embeds) :][:most] for unit in units]

@@ -49,7 +49,7 @@ class Pipeline:
         self.inputs = UnitInputs(parts)
 
     def begin(self, unit: Unit, conversation: Conversation | None) -> RunningUnit:
-        """Return a unit that is to run now, perhaps one that `feed_ahead` has begun.
+        """Return the state in which to run a unit now; `feed_ahead` may have begun it already.
 
         Raises ValueError and changes nothing if the unit may not run now.
         """
@@ -274,7 +274,7 @@ class Pipeline:
             self._llm.splice(unit.slot, slide)
 
     def _feed_pending(self, units: Sequence[RunningUnit]) -> None:
-        """Feed the pending ids of the conversations of units, slots ascending."""
+        """Feed the pending ids of the units' conversations. The slots must be ascending."""
         pending = [unit for unit in units if unit.conversation.pending_ids]
         if not pending:
             return

@@ -55,7 +55,7 @@ class _RefusedError(Exception):
 
 @dataclass
 class _Share:
-    """The past units that one call handles. The rows of the units in `waiting` are not fed yet."""
+    """The past units of one share of work. The rows of the units in `waiting` are not fed yet."""
 
     slot: int
     conversation: Conversation

@@ -1,4 +1,4 @@
-"""The speech of a batch of units: the talker draws tokens, the vocoder makes samples of them.
+"""The speech of a batch of units: the talker draws tokens; the vocoder makes samples from them.
 
 Source: `_generate_waveform_from_tokens` of class `DuplexCapability` in
 `MiniCPMO45/modeling_minicpmo_unified.py` of OpenBMB/MiniCPM-o-Demo@28b60cf.
@@ -46,9 +46,10 @@ class SpeechStage:
     def run(self, units: Sequence[RunningUnit], watch: Stopwatch) -> Iterator[RunningUnit]:
         """Yield each unit when its speech tokens and samples are complete, or when it has failed.
 
-        So a unit does not wait for units with more chunks of speech. Turns end after all units were
-        yielded, because the end of a turn may compute the prompt of a voice. If this fails, the
-        unit, which was already yielded, gets a `failure`. The slots of `units` must be ascending.
+        So a unit does not wait for units with more chunks of speech. The ends of turns run after
+        all units were yielded, because they may compute the prompt of a voice. If the end of its
+        turn fails, a unit that was already yielded gets a `failure`. The slots of `units` must be
+        ascending.
         """
         run_stage("talker", units, self._draw_tokens, cache=self._talker.cache)
         watch.lap("talker")
@@ -107,7 +108,7 @@ class SpeechStage:
                 self._probe.vocoded(unit.slot, list(chunk.tokens), chunk.is_last, len(samples))
 
     def note(self, unit: RunningUnit) -> None:
-        """Store the speech of a past unit for `repeat`. The end of a turn clears what is stored."""
+        """Store the speech of a past unit for `repeat`. The end of a turn clears this speech."""
         conversation, past = unit.conversation, unit.conversation.past_speech
         if conversation.speech is None:
             return

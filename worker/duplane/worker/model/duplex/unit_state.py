@@ -51,7 +51,7 @@ class UnitRecord:
 class UnitState:
     """The state machine of one unit: until `is_over`, call `advance` with the chosen id.
 
-    The model must choose an id only if `needs_choice`; otherwise the rules determine it. If
+    The model must choose an id only if `needs_choice`; otherwise the rules determine the id. If
     `is_forced`, the unit listens. `text_ids` are the ids of the unit's text and speech: all ids fed
     after the first, which only marks that the model speaks. `closing_ids` are the terminator and
     the unit end, which are fed after the unit. `token_ids` are all ids that the unit adds to the
@@ -139,7 +139,7 @@ class UnitState:
 
 
 def _choice(tokens: Tokens, expected: int, choices: deque[int]) -> int | None:
-    """Return the choice that the rules turned into the id `expected`; None if there is none.
+    """Return the choice that the rules turned into the id `expected`, or None if no choice fits.
 
     `choices` also has the ids that the rules dropped. It lacks the choices that the penalty does
     not count: the end of a chunk, and the end-of-sequence id if `listen_top_k` decided.

@@ -106,12 +106,12 @@ class Graph:
         return self._graph.pool()
 
     def replay(self) -> None:
-        """Repeat the call with the current values of its tensors."""
+        """Run the captured call on the current values of its tensors."""
         self._graph.replay()
 
 
 class StepGraphs(Generic[S]):
-    """The captured steps of one decoder, by number of slots and bound on context length."""
+    """The captured steps of one decoder, keyed by number of slots and bound on context length."""
 
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache

@@ -32,10 +32,11 @@ class CacheFullError(Exception):
 class Group:
     """Slots that attend in one call, each with `rows_per_slot` query rows.
 
-    `rows` are their packed rows, slot after slot; a slot with fewer rows repeats its last one.
-    `slots` are their indices in the cache. `length` is the length of their longest context,
-    including new rows. `mask` [slots, 1, query rows, length] is added to the scores: 0 for rows to
-    which a query row attends, else -inf. Without a mask every query row attends to all rows.
+    `rows` are the packed rows of these slots, slot after slot; a slot with fewer rows repeats its
+    last one. `slots` are the indices of the slots in the cache. `length` is the length of the
+    longest of their contexts, including new rows. `mask` [slots, 1, query rows, length] is added to
+    the scores: 0 for rows to which a query row attends, else -inf. Without a mask every query row
+    attends to all rows.
     """
 
     rows: slice | Tensor
@@ -77,8 +78,8 @@ class Slide:
 class _Plan:
     """A `Group` before its indices are uploaded.
 
-    `rows` is None if the rows form no slice; then the first list in `indices` names them. `slots`
-    is None if the slots form no slice; then the last list in `indices` names them.
+    If the rows form no slice, `rows` is None and the first list in `indices` has the rows. If the
+    slots form no slice, `slots` is None and the last list in `indices` has the slots.
     """
 
     rows: slice | None
@@ -277,7 +278,7 @@ class KVCache:
         self._touched[slot] = max(self._touched[slot], target + count)
 
     def restore(self, slot: int, length: int) -> None:
-        """Undo a `truncate`: set the length back to `length`. The dropped rows count again."""
+        """Undo a `truncate`: set the length back to `length`, which includes the dropped rows."""
         if not self._lengths[slot] <= length <= self._touched[slot]:
             raise ValueError(f"slot {slot} has no {length} rows to restore")
         self._lengths[slot] = length
@@ -289,7 +290,7 @@ class KVCache:
         self._lengths[slot] = length
 
     def rewind(self, slot: int, length: int) -> None:
-        """Restore the length before a failed pass. The rows that the pass wrote no longer count."""
+        """Set the length back to its value before a failed pass. This drops the pass's rows."""
         if not 0 <= length <= self._touched[slot]:
             raise ValueError(f"slot {slot} never had {length} rows")
         self._lengths[slot] = length

@@ -27,7 +27,7 @@ passes."""
 
 
 class _Body(Decoder):
-    """The decoder with its embedding table, nested as the checkpoint nests their names."""
+    """The decoder with its embedding table, nested like their names in the checkpoint."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class DecodeStep:
         self.logits = torch.zeros(width, llm.vocabulary, device=table.device)
 
     def begin(self, slots: Sequence[int], positions: Sequence[int], embeds: Tensor) -> Tensor:
-        """Set the slots' embeddings [slots, hidden]; return their rows in `hidden` and `logits`."""
+        """Set the slots' embeddings [slots, hidden]. Return the indices of the slots' rows."""
         index = self.rows.begin(slots, positions)
         self.embeds.index_copy_(0, index, embeds)
         return index
@@ -119,7 +119,7 @@ class LanguageModel(nn.Module):
     def _replay(
         self, step: DecodeStep, run: Callable[[], None], slots: Sequence[int], embeds: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Feed one row for each slot through a step of fixed size. Returns the same as `feed`."""
+        """Feed one row for each slot through a step of fixed size. Returns what `feed` returns."""
         positions = [self.cache.length(slot) for slot in slots]
         self.cache.grow([(slot, 1) for slot in slots])
         index = step.begin(slots, positions, embeds)

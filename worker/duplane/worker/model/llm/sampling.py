@@ -35,7 +35,7 @@ class Uniforms(Protocol):
 
 
 class SeededUniforms:
-    """Uniform numbers of one random generator. Without a seed they differ from run to run."""
+    """Uniform numbers of one random generator. Without a seed each run has other numbers."""
 
     _BLOCK = 64
 
@@ -202,8 +202,8 @@ class PenalisedIds:
     def push(self, chosen: Sequence[tuple[int, int, RecentIds]]) -> None:
         """Add the id of each `(slot, id, recent ids)` to the recent ids; keep the last `size`.
 
-        The slot's set then has exactly these recent ids. If this raises, nothing has changed on the
-        host, so it can be called again.
+        Afterwards the slot's set of penalised ids has exactly these recent ids. If this call
+        raises, nothing has changed on the host, so the call can be repeated.
         """
         chosen = [entry for entry in chosen if entry[2].size]
         changes = [(slot, token, True) for slot, token, _ in chosen]

@@ -1,4 +1,4 @@
-"""The tokenizer of the checkpoint; special ids are looked up by name."""
+"""The tokenizer of the checkpoint. It finds the ids of special tokens by their names."""
 
 from __future__ import annotations
 

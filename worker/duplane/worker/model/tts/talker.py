@@ -110,8 +110,8 @@ class TalkerSteps:
         self._rows, device = rows, talker.emb_text.weight.device
         columns = REPETITION_WINDOW + steps
         self.drawn = torch.full((count, columns), -1, dtype=torch.long, device=device)
-        # The number of steps so far. It starts at 1: when a CUDA graph captures `run`, `begin` was
-        # not called yet, and `run` is never the first step of speech (`choose` alone is).
+        # The number of steps so far. It is 1 until `begin` sets it to 0, because a CUDA graph
+        # captures `run` before `begin`. The first step of speech is `choose` alone, never `run`.
         self._step = torch.ones(1, dtype=torch.long, device=device)
         self._window = torch.arange(REPETITION_WINDOW, device=device)
         self._temperature = torch.ones(count, 1, device=device)
@@ -178,7 +178,7 @@ class StaticTalkerSteps(TalkerSteps):
 
 
 class Projector(nn.Module):
-    """Two linear layers from the width of the LLM to that of the talker."""
+    """Two linear layers from the LLM's width to the talker's width."""
 
     def __init__(self, inputs: int, outputs: int, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -246,7 +246,7 @@ class Talker(nn.Module):
         return rows
 
     def speak(self, requests: Sequence[SpeechRequest]) -> list[list[int]]:
-        """Return the tokens of one unit for each slot, at most 25; slots ascending.
+        """Return at most 25 tokens for each slot: those of one unit. The slots must be ascending.
 
         Inside a turn a unit has 25 tokens; in the first and the last unit of a turn, speech may end
         earlier. The last drawn token is not returned. Afterwards the cache holds the conditions and

@@ -58,7 +58,7 @@ def duplex_layout(marks: ImageMarks, grid: Grid | None) -> Layout:
 def chat_layout(marks: ImageMarks, grid: Grid | None, image_id: int | None = None) -> Layout:
     """Lay out an image of a chat message, with one line of text per row of slices.
 
-    With `image_id` the image is numbered.
+    If `image_id` is given, the image has this number.
     """
     number = "" if image_id is None else f"{marks.id_start}{image_id}{marks.id_end}"
     layout: list[str | int] = [number + marks.image_start, 0, marks.image_end]

@@ -181,7 +181,7 @@ def slice_grid(rules: ImageRules, size: Size, max_slices: int) -> Grid | None:
 
 
 def _check_cost(opened: Image.Image, data: bytes, max_pixels: int) -> None:
-    """Refuse an image whose decoding would cost too much. Only its header has been read so far."""
+    """Refuse an image whose decoding would take too long. So far, only its header was read."""
     width, height = opened.size
     if width * height > max_pixels:
         raise ImageError(f"the image has {width} x {height} pixels, more than {max_pixels}")

@@ -21,7 +21,7 @@ from duplane.worker.model.vocoder.flow_cache import CacheWindow, FlowBatch
 
 LOOKAHEAD_TAIL = 2
 
-# The only supported values; a configuration with others is refused.
+# The only supported values. A configuration with other values is refused.
 FIXED = {
     "input_layer": "linear",
     "pos_enc_layer_type": "rel_pos_espnet",
@@ -103,7 +103,7 @@ def tail(sequence: Tensor, length: int, ends: Tensor | None) -> Tensor:
 
 
 def relative_positions(width: int, farthest: int, ahead: int) -> Tensor:
-    """Compute sines and cosines of distances: a row for each, from `farthest` down to `-ahead`.
+    """Compute sines and cosines of the distances from `farthest` down to `-ahead`, a row for each.
 
     A distance is the number of columns from a key to the query; it is negative for a later key.
     Returns `[farthest + ahead + 1, width]`.
@@ -132,7 +132,7 @@ class RelativeAttention(nn.Module):
         self._farthest = 0
 
     def prepare(self, encoding: Tensor, farthest: int) -> None:
-        """Project `encoding`, a row for each distance; the first row is for `farthest`."""
+        """Project `encoding`, which has a row for each distance, from `farthest` down."""
         projected = self.linear_pos(encoding).unflatten(-1, (self.heads, -1))
         self.positions = projected.permute(1, 2, 0).contiguous()
         self._farthest = farthest

@@ -122,7 +122,8 @@ class CausalConvBlock(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        # The names are the indices in the reference's list, whose other modules only transpose.
+        # The names are indices in the list of the reference. The other modules of this list only
+        # transpose.
         self.block = nn.ModuleDict(
             {
                 "1": TimeConv1d(width, width, CONV_KERNEL),
@@ -132,7 +133,7 @@ class CausalConvBlock(nn.Module):
         )
 
     def forward(self, x: Tensor, batch: FlowBatch, index: tuple[int, int]) -> Tensor:
-        """Keep the shape `[batch, new, 2, width]`; `index` is the solver step and the layer."""
+        """Map `[batch, new, 2, width]` to the same shape. `index` is the solver step and layer."""
         caches = batch.caches
         for number, convolution in enumerate((self.block["1"], self.block["6"])):
             tails = (batch.slots, *index, number)
@@ -156,7 +157,7 @@ class DiTBlock(nn.Module):
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 9 * width))
 
     def forward(self, x: Tensor, batch: FlowBatch, index: tuple[int, int], time: Tensor) -> Tensor:
-        """Keep the shape `[batch, new, 2, width]`.
+        """Map `[batch, new, 2, width]` to the same shape.
 
         `time` `[9, width]` has three shifts, three scales and three gates; 1 is already added to
         the scales.

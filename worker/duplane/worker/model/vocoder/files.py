@@ -113,7 +113,7 @@ def fold_weight_norm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _normed(magnitude: Tensor, direction: Tensor) -> Tensor:
-    """Compute the weight with torch's own kernel.
+    """Return the weight for a magnitude and a direction, computed with torch's own kernel.
 
     Another order of operations would change the last bit of the pitch f0. The phase of the source
     is a running sum of f0, so after a second the third digit of a sample would differ.

@@ -175,7 +175,7 @@ class Flow(nn.Module):
         return self.spk_embed_affine_layer(functional.normalize(embedding, dim=-1))
 
     def encoded(self, token_count: int, is_last: bool) -> int:
-        """Return how many tokens become mel: all but the lookahead; in a last chunk, all."""
+        """Return how many tokens become mel: all but the lookahead. A last chunk has none."""
         return token_count if is_last else token_count - self.lookahead
 
     def forward(

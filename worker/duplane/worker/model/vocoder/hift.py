@@ -152,9 +152,9 @@ class ResBlock(nn.Module):
 def masked(x: Tensor, mask: Tensor | None) -> Tensor:
     """Return `x` [batch, channels, time], with zeros where `mask` [batch, 1, time] is 0.
 
-    The input of each convolution is masked. So a row that is shorter than the others has the same
-    result as alone, where the convolution pads it with zeros. None means that all rows are equally
-    long.
+    The input of each convolution is masked. So the result of a short row is the same as if the row
+    were computed alone, where the convolution pads it with zeros. If `mask` is None, all rows are
+    equally long.
     """
     return x if mask is None else x * mask
 
@@ -278,7 +278,7 @@ class HiFT(nn.Module):
     def forward(self, mel: Tensor, source: Tensor, frames: Tensor | None = None) -> Tensor:
         """Map mel `[batch, mel, frames]` and its source signal `[batch, samples]` to samples.
 
-        For `frames` see `source`.
+        `frames` has the same meaning as in `source`.
         """
         config = self.config
         if frames is not None:  # mirror each row at its own end, as `stft` does at the common end
@@ -308,7 +308,7 @@ class HiFT(nn.Module):
             for index in range(first + 1, first + kernels):
                 mixed = mixed + self.resblocks[index](x, mask)
             x = mixed / kernels
-        # As in the reference, this leaky ReLU has torch's default slope; those above do not.
+        # As in the reference, only this leaky ReLU has torch's default slope.
         mask = valid(columns, x.shape[2])
         return self._samples(self.conv_post(masked(functional.leaky_relu(x), mask)), mask)
 

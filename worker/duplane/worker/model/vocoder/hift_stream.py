@@ -1,4 +1,4 @@
-"""The HiFT generator with state: the chunks of a turn, cross-faded, for several slots at once."""
+"""The HiFT generator with state. It cross-fades the chunks of a turn, for several slots at once."""
 
 from __future__ import annotations
 
@@ -63,11 +63,12 @@ class HiFTStream:
         """Return the float32 samples of each chunk; the chunks have different slots.
 
         Every chunk but the last of a turn holds back the samples of its last `OVERLAP_FRAMES`
-        frames, for the cross-fade with the next chunk. The first chunk starts with as much silence,
-        so the samples of a turn are as long as its mel.
+        frames, for the cross-fade with the next chunk. The first chunk starts with an equally long
+        silence, so the samples of a turn are as long as its mel.
 
-        Chunks run together if they are equally long, or with buckets if they are padded to the same
-        length. The state of the slots changes only after all chunks have been computed.
+        Chunks run together if they are equally long. If the stream `has_buckets`, chunks run
+        together if they are padded to the same length. The state of the slots changes only after
+        all chunks have been computed.
         """
         order = sorted(
             range(len(chunks)), key=lambda index: (self._shape(chunks[index]), chunks[index].slot)
@@ -93,7 +94,7 @@ class HiFTStream:
     def _keep(
         self, chunks: Sequence[MelChunk], mel: Tensor, source: Tensor, speech: Tensor
     ) -> None:
-        """Keep the overlap with the next chunk of each turn that goes on."""
+        """Store the overlap with the next chunk, for each turn that continues."""
         for frames, group in groupby(enumerate(chunks), key=lambda item: self._frames(item[1])):
             rows = [(row, chunk.slot) for row, chunk in group if not chunk.is_last]
             if not rows:
@@ -120,7 +121,7 @@ class HiFTStream:
         return len(chunk.mel) + (0 if chunk.is_first else OVERLAP_FRAMES)
 
     def _shape(self, chunk: MelChunk) -> tuple[int, bool]:
-        """Return the number of frames to which a chunk is padded, and whether it is a first one."""
+        """Return the number of frames to which a chunk is padded, and `chunk.is_first`."""
         frames = len(chunk.mel)
         if self.has_buckets:
             frames = next((size for size in FRAME_BUCKETS if size >= frames), frames)

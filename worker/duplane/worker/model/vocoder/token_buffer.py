@@ -44,7 +44,7 @@ class SpeechTokens:
 
     @property
     def pending(self) -> tuple[int, ...]:
-        """The tokens that were in no chunk yet, or only as its lookahead."""
+        """The tokens that were not in a chunk yet, except as lookahead."""
         return tuple(self._pending)
 
     def push(self, tokens: Sequence[int], *, end_of_turn: bool) -> list[TokenChunk]:
