@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 import hypothesis
 import pytest
-from support.log_state import restored_logging
+from support.monitoring.log_state import restored_logging
 from support.paths import TESTS
 
 # No deadline for an example of hypothesis, because the machine may be loaded. `pytest-timeout`
@@ -27,11 +27,11 @@ SLOW = (
     "unit/edge/dialects/test_fuzz.py",
     "unit/scheduler/test_history.py",
     "unit/test_declared_packages.py",
-    "unit/tools/test_bench_model.py",
-    "unit/tools/test_checkpoint_tools.py",
-    "unit/tools/test_default_checkpoint.py",
+    "unit/tools/bench/test_model.py",
+    "unit/tools/checkpoint/test_default.py",
+    "unit/tools/checkpoint/test_random.py",
+    "unit/tools/checkpoint/test_tools.py",
     "unit/tools/test_gpu_scripts.py",
-    "unit/tools/test_random_checkpoint.py",
     "unit/tools/test_up.py",
     "unit/worker/model/test_checkpoint.py",
     "unit/worker/model/tts/test_talker.py",
@@ -48,8 +48,8 @@ RERUN = (
     "unit/fabric/monitoring/test_logs.py",
     "unit/fabric/test_process_exit.py",
     "unit/support",
+    "unit/tools/bench/test_leases.py",
     "unit/tools/load",
-    "unit/tools/test_bench_leases.py",
     "unit/tools/test_gpu_scripts.py",
     "unit/tools/test_install.py",
     "unit/tools/test_up.py",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 import pytest
-from support.cluster import Cluster
 from support.debian_programs import debian_program
-from support.hosts import why_no_hosts
+from support.fabric.cluster import Cluster
+from support.fabric.hosts import why_no_hosts
 
 
 @pytest.fixture(scope="session")

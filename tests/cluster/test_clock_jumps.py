@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.cluster import START_S, Cluster
-from support.cluster_clients import queueing, serve, talking
-from support.wall_clocks import wall_clock
+from support.fabric.cluster import START_S, Cluster
+from support.fabric.cluster_clients import queueing, serve, talking
+from support.fabric.wall_clocks import wall_clock
 
 
 @pytest.mark.parametrize("hosts", ["one scheduler", "schedulers", "workers", "edges"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 
-from support.cluster import Cluster, until
-from support.cluster_clients import queueing, serve, serve_next, talking
+from support.fabric.cluster import Cluster, until
+from support.fabric.cluster_clients import queueing, serve, serve_next, talking
 from support.time_limits import WITHIN_S
 
 

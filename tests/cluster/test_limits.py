@@ -8,8 +8,8 @@ from collections import deque
 from typing import Any
 
 import orjson
-from support.cluster import TICKET_LIMIT, Cluster
-from support.cluster_clients import calling, queueing, serve, talking
+from support.fabric.cluster import TICKET_LIMIT, Cluster
+from support.fabric.cluster_clients import calling, queueing, serve, talking
 from support.time_limits import WITHIN_S
 
 

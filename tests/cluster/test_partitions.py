@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from support.cluster import Cluster, Server
-from support.cluster_clients import End, queueing, serve, serve_next, talking
+from support.fabric.cluster import Cluster, Server
+from support.fabric.cluster_clients import End, queueing, serve, serve_next, talking
 
 LOST = End({"type": "session.closed", "reason": "error"}, 1011)
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cluster import until
 from support.debian_programs import debian_program
-from support.hosts import Host, Network, why_no_hosts
+from support.fabric.cluster import until
+from support.fabric.hosts import Host, Network, why_no_hosts
 from support.paths import ROOT
 
 BLOCK = re.compile(r"^```sh\n# on (.*?)\n(.*?)^```$", re.DOTALL | re.MULTILINE)

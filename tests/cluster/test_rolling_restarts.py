@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 
-from support.cluster import START_S, Cluster, until
-from support.cluster_clients import serve_next, talking
+from support.fabric.cluster import START_S, Cluster, until
+from support.fabric.cluster_clients import serve_next, talking
 from support.time_limits import WITHIN_S
 
 

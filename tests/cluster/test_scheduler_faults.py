@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from support.cluster import START_S, Cluster
-from support.cluster_clients import Caller, calling, queueing, serve, serve_next, talking
+from support.fabric.cluster import START_S, Cluster
+from support.fabric.cluster_clients import Caller, calling, queueing, serve, serve_next, talking
 
 
 async def end_and_serve(talkers: list[Caller], waiting: list[Caller]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from support.cluster import Cluster
-from support.cluster_clients import calling, queueing, serve, serve_next, talking
+from support.fabric.cluster import Cluster
+from support.fabric.cluster_clients import calling, queueing, serve, serve_next, talking
 
 
 async def test_killed_leader_only_delays_a_grant(cluster: Cluster) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from support.cluster import Cluster, Server, until
-from support.cluster_clients import Caller, End, serve_next, talking
+from support.fabric.cluster import Cluster, Server, until
+from support.fabric.cluster_clients import Caller, End, serve_next, talking
 from support.time_limits import WITHIN_S
 
 from duplane.worker.engine.scripted_model import Mark

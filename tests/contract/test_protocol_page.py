@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from support.paths import ROOT
-from support.specifications import parts, read
-from support.transcript_replay import PureReplay
-from support.transcripts import all_transcripts
+from support.protocols.specifications import parts, read
+from support.protocols.transcript_replay import PureReplay
+from support.protocols.transcripts import all_transcripts
 
 from duplane.edge.client_errors import ErrorCode
 from duplane.edge.close import CloseReason

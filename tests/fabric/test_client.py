@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from support.fault_proxy import FaultProxy
-from support.scheduler_harness import AUDIO, SchedulerHarness
+from support.fabric.fault_proxy import FaultProxy
+from support.scheduler.scheduler_harness import AUDIO, SchedulerHarness
 from support.time_limits import WITHIN_S
 
 from duplane.fabric import client as client_module

@@ -12,9 +12,9 @@ from typing import Any
 
 import psutil
 import pytest
-from support.command import run_command
-from support.real_fabric import RealFabric, until
-from support.talker import WAIT_S, Talker, talking, until_free
+from support.fabric.real_fabric import RealFabric, until
+from support.fabric.talker import WAIT_S, Talker, talking, until_free
+from support.tools.command import run_command
 from websockets.asyncio.client import connect
 
 WORKERS = 4

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import psutil
 import pytest
-from support.real_fabric import Client, RealFabric, until
+from support.fabric.real_fabric import Client, RealFabric, until
 from support.time_limits import WITHIN_S
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed

@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 import psutil
-from support.processes import alive
-from support.real_fabric import Client, RealFabric, until
+from support.fabric.processes import alive
+from support.fabric.real_fabric import Client, RealFabric, until
 from support.time_limits import WITHIN_S
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed

@@ -10,8 +10,8 @@ from typing import Any
 
 import psutil
 import pytest
-from support.real_fabric import RealFabric, until
-from support.talker import WAIT_S, Talker, talking, until_free
+from support.fabric.real_fabric import RealFabric, until
+from support.fabric.talker import WAIT_S, Talker, talking, until_free
 from websockets.asyncio.client import connect
 
 from duplane.worker.engine.scripted_model import Mark

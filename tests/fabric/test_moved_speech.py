@@ -15,8 +15,8 @@ import orjson
 import psutil
 import pybase64
 import pytest
+from support.fabric.real_fabric import RealFabric, until
 from support.paths import ROOT
-from support.real_fabric import RealFabric, until
 from websockets.asyncio.client import connect
 
 from duplane.fabric.audio import read_audio_file

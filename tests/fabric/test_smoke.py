@@ -14,8 +14,8 @@ import orjson
 import pytest
 import soundfile
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from support.fabric.real_fabric import DUPLANE, SLOTS, Client, RealFabric, until
 from support.paths import ROOT, TESTS
-from support.real_fabric import DUPLANE, SLOTS, Client, RealFabric, until
 from support.speech import speech_like
 from support.time_limits import WITHIN_S
 from websockets.asyncio.client import connect
@@ -32,7 +32,7 @@ async def fabric() -> AsyncGenerator[RealFabric]:
 
 async def killable_client(url: str, unit_count: int) -> asyncio.subprocess.Process:
     """Start a client in its own process. The client prints a line when its units are sent."""
-    script = TESTS / "support" / "killable_client.py"
+    script = TESTS / "support" / "fabric" / "killable_client.py"
     return await asyncio.create_subprocess_exec(
         *(sys.executable, str(script), url, str(unit_count)), stdout=asyncio.subprocess.PIPE
     )

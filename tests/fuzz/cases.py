@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 from fuzz.messages import Message, mutate
-from support.transcripts import Step, Transcript, all_transcripts
+from support.protocols.transcripts import Step, Transcript, all_transcripts
 
 from duplane.edge.routing import ENDPOINTS, parse_target
 from duplane.edge.settings import Limits

@@ -17,7 +17,7 @@ from fuzz.messages import Message
 from fuzz.session_run import SessionRun
 from google.protobuf import json_format
 from google.protobuf.message import Message as Protobuf
-from support.transcripts import pcm
+from support.protocols.transcripts import pcm
 
 from duplane.edge.settings import Limits
 from duplane.fabric.v1 import session_pb2
@@ -124,7 +124,7 @@ def _is_list(value: Any) -> bool:
 
 
 def transcript_of(run: SessionRun, what: str = "") -> str:
-    """Return the log of the run in the format of transcripts (see `support.transcripts`)."""
+    """Return the log of the run as a transcript (see `support.protocols.transcripts`)."""
     lines = [f"# {line}" for line in f"make fuzz, seed {run.case.name}: {what}".splitlines()]
     if run.case.is_hoarding:
         lines.append("# the worker's host took nothing")

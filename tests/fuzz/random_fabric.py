@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from random import Random
 from typing import Any
 
-from support.scripted_fabric import (
+from support.edge.scripted_fabric import (
     Acquisition,
     ScriptedConversation,
     ScriptedFabric,
@@ -15,7 +15,7 @@ from support.scripted_fabric import (
     answered,
     listened,
 )
-from support.transcripts import pcm
+from support.protocols.transcripts import pcm
 
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2

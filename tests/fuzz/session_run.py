@@ -18,7 +18,7 @@ from fuzz.event_rules import CLOSINGS, IllegalError, check_event
 from fuzz.held_bounds import check_held
 from fuzz.messages import Message
 from google.protobuf import json_format
-from support.transcripts import Step, chat_response_of, error_of, message_of, response_of
+from support.protocols.transcripts import Step, chat_response_of, error_of, message_of, response_of
 
 from duplane.edge.client_errors import ErrorCode
 from duplane.edge.clock import Moment

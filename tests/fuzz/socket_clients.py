@@ -15,7 +15,7 @@ from fuzz.continuation import LEAVE, SETTINGS, UNIT
 from fuzz.event_rules import CLOSINGS, QUEUE_EVENTS, IllegalError, check_event
 from fuzz.random_fabric import WITNESS
 from fuzz.values import render
-from support.live_edge import LiveEdge
+from support.edge.live_edge import LiveEdge
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State

@@ -22,7 +22,7 @@ from fuzz.cases import DIALECTS, SMALL, Case, make_case
 from fuzz.faults import lines_of
 from fuzz.random_fabric import RandomFabric
 from fuzz.socket_clients import WITHIN_S, act, attack, check_well_behaved
-from support.live_edge import LiveEdge, live_edge
+from support.edge.live_edge import LiveEdge, live_edge
 
 LIMITS = replace(
     SMALL,

@@ -1,7 +1,7 @@
 """Values for mutated messages: some are nearly valid, others are far from it.
 
 A value is JSON in the notation of transcripts: "@pcm:16000" stands for audio (see
-`support.transcripts`). A `Raw` fragment holds text that no JSON library would write.
+`support.protocols.transcripts`). A `Raw` fragment holds text that no JSON library would write.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 import pybase64
 import soundfile
-from support.transcripts import jpeg, media_of, pcm, png, wav
+from support.protocols.transcripts import jpeg, media_of, pcm, png, wav
 
 Raw = orjson.Fragment
 

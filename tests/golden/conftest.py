@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.checkpoints import write_speaking_checkpoint
+from support.model.checkpoints import write_speaking_checkpoint
 
 from duplane.worker.model.model import DuplexModel
 

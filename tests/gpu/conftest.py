@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.checkpoints import write_speaking_checkpoint
-from support.fake_cuda import elsewhere
+from support.model.checkpoints import write_speaking_checkpoint
+from support.model.fake_cuda import elsewhere
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -15,7 +15,7 @@ from simulation.etcd import SimulatedClient, SimulatedEtcd, simulated_etcd
 from simulation.network import Call, CallError
 from simulation.scheduler import Scheduler
 from simulation.virtual_time import run
-from support.scheduler_harness import AUDIO, register_message
+from support.scheduler.scheduler_harness import AUDIO, register_message
 
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import orjson
 import pytest
-from support.live_edge import (
+from support.edge.live_edge import (
     APPEND,
     AUDIO,
     UPDATE,

@@ -8,9 +8,9 @@ from typing import Any
 
 import pybase64
 import pytest
-from support.live_edge import HandSetClock, closed, live_edge, receive, send
+from support.edge.live_edge import HandSetClock, closed, live_edge, receive, send
+from support.protocols.transcripts import jpeg
 from support.time_limits import WITHIN_S
-from support.transcripts import jpeg
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 

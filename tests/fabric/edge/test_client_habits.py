@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
-from support.live_edge import (
+from support.edge.live_edge import (
     APPEND,
     AUDIO,
     CLOSE,
@@ -20,7 +20,7 @@ from support.live_edge import (
     receive,
     send,
 )
-from support.scripted_fabric import ScriptedConversation
+from support.edge.scripted_fabric import ScriptedConversation
 from support.time_limits import WITHIN_S
 from websockets.asyncio.client import ClientConnection
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.live_edge import live_edge
+from support.edge.live_edge import live_edge
 from support.paths import ROOT
-from support.transcripts import pcm
+from support.protocols.transcripts import pcm
 
 from duplane.fabric.v1 import session_pb2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.live_edge import (
+from support.edge.live_edge import (
     APPEND,
     HandSetClock,
     LiveEdge,

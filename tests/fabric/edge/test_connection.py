@@ -11,7 +11,7 @@ import re
 
 import pybase64
 import pytest
-from support.live_edge import (
+from support.edge.live_edge import (
     APPEND,
     AUDIO_PATH,
     UPDATE,
@@ -24,9 +24,9 @@ from support.live_edge import (
     receive,
     send,
 )
-from support.scripted_fabric import ScriptedFabric, listened
+from support.edge.scripted_fabric import ScriptedFabric, listened
+from support.protocols.transcripts import pcm
 from support.time_limits import WITHIN_S
-from support.transcripts import pcm
 from websockets.asyncio.client import connect
 
 from duplane.edge import server

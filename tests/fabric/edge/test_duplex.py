@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.live_edge import AUDIO, closed, live_edge, receive, send
+from support.edge.live_edge import AUDIO, closed, live_edge, receive, send
 from websockets.exceptions import InvalidStatus
 
 from duplane.edge.settings import Limits

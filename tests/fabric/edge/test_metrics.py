@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
-from support.live_edge import (
+from support.edge.live_edge import (
     APPEND,
     UPDATE,
     begin,
@@ -16,7 +16,7 @@ from support.live_edge import (
     receive,
     send,
 )
-from support.metrics import Scrape, read
+from support.monitoring.metrics import Scrape, read
 
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import Reason

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import pytest
-from support.live_edge import (
+from support.edge.live_edge import (
     APPEND,
     CLOSE,
     LiveEdge,
@@ -19,8 +19,8 @@ from support.live_edge import (
     receive,
     send,
 )
-from support.metrics import read
-from support.scripted_fabric import listened
+from support.edge.scripted_fabric import listened
+from support.monitoring.metrics import read
 
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import Reason

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import Sampler
 from opentelemetry.trace import StatusCode
-from support.live_edge import APPEND, begin, closed, end, exchange, live_edge, receive, send
+from support.edge.live_edge import APPEND, begin, closed, end, exchange, live_edge, receive, send
 
 from duplane.fabric.converse import ConverseStream
 from duplane.fabric.monitoring import spans

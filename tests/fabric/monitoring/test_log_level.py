@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 
 import orjson
 import pytest
-from support.live_edge import UPDATE, receive, send
+from support.edge.live_edge import UPDATE, receive, send
 from websockets.asyncio.client import connect
 
 WITHIN_S = 60.0

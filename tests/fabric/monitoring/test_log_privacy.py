@@ -7,9 +7,9 @@ import re
 
 import orjson
 import pytest
-from support.live_edge import AUDIO, UPDATE, closed, end, live_edge, receive, send
-from support.log_state import restored_logging
-from support.worker_harness import asks, chat, chat_failure, running_worker, unit
+from support.edge.live_edge import AUDIO, UPDATE, closed, end, live_edge, receive, send
+from support.monitoring.log_state import restored_logging
+from support.worker.worker_harness import asks, chat, chat_failure, running_worker, unit
 
 from duplane.fabric.monitoring.logs import configure_logging
 from duplane.fabric.v1 import session_pb2, trace_pb2

@@ -23,8 +23,8 @@ import orjson
 import pytest
 import yaml
 from support.debian_programs import debian_program
-from support.live_edge import APPEND, UPDATE, receive, send
-from support.metrics import Scrape, scrape
+from support.edge.live_edge import APPEND, UPDATE, receive, send
+from support.monitoring.metrics import Scrape, scrape
 from support.paths import ROOT
 from websockets.asyncio.client import connect
 

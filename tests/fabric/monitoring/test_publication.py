@@ -7,8 +7,8 @@ import socket
 import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry
-from support.metrics import scrape
-from support.otlp import MetricReceiver
+from support.monitoring.metrics import scrape
+from support.monitoring.otlp import MetricReceiver
 
 from duplane.fabric.monitoring.metrics import Observed, counters, gauge, histograms, new_registry
 from duplane.fabric.monitoring.publication import published

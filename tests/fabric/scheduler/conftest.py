@@ -6,8 +6,8 @@ import itertools
 from collections.abc import AsyncGenerator
 
 import pytest
-from support.etcd_server import EtcdCluster
-from support.scheduler_harness import SchedulerHarness
+from support.scheduler.etcd_server import EtcdCluster
+from support.scheduler.scheduler_harness import SchedulerHarness
 
 from duplane.scheduler.etcd.client import EtcdClient
 

@@ -11,7 +11,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from google.protobuf.duration_pb2 import Duration
-from support.scheduler_harness import AUDIO, CHAT, FREE, OMNI, SchedulerHarness, register_message
+from support.scheduler.scheduler_harness import (
+    AUDIO,
+    CHAT,
+    FREE,
+    OMNI,
+    SchedulerHarness,
+    register_message,
+)
 from support.time_limits import WITHIN_S
 
 from duplane.fabric import process

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
-from support.etcd_server import EtcdCluster
-from support.scheduler_harness import FakeWorker, SchedulerHarness
+from support.scheduler.etcd_server import EtcdCluster
+from support.scheduler.scheduler_harness import FakeWorker, SchedulerHarness
 
 from duplane.fabric.errors import FabricError
 from duplane.fabric.v1 import lease_pb2

@@ -12,10 +12,10 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 
 import pytest
-from support.etcd_proxy import EtcdProxy
-from support.etcd_server import EtcdCluster
-from support.scheduler_harness import AUDIO, SchedulerHarness
-from support.watching_operator import Operator
+from support.scheduler.etcd_proxy import EtcdProxy
+from support.scheduler.etcd_server import EtcdCluster
+from support.scheduler.scheduler_harness import AUDIO, SchedulerHarness
+from support.scheduler.watching_operator import Operator
 
 from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import FabricError

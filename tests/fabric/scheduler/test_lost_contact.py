@@ -8,9 +8,9 @@ from typing import Any
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2
-from support.etcd_server import EtcdCluster
-from support.fault_proxy import FaultProxy
-from support.scheduler_harness import SchedulerHarness
+from support.fabric.fault_proxy import FaultProxy
+from support.scheduler.etcd_server import EtcdCluster
+from support.scheduler.scheduler_harness import SchedulerHarness
 
 from duplane.fabric.channel import health_grpc
 from duplane.fabric.errors import FabricError, Reason

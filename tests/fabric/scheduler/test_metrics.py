@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from support.metrics import Scrape, read
-from support.scheduler_harness import BROKEN, CLEANING, FREE, SchedulerHarness, slot_reports
+from support.monitoring.metrics import Scrape, read
+from support.scheduler.scheduler_harness import (
+    BROKEN,
+    CLEANING,
+    FREE,
+    SchedulerHarness,
+    slot_reports,
+)
 
 from duplane.fabric.errors import FabricError, Reason
 from duplane.scheduler.metrics import LEASE_EVENTS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.scheduler_harness import CHAT, SchedulerHarness
+from support.scheduler.scheduler_harness import CHAT, SchedulerHarness
 
 from duplane.fabric.errors import Reason
 from duplane.fabric.settings import parse_labels

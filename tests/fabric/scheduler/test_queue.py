@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from support.scheduler_harness import (
+from support.scheduler.scheduler_harness import (
     AUDIO,
     BROKEN,
     CHAT,

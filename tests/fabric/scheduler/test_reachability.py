@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import pytest
-from support.scheduler_harness import AUDIO, CHAT, FakeWorker, SchedulerHarness
+from support.scheduler.scheduler_harness import AUDIO, CHAT, FakeWorker, SchedulerHarness
 from support.time_limits import WITHIN_S
 
 from duplane.fabric.channel import FabricServer

@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import AsyncGenerator
 
 import pytest
-from support.command import run_command
-from support.etcd_server import EtcdCluster
-from support.scheduler_harness import Caller, FakeWorker, SchedulerHarness
+from support.scheduler.etcd_server import EtcdCluster
+from support.scheduler.scheduler_harness import Caller, FakeWorker, SchedulerHarness
 from support.time_limits import WITHIN_S
+from support.tools.command import run_command
 
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2

@@ -6,7 +6,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
-from support.scheduler_harness import SchedulerHarness
+from support.scheduler.scheduler_harness import SchedulerHarness
 
 from duplane.fabric.errors import Reason
 from duplane.fabric.monitoring import spans

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from support.scheduler_harness import (
+from support.scheduler.scheduler_harness import (
     AUDIO,
     BROKEN,
     CHAT,
@@ -18,8 +18,8 @@ from support.scheduler_harness import (
     register_message,
     slot_reports,
 )
+from support.scheduler.watching_operator import Operator
 from support.time_limits import WITHIN_S
-from support.watching_operator import Operator
 
 from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError, Reason

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.paths import ROOT
-from support.scheduler_harness import SchedulerHarness
+from support.scheduler.scheduler_harness import SchedulerHarness
 from support.time_limits import WITHIN_S
 
 from duplane.fabric.channel import FabricServer

@@ -14,12 +14,12 @@ from typing import Any
 import orjson
 import psutil
 import pytest
-from support.command import run_command
-from support.live_edge import live_edge
+from support.edge.live_edge import live_edge
+from support.edge.scripted_fabric import listened
+from support.fabric.processes import alive
 from support.paths import ROOT
-from support.processes import alive
-from support.scripted_fabric import listened
 from support.time_limits import WITHIN_S
+from support.tools.command import run_command
 
 from duplane.fabric import process
 from duplane.fabric.errors import FabricError, Reason

@@ -11,9 +11,9 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import orjson
-from support.command import run_command
-from support.scheduler_harness import CHAT, SchedulerHarness
+from support.scheduler.scheduler_harness import CHAT, SchedulerHarness
 from support.time_limits import WITHIN_S
+from support.tools.command import run_command
 
 
 async def run(*arguments: str) -> tuple[int, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.live_edge import (
+from support.edge.live_edge import (
     APPEND,
     AUDIO,
     CLOSE,
@@ -20,8 +20,8 @@ from support.live_edge import (
     receive,
     send,
 )
+from support.protocols.transcripts import pcm
 from support.time_limits import WITHIN_S
-from support.transcripts import pcm
 from websockets.asyncio.client import ClientConnection
 
 from duplane.edge.recording.settings import RecordingSettings

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import soundfile
 from support.certificates import write_certificate
-from support.command import run_command
-from support.live_edge import LiveEdge, live_edge
-from support.transcripts import jpeg, wav
+from support.edge.live_edge import LiveEdge, live_edge
+from support.protocols.transcripts import jpeg, wav
+from support.tools.command import run_command
 
 from duplane.fabric.v1 import session_pb2
 from duplane.tools.command import UsageError

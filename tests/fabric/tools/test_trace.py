@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from support.live_edge import end, receive, send
-from support.traced_fabric import append, begin_session
+from support.edge.live_edge import end, receive, send
+from support.fabric.traced_fabric import append, begin_session
 from websockets.asyncio.client import connect
 
 import duplane.tools.up.tracing

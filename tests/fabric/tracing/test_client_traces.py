@@ -6,10 +6,10 @@ import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import DEFAULT_OFF
-from support.live_edge import end, receive, send
-from support.scheduler_harness import SchedulerHarness
-from support.traced_fabric import append, begin_session, traced_fabric
-from support.worker_harness import running_worker, unit
+from support.edge.live_edge import end, receive, send
+from support.fabric.traced_fabric import append, begin_session, traced_fabric
+from support.scheduler.scheduler_harness import SchedulerHarness
+from support.worker.worker_harness import running_worker, unit
 
 from duplane.fabric.channel import open_channel
 from duplane.fabric.monitoring import spans

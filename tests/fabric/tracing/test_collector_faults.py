@@ -18,10 +18,10 @@ from opentelemetry.sdk.trace.export import (
 )
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
-from support.live_edge import APPEND, UPDATE, begin, end, exchange, live_edge, receive, send
-from support.metrics import read
+from support.edge.live_edge import APPEND, UPDATE, begin, end, exchange, live_edge, receive, send
+from support.monitoring.metrics import read
 from support.time_limits import WITHIN_S
-from support.worker_harness import asks, chat_answer, running_worker, unit
+from support.worker.worker_harness import asks, chat_answer, running_worker, unit
 
 from duplane.fabric.monitoring.otlp import exporting
 from duplane.fabric.monitoring.span_queue import SpanQueue, observe_spans

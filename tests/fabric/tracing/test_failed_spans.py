@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opentelemetry.trace import StatusCode
-from support.worker_harness import running_worker, unit
+from support.worker.worker_harness import running_worker, unit
 
 from duplane.fabric.errors import Reason
 from duplane.fabric.monitoring import spans

@@ -10,8 +10,14 @@ from dataclasses import replace
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
-from support.live_edge import UPDATE, end, receive, send
-from support.traced_fabric import TracedFabric, append, attributes, begin_session, traced_fabric
+from support.edge.live_edge import UPDATE, end, receive, send
+from support.fabric.traced_fabric import (
+    TracedFabric,
+    append,
+    attributes,
+    begin_session,
+    traced_fabric,
+)
 
 import duplane.edge.spans
 import duplane.worker.session.unit_spans

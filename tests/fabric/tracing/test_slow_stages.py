@@ -12,10 +12,10 @@ import pybase64
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans
-from support.live_edge import end, receive, send
-from support.metrics import logged_url, scrape
-from support.traced_fabric import TracedFabric, append, begin_session, traced_fabric
-from support.transcripts import picture_of
+from support.edge.live_edge import end, receive, send
+from support.fabric.traced_fabric import TracedFabric, append, begin_session, traced_fabric
+from support.monitoring.metrics import logged_url, scrape
+from support.protocols.transcripts import picture_of
 from websockets.asyncio.client import ClientConnection
 
 import duplane.edge.spans

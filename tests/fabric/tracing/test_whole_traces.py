@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from support.live_edge import end, receive, send
-from support.traced_fabric import TracedFabric, append, attributes, traced_fabric
+from support.edge.live_edge import end, receive, send
+from support.fabric.traced_fabric import TracedFabric, append, attributes, traced_fabric
 
 from duplane.fabric.monitoring import spans
 

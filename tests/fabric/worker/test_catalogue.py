@@ -8,11 +8,11 @@ from typing import Any
 
 import orjson
 import pytest
-from support.scripted_model import ScriptedModel
-from support.specifications import duplex_settings, read
-from support.transcript_replay import IDENTITY
-from support.transcripts import jpeg, json_of
-from support.worker_harness import Rig, asks, chat_answer, running_worker, unit
+from support.protocols.specifications import duplex_settings, read
+from support.protocols.transcript_replay import IDENTITY
+from support.protocols.transcripts import jpeg, json_of
+from support.worker.scripted_model import ScriptedModel
+from support.worker.worker_harness import Rig, asks, chat_answer, running_worker, unit
 
 from duplane.edge.clock import Moment
 from duplane.edge.routing import ENDPOINTS, parse_target

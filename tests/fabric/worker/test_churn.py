@@ -6,8 +6,8 @@ import asyncio
 import random
 
 import pytest
-from support.scripted_model import ScriptedModel
-from support.worker_harness import Client, Rig, pcm, running_worker, unit
+from support.worker.scripted_model import ScriptedModel
+from support.worker.worker_harness import Client, Rig, pcm, running_worker, unit
 
 from duplane.fabric.v1 import registry_pb2, session_pb2
 

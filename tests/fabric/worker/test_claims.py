@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from support.worker_harness import refusal, running_worker, unit
+from support.worker.worker_harness import refusal, running_worker, unit
 
 from duplane.fabric.errors import Reason
 from duplane.fabric.lease_signing import LeaseSigner

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from opentelemetry.trace import StatusCode
 from support.time_limits import WITHIN_S
-from support.worker_harness import running_worker, unit
+from support.worker.worker_harness import running_worker, unit
 
 from duplane.fabric.process import FatalError
 from duplane.fabric.v1 import registry_pb2, session_pb2

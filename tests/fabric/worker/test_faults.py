@@ -9,8 +9,8 @@ from typing import Any
 import grpc.aio
 import numpy as np
 import pytest
-from support.scripted_model import BASE_MEMORY_BYTES, ScriptedModel, answer_loud
-from support.worker_harness import Client, Rig, refusal, running_worker, unit
+from support.worker.scripted_model import BASE_MEMORY_BYTES, ScriptedModel, answer_loud
+from support.worker.worker_harness import Client, Rig, refusal, running_worker, unit
 
 from duplane.fabric.errors import Reason
 from duplane.fabric.monitoring.spans import SLOT, WORKER_UNIT

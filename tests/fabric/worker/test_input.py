@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.worker_harness import pcm, running_worker, unit
+from support.worker.worker_harness import pcm, running_worker, unit
 
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import session_pb2

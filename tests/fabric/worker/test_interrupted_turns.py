@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.transcripts import FOLDER, Transcript, read_transcript, response_of
-from support.worker_lines import responses, small_model
+from support.protocols.transcripts import FOLDER, Transcript, read_transcript, response_of
+from support.protocols.worker_lines import responses, small_model
 
 from duplane.fabric.v1 import session_pb2
 from duplane.worker.model.model import DuplexModel

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.metrics import Scrape, logged_url, scrape
-from support.worker_harness import asks, chat_answer, refusal, running_worker, unit
+from support.monitoring.metrics import Scrape, logged_url, scrape
+from support.worker.worker_harness import asks, chat_answer, refusal, running_worker, unit
 
 from duplane.fabric.errors import Reason
 

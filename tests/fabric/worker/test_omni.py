@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image
 from support.paths import GOLDEN
-from support.scripted_model import ScriptedModel, answer_loud
 from support.time_limits import WITHIN_S
-from support.worker_harness import Rig, pcm, running_worker, unit
+from support.worker.scripted_model import ScriptedModel, answer_loud
+from support.worker.worker_harness import Rig, pcm, running_worker, unit
 
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import lease_pb2, registry_pb2, session_pb2

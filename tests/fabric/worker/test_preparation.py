@@ -7,9 +7,9 @@ import contextlib
 import threading
 from collections.abc import AsyncGenerator
 
-from support.scripted_model import ScriptedModel
 from support.time_limits import WITHIN_S
-from support.worker_harness import Rig, running_worker, unit
+from support.worker.scripted_model import ScriptedModel
+from support.worker.worker_harness import Rig, running_worker, unit
 
 from duplane.fabric.client import FabricClient
 from duplane.fabric.v1 import lease_pb2, registry_pb2, session_pb2

@@ -11,10 +11,10 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from opentelemetry.trace import StatusCode
-from support.fake_scheduler import FakeScheduler
-from support.scripted_model import ScriptedModel
 from support.time_limits import WITHIN_S
-from support.worker_harness import pcm, running_worker, unit
+from support.worker.fake_scheduler import FakeScheduler
+from support.worker.scripted_model import ScriptedModel
+from support.worker.worker_harness import pcm, running_worker, unit
 
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.monitoring import spans

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from support.scripted_model import PROMPT_TOKENS, UNIT_TOKENS, ScriptedModel
 from support.time_limits import WITHIN_S
-from support.worker_harness import Client, pcm, running_worker, unit
+from support.worker.scripted_model import PROMPT_TOKENS, UNIT_TOKENS, ScriptedModel
+from support.worker.worker_harness import Client, pcm, running_worker, unit
 
 from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT
 from duplane.fabric.errors import Reason

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from support.scripted_model import PROMPT_TOKENS, UNIT_TOKENS, ScriptedModel, answer_loud
-from support.worker_harness import pcm, running_worker, unit
+from support.worker.scripted_model import PROMPT_TOKENS, UNIT_TOKENS, ScriptedModel, answer_loud
+from support.worker.worker_harness import pcm, running_worker, unit
 
 from duplane.fabric.v1 import session_pb2
 from duplane.worker.model.types import DecodeMode, StateChange, Unit, UnitOutput

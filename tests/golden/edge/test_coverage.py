@@ -6,8 +6,8 @@ from typing import Any
 
 import orjson
 import pytest
-from support.edge_tables import is_legal, may_answer, may_say, reachable
-from support.specifications import (
+from support.edge.edge_tables import is_legal, may_answer, may_say, reachable
+from support.protocols.specifications import (
     NAMES,
     corpus,
     fields_of,
@@ -18,8 +18,8 @@ from support.specifications import (
     read,
     without_effect,
 )
-from support.transcript_replay import IDENTITY, Move, PureReplay
-from support.transcripts import json_of
+from support.protocols.transcript_replay import IDENTITY, Move, PureReplay
+from support.protocols.transcripts import json_of
 
 from duplane.edge.clock import Moment
 from duplane.edge.dialects.a import DialectA

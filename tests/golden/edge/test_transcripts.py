@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.live_edge import HandSetClock, impatient, live_edge
-from support.transcript_replay import LiveReplay, PureReplay
-from support.transcripts import Transcript, all_transcripts
+from support.edge.live_edge import HandSetClock, impatient, live_edge
+from support.protocols.transcript_replay import LiveReplay, PureReplay
+from support.protocols.transcripts import Transcript, all_transcripts
 
 from duplane.edge.close import CLOSE_CODES, CloseReason
 from duplane.edge.dialects.a import DialectA

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.video_files import make_video
+from support.model.video_files import make_video
 
 from duplane.worker.model.chat.chats import PreparedChat
 from duplane.worker.model.chat.types import (

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.fake_cuda import DEVICE, Border, DeviceError, Way, elsewhere
+from support.model.fake_cuda import DEVICE, Border, DeviceError, Way, elsewhere
+from support.model.voice_files import write_voice_networks
 from support.paths import GOLDEN
-from support.voice_files import write_voice_networks
 from torch import Tensor
 from torch.nn import functional
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.past_units import assert_same_units, past_units, rebuild, run_unit
+from support.model.past_units import assert_same_units, past_units, rebuild, run_unit
 from support.paths import GOLDEN
 
 from duplane.tools.bench.host_waits import SyncCount

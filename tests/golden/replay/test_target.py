@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.fake_cuda import DEVICE, elsewhere
+from support.model.fake_cuda import DEVICE, elsewhere
 from support.paths import GOLDEN
 
 from duplane.tools.replay.run import PARTS, replay_traces

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.metrics import Scrape, read
+from support.monitoring.metrics import Scrape, read
 
 from duplane.edge.clock import Moment
 from duplane.edge.metrics import OUTCOMES, EdgeMetrics, SessionMetrics

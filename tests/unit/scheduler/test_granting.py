@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.scheduler_harness import AUDIO, FREE, register_message, slot_reports
+from support.scheduler.scheduler_harness import AUDIO, FREE, register_message, slot_reports
 from support.time_limits import WITHIN_S
 
 from duplane.fabric.v1 import lease_pb2

@@ -18,7 +18,14 @@ from hypothesis.stateful import (
     multiple,
     rule,
 )
-from support.scheduler_harness import AUDIO, BROKEN, CLEANING, FREE, OCCUPIED, register_message
+from support.scheduler.scheduler_harness import (
+    AUDIO,
+    BROKEN,
+    CLEANING,
+    FREE,
+    OCCUPIED,
+    register_message,
+)
 
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.scheduler.policy.fifo import QueueEntry

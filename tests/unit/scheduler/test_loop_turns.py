@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import pytest
-from support.scheduler_harness import AUDIO, register_message
+from support.scheduler.scheduler_harness import AUDIO, register_message
 
 from duplane.fabric.v1 import admin_pb2, lease_pb2, registry_pb2
 from duplane.scheduler import watch

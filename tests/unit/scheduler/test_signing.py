@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from simulation.calls import Schedulers, granted, schedulers_of, simulated
 from simulation.network import Call, CallError
-from support.scheduler_harness import FREE, slot_reports
+from support.scheduler.scheduler_harness import FREE, slot_reports
 
 from duplane.fabric.errors import FabricError
 from duplane.fabric.lease_signing import LEASE_LIFE_S, LeaseSigner, LeaseVerifier

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from support.scheduler_harness import AUDIO, OMNI, register_message
+from support.scheduler.scheduler_harness import AUDIO, OMNI, register_message
 
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import admin_pb2, lease_pb2

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
-from support.fault_proxy import FaultProxy
+from support.fabric.fault_proxy import FaultProxy
 from support.time_limits import WITHIN_S
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

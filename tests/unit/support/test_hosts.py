@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.hosts import Host, Network, why_no_hosts
+from support.fabric.hosts import Host, Network, why_no_hosts
 from support.paths import TESTS
 from support.time_limits import WITHIN_S
 
@@ -68,7 +68,7 @@ def test_nothing_is_left_of_a_test_process_that_is_killed() -> None:
     code = f"""
 import signal, subprocess, sys, time
 sys.path.insert(0, {str(TESTS)!r})
-from support.hosts import Network
+from support.fabric.hosts import Network
 host = Network().add_host()
 host.start(("sleep", "60"), subprocess.DEVNULL)
 print("ready", flush=True)

@@ -14,8 +14,8 @@ from types import ModuleType
 
 import psutil
 import pytest
+from support.fabric.processes import alive
 from support.paths import ROOT
-from support.processes import alive
 from support.time_limits import WITHIN_S
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.command import run_command
+from support.tools.command import run_command
 
 from duplane.tools.replay.check import Check, Verdict, compare, same, skipped
 from duplane.tools.replay.run import replay_traces

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command import run_command
 from support.paths import ROOT
+from support.tools.command import run_command
 
 from duplane.edge.recording.settings import Consent, RecordingSettings
 from duplane.edge.settings import EdgeSettings, Limits

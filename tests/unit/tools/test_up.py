@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.processes import alive
+from support.fabric.processes import alive
 
 from duplane.tools.test_checkpoint.build import build_test_checkpoint
 from duplane.tools.up.fabric import UpSettings, metrics_ports

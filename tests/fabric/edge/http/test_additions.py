@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from support.live_edge import Asked, begin, end, live_edge
+from support.edge.live_edge import Asked, begin, end, live_edge
 from support.time_limits import WITHIN_S
 
 from duplane.edge.recording.retention import sweep

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.live_edge import begin, closed, end, exchange, live_edge, receive, send
+from support.edge.live_edge import begin, closed, end, exchange, live_edge, receive, send
 
 PATHS = {
     "turnbased": ["/ws/chat", "/v1/realtime?mode=chat"],

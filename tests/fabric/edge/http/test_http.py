@@ -6,7 +6,7 @@ import asyncio
 
 import aiohttp
 import pytest
-from support.live_edge import begin, end, live_edge
+from support.edge.live_edge import begin, end, live_edge
 
 from duplane.edge.server import Edge
 from duplane.edge.settings import EdgeSettings

@@ -12,8 +12,8 @@ import orjson
 import pybase64
 import pytest
 from google.protobuf.duration_pb2 import Duration
-from support.live_edge import HandSetClock, LiveEdge, live_edge
-from support.scripted_fabric import ScriptedFabric
+from support.edge.live_edge import HandSetClock, LiveEdge, live_edge
+from support.edge.scripted_fabric import ScriptedFabric
 from support.time_limits import WITHIN_S
 
 from duplane.edge.recording.settings import Consent, RecordingSettings

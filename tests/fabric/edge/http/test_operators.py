@@ -12,8 +12,8 @@ import aiohttp
 import numpy as np
 import pytest
 import soundfile
-from support.live_edge import Asked, closed, receive
-from support.scheduler_harness import SchedulerHarness
+from support.edge.live_edge import Asked, closed, receive
+from support.scheduler.scheduler_harness import SchedulerHarness
 from websockets.asyncio.client import connect
 
 from duplane.edge.server import Edge

@@ -18,9 +18,9 @@ import orjson
 import pybase64
 import pytest
 import soundfile
-from support.live_edge import AUDIO, begin, closed, end, exchange, live_edge, receive, send
+from support.edge.live_edge import AUDIO, begin, closed, end, exchange, live_edge, receive, send
+from support.protocols.transcripts import pcm
 from support.time_limits import WITHIN_S
-from support.transcripts import pcm
 from websockets.asyncio.client import connect
 
 from duplane.edge.recording.events import join

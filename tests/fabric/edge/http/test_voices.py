@@ -13,7 +13,7 @@ import orjson
 import pybase64
 import pytest
 import soundfile
-from support.live_edge import Asked, live_edge, receive, send
+from support.edge.live_edge import Asked, live_edge, receive, send
 
 from duplane.edge.payload import media
 from duplane.edge.payload.media import decode_audio

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from support.live_edge import begin, end, exchange, live_edge
+from support.edge.live_edge import begin, end, exchange, live_edge
 
 from duplane.edge.session.session import Session
 from duplane.edge.transport.client_protocol import ClientProtocol

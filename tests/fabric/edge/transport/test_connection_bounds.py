@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 import pytest
 import soundfile
-from support.live_edge import (
+from support.edge.live_edge import (
     AUDIO_PATH,
     QUICK,
     begin,

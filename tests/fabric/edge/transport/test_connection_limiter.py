@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from support.live_edge import begin, end, exchange, live_edge
+from support.edge.live_edge import begin, end, exchange, live_edge
 from support.time_limits import WITHIN_S
 
 from duplane.edge.server import make_room

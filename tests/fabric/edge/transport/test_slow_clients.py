@@ -12,7 +12,7 @@ import socket
 from dataclasses import replace
 
 import pytest
-from support.live_edge import (
+from support.edge.live_edge import (
     APPEND,
     QUICK,
     LiveEdge,
@@ -27,8 +27,8 @@ from support.live_edge import (
     receive,
     witness_of,
 )
+from support.protocols.transcripts import pcm
 from support.time_limits import WITHIN_S
-from support.transcripts import pcm
 from websockets.exceptions import ConnectionClosed
 
 from duplane.edge.settings import Limits

@@ -17,7 +17,7 @@ import uvloop
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 from support.certificates import write_certificate
-from support.live_edge import LiveEdge, begin, end, exchange, live_edge
+from support.edge.live_edge import LiveEdge, begin, end, exchange, live_edge
 from support.time_limits import WITHIN_S
 from websockets.asyncio.client import connect
 

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from support.certificates import write_certificate
-from support.etcd_server import EtcdCluster, free_ports
+from support.scheduler.etcd_server import EtcdCluster, free_ports
 from support.time_limits import WITHIN_S
 
 from duplane.scheduler.etcd.access import Credentials

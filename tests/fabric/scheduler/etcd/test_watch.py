@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from support.etcd_server import EtcdCluster
+from support.scheduler.etcd_server import EtcdCluster
 
 from duplane.scheduler.etcd.client import EtcdClient, NoAnswerError
 from duplane.scheduler.etcd.lease import LeaseKeeper

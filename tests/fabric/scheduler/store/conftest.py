@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import AsyncGenerator
 
 import pytest
-from support.etcd_server import EtcdCluster
-from support.racing_stores import Pair, Scheduler
+from support.scheduler.etcd_server import EtcdCluster
+from support.scheduler.racing_stores import Pair, Scheduler
 
 
 @pytest.fixture

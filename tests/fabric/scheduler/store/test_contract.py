@@ -11,7 +11,13 @@ from dataclasses import replace
 from typing import TypeVar
 
 import pytest
-from support.scheduler_harness import AUDIO, FREE, OCCUPIED, register_message, slot_reports
+from support.scheduler.scheduler_harness import (
+    AUDIO,
+    FREE,
+    OCCUPIED,
+    register_message,
+    slot_reports,
+)
 from support.time_limits import WITHIN_S
 
 from duplane.fabric.v1 import lease_pb2

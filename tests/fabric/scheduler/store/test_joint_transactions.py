@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.racing_stores import Pair, settled
+from support.scheduler.racing_stores import Pair, settled
 
 
 async def test_operations_that_are_ready_together_share_a_transaction(pair: Pair) -> None:

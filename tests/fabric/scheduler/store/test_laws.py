@@ -22,8 +22,8 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from support.scheduler_harness import AUDIO, FREE, register_message
-from support.store_history import CLAIM_TIMEOUT_S, Clock, Grants, Replica, slot_key
+from support.scheduler.scheduler_harness import AUDIO, FREE, register_message
+from support.scheduler.store_history import CLAIM_TIMEOUT_S, Clock, Grants, Replica, slot_key
 
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.scheduler.etcd.access import Credentials, EtcdUrl

@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator
 
 import grpc
 import pytest
-from support.etcd_server import EtcdCluster
-from support.scheduler_harness import AUDIO, register_message
+from support.scheduler.etcd_server import EtcdCluster
+from support.scheduler.scheduler_harness import AUDIO, register_message
 from support.time_limits import WITHIN_S
 
 from duplane.fabric.errors import FabricError

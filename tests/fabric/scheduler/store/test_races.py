@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.etcd_server import EtcdCluster
-from support.racing_stores import Pair, Scheduler, settled
-from support.scheduler_harness import FREE, register_message
+from support.scheduler.etcd_server import EtcdCluster
+from support.scheduler.racing_stores import Pair, Scheduler, settled
+from support.scheduler.scheduler_harness import FREE, register_message
 from support.time_limits import WITHIN_S
 
 from duplane.fabric.errors import FabricError

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pybase64
 import pytest
-from support.transcripts import pcm
+from support.protocols.transcripts import pcm
 
 from duplane.edge.client_errors import ClientError, ErrorCode
 from duplane.edge.clock import Moment

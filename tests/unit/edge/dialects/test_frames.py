@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from support.transcripts import jpeg, png
+from support.protocols.transcripts import jpeg, png
 
 from duplane.edge.payload.pictures import picture_size
 

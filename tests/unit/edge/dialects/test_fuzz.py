@@ -16,8 +16,8 @@ from fuzz.event_rules import EVENTS
 from fuzz.faults import find_fault, transcript_of, try_case
 from fuzz.messages import Message
 from fuzz.session_run import SessionRun
-from support.transcript_replay import PureReplay
-from support.transcripts import read_transcript
+from support.protocols.transcript_replay import PureReplay
+from support.protocols.transcripts import read_transcript
 
 from duplane.edge.dialects.a import DialectA
 from duplane.edge.dialects.dialect import Phase

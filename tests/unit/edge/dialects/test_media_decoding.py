@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pybase64
 import pytest
-from support.transcripts import pcm, wav
+from support.protocols.transcripts import pcm, wav
 
 from duplane.edge.client_errors import ClientError
 from duplane.edge.clock import Moment

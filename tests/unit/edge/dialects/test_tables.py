@@ -9,8 +9,8 @@ import pybase64
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.edge_tables import is_legal, may_answer, may_say, reachable
-from support.transcripts import pcm
+from support.edge.edge_tables import is_legal, may_answer, may_say, reachable
+from support.protocols.transcripts import pcm
 
 from duplane.edge.clock import Moment
 from duplane.edge.close import Close, CloseReason

@@ -10,7 +10,7 @@ import pybase64
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.transcripts import pcm, wav
+from support.protocols.transcripts import pcm, wav
 
 from duplane.edge.recording.events import join, split
 from duplane.edge.recording.settings import Consent, RecordingSettings
@@ -18,7 +18,7 @@ from duplane.edge.recording.storage import (
     safe_name,
 )
 
-CRASHING_RECORDER = (sys.executable, "-m", "support.recorded_session")
+CRASHING_RECORDER = (sys.executable, "-m", "support.edge.recorded_session")
 JPEG = b"\xff\xd8\xff" + bytes(61)
 
 

@@ -15,9 +15,9 @@ import orjson
 import pybase64
 import pytest
 import soundfile
+from support.edge.recorded_session import APPEND, SPEECH, RecordedSession
 from support.paths import TESTS
-from support.recorded_session import APPEND, SPEECH, RecordedSession
-from support.transcripts import pcm, wav
+from support.protocols.transcripts import pcm, wav
 
 from duplane.edge.recording.events import split
 from duplane.edge.recording.retention import (
@@ -33,7 +33,7 @@ from duplane.edge.recording.storage import (
     recordings,
 )
 
-CRASHING_RECORDER = (sys.executable, "-m", "support.recorded_session")
+CRASHING_RECORDER = (sys.executable, "-m", "support.edge.recorded_session")
 JPEG = b"\xff\xd8\xff" + bytes(61)
 
 

@@ -7,10 +7,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.live_edge import HandSetClock
-from support.recorded_session import APPEND, RecordedSession
+from support.edge.live_edge import HandSetClock
+from support.edge.recorded_session import APPEND, RecordedSession
+from support.protocols.transcripts import pcm
 from support.time_limits import WITHIN_S
-from support.transcripts import pcm
 
 from duplane.edge.recording.recorder import Recorder
 from duplane.edge.recording.retention import (
@@ -25,7 +25,7 @@ from duplane.edge.recording.storage import (
     write_meta,
 )
 
-CRASHING_RECORDER = (sys.executable, "-m", "support.recorded_session")
+CRASHING_RECORDER = (sys.executable, "-m", "support.edge.recorded_session")
 JPEG = b"\xff\xd8\xff" + bytes(61)
 
 

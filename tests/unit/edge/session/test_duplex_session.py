@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 import pytest
-from support.transcripts import json_of, pcm
+from support.protocols.transcripts import json_of, pcm
 
 from duplane.edge.client_errors import ClientError
 from duplane.edge.clock import Moment

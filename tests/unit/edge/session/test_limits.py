@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 import pybase64
 import pytest
-from support.transcripts import jpeg, pcm, wav
+from support.protocols.transcripts import jpeg, pcm, wav
 
 from duplane.edge.clock import Moment
 from duplane.edge.close import CloseReason

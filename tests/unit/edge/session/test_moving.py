@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.moved_play import APPEND, LIMITS, SHORT, Play
+from support.edge.moved_play import APPEND, LIMITS, SHORT, Play
 
 from duplane.edge.routing import Route
 from duplane.edge.session.moving import MoveCause

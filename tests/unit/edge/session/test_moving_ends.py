@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.moved_play import LIMITS, Play
+from support.edge.moved_play import LIMITS, Play
 
 from duplane.edge.close import CloseReason
 from duplane.edge.session.moving import MoveCause, cause_of

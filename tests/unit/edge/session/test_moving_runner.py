@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from support.live_edge import HandSetClock
-from support.moved_play import LOST
-from support.moved_runner import MovedRunner, WorkerDouble
+from support.edge.live_edge import HandSetClock
+from support.edge.moved_play import LOST
+from support.edge.moved_runner import MovedRunner, WorkerDouble
 
 from duplane.edge.close import CloseReason
 from duplane.edge.settings import Limits

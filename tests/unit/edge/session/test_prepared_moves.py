@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.moved_play import LIMITS, LOST, Play
+from support.edge.moved_play import LIMITS, LOST, Play
 
 from duplane.edge.clock import Moment
 from duplane.edge.close import CloseReason

@@ -9,7 +9,7 @@ import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
-from support.moved_runner import MovedRunner, WorkerDouble
+from support.edge.moved_runner import MovedRunner, WorkerDouble
 from support.time_limits import WITHIN_S
 
 from duplane.edge.settings import Limits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.transcripts import pcm
+from support.protocols.transcripts import pcm
 
 from duplane.edge.dialects.actions import NO_TAG, NOTHING_DROPPED, Append, Dropped, Tag
 from duplane.edge.session.receipt import Receipt

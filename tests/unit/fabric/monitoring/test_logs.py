@@ -12,7 +12,7 @@ from collections.abc import Generator
 
 import orjson
 import pytest
-from support.log_state import restored_logging
+from support.monitoring.log_state import restored_logging
 from support.time_limits import WITHIN_S
 
 from duplane.fabric.monitoring.logs import configure_logging, logged_ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.scheduler_harness import AUDIO, CHAT
+from support.scheduler.scheduler_harness import AUDIO, CHAT
 
 from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.policy.fifo import FifoQueue

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sortedcontainers import SortedList
-from support.scheduler_harness import AUDIO, CHAT, OMNI
+from support.scheduler.scheduler_harness import AUDIO, CHAT, OMNI
 
 from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.policy.forecast import RESOLUTION, Demand, Supply, forecast

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.scheduler_harness import AUDIO, CHAT, OMNI
+from support.scheduler.scheduler_harness import AUDIO, CHAT, OMNI
 
 from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.policy.hold_times import HoldTimes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import pytest
-from support.scheduler_harness import (
+from support.scheduler.scheduler_harness import (
     AUDIO,
     BROKEN,
     CHAT,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.scheduler_harness import BROKEN, CLEANING, FREE, OCCUPIED
+from support.scheduler.scheduler_harness import BROKEN, CLEANING, FREE, OCCUPIED
 
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.scheduler.policy.slot_reports import Verdict, judge

@@ -7,7 +7,7 @@ from typing import Any
 
 from simulation.calls import schedulers_of, simulated
 from simulation.etcd import SimulatedClient
-from support.scheduler_harness import AUDIO, register_message
+from support.scheduler.scheduler_harness import AUDIO, register_message
 
 from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.etcd.v3 import etcd_pb2

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 from simulation.calls import Schedulers, schedulers_of, simulated
 from simulation.scheduler import Scheduler
-from support.scheduler_harness import AUDIO, register_message
+from support.scheduler.scheduler_harness import AUDIO, register_message
 
 from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.etcd.v3 import etcd_pb2

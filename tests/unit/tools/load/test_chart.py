@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from support.load_rows import row
+from support.tools.load_rows import row
 
 from duplane.tools.bench.load.chart import axis_end, cpu_lines, latency_lines, write_chart
 from duplane.tools.bench.load.row import Percentiles

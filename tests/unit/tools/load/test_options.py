@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.command import run_command
+from support.tools.command import run_command
 
 from duplane.tools.bench.options import FabricBench
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.load_rows import row
+from support.tools.load_rows import row
 
 from duplane.tools.bench.load.ledger import Counts, Timed
 from duplane.tools.bench.load.reports import LoadFigures, Report

@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from support.training import fake_answers, fake_corpus
+from support.tools.training import fake_answers, fake_corpus
 
 from duplane.tools.train.domain import Exchange
 from duplane.tools.train.listener.sequences import (

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.training import fake_answers, fake_corpus
+from support.tools.training import fake_answers, fake_corpus
 from torch import Tensor
 
 from duplane.tools.train.dimensions import WINDOW_UNITS, default_config

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import numpy as np
 import pytest
-from support.scripted_model import ScriptedChat, ScriptedModel, answer_loud
+from support.worker.scripted_model import ScriptedChat, ScriptedModel, answer_loud
 
 from duplane.worker.engine.events import Event, FailedUnit, Lost, OpenRefused
 from duplane.worker.engine.interfaces import DeviceLostError

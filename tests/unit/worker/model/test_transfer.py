@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support.fake_cuda import DEVICE, elsewhere
+from support.model.fake_cuda import DEVICE, elsewhere
 from torch import Tensor
 
 from duplane.worker.model.transfer import PINNED_BYTES, download, upload

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from support.video_files import grey, make_video
+from support.model.video_files import grey, make_video
 
 from duplane.worker.video.bounds import VideoBounds, VideoError
 from duplane.worker.video.decoder import decode_video

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.voice_files import CODE_STEP, CODES, SPEAKER_WIDTH, write_voice_networks
+from support.model.voice_files import CODE_STEP, CODES, SPEAKER_WIDTH, write_voice_networks
 from transformers import WhisperFeatureExtractor
 
 from duplane.tools.test_checkpoint.build import build_test_checkpoint

@@ -1,0 +1,211 @@
+"""A conversation that moves from worker to worker, without sockets and without a clock.
+
+`Play` is a client with its session, and one worker at a time. Like a real worker, each worker has
+only the messages that it received. So its context shows whether it has the whole conversation.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import orjson
+from support.protocols.transcripts import json_of
+
+from duplane.edge.clock import Moment
+from duplane.edge.identity import Identity
+from duplane.edge.routing import ENDPOINTS, Route
+from duplane.edge.session.duplex_session import DuplexSession
+from duplane.edge.session.journal import Journal, JournalSpace
+from duplane.edge.session.moving import MoveOutcome, Moves
+from duplane.edge.settings import Limits
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import session_pb2
+
+LIMITS = Limits(pending_unit_count=64)
+LOST = FabricError(Reason.UNAVAILABLE, "Socket closed", is_foreign=True)
+CHUNK = '{"type":"audio_chunk","audio_base64":"@pcm:16000"}'
+SHORT = '{"type":"audio_chunk","audio_base64":"@pcm:100"}'
+APPEND = '{"type":"input_audio_buffer.append","audio":"@pcm:16000"}'
+PROMPT, PER_UNIT = 7, 12
+
+
+class Worker:
+    """A worker's side of one call. It accepts units only in order, and drops none."""
+
+    def __init__(self, digest: str = "m") -> None:
+        self.digest = digest
+        self.heard: list[int] = []  # sequences of the units in the context
+        self.inbox: deque[session_pb2.Unit] = deque()
+        self.requests: list[str] = []
+        self.most_waiting = 0
+        self.seed: int | None = None
+        self.may_rebuild = False
+        self.is_paused = False
+
+    def receive(self, request: session_pb2.ConverseRequest) -> list[session_pb2.ConverseResponse]:
+        kind = request.WhichOneof("message") or ""
+        self.requests.append(kind)
+        match kind:
+            case "open":
+                self.seed, self.may_rebuild = request.open.seed, True
+                opened = session_pb2.Opened(prompt_token_count=PROMPT, model_digest=self.digest)
+                return [session_pb2.ConverseResponse(opened=opened)]
+            case "rebuild":
+                assert self.may_rebuild
+                self.may_rebuild = not request.rebuild.is_last
+                for past in request.rebuild.units:
+                    self.hear(past.sequence)
+                    assert past.context_token_count == self.context
+                rebuilt = session_pb2.Rebuilt()
+                return [session_pb2.ConverseResponse(rebuilt=rebuilt)]
+            case "unit":
+                self.inbox.append(request.unit)
+                self.most_waiting = max(self.most_waiting, len(self.inbox))
+            case "pause" | "resume":
+                self.is_paused = kind == "pause"
+            case _:
+                raise AssertionError(kind)
+        return []
+
+    def hear(self, sequence: int) -> None:
+        assert sequence > (self.heard[-1] if self.heard else -1)
+        self.heard.append(sequence)
+
+    @property
+    def context(self) -> int:
+        return PROMPT + PER_UNIT * len(self.heard)
+
+    def answer(self, *, fails: bool = False) -> session_pb2.ConverseResponse | None:
+        """Answer the oldest unit."""
+        if not self.inbox:
+            return None
+        unit = self.inbox.popleft()
+        if fails:
+            failed = session_pb2.Failed(sequence=unit.sequence, reason="X", message="x")
+            return session_pb2.ConverseResponse(failed=failed)
+        self.hear(unit.sequence)
+        return session_pb2.ConverseResponse(
+            delta=session_pb2.Delta(
+                sequence=unit.sequence,
+                listen=session_pb2.Listen(),
+                context_token_count=self.context,
+                token_ids=[1],
+                state_change=session_pb2.StateChange(),
+            )
+        )
+
+
+class Play:
+    """A client, its session and its workers."""
+
+    def __init__(self, route: Route = Route.DUPLEX, limits: Limits = LIMITS) -> None:
+        self.now = Moment(1000.0, 1_714_200_000_000_000_000)
+        session = ENDPOINTS[route, "audio"].new_session(Identity("s", "rt_0"), limits, self.now)
+        assert isinstance(session, DuplexSession)
+        self.session = session
+        self.space = JournalSpace(limits.journal_bytes, limits.journal_total_bytes)
+        session.moves = Moves(Journal(self.space), session.requests, seed=77)
+        self.events: list[dict[str, Any]] = []
+        self.present: Worker | None = Worker()
+        self.next: Worker | None = None
+        self.sent_count = 0
+
+    def tell(self, events: list[bytes]) -> None:
+        self.events += map(orjson.loads, events)
+
+    def kinds(self) -> list[str]:
+        return [event["type"] for event in self.events]
+
+    def wait(self, seconds: float) -> None:
+        self.now = Moment(self.now.monotonic_s + seconds, self.now.wall_ns + int(seconds * 1e9))
+        self.tell(self.session.expire(self.now))
+
+    def say(self, text: str) -> None:
+        self.tell(self.session.receive(orjson.dumps(json_of(text)), self.now))
+
+    def chunk(self) -> None:
+        self.sent_count += 1
+        self.say(CHUNK)
+
+    def respond(self, *responses: session_pb2.ConverseResponse) -> None:
+        for response in responses:
+            self.tell(self.session.responded(response, self.now))
+
+    @property
+    def worker(self) -> Worker | None:
+        """The worker that gets the units. While no worker gets them, the next worker."""
+        return self.present or self.next
+
+    def pump(self, count: int = 1000) -> None:
+        """Let the workers read up to `count` messages, and respond to settings and past units."""
+        for _ in range(count):
+            if not (self.read_next() or self.read()):
+                return
+
+    def read(self) -> bool:
+        """Let the worker that gets the units read a message. Return False without a message."""
+        request = self.session.requests.take() if self.present else None
+        if request is None or self.present is None:
+            return False
+        self.respond(*self.present.receive(request))
+        return True
+
+    def read_next(self) -> bool:
+        """Let the next worker read and answer a message. Return False without a message."""
+        move = self.session.move
+        request = self.session.next_request(self.now) if self.next else None
+        if request is None or self.next is None or move is None:
+            return False
+        for response in self.next.receive(request):
+            self.tell(self.session.next_responded(response, self.now))
+        if move.outcome is MoveOutcome.MOVED:
+            self.present = self.next
+        if self.session.move is not move:
+            self.next = None
+        return True
+
+    def answer(self, *, fails: bool = False) -> session_pb2.ConverseResponse | None:
+        move, response = self.session.move, None
+        if self.present:
+            response = self.present.answer(fails=fails)
+        if response is not None:
+            self.respond(response)
+        if self.session.move is not move:
+            self.next = None
+        return response
+
+    def lose(self, error: FabricError = LOST) -> None:
+        """Lose the worker that gets the units. If no worker gets them, lose the next worker."""
+        if self.present:
+            self.present = None
+            self.tell(self.session.failed(error, self.now))
+        else:
+            self.lose_next(error)
+
+    def lose_next(self, error: FabricError = LOST) -> None:
+        self.next = None
+        self.tell(self.session.next_failed(error, self.now))
+
+    def claim(self, digest: str = "m") -> None:
+        """Claim a slot of another worker, which may rebuild at once."""
+        assert self.session.move
+        self.next = Worker(digest)
+        self.session.move.has_turn = True
+
+    def drain(self) -> None:
+        """Let the worker that gets the units announce that it drains."""
+        leaving = session_pb2.Leaving(reason=session_pb2.LEAVING_REASON_DRAIN)
+        self.respond(session_pb2.ConverseResponse(leaving=leaving))
+
+    def settle(self) -> None:
+        """Let the worker read and answer all messages."""
+        self.pump()
+        while self.answer() is not None:
+            self.pump()
+
+    def begin(self) -> None:
+        self.tell(self.session.granted(60.0, self.now))
+        self.say('{"type":"prepare"}')
+        self.pump()
+        self.events.clear()

@@ -1,0 +1,139 @@
+"""Edge, scheduler and worker in the test's process; they export their spans to an OTLP receiver."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pybase64
+import pytest
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.sdk.trace.sampling import Sampler
+from support.edge.live_edge import UPDATE, receive, send
+from support.monitoring.otlp import SpanReceiver
+from support.scheduler.scheduler_harness import SchedulerHarness
+from support.time_limits import WITHIN_S
+from support.worker.scripted_model import ScriptedModel
+from websockets.asyncio.client import ClientConnection, connect
+
+from duplane.edge.server import Edge
+from duplane.edge.settings import EdgeSettings, Limits
+from duplane.fabric.client import FabricClient
+from duplane.fabric.monitoring import spans
+from duplane.fabric.monitoring.span_queue import SpanQueue
+from duplane.fabric.monitoring.spans import Telemetry
+from duplane.fabric.process import Shutdown
+from duplane.worker.service import serve
+from duplane.worker.settings import WorkerSettings
+
+
+def append(value: float) -> dict[str, Any]:
+    """Return a client's event with a second of audio; 0 makes the model listen."""
+    audio = np.full(16_000, value, "<f4").tobytes()
+    return {"type": "input_audio_buffer.append", "audio": pybase64.b64encode(audio).decode()}
+
+
+def attributes(span: Span) -> dict[str, Any]:
+    """Return the attributes of a received span by name."""
+    found: dict[str, Any] = {}
+    for one in span.attributes:
+        found[one.key] = getattr(one.value, one.value.WhichOneof("value") or "")
+    return found
+
+
+async def begin_session(client: ClientConnection) -> None:
+    """Wait until the worker offers a slot, and open the conversation."""
+    while (event := await receive(client))["type"] != "session.queue_done":
+        assert event["type"] in ("session.queued", "session.queue_update"), event
+    await send(client, UPDATE)
+    assert (await receive(client))["type"] == "session.created"
+
+
+class TracedFabric:
+    """A running fabric with one worker, which runs a scripted model."""
+
+    def __init__(self, scheduler: str, model: ScriptedModel, receiver: SpanReceiver) -> None:
+        self.scheduler = scheduler
+        self.model = model
+        self.receiver = receiver
+        self.queues: dict[str, SpanQueue] = {}
+        self.edge: Edge | None = None
+
+    def telemetry(self, role: str, sampler: Sampler | None) -> Telemetry:
+        endpoint = f"http://{self.receiver.address}"
+        queue = self.queues[role] = SpanQueue(OTLPSpanExporter(endpoint=endpoint, insecure=True))
+        return Telemetry(role, queue, sampler)
+
+    def connect(self, query: str = "mode=audio", **options: Any) -> connect:
+        assert self.edge
+        url = f"ws://{self.edge.address}/v1/realtime?{query}"
+        return connect(url, compression=None, max_size=None, proxy=None, **options)
+
+    async def flushed(self) -> Sequence[Span]:
+        """Export and return all spans that have ended."""
+        for queue in self.queues.values():
+            await asyncio.to_thread(queue.force_flush)
+        return list(self.receiver.spans)
+
+    async def ended(self, session_count: int) -> Sequence[Span]:
+        """Wait until this many sessions have ended and their slots are free; return all spans."""
+
+        def is_over(found: Sequence[Span]) -> bool:
+            return sum(span.name == spans.WORKER_CLEANUP for span in found) >= session_count
+
+        await self.receiver.until(is_over, WITHIN_S)
+        assert self.edge
+        await self.edge.idle()
+        return await self.flushed()
+
+
+@contextlib.asynccontextmanager
+async def traced_fabric(
+    slot_count: int = 2,
+    sampler: Sampler | None = None,
+    limits: Limits | None = None,
+    **worker_settings: Any,
+) -> AsyncGenerator[TracedFabric]:
+    """Run a fabric; at the end wait until every slot is free."""
+    async with contextlib.AsyncExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        receiver = await stack.enter_async_context(SpanReceiver.serving())
+        fabric = TracedFabric("", ScriptedModel(slot_count), receiver)
+        telemetry = fabric.telemetry("scheduler", sampler)
+        stack.push_async_callback(asyncio.to_thread, telemetry.shutdown)
+        scheduler = await stack.enter_async_context(SchedulerHarness.running(telemetry))
+        settings = WorkerSettings(
+            checkpoint=Path("/nowhere"),
+            schedulers=(scheduler.address,),
+            slot_count=slot_count,
+            **worker_settings,
+        )
+        shutdown, telemetry = Shutdown(), fabric.telemetry("worker", sampler)
+        worker = asyncio.create_task(serve(settings, shutdown, fabric.model, telemetry))
+        stack.push_async_callback(_stop, worker, shutdown, fabric)
+        edge_settings = EdgeSettings(
+            listen="127.0.0.1:0", schedulers=(scheduler.address,), limits=limits or Limits()
+        )
+        telemetry = fabric.telemetry("edge", sampler)
+        stack.push_async_callback(asyncio.to_thread, telemetry.shutdown)
+        client = await stack.enter_async_context(FabricClient(edge_settings.schedulers))
+        fabric.scheduler = scheduler.address
+        fabric.edge = await stack.enter_async_context(
+            Edge.listening(edge_settings, client, telemetry)
+        )
+        yield fabric
+
+
+async def _stop(worker: asyncio.Task[None], shutdown: Shutdown, fabric: TracedFabric) -> None:
+    await fabric.flushed()  # the stopping worker exports its last spans to the receiver
+    fabric.model.let_go()
+    shutdown.drain()
+    async with asyncio.timeout(WITHIN_S):
+        await worker
+    assert fabric.model.violations == []

@@ -1,0 +1,88 @@
+"""`duplane bench launches`, and how many kernels the stages of the model may launch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.tools.command import run_command
+from torch import Tensor
+from torch.nn import functional
+
+from duplane.tools.bench.launches import LaunchCount, count_launches, load_gathering, scattered
+from duplane.tools.bench.stages import Stage, StageWatch
+from duplane.tools.test_checkpoint.build import build_test_checkpoint
+from duplane.worker.model.model import DuplexModel
+
+COUNTS = (1, 8, 64)
+# The most launches in one call of a stage, by the number of conversations.
+CEILINGS: dict[Stage | None, tuple[int, int, int]] = {
+    Stage.MEL: (46, 46, 46),
+    Stage.AUDIO: (42, 42, 42),
+    Stage.VISION: (70, 100, 520),
+    Stage.PREFILL: (104, 104, 104),
+    Stage.DECODE: (170, 175, 185),
+    Stage.TALKER: (2_700, 2_950, 2_950),
+    Stage.FLOW: (300, 360, 430),
+    Stage.HIFT: (510, 770, 1_060),
+    None: (8, 36, 260),
+}
+MOST_SCATTERED = 1.2
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> DuplexModel:
+    folder = tmp_path_factory.mktemp("tiny")
+    build_test_checkpoint(folder)
+    return load_gathering(folder, 2 * max(COUNTS))
+
+
+@pytest.fixture(scope="module")
+def watch(model: DuplexModel) -> StageWatch:
+    return StageWatch(model, torch.device("cpu"))
+
+
+def test_composed_operations_count_by_their_parts_and_views_not_at_all(watch: StageWatch) -> None:
+    states, weight, bias = torch.ones(4, 8), torch.ones(2, 8), torch.ones(2)
+    index = torch.tensor([1, 2])
+
+    def attend(states: Tensor) -> Tensor:
+        heads = states.view(1, 2, 4, 4)
+        return functional.scaled_dot_product_attention(heads, heads, heads)
+
+    for call, launches in (
+        (lambda: states.view(8, 4).t()[1:], 0),
+        (lambda: torch.empty(3), 0),
+        (lambda: states + 1, 1),
+        (lambda: functional.linear(states, weight, bias), 1),
+        (lambda: attend(states), 1),
+        (lambda: states[index], 1),
+        (lambda: functional.normalize(states, dim=-1), 3),
+    ):
+        with torch.inference_mode(), LaunchCount(watch) as count:
+            call()
+        assert sum(count.launches.values()) == launches
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", range(len(COUNTS)), ids=map(str, COUNTS))
+def test_no_stage_launches_more_than_it_may_wherever_its_slots_are(
+    model: DuplexModel, watch: StageWatch, at: int
+) -> None:
+    count_launches(model, watch, [0])  # builds everything that is built only once
+    near = count_launches(model, watch, range(COUNTS[at]))
+    apart = count_launches(model, watch, scattered(COUNTS[at], model.slot_count))
+    assert near.keys() == apart.keys() == CEILINGS.keys()
+    for found in (near, apart):
+        assert {s: n for s, n in found.items() if n > CEILINGS[s][at]} == {}
+    assert {s: n / near[s] for s, n in apart.items() if n > MOST_SCATTERED * near[s]} == {}
+    assert all(model.is_clean(slot) for slot in range(model.slot_count))
+
+
+@pytest.mark.slow
+def test_the_verb_shows_a_row_for_each_stage() -> None:
+    code, output = run_command("bench", "launches", "--scale", "0.02", "--slots", "1,2")
+    assert code == 0, output
+    assert "2 scattered" in output
+    rows = output.splitlines()
+    for stage in (stage.value for stage in Stage if stage is not Stage.SETTLE):
+        assert any(row.startswith(stage) for row in rows), output
