@@ -13,8 +13,9 @@ MAX_LINES = 400
 MAX_MODULES = 15
 PACKAGES = ("edge", "proto", "scheduler", "tools", "worker")
 SUPPRESSION = re.compile(
-    r"# (?:noqa(?:: [A-Z0-9, ]+)?|(?:pyright|type): ignore(?:\[[\w, -]+\])?)(?P<rest>.*)"
+    r"# (?:noqa(?:: [A-Z0-9, ]+)?|fmt: (?:skip|off)|(?:pyright|type): ignore(?:\[[\w, -]+\])?)"
 )
+FILE_DIRECTIVE = re.compile(r"# (?:ruff: noqa|pyright: (?!ignore))")
 
 
 def sources(*folders: str) -> Iterator[Path]:
@@ -35,12 +36,27 @@ def test_no_folder_has_too_many_modules() -> None:
     assert not {path: count for path, count in counts.items() if count > MAX_MODULES}
 
 
+def is_reason(text: str) -> bool:
+    return re.search(r"[a-z]{3}", text) is not None
+
+
 def test_each_suppression_has_a_reason_on_its_line() -> None:
+    """A second suppression on the line is no reason for the first."""
     bare = [
         f"{path.relative_to(ROOT)}:{number}"
         for path in sources(*PACKAGES, "tests")
         for number, line in enumerate(path.read_text().splitlines(), start=1)
-        for found in SUPPRESSION.finditer(line)
-        if not re.search(r"[a-z]{3}", found["rest"])
+        if (found := SUPPRESSION.search(line))
+        and not is_reason(SUPPRESSION.sub("", line[found.start() :]))
     ]
     assert not bare
+
+
+def test_no_module_suppresses_a_rule_in_all_its_lines() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in sources(*PACKAGES, "tests")
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if FILE_DIRECTIVE.match(line)
+    ]
+    assert not found

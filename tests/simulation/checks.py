@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection
+from typing import ParamSpec
 
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.scheduler.policy.needs import needs_of
@@ -22,6 +23,7 @@ from duplane.scheduler.waiters import Waiters
 
 OCCUPIED = registry_pb2.SLOT_STATE_OCCUPIED
 SlotKey = tuple[str, int]
+Arguments = ParamSpec("Arguments")
 MAX_OVERTAKEN = 6  # the number of slots, because grants of all slots may be in progress together
 
 
@@ -137,9 +139,14 @@ class Laws:
         }
         return next((name for name, left in held.items() if left), "")
 
-    def _noted(self, check: object, *arguments: object) -> None:
+    def _noted(
+        self,
+        check: Callable[Arguments, None],
+        *arguments: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> None:
         try:
-            check(*arguments)  # type: ignore[operator]  # pyright: ignore[reportCallIssue, reportGeneralTypeIssues]
+            check(*arguments, **named)
         except BrokenLawError as broken:
             self.broken = self.broken or broken
             raise

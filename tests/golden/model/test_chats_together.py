@@ -50,9 +50,14 @@ GREEDY = ask("Sing a song for me.", decode_mode=DecodeMode.GREEDY, max_new_token
 SAMPLED = ask("Hi", seed=11, temperature=1.3, top_k=0, top_p=0.95, max_new_tokens=47)
 SEEN = ask(PICTURE, "What is it?", seed=3, temperature=1.0, top_k=7, max_new_tokens=25)
 HEARD = ask(
-    USER, "Go on.", seed=2, generate_audio=True, temperature=1.1, tts_temperature=1.0,
+    USER,
+    "Go on.",
+    seed=2,
+    generate_audio=True,
+    temperature=1.1,
+    tts_temperature=1.0,
     max_new_tokens=24,
-)  # fmt: skip
+)
 
 
 @dataclass
@@ -386,10 +391,8 @@ def test_what_cannot_be_spoken_is_not_said_when_heard(model: DuplexModel) -> Non
     before = sampling._unspeakable
     try:
         sampling._unspeakable = torch.tensor([favourite])
-        spoken = ask(
-            "Hi", decode_mode=DecodeMode.GREEDY, generate_audio=True, use_tts_template=False,
-            max_new_tokens=40,
-        )  # fmt: skip
+        options = {"generate_audio": True, "use_tts_template": False}
+        spoken = ask("Hi", decode_mode=DecodeMode.GREEDY, max_new_tokens=40, **options)
         assert favourite in alone(model, silent).ids
         assert favourite not in alone(model, spoken).ids
     finally:

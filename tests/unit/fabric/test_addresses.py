@@ -25,9 +25,21 @@ def test_address_is_parsed_and_written_alike(text: str, address: Address) -> Non
 
 @pytest.mark.parametrize(
     "text",
-    ["", "foo", "foo:", ":80", "foo:0", "foo:65536", "foo:-1", "::1:80", "a b:80", "foo:8\n",
-     "http://foo:80", "foo:٣"],
-)  # fmt: skip
+    [
+        "",
+        "foo",
+        "foo:",
+        ":80",
+        "foo:0",
+        "foo:65536",
+        "foo:-1",
+        "::1:80",
+        "a b:80",
+        "foo:8\n",
+        "http://foo:80",
+        "foo:٣",
+    ],
+)
 def test_text_that_is_not_an_address_is_refused_by_name(text: str) -> None:
     with pytest.raises(ValueError, match=r"^scheduler is .*, must be host:port$"):
         parse_address(text, "scheduler")

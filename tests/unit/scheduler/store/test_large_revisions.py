@@ -31,6 +31,7 @@ from duplane.scheduler.store.etcd.facts import Facts
 from duplane.scheduler.store.etcd.keys import Keys
 from duplane.scheduler.store.etcd.mirror import PORTION
 from duplane.scheduler.store.etcd.records import Slot, request_value, slot_value, worker_value
+from duplane.scheduler.store.etcd.store import EtcdStore
 
 KEYS = Keys("/duplane/")
 WORKER_COUNT, SLOT_COUNT, TICKET_COUNT = 400, 8, 1200
@@ -116,8 +117,9 @@ def missed(fabric: Schedulers, changes: Iterable[etcd_pb2.RequestOp]) -> None:
 
 
 async def until(scheduler: Scheduler, revision: int) -> None:
+    assert isinstance(scheduler.store, EtcdStore)
     async with asyncio.timeout(SETTLED_S):
-        await scheduler.store._mirror.reached(revision)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        await scheduler.store._mirror.reached(revision)
 
 
 @pytest.mark.parametrize("are_missed", [False, True], ids=["events", "missed events"])

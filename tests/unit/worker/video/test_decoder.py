@@ -149,11 +149,13 @@ def test_a_file_that_was_cut_off_is_shown_as_far_as_it_goes() -> None:
         (make_video(1.0)[:1500], "no video file"),
         (b"#EXTM3U\n#EXTINF:1,\nhttp://127.0.0.1:9/x.ts\n", "no video file"),
         (b"ffconcat version 1.0\nfile /etc/passwd\n", "no video file"),
-        (b"RIFF\x24\0\0\0WAVEfmt \x10\0\0\0\1\0\1\0\x80\x3e\0\0\0\x7d\0\0\2\0\x10\0data\0\0\0\0",
-         "no video file"),
+        (
+            b"RIFF\x24\0\0\0WAVEfmt \x10\0\0\0\1\0\1\0\x80\x3e\0\0\0\x7d\0\0\2\0\x10\0data\0\0\0\0",
+            "no video file",
+        ),
     ],
     ids=["empty", "text", "half an mp4", "a playlist", "a list of files", "a wav"],
-)  # fmt: skip
+)
 def test_what_is_no_video_is_refused(file: bytes, fault: str) -> None:
     with pytest.raises(VideoError, match=fault):
         shown(file)

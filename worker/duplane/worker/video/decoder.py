@@ -9,8 +9,6 @@ its own. `decoding.py` starts this program with bounds and reads its output:
   followed by its bytes (RGB; float32 at 16 kHz). The last line is `{}`, or `{"fault": text}`.
 """
 
-# pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
-
 from __future__ import annotations
 
 import errno
@@ -27,7 +25,7 @@ import av.error
 import av.logging
 import numpy as np
 import orjson
-import soxr
+import soxr  # pyright: ignore[reportMissingTypeStubs]  it ships none
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from PIL import Image
