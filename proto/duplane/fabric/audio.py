@@ -82,7 +82,7 @@ def pcm_from_int16(int16: bytes) -> bytes:
     return pcm_from_samples(np.frombuffer(int16, "<i2").astype(np.float32) / _INT16_SCALE)
 
 
-# The only formats that are accepted in files from clients: plain PCM at the rates of microphones.
+# Files from clients may contain only plain PCM at the rates of microphones.
 _PLAIN_SUBTYPES = {"PCM_U8", "PCM_S8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE"}
 _PLAIN_RATES_HERTZ = range(8_000, 48_001)
 _PLAIN_CHANNELS = 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Numeric field of DuplexConfig -> lowest and highest value.
+# Maps each numeric field of DuplexConfig to its lowest and highest value.
 DUPLEX_CONFIG: Mapping[str, tuple[float, float]] = {
     "force_listen_count": (0, 3600),
     "max_new_speak_token_count": (1, 256),
@@ -23,7 +23,7 @@ DUPLEX_CONFIG: Mapping[str, tuple[float, float]] = {
     "context_window_previous_token_count": (0, 65_536),
 }
 
-# Numeric field of ChatConfig -> lowest and highest value.
+# Maps each numeric field of ChatConfig to its lowest and highest value.
 CHAT_CONFIG: Mapping[str, tuple[float, float]] = {
     "max_new_token_count": (1, 32_768),
     "temperature": (0, 2),
@@ -34,10 +34,10 @@ CHAT_CONFIG: Mapping[str, tuple[float, float]] = {
     "max_slice_count": (1, 9),
 }
 
-# Maximum number of units of one `Rebuild` message; the edge splits a longer conversation. This
-# bound exists because the worker checks all units of a message before it handles other sessions
-# again. Units of one second reach the bound on the bytes of a message earlier, so this one affects
-# only very short units.
+# Maximum number of units of one `Rebuild` message; the edge splits a longer conversation. The
+# worker checks all units of a message before it handles other sessions again, so their number is
+# bounded. Units of one second reach the bound on the bytes of a message earlier, so the bound on
+# the number affects only very short units.
 MAX_REBUILD_UNIT_COUNT = 1024
 
 # Largest number of pictures that a client may ask for from each second of a video.

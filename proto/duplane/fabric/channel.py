@@ -17,14 +17,14 @@ from duplane.fabric.process import StartError
 health: Any = _typed_health
 health_grpc: Any = _typed_health_grpc
 
-# Large enough for a unit with several pictures, or for a long recording of a voice.
+# This limit is large enough for a unit with several pictures, or a long recording of a voice.
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
-# Bytes of a stream that may be under way or unread: about ten seconds of sound. Without the option
-# gRPC begins with 64 KB, less than one delta, and measures the network: the pings for this cost
-# several system calls and thread switches per unit.
+# Number of bytes of a stream that may be under way or unread: about ten seconds of sound. Without
+# the options for it, gRPC begins with 64 KB, which is less than one delta, and sends pings to
+# measure the network. These pings cost several system calls and thread switches per unit.
 _WINDOW_BYTES = 1024 * 1024
-# gRPC notices a peer that hangs or is gone when nothing has arrived from it for the keepalive time,
-# and no answer to a ping within the ping timeout.
+# gRPC pings a peer from which nothing has arrived for the keepalive time. If the peer does not
+# answer the ping within the ping timeout, gRPC closes the connection.
 _KEEPALIVE_MS = 2_000
 _PING_TIMEOUT_S = 5.0
 _OPTIONS: Sequence[tuple[str, Any]] = (
@@ -46,7 +46,7 @@ _SERVER_OPTIONS: Sequence[tuple[str, Any]] = (
 def _ping_timeout(timeout_s: float) -> Sequence[tuple[str, Any]]:
     """Return the two options that limit the wait for the answer to a ping.
 
-    They have the same time, because gRPC uses the longer one.
+    Both options have the same time, because gRPC uses the longer one.
     """
     timeout_ms = int(timeout_s * 1000)
     return (

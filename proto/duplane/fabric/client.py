@@ -1,6 +1,6 @@
 """The client of a fabric: acquires leases, opens sessions and chats on workers, releases leases.
 
-Used by the edge and by internal clients. The client tries several schedulers. If the worker of a
+The edge and internal clients use this client. It tries several schedulers. If the worker of a
 granted slot cannot be reached, the request returns to its place in the queue.
 """
 
@@ -74,9 +74,9 @@ class FabricClient:
         self._to_schedulers, self._to_workers = ChannelPool(), ChannelPool()
         self._connecting: asyncio.Task[None] | None = None
         self._silence = RepeatedLog(_log)
-        # By the id of a worker that could not be reached lately: when its avoidance ends.
+        # For each worker (by id) that could not be reached lately: when to stop avoiding it.
         self._avoided = TTLCache[str, float, float](_MAX_AVOIDED, _AVOID_S)
-        # By lease id: the id of the worker that could not be reached with this lease.
+        # For each lease (by id) whose worker could not be reached: the id of the worker.
         self._unreachable = TTLCache[str, str, float](_MAX_UNREPORTED, _AVOID_S)
 
     async def __aenter__(self) -> FabricClient:
@@ -176,7 +176,7 @@ class FabricClient:
         request: lease_pb2.AcquireLeaseRequest,
         on_queued: OnQueued | None,
     ) -> lease_pb2.Granted:
-        """Return the grant from the stream of one call. Set `request.ticket_id` on the way."""
+        """Return the grant from the stream of one call. Set `request.ticket_id` if one comes."""
         first_answer_s = _FIRST_ANSWER_S if len(self._schedulers) > 1 else None
         granted: lease_pb2.Granted | None = None
         try:
@@ -199,7 +199,7 @@ class FabricClient:
             if granted is None:
                 raise from_rpc(error) from None
         except asyncio.CancelledError:
-            # Give back a grant that is still in transit, or that was read and will not be used.
+            # Give back a grant that is still on its way, or that was read and will not be used.
             call.cancel()
             cancelled = lease_pb2.ReleaseLeaseRequest(request_id=request.request_id)
             await asyncio.shield(self._release(cancelled))
@@ -339,8 +339,8 @@ class FabricClient:
 def _never_growing(on_queued: OnQueued) -> OnQueued:
     """Return a callback that passes positions on to `on_queued`, but never a growing position.
 
-    A scheduler that has restarted without its queue can count more tickets ahead of the caller than
-    before, because callers whose grants were lost return too.
+    After a restart without its queue, a scheduler can count more tickets ahead of the caller than
+    before the restart, because callers whose grants were lost return too.
     """
     lowest: int | None = None
 

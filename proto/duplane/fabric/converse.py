@@ -13,8 +13,8 @@ from duplane.fabric.errors import FabricError, Reason, from_rpc
 from duplane.fabric.v1 import lease_pb2, session_pb2, trace_pb2
 
 _CLOSE_TIMEOUT_S = 1.0
-# What grpc.aio raises from a half-close when the call has failed. The last one comes if the
-# connection is lost at the same moment.
+# The exceptions that grpc.aio raises from a half-close when the call has failed. It raises the last
+# one if the connection is lost at the same moment.
 _ENDED = (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.InternalError)
 
 

@@ -18,10 +18,10 @@ def to_duration(seconds: float) -> Duration:
 
 
 def to_seconds(duration: Duration) -> float:
-    """Convert a Duration to seconds. A field that is absent counts as zero."""
+    """Convert a Duration to seconds. An absent field gives zero."""
     return duration.seconds + duration.nanos / _NS_PER_S
 
 
 def to_wall_ns(timestamp: Timestamp) -> int:
-    """Convert a Timestamp to wall-clock nanoseconds. A field that is absent counts as zero."""
+    """Convert a Timestamp to wall-clock nanoseconds. An absent field gives zero."""
     return timestamp.seconds * _NS_PER_S + timestamp.nanos

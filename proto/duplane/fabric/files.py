@@ -1,7 +1,7 @@
 """Writes files atomically: to a temporary file in the same folder, which is then renamed.
 
-So a reader never sees an incomplete file. Files are not synced to the disk: a power failure may
-destroy the old and the new content.
+So a reader never sees an incomplete file. Files are not synced to the disk. So a power failure may
+destroy both the old and the new content.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ CLAIM_SLACK_S = 30.0  # a worker accepts a lease until so long after the claim t
 LEASE_LIFE_S = MAX_CLAIM_TIMEOUT_S + CLAIM_SLACK_S
 """The longest time from the signature of a lease to the last moment at which it can be claimed."""
 
-# Precedes the claims in the signed bytes, so that bytes signed for another purpose are no lease.
+# This prefix precedes the claims in the signed bytes, so that bytes signed for another purpose
+# are no lease.
 _CONTEXT = b"duplane.fabric.v1.LeaseClaims\0"
 
 

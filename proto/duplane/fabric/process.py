@@ -22,11 +22,11 @@ _log = logging.getLogger(__name__)
 
 
 class StartError(Exception):
-    """A process cannot start with its settings. The message is for people."""
+    """A process cannot start with its settings. The message explains this to the operator."""
 
 
 class FatalError(Exception):
-    """A running process cannot continue; the message has the cause."""
+    """A running process cannot continue. The message has the cause."""
 
 
 class Shutdown:
@@ -103,7 +103,7 @@ def announce(role: str, address: str) -> None:
     """Print the ready line, which says that `role` serves at `address`.
 
     Garbage collections examine only objects that are made from now on. The other objects (modules,
-    the model) stay until the process ends, and to examine them takes tens of milliseconds.
+    the model) stay until the process ends, and examining them would take tens of milliseconds.
     """
     gc.collect()
     gc.freeze()

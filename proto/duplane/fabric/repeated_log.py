@@ -22,7 +22,7 @@ class RepeatedLog:
         self._skipped_count = 0
 
     def report(self, message: str) -> None:
-        """Log that the condition lasts, unless the present interval has such a line already."""
+        """Log that the condition lasts, but at most once in the present interval."""
         now = self._clock()
         if self._since is None:
             self._since, self._due, self._interval_s = now, now, _FIRST_INTERVAL_S

@@ -3,7 +3,7 @@
 The settings of a process are one frozen dataclass. Its fields define the flags, the environment
 variables, the keys of the config file, their help, their bounds and their documentation. A flag has
 the name of its field, unless the field's `Parameter` gives another name. The docstring below a
-field is its help. Bounds are checked whenever an instance is made, from flags or in code.
+field is its help. The bounds are checked whenever an instance is made, be it from flags or in code.
 """
 
 from __future__ import annotations

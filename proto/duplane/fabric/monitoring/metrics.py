@@ -84,8 +84,8 @@ def histograms(
 class Observed(Collector):
     """Gauges that are computed whenever Prometheus reads the metrics.
 
-    This happens on the event loop. The state that `read` uses changes only on the same loop, so it
-    does not change meanwhile.
+    `read` computes them on the event loop. The state that `read` uses changes only on the same
+    loop, so this state does not change meanwhile.
     """
 
     def __init__(self, registry: CollectorRegistry, read: Callable[[], Iterable[Metric]]) -> None:

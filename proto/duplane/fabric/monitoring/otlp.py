@@ -127,7 +127,7 @@ class _MetricsExport:
     async def finish(self) -> None:
         """Export the last values within `EXIT_TIMEOUT_S`, then close the exporter.
 
-        This ends an export that still runs.
+        Closing the exporter ends an export that still runs.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(EXIT_TIMEOUT_S):

@@ -61,7 +61,7 @@ class SpanQueue(BatchSpanProcessor):
             super().on_end(span)
 
     def shutdown(self) -> None:
-        """Export the spans that wait, within `EXIT_TIMEOUT_S`; the rest counts as failed."""
+        """Export the waiting spans within `EXIT_TIMEOUT_S`. The remaining ones count as failed."""
         stopping = threading.Thread(target=super().shutdown, daemon=True)
         stopping.start()
         stopping.join(EXIT_TIMEOUT_S)

@@ -203,7 +203,7 @@ class Telemetry:
         """Export a span that has ended, even if its session is not sampled.
 
         The span of a unit is made at the unit's end, because only then it is clear whether the span
-        is exported. Making it in this way takes a third of the time of `start` and `end`.
+        is exported. This method takes a third of the time of `start` and `end`.
         """
         if self._processor is None:
             return
@@ -235,7 +235,7 @@ class Telemetry:
 
 
 def span_context(ids: SpanIds) -> SpanContext:
-    """Return the context of a span that is exported."""
+    """Return the context of an exported span from its ids."""
     return SpanContext(ids.trace_id, ids.span_id, is_remote=False, trace_flags=_SAMPLED)
 
 
@@ -263,7 +263,7 @@ def inject(span: Span) -> TraceContext | None:
 
 
 def extract(context: TraceContext | None) -> SpanContext:
-    """Return a message's span context; OpenTelemetry's invalid context if the message has none."""
+    """Return a message's span context, or OpenTelemetry's invalid context if it has none."""
     if context is None or not context.traceparent:
         return trace.INVALID_SPAN_CONTEXT
     carrier = {"traceparent": context.traceparent, "tracestate": context.tracestate}
@@ -271,7 +271,7 @@ def extract(context: TraceContext | None) -> SpanContext:
 
 
 def from_headers(headers: Mapping[str, str]) -> TraceContext:
-    """Read the trace context from HTTP headers with lower-case names; empty if it is not valid."""
+    """Return the trace context in HTTP headers (lower-case names), or an empty one if invalid."""
     context = TraceContext(
         traceparent=headers.get("traceparent", ""), tracestate=headers.get("tracestate", "")
     )
@@ -279,5 +279,5 @@ def from_headers(headers: Mapping[str, str]) -> TraceContext:
 
 
 def from_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> TraceContext:
-    """Read the trace context from the metadata of a gRPC call; empty if it is not valid."""
+    """Return the trace context in the metadata of a gRPC call, or an empty one if it is invalid."""
     return from_headers({key: value for key, value in metadata if isinstance(value, str)})

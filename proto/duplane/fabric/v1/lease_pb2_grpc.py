@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class LeaseServiceStub:
-    """Grants leases: the right to use one slot of a worker. Edges and internal clients call it on the
-    scheduler. Audio never passes through it.
+    """Grants leases: the right to use one slot of a worker. Edges and internal clients call this
+    service on the scheduler. Audio never passes through the scheduler.
 
     Failures are gRPC statuses with exactly one `google.rpc.ErrorInfo` of domain `duplane`; the
     reasons are listed at `Reason` in `duplane/fabric/errors.py`.
@@ -52,8 +52,8 @@ class LeaseServiceStub:
 
 
 class LeaseServiceServicer:
-    """Grants leases: the right to use one slot of a worker. Edges and internal clients call it on the
-    scheduler. Audio never passes through it.
+    """Grants leases: the right to use one slot of a worker. Edges and internal clients call this
+    service on the scheduler. Audio never passes through the scheduler.
 
     Failures are gRPC statuses with exactly one `google.rpc.ErrorInfo` of domain `duplane`; the
     reasons are listed at `Reason` in `duplane/fabric/errors.py`.
@@ -108,8 +108,8 @@ def add_LeaseServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class LeaseService:
-    """Grants leases: the right to use one slot of a worker. Edges and internal clients call it on the
-    scheduler. Audio never passes through it.
+    """Grants leases: the right to use one slot of a worker. Edges and internal clients call this
+    service on the scheduler. Audio never passes through the scheduler.
 
     Failures are gRPC statuses with exactly one `google.rpc.ErrorInfo` of domain `duplane`; the
     reasons are listed at `Reason` in `duplane/fabric/errors.py`.

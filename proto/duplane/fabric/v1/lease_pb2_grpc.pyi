@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class LeaseServiceStub:
-    """Grants leases: the right to use one slot of a worker. Edges and internal clients call it on the
-    scheduler. Audio never passes through it.
+    """Grants leases: the right to use one slot of a worker. Edges and internal clients call this
+    service on the scheduler. Audio never passes through the scheduler.
 
     Failures are gRPC statuses with exactly one `google.rpc.ErrorInfo` of domain `duplane`; the
     reasons are listed at `Reason` in `duplane/fabric/errors.py`.
@@ -60,8 +60,8 @@ class LeaseServiceStub:
 
 @_typing.type_check_only
 class LeaseServiceAsyncStub(LeaseServiceStub):
-    """Grants leases: the right to use one slot of a worker. Edges and internal clients call it on the
-    scheduler. Audio never passes through it.
+    """Grants leases: the right to use one slot of a worker. Edges and internal clients call this
+    service on the scheduler. Audio never passes through the scheduler.
 
     Failures are gRPC statuses with exactly one `google.rpc.ErrorInfo` of domain `duplane`; the
     reasons are listed at `Reason` in `duplane/fabric/errors.py`.
@@ -89,8 +89,8 @@ class LeaseServiceAsyncStub(LeaseServiceStub):
     """
 
 class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Grants leases: the right to use one slot of a worker. Edges and internal clients call it on the
-    scheduler. Audio never passes through it.
+    """Grants leases: the right to use one slot of a worker. Edges and internal clients call this
+    service on the scheduler. Audio never passes through the scheduler.
 
     Failures are gRPC statuses with exactly one `google.rpc.ErrorInfo` of domain `duplane`; the
     reasons are listed at `Reason` in `duplane/fabric/errors.py`.

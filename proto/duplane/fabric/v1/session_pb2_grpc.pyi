@@ -43,12 +43,12 @@ class SessionServiceStub:
     every unit that was not dropped, in order, and `closed` last. Half-closing or cancelling the
     call ends the session. In every case the slot is freed after its cleanup.
 
-    A unit that cannot be used is answered by `failed`, and the session continues.
+    A unit that the worker cannot use is answered by `failed`. The session continues.
 
     Between `opened` and the first unit, a client can rebuild the conversation of a session that
-    ran on another worker. It sends `rebuild` messages with all past units, in order, and waits for
-    the `rebuilt` of each before it sends the next message. Until it has the answer to the message
-    with `is_last`, it may send only `rebuild` and `close`.
+    ran on another worker. The client sends `rebuild` messages with all past units, in order. It
+    waits for the `rebuilt` that answers a message before it sends the next message. Until it has
+    the answer to the message with `is_last`, it may send only `rebuild` and `close`.
 
     Errors that end the call: UNAUTHENTICATED / LEASE_FORGED; FAILED_PRECONDITION / LEASE_STALE,
     LEASE_EXPIRED, WRONG_WORKER, WRONG_EPOCH, SLOT_OCCUPIED or KIND_NOT_SERVED; UNAVAILABLE /
@@ -80,12 +80,12 @@ class SessionServiceAsyncStub(SessionServiceStub):
     every unit that was not dropped, in order, and `closed` last. Half-closing or cancelling the
     call ends the session. In every case the slot is freed after its cleanup.
 
-    A unit that cannot be used is answered by `failed`, and the session continues.
+    A unit that the worker cannot use is answered by `failed`. The session continues.
 
     Between `opened` and the first unit, a client can rebuild the conversation of a session that
-    ran on another worker. It sends `rebuild` messages with all past units, in order, and waits for
-    the `rebuilt` of each before it sends the next message. Until it has the answer to the message
-    with `is_last`, it may send only `rebuild` and `close`.
+    ran on another worker. The client sends `rebuild` messages with all past units, in order. It
+    waits for the `rebuilt` that answers a message before it sends the next message. Until it has
+    the answer to the message with `is_last`, it may send only `rebuild` and `close`.
 
     Errors that end the call: UNAUTHENTICATED / LEASE_FORGED; FAILED_PRECONDITION / LEASE_STALE,
     LEASE_EXPIRED, WRONG_WORKER, WRONG_EPOCH, SLOT_OCCUPIED or KIND_NOT_SERVED; UNAVAILABLE /
@@ -120,12 +120,12 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         every unit that was not dropped, in order, and `closed` last. Half-closing or cancelling the
         call ends the session. In every case the slot is freed after its cleanup.
 
-        A unit that cannot be used is answered by `failed`, and the session continues.
+        A unit that the worker cannot use is answered by `failed`. The session continues.
 
         Between `opened` and the first unit, a client can rebuild the conversation of a session that
-        ran on another worker. It sends `rebuild` messages with all past units, in order, and waits for
-        the `rebuilt` of each before it sends the next message. Until it has the answer to the message
-        with `is_last`, it may send only `rebuild` and `close`.
+        ran on another worker. The client sends `rebuild` messages with all past units, in order. It
+        waits for the `rebuilt` that answers a message before it sends the next message. Until it has
+        the answer to the message with `is_last`, it may send only `rebuild` and `close`.
 
         Errors that end the call: UNAUTHENTICATED / LEASE_FORGED; FAILED_PRECONDITION / LEASE_STALE,
         LEASE_EXPIRED, WRONG_WORKER, WRONG_EPOCH, SLOT_OCCUPIED or KIND_NOT_SERVED; UNAVAILABLE /
