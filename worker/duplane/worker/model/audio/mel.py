@@ -123,8 +123,8 @@ class MelStream(nn.Module):
     def __init__(self, mel_bins: int, slot_count: int, device: str | torch.device = "cpu") -> None:
         super().__init__()
         self.log_mel = LogMel(mel_bins, device)
-        # One row per slot. In it, the last consumed unit ends at `_begins[slot]`; the samples that
-        # are not consumed yet follow, up to `_ends[slot]`.
+        # The samples of each slot are in one row. The last consumed unit ends at
+        # `_begins[slot]`. The samples that are not consumed yet follow, up to `_ends[slot]`.
         self._input = np.zeros((slot_count, FIRST_UNIT_SAMPLES + BACKLOG_SAMPLES), np.float32)
         self._begins = [0] * slot_count
         self._ends = [0] * slot_count
@@ -217,7 +217,7 @@ class MelStream(nn.Module):
     def _store(self, slots: Sequence[int], rows: Tensor, starts: Tensor) -> None:
         """Append the consumed units to the histories on the device, in one transfer.
 
-        A shorter unit is padded with silence, which the next unit overwrites.
+        All units are padded to the longest with silence, which the next unit of a slot overwrites.
         """
         width = max(self._taken[slot] for slot in slots)
         units = np.zeros((len(slots), width), np.float32)
@@ -254,7 +254,7 @@ class MelStream(nn.Module):
         peaks[-frames:] = 0.0
         self._lengths[slot] -= DROPPED_SAMPLES
 
-        # The first frames now contain the reflected start of the history, so they are recomputed.
+        # The first frames now contain the reflected start of the history, so their peaks change.
         rows = upload([slot], samples.device)
         start = torch.zeros_like(rows)
         length = torch.full_like(rows, self._lengths[slot])

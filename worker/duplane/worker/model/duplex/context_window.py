@@ -28,11 +28,11 @@ PREVIOUS_MARK = "\n\nprevious: "
 class Window:
     """The rows of one conversation's context, part by part.
 
-    `head_rows` is the number of rows of the prompt before `previous`; `tail` holds the prompt's ids
-    after it. `previous` is empty, or the marker and the text of dropped units. `units` are the
-    units in the context, oldest first. `preserved_rows` is the number of rows before the first
-    unit. `spare_rows` is the number of rows reserved for the marker, which is added to the context
-    with the first dropped text.
+    `head_rows` is the number of rows of the prompt before `previous`; `tail` holds the ids of the
+    prompt after `previous`. `previous` is empty, or the marker and the text of dropped units.
+    `units` are the units in the context, oldest first. `preserved_rows` is the number of rows
+    before the first unit. `spare_rows` is the number of rows reserved for the marker, which is
+    added to the context with the first dropped text.
     """
 
     rules: WindowRules
@@ -60,7 +60,7 @@ class Window:
         return self.preserved_rows + sum(unit.row_count for unit in self.units)
 
     def slide(self, limit: int = sys.maxsize) -> Slide | None:
-        """Drop old units until the rules and `limit` rows are kept; return the context's change.
+        """Drop old units as the rules and a `limit` of rows demand. Return the change of context.
 
         Returns None if there is nothing to drop or the window is off. The kept text of dropped
         units needs rows too, so the context may still exceed `limit`. Then call this again.

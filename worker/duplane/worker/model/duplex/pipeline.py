@@ -1,6 +1,6 @@
 """Runs the stages of units in their order: accept, encode, prefill, generate text, speak.
 
-One unit of each of several conversations runs together. If a stage raises an error,
+Units of several conversations, one of each, run together. If a stage raises an error,
 `batch_isolation` ends only the conversations that cause it. Later, `DuplexModel.settle` completes
 the units with `Pipeline.apply`. Source: class `DuplexCapability` of
 `MiniCPMO45/modeling_minicpmo_unified.py` in OpenBMB/MiniCPM-o-Demo@28b60cf.
@@ -218,7 +218,7 @@ class Pipeline:
                 self._probe.chosen(unit.slot, logits[row], token)
 
     def _feed_ids(self, units: Sequence[RunningUnit]) -> Tensor:
-        """Feed the next id of each unit; return the logits [units, ids] that follow from it."""
+        """Feed the next id of each unit. Return the logits [units, ids] after these ids."""
         ids = [unit.next_id for unit in units if unit.next_id is not None]
         counts = [(unit.slot, 1) for unit in units]
         hidden, logits = self._llm.feed(counts, self._llm.embed(ids))
@@ -260,7 +260,7 @@ class Pipeline:
         )
 
     def apply(self, slides: Sequence[tuple[RunningUnit, Slide | None]]) -> float:
-        """Feed pending ids of units, then move context rows (`Slide`). Return the seconds."""
+        """Feed pending ids of units, then move context rows (`Slide`). Return the seconds taken."""
         watch = Stopwatch(self._device)
         units = [unit for unit, _ in slides]
         run_stage("settle", units, self._feed_pending, cache=self._llm.cache)

@@ -80,7 +80,7 @@ class Tokens:
         return found
 
     def id_or_unknown(self, entry: str) -> int:
-        """Return the id of an entry of the vocabulary, or of the unknown token."""
+        """Return the id of an entry of the vocabulary, or the id of the unknown token."""
         found = self._tokenizer.token_to_id(entry)
         return self.unknown if found is None else found
 

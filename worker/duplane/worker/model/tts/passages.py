@@ -73,7 +73,7 @@ class SpeechStream:
         self.earlier, self.passage = self.passage, Passage(condition)
 
     def accept(self, drawn: list[int], end: int) -> list[int]:
-        """Record the tokens drawn for the passage. Return them without the end of speech."""
+        """Record the tokens drawn for the passage. Return them without the end-of-speech token."""
         has_ended = drawn[-1] == end
         tokens = drawn[:-1] if has_ended else drawn
         if self.passage is not None:

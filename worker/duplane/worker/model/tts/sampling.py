@@ -66,7 +66,7 @@ class SpeechRequest:
 
 
 def penalise(scores: Tensor, tokens: Tensor, is_counted: Tensor) -> Tensor:
-    """Make ids less likely in `scores` [rows, ids], the more often they occur in `tokens`.
+    """Lower the `scores` [rows, ids] of ids once for each of their occurrences in `tokens`.
 
     For each occurrence, a positive score is divided by the penalty; a negative score is multiplied
     by it. `tokens` are [rows, n]; `is_counted` [n] or [rows, n] is False for tokens to ignore.

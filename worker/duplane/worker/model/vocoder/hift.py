@@ -181,7 +181,7 @@ class F0Predictor(nn.Module):
         self.classifier = nn.Linear(width, 1)
 
     def forward(self, mel: Tensor, frames: Tensor | None = None) -> Tensor:
-        """Map `[batch, mel, frames]` to `[batch, frames]`; 0 after the first `frames` of a row."""
+        """Map `[batch, mel, frames]` to `[batch, frames]`, with 0 where a row is padding."""
         mask = valid(frames, mel.shape[2])
         for layer in self.condnet:
             mel = masked(layer(mel), mask)
@@ -270,7 +270,8 @@ class HiFT(nn.Module):
     def source(self, mel: Tensor, noise: Tensor | None, frames: Tensor | None = None) -> Tensor:
         """Map mel `[batch, mel, frames]` to its source signal `[batch, samples]`.
 
-        `frames` [batch] is the number of frames of each row; zeros follow. None means all frames.
+        `frames` [batch] is the number of frames of each row, after which the row is zero. If it is
+        None, all frames of all rows are used.
         The samples after the end of a row have no meaning.
         """
         return self.m_source(self.f0_predictor(mel, frames), noise)

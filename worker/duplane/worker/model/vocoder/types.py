@@ -25,7 +25,8 @@ class VocoderOptions:
     `max_prompt_frames` is the longest voice prompt, in mel frames of 20 ms. `silence_token_id` is
     the speech token of silence in the released model. `cached_voices` is the number of voices whose
     prompts are cached, for all slots together. `noise` `[columns, mel]` is the solver's noise
-    table; None draws it from a fixed seed. `has_source_noise` adds noise to the source of HiFT.
+    table. If it is None, the table is drawn from a fixed seed. `has_source_noise` adds noise to the
+    source of HiFT.
     """
 
     steps: int = 5

@@ -121,7 +121,7 @@ def load_prompt_voice(checkpoint: Path) -> FloatArray | None:
 
 
 def load_vocoder_voice(directory: Path) -> VocoderVoice | None:
-    """Load the vocoder's built-in voice from voice.safetensors; None if there is no such file."""
+    """Load the vocoder's built-in voice from voice.safetensors, or return None without it."""
     path = directory / VOCODER_VOICE
     if not path.exists():
         return None
@@ -160,7 +160,7 @@ class VoiceNetworks:
 
     @classmethod
     def load(cls, folder: Path, *, max_tokens: int) -> VoiceNetworks | None:
-        """Load both networks; None if the folder lacks one of them."""
+        """Load both networks, or return None if the folder lacks one of them."""
         if not has_networks(folder):
             return None
         return cls(folder / TOKENIZER_FILE, folder / SPEAKER_FILE, max_tokens=max_tokens)
