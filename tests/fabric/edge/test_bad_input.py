@@ -80,7 +80,7 @@ async def test_a_megabyte_of_instructions_is_refused_and_the_session_goes_on() -
 
 
 def nested(depth: int) -> bytes:
-    """Return an event with lists and objects nested to this depth."""
+    """Return an event whose objects and lists are nested `depth` levels deep."""
     lists = b"[" * (depth - 2) + b"]" * (depth - 2)
     return b'{"type":"session.update","session":{"instructions":"x","temperature":' + lists + b"}}"
 

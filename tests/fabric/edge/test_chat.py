@@ -110,7 +110,7 @@ async def test_histories_may_be_longer_than_units(path: str) -> None:
             await send(client, {**ASK, "x": "x" * 100_000})
         async with asyncio.timeout(WITHIN_S):
             await client.wait_closed()
-        # In D the edge may have sent the answer before it read this message.
+        # In dialect D, the edge may answer the first message and close before it reads the second.
         assert client.close_code in ((1009,) if path == CHAT else (1000, 1009))
 
 

@@ -24,7 +24,7 @@ CLIENTS = {
 
 
 def speak(unit: session_pb2.Unit) -> Sequence[session_pb2.ConverseResponse]:
-    """Act as the worker: answer the second and third unit with a word each, listen to others."""
+    """Answer the second and third unit with a word each, and listen to all other units."""
     delta = session_pb2.Delta(sequence=unit.sequence, listen=session_pb2.Listen())
     if word := WORDS[unit.sequence]:
         delta = session_pb2.Delta(

@@ -108,7 +108,7 @@ async def test_connections_are_counted_while_they_are_open_and_when_they_are_cut
             await begin(client)
             assert read(registry).value("duplane_connections") == 1
             async with edge.connect() as second:
-                # The connection may be cut before the answer, or during it.
+                # The edge may cut this connection before its answer or during the answer.
                 with contextlib.suppress(OSError):
                     await edge.get("/health")
                 await second.close()

@@ -1,4 +1,4 @@
-"""An error names its field once, with the whole path, even if the worker's message names it."""
+"""An error names its field once, with the whole path, even if the worker's message does so, too."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Runner:
 
 
 class Fabric:
-    """The health checks of workers: each gets the next answer; the last answer is repeated."""
+    """Answers health checks of workers with `answers` in order, then repeats the last answer."""
 
     def __init__(self, *answers: bool | Exception) -> None:
         self.check_count = 0
@@ -65,7 +65,7 @@ class Fabric:
 
 @contextlib.asynccontextmanager
 async def watching(fabric: Fabric, *runners: Runner) -> AsyncGenerator[None]:
-    """Watch during the body of the `with`; a session is overdue after 20 ms."""
+    """Run a `HangWatch` during the body of the `with`; a session is overdue after 20 ms."""
     watch = HangWatch(lambda: cast("Any", runners), cast("Any", fabric), 0.02)
     task = asyncio.create_task(watch.run())
     try:
@@ -108,7 +108,7 @@ async def test_watch_goes_on_after_an_error(caplog: pytest.LogCaptureFixture) ->
 async def test_sessions_are_not_overdue_if_this_process_had_no_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Answers may have come meanwhile; they are handled before the next look."""
+    """Answers may have arrived in this time; the edge handles them before the next check."""
     clock_s, looked = itertools.count(0.0, 60.0), asyncio.Event()
     stalled = SimpleNamespace(monotonic=lambda: looked.set() or next(clock_s))
     runner, fabric = Runner(5.0), Fabric(True)

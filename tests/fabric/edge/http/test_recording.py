@@ -222,7 +222,7 @@ def download(url: str) -> tuple[int, str, bytes]:
 
 
 async def ended(root: Path) -> Path:
-    """Wait until the recorder's thread has written the whole of the only recording."""
+    """Wait until the recorder's thread has completely written the only recording."""
     async with asyncio.timeout(WITHIN_S):
         while True:
             for directory in recordings(root):

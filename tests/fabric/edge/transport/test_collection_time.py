@@ -58,7 +58,7 @@ async def test_next_message_is_read_without_a_wait(
 
 @contextlib.contextmanager
 def _slow_collections() -> Generator[None]:
-    """Let each collection use CPU time as one of a busy edge does."""
+    """Let each collection use as much CPU time as a collection of a busy edge."""
 
     def use_time(phase: str, info: dict[str, int]) -> None:
         del info

@@ -98,7 +98,7 @@ async def test_slots_of_many_that_never_begin_go_round() -> None:
 
 @pytest.fixture(scope="module")
 def long_voice(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a voice of one minute. As an answer it is larger than the buffers of sockets."""
+    """Return a voice of one minute. An answer with it is larger than the buffers of sockets."""
     path = tmp_path_factory.mktemp("voice") / "voice.wav"
     soundfile.write(path, np.zeros(16_000 * 60, "f4"), 16_000)
     return path

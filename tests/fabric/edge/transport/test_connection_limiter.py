@@ -1,4 +1,4 @@
-"""The start of a connection: its first bytes, the size of its head, and its file descriptor."""
+"""The start of a connection: the first bytes, the size of the HTTP head, the file descriptor."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ async def test_websocket_at_a_wrong_path_is_refused() -> None:
 async def test_undecided_connections_end_with_the_edge() -> None:
     async with live_edge() as edge:
         saying = asyncio.ensure_future(said(edge.edge.address, b"GET "))
-        # The edge accepts connections in order, so after an answer it has also accepted `saying`.
+        # The edge accepts connections in order: this answer shows that it has accepted `saying`.
         assert (await edge.get("/health"))[0] == 200
     assert await saying == b""
 

@@ -60,7 +60,8 @@ WORKERS: list[session_pb2.ConverseResponse | session_pb2.ChatResponse] = [
     session_pb2.ChatResponse(delta=session_pb2.ChatDelta(text="x")),
     session_pb2.ChatResponse(done=session_pb2.Done()),
 ]
-# Steps that no client makes. A worker that holds the session may send any message at any time.
+# Steps of workers, the scheduler, the edge and the clock. A worker that has a session may send any
+# message at any time.
 OTHERS = st.one_of(
     st.sampled_from(WORKERS),
     st.just(lease_pb2.Queued(ticket_id="t", position=1)),
@@ -72,7 +73,7 @@ OTHERS = st.one_of(
 
 
 class Watched:
-    """One session; `move` checks every step against the tables."""
+    """Runs one session; `move` checks each step against the tables of the dialect."""
 
     def __init__(self, path: str) -> None:
         self.now = Moment(1000.0, 0)

@@ -15,7 +15,7 @@ PAGE_COUNT = 3
 
 
 class Fabric:
-    """A fabric whose lists have one item on each page. The token of a page is its number."""
+    """A fabric whose lists have one item on each page. A page's token is the page's number."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

@@ -1,4 +1,4 @@
-"""A long base64 string is decoded without the JSON parser. Other messages are read as before."""
+"""A long base64 string is decoded without the JSON parser, which reads all other messages."""
 
 from __future__ import annotations
 

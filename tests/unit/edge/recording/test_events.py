@@ -1,4 +1,4 @@
-"""Recorded events, whose payloads are in files; the names of recordings; consent."""
+"""The events of a recording, the files of their payloads, names of recordings, and consent."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_what_a_reply_says_twice_is_heard_once(tmp_path: Path) -> None:
     session.down(whole)
     session.end()
     model, _ = sound(session.directory / "model.wav")
-    # Silence, then the delta, then the reply without deltas: one second each.
+    # The file has a second of silence, the second of the delta, and that of the reply without deltas.
     assert model.size == 3 * 24_000
 
 
@@ -255,7 +255,7 @@ def test_a_disk_that_fails_midway_leaves_what_was_written(tmp_path: Path) -> Non
 def test_disk_that_is_full_leaves_a_recording_that_is_incomplete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk has no room left, not even to write the meta again."""
+    """The disk has no room left, not even to write the file of the meta data again."""
     session = RecordedSession(RecordingSettings(tmp_path))
     session.up(APPEND)
     session.written()

@@ -82,7 +82,7 @@ def test_what_is_half_deleted_is_deleted(tmp_path: Path) -> None:
 def test_recordings_never_hold_more_than_their_total(
     tmp_path: Path, session_count: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Record sessions of four megabytes, and their mixes, with a limit of three megabytes."""
+    """Each session records four megabytes and a mix, although the limit is three megabytes."""
     settings = RecordingSettings(tmp_path, max_total_bytes=3_000_000)
     clock = HandSetClock()
     recorder = Recorder(settings, clock)

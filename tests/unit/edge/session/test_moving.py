@@ -1,4 +1,4 @@
-"""A conversation that goes on at another worker, without sockets and without a clock."""
+"""Conversations that continue at another worker, tested without sockets and without a clock."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_unanswered_units_are_sent_again_in_their_order(play: Play) -> None:
 
 
 class Storm(Play):
-    """A `Play` whose methods run in random order. `late` are answers of workers that were lost."""
+    """A `Play` whose methods run in random order. `late` has the answers of lost workers."""
 
     def __init__(self) -> None:
         super().__init__(limits=replace(LIMITS, failover_s=1e4))
@@ -104,12 +104,12 @@ class Storm(Play):
         self.say('{"type":"resume"}')
 
     def repeat(self) -> None:
-        """Let a late answer come while no worker has a unit: answers do not name their worker."""
+        """Repeat a late answer while no worker has a unit. An answer does not name its worker."""
         if self.session.requests.oldest_sent is None:
             self.respond(*self.late[-1:])
 
     def move(self) -> None:
-        """Lose the worker. It answers its units nevertheless, but too late."""
+        """Lose the worker. Its answers to its last units arrive after the loss."""
         if left := self.present:
             while (response := left.answer()) is not None:
                 self.late.append(response)

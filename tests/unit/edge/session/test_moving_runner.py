@@ -1,4 +1,4 @@
-"""The runner of a session that moves: the workers that it reports, avoids and counts; its waits."""
+"""The runner of a moving session: the workers that it reports, avoids and counts, and its waits."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ async def test_next_worker_is_left_if_it_hangs_before_it_has_rebuilt(silent: str
 
 @pytest.mark.parametrize("digest", ["m", ""])
 async def test_session_that_cannot_move_waits_for_its_worker(digest: str) -> None:
-    """The journal is too small, or the worker cannot rebuild conversations."""
+    """A session cannot move if its journal is too small or its worker cannot rebuild."""
     clock, worker = HandSetClock(), WorkerDouble(digest)
     limits = replace(Limits(), journal_bytes=40_000 if digest else 1_000_000)
     async with MovedRunner.running(worker, limits=limits, clock=clock) as play:

@@ -1,4 +1,4 @@
-"""The playout of speech: a client with nothing to play within a turn hears a gap."""
+"""The playout of speech: a client that has nothing to play during a turn hears a gap."""
 
 from __future__ import annotations
 

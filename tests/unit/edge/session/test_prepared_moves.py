@@ -386,7 +386,7 @@ def test_slot_that_has_waited_too_long_for_its_turn_is_replaced(play: Play) -> N
 
 
 def close_queue(play: Play) -> None:
-    """Prepare a slot up to the last message, which the next worker does not answer."""
+    """Send all past units to the next worker, which does not answer the last message."""
     play.drain()
     play.claim()
     play.read_next()

@@ -10,7 +10,7 @@ from duplane.edge.transport.rate_limit import RateLimit, cpu_quota, unit_rate
 
 
 def spend_all(pace: RateLimit, due_s: float, now_s: float) -> tuple[int, float]:
-    """Spend until the limit demands a wait. Return the count, and when the next unit is due."""
+    """Spend units until the limit demands a wait; return their count and when the next is due."""
     count = 0
     while due_s <= now_s:
         due_s = now_s + pace.spend(now_s)
