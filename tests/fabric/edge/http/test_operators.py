@@ -91,7 +91,7 @@ async def test_workers_show_a_paused_session_with_its_slot() -> None:
         slots = {slot.session_id: slot for slot in worker.slots}
 
         async def listed() -> tuple[str, dict[str, bool]]:
-            """Report all slots; return the worker's state and which sessions are paused, by `/workers`."""
+            """Report all slots; return the worker's status, and whether each session is paused."""
             await worker.report()
             await operator.until(lambda seen: list(seen.workers["w1"].worker.slots) == worker.slots)
             (row,) = (await edge.get("/workers"))["workers"]

@@ -160,7 +160,7 @@ def test_what_a_reply_says_twice_is_heard_once(tmp_path: Path) -> None:
     session.down(whole)
     session.end()
     model, _ = sound(session.directory / "model.wav")
-    # The file has a second of silence, the second of the delta, and that of the reply without deltas.
+    # One second of silence, one of the delta, and one of the reply without deltas.
     assert model.size == 3 * 24_000
 
 
