@@ -91,7 +91,11 @@ class _Worker:
         self._counts = counts
         self._sessions: dict[int, str] = {}  # lease ids by slot
         self._admission = Admission(self._register.worker_id, slot_count, [_KIND])
-        attached = AttachedWorker(self._admission, self._registration, self._report, _no_session)
+        attached = AttachedWorker(
+            *(self._admission, self._registration, self._report),
+            end_session=_no_session,
+            drain=lambda: None,  # nobody drains these workers
+        )
         self._loop = AttachLoop(schedulers, attached)
         self._admission.on_change = self._loop.report_soon
         self.run = self._loop.run
