@@ -58,7 +58,7 @@ def no_waits() -> Iterator[None]:
 
 
 def _set_sync_debug_mode(mode: str) -> None:
-    """Set the mode without torch's warning that the mode is a prototype."""
+    """Set torch's mode of finding waits, without the warning that this mode is a prototype."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.cuda.set_sync_debug_mode(mode)

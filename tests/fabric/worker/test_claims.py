@@ -129,7 +129,7 @@ async def test_worker_says_once_that_it_drains() -> None:
 
 
 async def test_a_grant_outlives_a_new_registration() -> None:
-    """The stream breaks between grant and claim, but the grant stays valid."""
+    """The attach stream breaks between a grant and its claim, but the grant stays valid."""
     async with running_worker() as rig:
         granted = rig.grant()
         await rig.scheduler.stop()

@@ -1,4 +1,4 @@
-"""Preparation outside the device thread: it stops with its session and delays no other session."""
+"""Chats are prepared outside the device thread. This ends with the session and delays no other."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Workshop:
 
 @contextlib.asynccontextmanager
 async def asked(rig: Rig, slot: int, message_count: int) -> AsyncGenerator[asyncio.Task[int]]:
-    """Run a client that starts a chat; yield the task that counts its responses.
+    """Run a client that starts a chat, and yield the task that counts its responses.
 
-    Then disconnect.
+    The client disconnects at the end of the `with`.
     """
     granted = rig.grant(slot, kind=lease_pb2.SESSION_KIND_CHAT)
     request = session_pb2.ChatRequest(messages=[WORD] * message_count)

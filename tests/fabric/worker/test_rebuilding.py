@@ -26,7 +26,7 @@ DIGEST = "scripted-0"
 
 
 def context(unit_count: int) -> int:
-    """Return the number of tokens after so many units."""
+    """Return the number of tokens in the context after `unit_count` units."""
     return PROMPT_TOKENS + unit_count * UNIT_TOKENS
 
 
@@ -83,7 +83,7 @@ async def test_conversation_goes_on_where_it_was_on_another_worker() -> None:
 
 
 async def test_units_come_in_several_messages_and_none_is_dropped() -> None:
-    """There are far more units than the inbox or the outbox has room for."""
+    """There are far more past units than the inbox or the outbox has room for."""
     seen: list[int] = []
 
     async with running_worker() as rig, rig.opened(settings=SEEDED) as client:
@@ -106,7 +106,7 @@ async def test_units_come_in_several_messages_and_none_is_dropped() -> None:
 
 
 async def test_only_a_few_units_with_decoded_pictures_wait_to_be_rebuilt() -> None:
-    """The speech is repeated only once, after the last unit of the message."""
+    """A rebuild repeats the speech only once, after the last unit of the message."""
     most = SessionLimits().inbox_unit_count
     decoded: list[int] = []
     taken: list[int] = []
@@ -336,7 +336,7 @@ async def test_session_that_ends_while_it_is_rebuilt_leaves_a_clean_slot() -> No
 async def test_neighbours_wait_for_one_share_of_the_work_per_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Between two calls, units of other conversations run."""
+    """Between two calls of `rebuild`, units of other conversations run."""
     model = ScriptedModel(slot_count=3)
     calls: list[int] = []
     waiting = asyncio.Semaphore(0)  # conversations that wait to be rebuilt

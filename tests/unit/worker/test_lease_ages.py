@@ -1,4 +1,4 @@
-"""Ages of leases are computed from fencing numbers; histories with known times check them."""
+"""Ages of leases, computed from fencing numbers and compared with histories of known times."""
 
 from __future__ import annotations
 

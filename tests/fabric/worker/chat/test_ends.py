@@ -105,7 +105,7 @@ async def test_a_chat_on_a_worker_that_stops_ends() -> None:
 
 
 async def test_units_of_a_duplex_session_run_between_the_steps_of_a_chat() -> None:
-    """Between two units, the chats run at most one step."""
+    """Between two units of the duplex session, the chat runs at most one step."""
     model = ScriptedModel(slot_count=2)
     model.on_chat = endless
     async with (

@@ -1,4 +1,4 @@
-"""The inbox: it is bounded, drops the oldest units, counts drops, keeps interruptions and order."""
+"""The inbox is bounded, drops the oldest units, counts drops, and keeps interruptions and order."""
 
 from __future__ import annotations
 

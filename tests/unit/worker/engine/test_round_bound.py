@@ -1,4 +1,4 @@
-"""The longest wait of a unit, by a simulated clock: rounds of the device thread in virtual time."""
+"""The longest wait of a unit, in rounds of the device thread on a simulated clock."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ SLOTS = 40
 PICTURES = {0: 40, 1: 3, 2: 1}
 CHAT, REBUILDING, NEW = 30, 31, range(32, SLOTS)
 SECOND_OF_SOUND = np.zeros(16_000, np.float32)
-# What one round may take: see the docstring of `batching`.
+# The longest time of a round's units, and of a round: see the docstring of `batching`.
 UNITS_S = (SLOTS * AUDIO_ROWS + ROWS_PER_ROUND) * ROW_S
 ROUND_S = UNITS_S + (ROWS_PER_ROUND + 2 * SHARE_ROWS) * ROW_S + VOICE_S
 
 
 class TimedModel(ScriptedModel):
-    """A model and device whose time passes with the rows that it feeds."""
+    """A model and device on a simulated clock, which advances by `ROW_S` with each fed row."""
 
     def __init__(self) -> None:
         super().__init__(SLOTS)
@@ -109,7 +109,7 @@ class TimedModel(ScriptedModel):
 
 
 def arrivals(draw: random.Random) -> list[Unit]:
-    """Return a unit per second for each conversation, at a random phase, in order of arrival."""
+    """Return one unit per second and conversation, each at a random time, in order of arrival."""
     due = sorted((n + draw.random(), slot) for slot in range(CHAT) for n in range(2, SECONDS))
     return [
         Unit(
@@ -128,7 +128,7 @@ def ignore(event: Event) -> None: ...
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_no_unit_waits_longer_than_the_stated_bound(seed: int) -> None:
-    """Conversations open, see and rebuild beside others, and a chat runs in every round."""
+    """Conversations open, get pictures or are rebuilt beside others. A chat runs in every round."""
     draw, model = random.Random(seed), TimedModel()
     thread = DeviceThread(
         model, memory_tolerance_bytes=1, inbox_unit_count=8, rows_per_round=ROWS_PER_ROUND

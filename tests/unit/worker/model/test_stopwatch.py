@@ -26,7 +26,7 @@ class Clock:
         self.device_free_s = max(self.device_free_s, self.now_s) + seconds
 
     def wait(self) -> None:
-        """Let the host read a result of the device."""
+        """Let the host wait until the device has done its queued work."""
         self.now_s = max(self.now_s, self.device_free_s)
 
 
@@ -35,7 +35,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
 
     class Event:
-        """An event in the stream, which the device reaches after the work before it."""
+        """An event of the stream, reached when the work queued before the event is done."""
 
         def __init__(self, *, enable_timing: bool) -> None:
             assert enable_timing

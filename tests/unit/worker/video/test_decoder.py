@@ -60,7 +60,7 @@ def test_every_second_is_a_picture_and_its_sound(kind: str) -> None:
     samples = sounds(pieces)
     assert [len(sound) for sound in samples] == [16_000, 16_000, 9_600]
     assert all(sound.dtype == np.float32 for sound in samples)
-    # A tone of 440 Hz, as loud as each channel of the file.
+    # The sound is a tone of 440 Hz, as loud as in each channel of the file.
     spectrum = np.abs(np.fft.rfft(samples[1]))
     assert spectrum.argmax() == 440
     assert np.abs(samples[1]).max() == pytest.approx(0.3, abs=0.05)

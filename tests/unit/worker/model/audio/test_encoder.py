@@ -90,13 +90,13 @@ def test_a_run_of_units_gives_the_same_embeddings_and_cache_in_fewer_passes() ->
         found.append(together.encode_run(1, features))
     torch.testing.assert_close(torch.cat(found), alone, atol=1e-5, rtol=0)
     assert together.cache_length(1) == one_by_one.cache_length(1) == 150
-    # When the cache starts again, it overwrites only the columns that it needs. The columns behind
-    # its length still have the values of earlier units, and these must be equal too.
+    # When the cache starts again, it overwrites only the columns that it needs. The columns beyond
+    # its length keep the values of earlier units, which must also be equal.
     torch.testing.assert_close(together.cache, one_by_one.cache, atol=1e-5, rtol=0)
 
 
 class LargestResult(TorchDispatchMode):
-    """Records the size of the largest tensor that an operation allocates, without views."""
+    """Records the size of the largest tensor that any operation allocates. Views do not count."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ def test_half_precision_is_close_to_float32(dtype: torch.dtype) -> None:
 
 def test_the_first_seconds_of_a_clip_do_not_depend_on_later_ones() -> None:
     encoder, clip = build(), noise(5, 48000)
-    # A loud sample in the shared part keeps the normalisation of both clips the same.
+    # Both clips begin with the same loudest sample, so their normalisation is the same.
     clip[0] = 1.0
     other = clip.copy()
     other[33000:] = noise(6, 15000) * 0.5

@@ -22,7 +22,7 @@ CONTEXT = WindowRules(WindowMode.CONTEXT, context_max_units=2, context_previous_
 
 
 def window(rules: WindowRules, *units: tuple[int, ...] | None, rows: int = 13) -> Window:
-    """Return a window over units. A unit is given as None for listening, or as the spoken ids."""
+    """Return a window over units. Each unit has its spoken ids, or None if the model listens."""
     found = Window(rules, TOKENS, HEAD_ROWS, TAIL)
     for number, ids in enumerate(units):
         found.units.append(UnitRecord(number, rows, ids is None, ids or ()))

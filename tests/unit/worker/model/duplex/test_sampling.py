@@ -33,7 +33,7 @@ class Listed:
 
 
 class Sampling:
-    """The sampling of conversations, one for each of the given options."""
+    """The sampling of several conversations, one for each element of `options`."""
 
     def __init__(self, *options: ConversationOptions) -> None:
         self.all = DuplexSampling(TOKENS, VOCABULARY, len(options), torch.device("cpu"))

@@ -121,7 +121,7 @@ def test_a_forced_listen_closes_the_open_turn_first() -> None:
 
 
 def test_recorded_choices_give_the_same_unit_and_turn() -> None:
-    """Random choices: `retraced` must end in the state in which `advance` ended."""
+    """For random choices, `retraced` must reach the same state as `advance`."""
     numbers = random.Random(5)
     words = [TOKENS.encode(text)[0] for text in (" last", " a", "ing", " the")]
     choices = [*words * 2, TOKENS.listen, TOKENS.speak, TOKENS.turn_eos, TOKENS.eos, None]

@@ -29,7 +29,7 @@ def test_filtering_keeps_the_nucleus_of_the_top_k(
             break
         expected.add(token)
         total += share
-    # If a sum is within rounding of top_p, one id more or less may be kept.
+    # If a sum equals top_p up to rounding, the filter may keep one id more or one id less.
     assert len(expected ^ set(kept.nonzero().flatten().tolist())) <= 1
 
 

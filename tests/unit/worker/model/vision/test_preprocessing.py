@@ -49,7 +49,7 @@ def chunk(name: bytes, content: bytes) -> bytes:
 
 
 def png_of_size(width: int, height: int) -> bytes:
-    """Build a PNG whose header claims a size and whose data is almost empty."""
+    """Build a PNG whose header states this size, but whose data is almost empty."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(b"\0")), chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)

@@ -33,7 +33,7 @@ def apply(columns: list[str], moves: Moves) -> None:
 
 
 def fresh(count: int, capacity: int) -> list[str]:
-    """Return cache columns with a prompt of `count` entries that ends at `capacity`."""
+    """Return cache columns whose prompt of `count` entries ends at column `capacity`."""
     return ["?"] * (capacity - count) + [f"p{n}" for n in range(count)] + ["?"] * 60
 
 
