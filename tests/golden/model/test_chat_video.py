@@ -25,7 +25,7 @@ from duplane.worker.model.chat.types import (
 from duplane.worker.model.model import DuplexModel
 from duplane.worker.model.types import DecodeMode
 from duplane.worker.video.bounds import VideoBounds
-from duplane.worker.video.decoder import decode
+from duplane.worker.video.decoder import decode_video
 
 Decoded = list[Image.Image | np.ndarray]
 BEFORE, AFTER = "What happens here?", "Say it in one word."
@@ -34,7 +34,7 @@ BEFORE, AFTER = "What happens here?", "Say it in one word."
 @pytest.fixture(scope="module", params=[1, 3], ids=["plain", "stacked"])
 def decoded(request: pytest.FixtureRequest) -> Decoded:
     bounds = VideoBounds(request.param, 60, 1 << 20, 1 << 32, 60)
-    return list(decode(io.BytesIO(make_video(2.3, size=(96, 64))), bounds))
+    return list(decode_video(io.BytesIO(make_video(2.3, size=(96, 64))), bounds))
 
 
 def video(model: DuplexModel, decoded: Decoded) -> ChatVideo:
