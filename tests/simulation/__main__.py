@@ -13,7 +13,7 @@ from simulation.runs import failure_of, simulate
 
 
 def collect_rarely() -> None:
-    """Let the garbage collector ignore all objects so far, and examine later objects less often."""
+    """Let the garbage collector ignore all present objects and examine later objects less often."""
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
 

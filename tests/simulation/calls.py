@@ -23,7 +23,7 @@ _BOOT_MS = 1_700_000_000_000
 
 
 class Chance(random.Random):
-    """Random choices without faults: no message is lost, and each has the shortest delay."""
+    """Random numbers that cause no fault: no message is lost, and each has the shortest delay."""
 
     def random(self) -> float:
         return 0.5

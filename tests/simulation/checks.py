@@ -1,4 +1,4 @@
-"""Checks the laws of a simulated fabric after every step. The laws must hold with any fault."""
+"""Checks the laws of a simulated fabric after every step. The laws must hold despite all faults."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class View:
         self.live: dict[SlotKey, Grant] = {}
         self.highest = highest  # highest fencing numbers
         self.max_overtaken = max_overtaken
-        # For each waiting ticket's order: number of later tickets granted.
+        # How many later tickets got a slot first, by the order number of the ticket that waits.
         self.overtaken: Counter[int] = Counter()
 
 
@@ -59,7 +59,7 @@ class Laws:
         self.broken: BrokenLawError | None = None
         self.grant_count = 0
         self.history: list[str] = []  # the kind of every change, in order
-        # The highest fencing numbers, kept over restarts of the scheduler if there is only one.
+        # The highest fencing number of each slot, used if one scheduler, which may restart, is alone.
         self._highest: dict[SlotKey, int] = {}
         self._leases: dict[tuple[SlotKey, int], str] = {}  # lease ids, by slot and fencing number
         self._sessions: dict[SlotKey, int] = {}
@@ -91,11 +91,11 @@ class Laws:
         self._seen[key] = max(number, self._seen.get(key, 0))
 
     def slot_cleaned(self, worker_id: str, slot: int) -> None:
-        """Record that a slot is clean, or that its process has died."""
+        """Record that a slot is clean, or that the process of its worker has died."""
         self._sessions.pop((worker_id, slot), None)
 
     def position_shown(self, before: int | None, after: int) -> None:
-        """Check two positions that one scheduler showed for one ticket."""
+        """Check that a ticket's position has not grown between two messages of one scheduler."""
         self._noted(require, before is None or after <= before, "a position has grown")
 
     def place_shown(self, before: str, after: str) -> None:
@@ -128,7 +128,7 @@ class Laws:
         return lambda message: self._noted(check, message)
 
     def left(self, state: SchedulerState, waiters: Waiters) -> str:
-        """Return which data a scheduler holds for callers that have gone; an empty text if none."""
+        """Return what a scheduler still holds for callers that have gone, as a text that may be empty."""
         held = {
             "tickets": state.tickets,
             "grants": state.grants,
@@ -188,7 +188,7 @@ class Laws:
                 require(is_rare, "a ticket was overtaken")
 
     def _check_request(self, ticket: Ticket, view: View, grant_count: int) -> None:
-        """Check the number of a request's grants; callers may repeat requests."""
+        """Check that a request has `grant_count` grants, even if its caller has repeated it."""
         request_id = ticket.request.request_id
         tickets = (grant.ticket for grant in view.live.values())
         served = [one for one in tickets if one and one.request.request_id == request_id]

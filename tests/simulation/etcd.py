@@ -174,7 +174,7 @@ class SimulatedClient:
     def __init__(self, etcd: SimulatedEtcd, chance: random.Random) -> None:
         self.etcd = etcd
         self.chance = chance
-        # Share of delayed watch batches; also the share of slow transactions.
+        # This share of the watch batches is delayed, and this share of the transactions is slow.
         self.hang_share = chance.choice(_HANG_SHARES)
         self.lost_share = chance.choice(_LOST_SHARES)
         self._cut_until = 0.0

@@ -82,7 +82,7 @@ class SimulatedFabric:
             await asyncio.sleep(1)
 
     def _left(self) -> str:
-        """Return a text about what ended sessions have left behind; empty if nothing is left."""
+        """Return what ended sessions have left behind, as a text that may be empty."""
         left = [self.laws.left(one.state, one.waiters) for one in self.running]
         if any(left):
             return next(filter(None, left))

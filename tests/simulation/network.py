@@ -33,7 +33,7 @@ class Call:
         serve: Callable[[Any], Coroutine[Any, Any, None]],
         on_end: Callable[[], object] = lambda: None,
     ) -> None:
-        """Run the server's method with this object as its context; at its end call `on_end`."""
+        """Run the server's method with this object as its context; call `on_end` when it ends."""
         self._serving = asyncio.create_task(self._serve(serve))
         self._serving.add_done_callback(lambda _: on_end())
 
@@ -50,12 +50,12 @@ class Call:
             self._to_client.put_nowait(end)
 
     def cut(self) -> None:
-        """Break the connection. Both ends detect it immediately."""
+        """Break the connection. Both ends detect the break immediately."""
         if not self._is_half_open:
             self.end()
 
     def half_cut(self, notice_s: float) -> None:
-        """Break the connection. The client detects it immediately, the server after `notice_s`."""
+        """Break the connection. The client detects this immediately, the server after `notice_s`."""
         self._is_half_open = True
         self._to_client.put_nowait(CallError("UNAVAILABLE", "half cut"))
         asyncio.get_running_loop().call_later(notice_s, self.end)

@@ -11,7 +11,7 @@ Answer = TypeVar("Answer")
 
 
 class DeadlockError(Exception):
-    """All tasks wait, and no timer is left to wake one."""
+    """Raised if all tasks wait and no timer is left that could wake one of them."""
 
 
 class _JumpingSelector(selectors.DefaultSelector):
@@ -27,7 +27,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Its time starts at 0 and passes only while every task waits for a timer."""
+    """The time of this loop starts at 0 and passes only while every task waits for a timer."""
 
     def __init__(self) -> None:
         self._clock = _JumpingSelector()

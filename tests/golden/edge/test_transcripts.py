@@ -19,7 +19,7 @@ from duplane.edge.recording.settings import RecordingSettings
 
 TRANSCRIPTS = {transcript.name: transcript for transcript in all_transcripts()}
 
-# Only a client that does not read is closed for this reason: see tests/fabric.
+# Only clients that do not read are closed for this reason. Tests in tests/fabric cause it.
 UNWRITTEN_ENDS = {CloseReason.TOO_SLOW}
 
 

@@ -1,4 +1,4 @@
-"""If a stage fails for one conversation, this one ends; the results of others do not change."""
+"""If a stage fails for one conversation, only this conversation ends; no other result changes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ STAGES: dict[str, Place] = {
 
 
 class FailAt(TorchDispatchMode):
-    """Counts operations, and raises an error in place of the operation with this number."""
+    """Counts operations, and raises an error in place of the operation with a given number."""
 
     def __init__(self, number: float, error: Exception) -> None:
         super().__init__()

@@ -82,7 +82,7 @@ def unit(slot: int, number: int) -> Unit:
 def converse(model: DuplexModel, seconds: int = 7) -> list[Any]:
     """Run four conversations with all kinds of context window.
 
-    Each sends nothing in some seconds.
+    In some seconds, a conversation has no unit.
     """
     said: list[Any] = []
     options = (GREEDY, SAMPLED, BASIC, CONTEXT)
@@ -148,7 +148,7 @@ def answer(model: DuplexModel, slots: Sequence[int]) -> list[Any]:
 
 
 def take_turns(model: DuplexModel) -> list[Any]:
-    """Run a half-duplex conversation with speech, which is so long that its window drops rounds."""
+    """Run a half-duplex conversation with speech that lasts until its window drops rounds."""
     options = ChatOptions(
         decode_mode=DecodeMode.GREEDY, max_new_tokens=8, seed=0, generate_audio=True
     )

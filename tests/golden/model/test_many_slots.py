@@ -1,4 +1,4 @@
-"""Conversations in any of 64 slots, in any order and company, have the same results."""
+"""A conversation has the same results in any of 64 slots, in any order and beside any others."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_a_conversation_may_begin_with_frames_alone(model: DuplexModel) -> None:
 
 
 def test_pictures_can_be_fed_ahead_of_their_unit(model: DuplexModel) -> None:
-    """The results are the same, and no part has more rows than it may have."""
+    """The results are the same as in one part, and no part has more rows than its limit."""
     for slot in range(2):
         model.open(slot, GREEDY)
         one(model, unit(slot, 1))

@@ -46,7 +46,7 @@ WINDOW = replace(SAMPLED, sliding_window_mode=WindowMode.BASIC, seed=11)
 
 @dataclass(frozen=True)
 class Script:
-    """A conversation of `units` units. It is rebuilt after each of these numbers of past units."""
+    """A conversation of `units` units. It is rebuilt after each number of past units in `cuts`."""
 
     options: ConversationOptions
     units: int

@@ -1,4 +1,4 @@
-"""Whenever other conversations start and end, each conversation has the same results as alone."""
+"""Each conversation has the same results as alone, whenever others start and end."""
 
 from __future__ import annotations
 

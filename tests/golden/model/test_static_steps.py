@@ -1,4 +1,4 @@
-"""Steps of fixed sizes meet the conditions of CUDA graphs. Tested on a CPU."""
+"""Steps of fixed sizes meet the conditions of CUDA graphs; these tests run on a CPU."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_step_is_used_unless_launching_its_kernels_is_faster(
     assert found
     for name, value in (("LAUNCH_S", 5e-6), ("GATHER_COST", 3)):
         monkeypatch.setattr(graphs, name, value)
-    # The step that is found depends on the number of slots and the context length only.
+    # The choice of a step depends only on the number of slots and the context length.
     for slots, width in (([0], 1), ([3], 1), ([1, 3], SLOTS), ([0, 1, 3], SLOTS)):
         step = found.find(slots, 501)
         assert step is not None

@@ -26,7 +26,7 @@ OPTIONS = ConversationOptions(
     sliding_window_mode=WindowMode.CONTEXT,
     context_max_units=2,
 )
-# Allowed waits in one call of a stage: for the chosen ids, the speech tokens or the samples.
+# How often a call of each stage may wait: for chosen ids, for speech tokens or for samples.
 ALLOWED = {
     "encode_frames": 0,
     "encode_audio": 0,
