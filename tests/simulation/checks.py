@@ -59,7 +59,7 @@ class Laws:
         self.broken: BrokenLawError | None = None
         self.grant_count = 0
         self.history: list[str] = []  # the kind of every change, in order
-        # The highest fencing number of each slot, used if one scheduler, which may restart, is alone.
+        # The highest fencing number of each slot. A lone scheduler has to obey it after a restart.
         self._highest: dict[SlotKey, int] = {}
         self._leases: dict[tuple[SlotKey, int], str] = {}  # lease ids, by slot and fencing number
         self._sessions: dict[SlotKey, int] = {}
@@ -128,7 +128,7 @@ class Laws:
         return lambda message: self._noted(check, message)
 
     def left(self, state: SchedulerState, waiters: Waiters) -> str:
-        """Return what a scheduler still holds for callers that have gone, as a text that may be empty."""
+        """Return what a scheduler holds for callers that have gone, as a text that may be empty."""
         held = {
             "tickets": state.tickets,
             "grants": state.grants,

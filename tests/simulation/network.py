@@ -55,7 +55,7 @@ class Call:
             self.end()
 
     def half_cut(self, notice_s: float) -> None:
-        """Break the connection. The client detects this immediately, the server after `notice_s`."""
+        """Break the connection. The client notices immediately, the server after `notice_s`."""
         self._is_half_open = True
         self._to_client.put_nowait(CallError("UNAVAILABLE", "half cut"))
         asyncio.get_running_loop().call_later(notice_s, self.end)
