@@ -1,4 +1,4 @@
-"""Device memory over many conversations, and equal conversations in half precision."""
+"""Conversations leave no device memory behind, and equal ones stay equal in half precision."""
 
 from __future__ import annotations
 

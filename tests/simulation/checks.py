@@ -105,8 +105,8 @@ class Laws:
     def reports_of(self, state: SchedulerState) -> Callable[[registry_pb2.AttachRequest], None]:
         """Return a check for one attach stream: call it when a message was applied to `state`.
 
-        An occupied slot must have a grant in `state`. The check fails only if two messages in a row
-        show the slot without a grant, because a grant may end at the moment of the first message.
+        An occupied slot must have a grant in `state`. A grant may end at the moment of a message,
+        so the check fails only if the same lease has no grant at two messages in a row.
         """
         register = registry_pb2.Register()
         missing: Collection[str] = ()  # leases without a grant

@@ -33,7 +33,7 @@ def context(unit_count: int) -> int:
 def past(sequence: int, count: int | None = None, **fields: object) -> session_pb2.PastUnit:
     """Return a past unit that is the `count`-th of its conversation: by default `sequence` + 1.
 
-    A smaller `count` means that earlier units are missing, as units that failed are.
+    With a smaller `count`, units before this one are missing because they failed.
     """
     return session_pb2.PastUnit(
         **{  # pyright: ignore[reportArgumentType] - tests replace any field

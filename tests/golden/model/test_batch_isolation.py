@@ -100,7 +100,7 @@ def replaced(owner: object, name: str, call: Callable[..., Any]) -> Iterator[Non
 
 
 def count_work(model: DuplexModel, places: dict[str, Place]) -> dict[str, list[int]]:
-    """Count the operations of every call that `is_chosen` accepts, in a run without failures."""
+    """Run without failures, and count the operations of each call that `places` select."""
     counts: dict[str, list[int]] = {stage: [] for stage in places}
 
     def counting(stage: str, call: Any, is_chosen: Callable[..., bool]) -> Callable[..., Any]:

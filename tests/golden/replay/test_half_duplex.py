@@ -22,7 +22,7 @@ SYSTEM = "You are a helpful assistant who never forgets."
 
 @dataclass
 class Talk:
-    """A half-duplex conversation, and the token ids of each of its rounds."""
+    """A half-duplex conversation, and the token ids of its rounds (utterance and answer)."""
 
     model: DuplexModel
     slot: int
@@ -74,7 +74,7 @@ class Talk:
 
 
 def check_like_rebuilt(talk: Talk, slot: int) -> None:
-    """Compare the context with a new one, which is built from the prompt and the kept rounds.
+    """Compare the context with one that is newly built from the prompt and the kept rounds.
 
     Only the first layer is compared, because in the first layer a row depends only on its own id
     and position.
