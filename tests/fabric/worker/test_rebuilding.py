@@ -3,62 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from support.time_limits import WITHIN_S
-from support.worker.scripted_model import PROMPT_TOKENS, UNIT_TOKENS, ScriptedModel
-from support.worker.worker_harness import Client, pcm, running_worker, unit
+from support.worker.rebuild_messages import context, past, rebuild, rebuilt
+from support.worker.scripted_model import PROMPT_TOKENS, ScriptedModel
+from support.worker.worker_harness import pcm, running_worker, unit
 
 from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2
-from duplane.worker.engine.device_thread import DeviceThread
-from duplane.worker.engine.scripted_model import REBUILT_UNITS
-from duplane.worker.engine.slot_channel import SlotChannel
 from duplane.worker.model.types import PastUnit, Rebuilt, Unit, UnitFailure
 from duplane.worker.settings import SessionLimits
 
 SEEDED = session_pb2.Open(seed=3)
-DIGEST = "scripted-0"
-
-
-def context(unit_count: int) -> int:
-    """Return the number of tokens in the context after `unit_count` units."""
-    return PROMPT_TOKENS + unit_count * UNIT_TOKENS
-
-
-def past(sequence: int, count: int | None = None, **fields: object) -> session_pb2.PastUnit:
-    """Return a past unit that is the `count`-th of its conversation: by default `sequence` + 1.
-
-    With a smaller `count`, units before this one are missing because they failed.
-    """
-    return session_pb2.PastUnit(
-        **{  # pyright: ignore[reportArgumentType] - tests replace any field
-            "sequence": sequence,
-            "audio_int16": bytes(32_000),
-            "token_ids": [1],
-            "state_change": session_pb2.StateChange(draw_count=2),
-            "context_token_count": context(sequence + 1 if count is None else count),
-            **fields,
-        }
-    )
-
-
-def rebuild(
-    *units: session_pb2.PastUnit, is_last: bool = True, model_digest: str = DIGEST
-) -> session_pb2.ConverseRequest:
-    return session_pb2.ConverseRequest(
-        rebuild=session_pb2.Rebuild(units=units, is_last=is_last, model_digest=model_digest)
-    )
-
-
-async def rebuilt(client: Client) -> session_pb2.Rebuilt:
-    response = await client.read()
-    assert response.WhichOneof("message") == "rebuilt", response
-    return response.rebuilt
 
 
 async def test_conversation_goes_on_where_it_was_on_another_worker() -> None:
@@ -331,101 +290,3 @@ async def test_session_that_ends_while_it_is_rebuilt_leaves_a_clean_slot() -> No
         client.vanish()
         model.let_go()
         await rig.all_free()
-
-
-async def test_neighbours_wait_for_one_share_of_the_work_per_round(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Between two calls of `rebuild`, units of other conversations run."""
-    model = ScriptedModel(slot_count=3)
-    calls: list[int] = []
-    waiting = asyncio.Semaphore(0)  # conversations that wait to be rebuilt
-    begin = DeviceThread.rebuild
-
-    def noted(
-        thread: DeviceThread, channel: SlotChannel, units: Sequence[PastUnit], *, has_more: bool
-    ) -> None:
-        begin(thread, channel, units, has_more=has_more)
-        waiting.release()
-
-    monkeypatch.setattr(DeviceThread, "rebuild", noted)
-    async with (
-        running_worker(model) as rig,
-        rig.opened(rig.grant(0)) as neighbour,
-        rig.opened(rig.grant(2), SEEDED) as first,
-        rig.opened(rig.grant(1), SEEDED) as second,
-    ):
-        take = model.rebuild
-
-        def watched(slot: int, units: Sequence[PastUnit]) -> Rebuilt | UnitFailure:
-            calls.append(slot)
-            model.order.append("rebuild")
-            return take(slot, units)
-
-        model.rebuild = watched
-        model.hold()
-        await neighbour.send(unit(0))
-        await model.held()
-        count = 10 * REBUILT_UNITS
-        for client in (first, second):
-            await client.write(rebuild(*(past(n) for n in range(count))))
-            async with asyncio.timeout(WITHIN_S):
-                await waiting.acquire()
-        for sequence in range(1, 5):
-            await neighbour.send(unit(sequence))
-        await rig.received(5)
-        model.order.clear()
-        model.let_go()
-        for sequence in range(5):
-            assert (await neighbour.delta()).sequence == sequence
-        await rebuilt(first)
-        await rebuilt(second)
-    assert calls == [2] * 10 + [1] * 10
-    assert model.order[:9] == ["units", "rebuild"] * 4 + ["rebuild"]
-
-
-async def test_conversation_keeps_its_place_until_its_last_message(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model = ScriptedModel(slot_count=3)
-    calls: list[int] = []
-    queued: list[int] = []
-    loop, entered = asyncio.get_running_loop(), asyncio.Event()
-    has_last = threading.Event()  # the first conversation's last message is queued
-    begin = DeviceThread.rebuild
-
-    def noted(
-        thread: DeviceThread, channel: SlotChannel, units: Sequence[PastUnit], *, has_more: bool
-    ) -> None:
-        begin(thread, channel, units, has_more=has_more)
-        queued.append(channel.slot)
-        if queued.count(2) == 2:
-            has_last.set()
-
-    monkeypatch.setattr(DeviceThread, "rebuild", noted)
-    async with (
-        running_worker(model) as rig,
-        rig.opened(rig.grant(2), SEEDED) as first,
-        rig.opened(rig.grant(1), SEEDED) as second,
-    ):
-        take = model.rebuild
-
-        def watched(slot: int, units: Sequence[PastUnit]) -> Rebuilt | UnitFailure:
-            calls.append(slot)
-            if slot == 1:
-                loop.call_soon_threadsafe(entered.set)
-                assert has_last.wait(WITHIN_S)
-            return take(slot, units)
-
-        model.rebuild = watched
-        half = [past(n) for n in range(5 * REBUILT_UNITS)]
-        rest = [past(n) for n in range(5 * REBUILT_UNITS, 10 * REBUILT_UNITS)]
-        await first.write(rebuild(*half, is_last=False))
-        await rebuilt(first)
-        await second.write(rebuild(*half))
-        async with asyncio.timeout(WITHIN_S):
-            await entered.wait()
-        await first.write(rebuild(*rest))
-        await rebuilt(first)
-        await rebuilt(second)
-    assert calls == [2] * 5 + [1] + [2] * 5 + [1] * 4

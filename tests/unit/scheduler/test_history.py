@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from hypothesis import settings
@@ -18,14 +18,9 @@ from hypothesis.stateful import (
     multiple,
     rule,
 )
-from support.scheduler.scheduler_harness import (
-    AUDIO,
-    BROKEN,
-    CLEANING,
-    FREE,
-    OCCUPIED,
-    register_message,
-)
+from support.scheduler.scheduler_harness import AUDIO, BROKEN, CLEANING, FREE, OCCUPIED
+from support.scheduler.store_history import CLAIM_TIMEOUT_S, Clock, slot_key
+from support.scheduler.worker_process import SLOTS, WorkerProcess
 
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.scheduler.policy.fifo import QueueEntry
@@ -46,23 +41,9 @@ from duplane.scheduler.store.base import (
 from duplane.scheduler.store.memory import MemoryStore
 
 BOOT_MS = 1_700_000_000_000
-CLAIM_TIMEOUT_S = 5.0
 WORKERS = ("w0", "w1")
 POOLS = ("", "other")
-SLOTS = 2
 Answer = TypeVar("Answer")
-
-
-def slot_key(grant: Grant) -> tuple[str, int]:
-    return grant.claims.worker_id, grant.claims.slot
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def run(operation: Coroutine[Any, Any, Answer]) -> Answer:
@@ -72,25 +53,6 @@ def run(operation: Coroutine[Any, Any, Answer]) -> Answer:
     except StopIteration as done:
         return done.value
     raise AssertionError("the memory store waited")
-
-
-@dataclass
-class WorkerProcess:
-    """A worker process. Its state survives restarts of the scheduler."""
-
-    name: str
-    pool: str
-    incarnation: int = 0
-    slots: list[registry_pb2.SlotReport] | None = None
-
-    def message(self) -> registry_pb2.Register:
-        self.slots = self.slots or [
-            registry_pb2.SlotReport(slot=slot, state=FREE) for slot in range(SLOTS)
-        ]
-        incarnation = f"{self.name}/{self.incarnation}"
-        return register_message(
-            self.name, incarnation=incarnation, pool=self.pool, slots=self.slots
-        )
 
 
 class SchedulerHistory(RuleBasedStateMachine):

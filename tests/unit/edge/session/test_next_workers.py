@@ -1,0 +1,152 @@
+"""A next worker that fails, drains or is late while a conversation prepares to move to it."""
+
+from __future__ import annotations
+
+import pytest
+from support.edge.moved_play import LIMITS, LOST, Play
+
+from duplane.edge.session.moving import Move, MoveCause, MoveOutcome
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import session_pb2
+
+
+@pytest.fixture
+def play() -> Play:
+    """Return a client of dialect C whose conversation has three units."""
+    new = Play()
+    new.begin()
+    for _ in range(3):
+        new.chunk()
+        new.settle()
+    return new
+
+
+def current(play: Play) -> Move:
+    assert play.session.move
+    return play.session.move
+
+
+def test_session_stays_while_the_next_worker_has_another_model(play: Play) -> None:
+    first = play.present
+    play.drain()
+    play.claim("other")
+    play.pump()
+    assert (current(play).attempt, current(play).cause) == (2, MoveCause.DRAIN)
+    play.chunk()
+    play.settle()
+    assert play.present is first
+    play.claim()
+    play.settle()
+    assert play.present is not first
+
+
+def test_unit_that_waited_goes_to_the_former_worker_if_the_next_one_fails(play: Play) -> None:
+    first, moves = play.present, play.session.moves
+    play.drain()
+    play.claim()
+    play.read_next()
+    play.read_next()
+    assert moves
+    assert moves.take(play.now)
+    play.chunk()
+    assert not play.read()
+    play.lose_next()
+    play.settle()
+    assert play.present is first
+    assert play.kinds() == ["result"] * 4
+
+
+def test_next_worker_that_drains_too_is_left_after_the_move(play: Play) -> None:
+    play.drain()
+    play.claim()
+    leaving = session_pb2.Leaving(reason=session_pb2.LEAVING_REASON_DRAIN)
+    play.tell(play.session.next_responded(session_pb2.ConverseResponse(leaving=leaving), play.now))
+    play.pump()
+    second = play.present
+    assert current(play).cause is MoveCause.DRAIN
+    play.claim()
+    play.chunk()
+    play.settle()
+    assert play.present is not second
+    assert play.session.move is None
+    assert play.present
+    assert play.present.heard == [0, 1, 2, 3]
+
+
+def test_slot_that_has_waited_too_long_for_its_turn_is_replaced(play: Play) -> None:
+    play.drain()
+    play.claim()
+    current(play).has_turn = False
+    play.present = None
+    play.tell(play.session.failed(LOST, play.now))
+    play.lose_next(FabricError(Reason.OPEN_TIMEOUT, "no open came in time"))
+    assert play.session.closed is None
+    play.claim()
+    play.settle()
+    assert play.present
+    assert play.present.heard == [0, 1, 2]
+
+
+def close_queue(play: Play) -> None:
+    """Send all past units to the next worker, which does not answer the last message."""
+    play.drain()
+    play.claim()
+    play.read_next()
+    play.read_next()
+    assert play.session.next_request(play.now)
+    assert current(play).is_last_sent
+
+
+def test_units_that_waited_go_to_the_former_worker_one_at_a_time(play: Play) -> None:
+    close_queue(play)
+    for _ in range(6):
+        play.chunk()
+    play.lose_next()
+    play.settle()
+    assert play.present
+    assert play.present.most_waiting == 1, "a worker drops units that come too fast"
+    assert play.present.heard == list(range(9))
+
+
+def test_session_leaves_a_next_worker_that_does_not_rebuild_in_time(play: Play) -> None:
+    first = play.present
+    close_queue(play)
+    move = current(play)
+    play.chunk()
+    play.wait(LIMITS.failover_s - 0.1)
+    assert current(play) is move
+    play.wait(0.1)
+    assert move.outcome is MoveOutcome.FAILED
+    assert current(play).attempt == 2
+    play.next = None
+    play.settle()
+    assert play.present is first
+    assert play.kinds() == ["result"] * 4
+    play.wait(2 * LIMITS.failover_s)
+    assert play.session.closed is None
+
+
+def test_time_limit_of_an_attempt_that_has_failed_does_not_end_the_next_one(play: Play) -> None:
+    close_queue(play)
+    play.lose_next()
+    move = current(play)
+    play.claim()
+    play.wait(LIMITS.failover_s)
+    assert current(play) is move
+    play.settle()
+    assert move.outcome is MoveOutcome.MOVED
+    play.wait(LIMITS.failover_s)
+    assert play.session.closed is None
+
+
+def test_next_worker_whose_device_is_stuck_is_left(play: Play) -> None:
+    first = play.present
+    close_queue(play)
+    play.chunk()
+    leaving = session_pb2.Leaving(reason=session_pb2.LEAVING_REASON_STUCK_DEVICE)
+    play.tell(play.session.next_responded(session_pb2.ConverseResponse(leaving=leaving), play.now))
+    assert current(play).attempt == 2
+    play.next = None
+    play.settle()
+    assert play.present is first
+    assert play.kinds() == ["result"] * 4
