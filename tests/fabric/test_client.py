@@ -30,7 +30,7 @@ def test_scheduler_address_without_a_port_is_refused() -> None:
 
 @pytest.mark.parametrize("iterations", range(0, 60, 3))
 async def test_request_cancelled_around_its_grant_holds_no_slot(iterations: int) -> None:
-    """The request is cancelled `iterations` passes of the event loop after a slot was released."""
+    """A slot is released; `iterations` passes of the event loop later the request is cancelled."""
     async with SchedulerHarness.running(claim_timeout_s=60.0) as harness:
         operator = await harness.operator()
         worker = await harness.worker()

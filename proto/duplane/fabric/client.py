@@ -165,7 +165,7 @@ class FabricClient:
         request: lease_pb2.AcquireLeaseRequest,
         on_queued: OnQueued | None,
     ) -> lease_pb2.Granted:
-        """Acquire a lease from one scheduler. Set `request.ticket_id` to the assigned ticket."""
+        """Acquire a lease from one scheduler. Writes the assigned ticket to `request.ticket_id`."""
         async with self._to_schedulers.use(scheduler) as channel:
             call = lease_pb2_grpc.LeaseServiceStub(channel).AcquireLease(request)
             return await self._read_grant(call, request, on_queued)

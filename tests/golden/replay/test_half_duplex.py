@@ -1,4 +1,4 @@
-"""An hour of half duplex: after rounds were dropped, the context equals a newly built one."""
+"""An hour of half duplex: after exchanges were dropped, the context equals a newly built one."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SYSTEM = "You are a helpful assistant who never forgets."
 
 @dataclass
 class Talk:
-    """A half-duplex conversation, and the token ids of its rounds (utterance and answer)."""
+    """A half-duplex conversation, and the token ids of its exchanges (utterance and answer)."""
 
     model: DuplexModel
     slot: int
     half_duplex: HalfDuplex
     system: list[int] = field(default_factory=list[int])
-    rounds: list[list[int]] = field(default_factory=list[list[int]])
+    exchanges: list[list[int]] = field(default_factory=list[list[int]])
 
     @classmethod
     def begin(
@@ -43,10 +43,10 @@ class Talk:
         end = self.model.tokens.encode(ANSWER_END)
         self.half_duplex.hear(parts)
         ids = list(self.half_duplex.prompt.ids)
-        if not self.rounds:
+        if not self.exchanges:
             ids = ids[len(self.system) :]
         elif ids[: len(end)] == end:
-            self.rounds[-1] += end
+            self.exchanges[-1] += end
             ids = ids[len(end) :]
         finish = None
         while finish is None:
@@ -54,7 +54,7 @@ class Talk:
                 assert isinstance(output, ChatOutput)
                 ids += output.token_ids
                 finish = output.finish
-        self.rounds.append(ids)
+        self.exchanges.append(ids)
         return self.length
 
     @property
@@ -62,19 +62,19 @@ class Talk:
         return self.model.context_length(self.slot)
 
     def kept(self) -> list[list[int]]:
-        """Return the rounds that the context still contains."""
+        """Return the exchanges that the context still contains."""
         rows, kept = self.length - len(self.system), list[list[int]]()
-        for said in reversed(self.rounds):
+        for said in reversed(self.exchanges):
             if rows <= 0:
                 break
             rows -= len(said)
             kept.insert(0, said)
-        assert rows == 0, "the context does not begin with a whole round"
+        assert rows == 0, "the context does not begin with a whole exchange"
         return kept
 
 
 def check_like_rebuilt(talk: Talk, slot: int) -> None:
-    """Compare the context with one that is newly built from the prompt and the kept rounds.
+    """Compare the context with one that is newly built from the prompt and the kept exchanges.
 
     Only the first layer is compared, because in the first layer a row depends only on its own id
     and position.
@@ -91,14 +91,14 @@ def check_like_rebuilt(talk: Talk, slot: int) -> None:
     model.close(slot)
 
 
-def test_an_hour_stays_in_a_bounded_context_of_whole_rounds(model: DuplexModel) -> None:
+def test_an_hour_stays_in_a_bounded_context_of_whole_exchanges(model: DuplexModel) -> None:
     talk = Talk.begin(model, 0, WINDOW)
     highest = 0
     for number in range(60):
         highest = max(highest, talk.say(f"This is what I say to you for the time number {number}."))
         if number % 7 == 0:
             check_like_rebuilt(talk, 1)
-    assert len(talk.kept()) < len(talk.rounds)
+    assert len(talk.kept()) < len(talk.exchanges)
     assert WINDOW.low_tokens < highest <= WINDOW.high_tokens + OPTIONS.max_new_tokens + 20
     check_like_rebuilt(talk, 1)
 
@@ -108,9 +108,11 @@ def test_a_context_below_the_marks_is_as_it_was(model: DuplexModel) -> None:
     for number in range(3):
         for talk in talks:
             talk.say(f"Number {number}.")
-    assert talks[0].rounds == talks[1].rounds
+    assert talks[0].exchanges == talks[1].exchanges
     assert (
-        talks[0].length == talks[1].length == sum(map(len, talks[0].rounds)) + len(talks[0].system)
+        talks[0].length
+        == talks[1].length
+        == sum(map(len, talks[0].exchanges)) + len(talks[0].system)
     )
 
 
@@ -122,7 +124,7 @@ def test_a_small_context_moves_before_it_is_full(model: DuplexModel) -> None:
     check_like_rebuilt(talk, 1)
 
 
-def test_an_utterance_that_leaves_room_for_nothing_else_drops_all_rounds(
+def test_an_utterance_that_leaves_room_for_nothing_else_drops_all_exchanges(
     model: DuplexModel,
 ) -> None:
     talk = Talk.begin(model, 0, WINDOW)
@@ -132,7 +134,7 @@ def test_an_utterance_that_leaves_room_for_nothing_else_drops_all_rounds(
     assert len(talk.kept()) == 1
     check_like_rebuilt(talk, 1)
     talk.say("And now?")
-    assert len(talk.kept()) == 1, "a round over the mark goes whole"
+    assert len(talk.kept()) == 1, "an exchange over the mark goes whole"
 
 
 def test_one_too_long_is_refused_and_the_conversation_goes_on(model: DuplexModel) -> None:
@@ -145,7 +147,7 @@ def test_one_too_long_is_refused_and_the_conversation_goes_on(model: DuplexModel
     check_like_rebuilt(talk, 1)
 
 
-def test_speech_goes_on_over_many_rounds(model: DuplexModel) -> None:
+def test_speech_goes_on_over_many_exchanges(model: DuplexModel) -> None:
     options = ChatOptions(
         decode_mode=DecodeMode.GREEDY, max_new_tokens=8, seed=0, generate_audio=True
     )

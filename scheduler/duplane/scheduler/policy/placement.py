@@ -187,7 +187,10 @@ class SlotIndex:
     def some_supplies(
         self, needs: Needs, kind: lease_pb2.SessionKind, limit: int
     ) -> tuple[Sequence[Supply], float]:
-        """Return up to `limit` supplies that a ticket can use, and their fraction of all such."""
+        """Return up to `limit` supplies that a ticket can use.
+
+        The second value is their fraction of all supplies that the ticket can use.
+        """
         groups = [group for group in self._able(needs) if kind in group.kinds]
         some = [group.supply for group in groups[:limit]]
         return some, len(some) / max(1, len(groups))

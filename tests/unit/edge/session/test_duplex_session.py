@@ -121,7 +121,7 @@ def test_session_without_audio_ends_idle_s_after_its_last_audio(prepared: Duplex
     assert prepared.closed.reason is CloseReason.TIMEOUT
 
 
-# --- the audio that is recorded for the user ---
+# --- the user's side of a recording ---
 
 
 def recorded(route: Route, mode: str) -> AnySession:

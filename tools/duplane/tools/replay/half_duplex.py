@@ -1,10 +1,10 @@
 """Half duplex: the user and the model speak in turns, and one context keeps all turns.
 
-A window bounds the context. If the context has more rows than the high mark, the oldest rounds (an
-utterance and its answer) are dropped, until the context has no more rows than the low mark. The
-rows after the dropped rounds move up, and their keys are rotated to the new positions. The
-reference counts the first round as part of the prompt, so it can drop a part of a round; this
-module drops only whole rounds.
+A window bounds the context. If the context has more rows than the high mark, the oldest exchanges
+(an exchange is an utterance and its answer) are dropped, until the context has no more rows than
+the low mark. The rows after the dropped exchanges move up, and their keys are rotated to the new
+positions. The reference counts the first exchange as part of the prompt, so it can drop a part of
+an exchange; this module drops only whole exchanges.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ANSWER_END = "<|tts_eos|><|im_end|>\n"
 
 @dataclass(frozen=True)
 class TextWindow:
-    """A context above `high_tokens` is cut, in whole rounds, to at most `low_tokens`.
+    """A context above `high_tokens` is cut, in whole exchanges, to at most `low_tokens`.
 
     Raises `OptionError`.
     """
@@ -69,7 +69,7 @@ class HalfDuplex:
         self._window = window or TextWindow()
         self._end_rows = len(parts.tokens.encode(ANSWER_END))
         self._prompt_rows = 0  # rows of the system prompt, which is never dropped
-        self._round_rows: list[int] = []  # rows of the finished rounds, oldest first
+        self._exchange_rows: list[int] = []  # rows of the finished exchanges, oldest first
         self._has_heard = False
         self._has_answered = False
         chats.begin(slot, options, uniforms=uniforms)
@@ -108,12 +108,12 @@ class HalfDuplex:
         return length
 
     def _take_turn(self, said: Sequence[ChatPart]) -> None:
-        """End the last round, build the prompt of the next one, and make room for it."""
+        """End the last exchange, build the prompt of the next one, and make room for it."""
         self._builder = self._next_prompt()
         self._builder.add_text(ANSWER_END)
         self._add_turn(said)
-        before = self._prompt_rows + sum(self._round_rows)
-        self._round_rows.append(self.context_length + self._end_rows - before)
+        before = self._prompt_rows + sum(self._exchange_rows)
+        self._exchange_rows.append(self.context_length + self._end_rows - before)
         if not self._make_room(len(self.prompt.ids) - self._end_rows):
             # The last answer was dropped, so the next prompt does not begin with the end mark of
             # that answer.
@@ -125,23 +125,23 @@ class HalfDuplex:
         self._builder.message(said, "parts")
 
     def _make_room(self, rows: int) -> bool:
-        """Drop rounds until `rows` and an answer fit; return whether the last round stays.
+        """Drop exchanges until `rows` and an answer fit; return whether the last exchange stays.
 
-        The end of the last answer is counted as part of its round, but is not in the context yet.
+        The end of the last answer counts as part of its exchange, but is not in the context yet.
         """
         room = self._chats.prompt_room(self._options) + 1 - self._options.max_new_tokens
         high = min(self._window.high_tokens, max(room, 0))
         low = min(self._window.low_tokens, high)
-        length = self._prompt_rows + sum(self._round_rows) + rows
+        length = self._prompt_rows + sum(self._exchange_rows) + rows
         if length <= high:
             return True
         dropped = 0
-        while self._round_rows and length > low:
-            length -= self._round_rows[0]
-            dropped += self._round_rows.pop(0)
+        while self._exchange_rows and length > low:
+            length -= self._exchange_rows[0]
+            dropped += self._exchange_rows.pop(0)
         kept = min(self._prompt_rows + dropped, self.context_length)
         self._parts.llm.splice(self._slot, Slide(kept, self._prompt_rows, self._prompt_rows))
-        return bool(self._round_rows)
+        return bool(self._exchange_rows)
 
     def _filled(self, part: ChatPart) -> ChatPart:
         """Pad the start of the first audio to the length of the first unit in a duplex session."""

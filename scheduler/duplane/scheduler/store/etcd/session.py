@@ -121,7 +121,11 @@ class Session:
             _log.warning("the key %s ended in etcd; publishing it again", key.key_id)
 
     async def _hold_session(self) -> None:
-        """Keep a session. It begins after the keys are published, because grants need the keys."""
+        """Keep this scheduler's session in etcd.
+
+        It begins after the public signing keys are published, because workers verify grants with
+        them.
+        """
         facts = self._mirror.facts
         while not self._has_left:
             await self._mirror.until(lambda: self._has_published_keys)

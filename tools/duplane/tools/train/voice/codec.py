@@ -46,7 +46,7 @@ def nearest(features: Tensor, table: Tensor) -> Tensor:
 
 
 def fit_table(features: Tensor, count: int, seed: int) -> Tensor:
-    """Fit a table [count, frames, values] to features [n, frames, values]."""
+    """Compute a codebook [count, frames, values] (k-means) of features [n, frames, values]."""
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(len(features), generator=generator)[:count]
     table = features[chosen].clone()

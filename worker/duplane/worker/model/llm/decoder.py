@@ -93,7 +93,10 @@ class Rotary:
         self.sin = torch.cat((-angles.sin(), angles.sin()), dim=-1)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and signed sines `[rows, 1, head_dim]` for rows at these positions."""
+        """Return cosines and sines `[rows, 1, head_dim]` for rows at these positions.
+
+        The first half of the sines is negative.
+        """
         return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
 
     def rotate(self, keys: Tensor, source: int, target: int) -> Tensor:

@@ -287,8 +287,9 @@ def estimator_moves(
 ) -> tuple[list[int], Moves]:
     """Plan the moves for the layers of the estimator.
 
-    These layers have a list of frames in which the frames of a new chunk, in time order, come
-    before all older frames. They keep the first `prompt` and the last `RECENT_FRAMES` entries.
+    In these layers the reference lists the frames of a new chunk, in time order, before all older
+    frames. Of this list it keeps the first `prompt` and the last `RECENT_FRAMES` entries, although
+    the last entries are the oldest frames. This code does the same.
     `columns` has the column of each entry of the list so far; the new frames are in the columns
     from `capacity` on. Attention does not depend on the order of columns, so only new frames move,
     into columns that are no longer used. Returns the new list, whose columns are always the last
