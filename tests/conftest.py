@@ -7,6 +7,7 @@ then contains `1 rerun`: find the cause.
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterable, Iterator
 
@@ -73,6 +74,16 @@ def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
             item.add_marker(pytest.mark.flaky(reruns=1))
         if item.path in slow:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(autouse=True)
+def collections_as_before() -> Iterator[None]:
+    """Let garbage collections examine all objects again.
+
+    A service that a test runs in this process excludes the objects that exist when it is ready.
+    """
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
