@@ -11,14 +11,14 @@ from duplane.worker.engine.scripted_model import Mark
 LOST = End({"type": "session.closed", "reason": "error"}, 1011)
 
 
-async def ended(cluster: Cluster) -> list[Server]:
-    """Wait until both workers that got the unit have ended, and return them."""
+async def ended(cluster: Cluster, count: int) -> list[Server]:
+    """Wait until `count` of the workers have ended, and return them."""
 
     def found() -> list[Server]:
         return [worker for worker in cluster.workers if not worker.is_running]
 
     async def have_ended() -> bool:
-        return len(found()) == 2
+        return len(found()) == count
 
     await until(have_ended, WITHIN_S)
     return found()
@@ -39,7 +39,7 @@ async def test_unit_that_kills_its_worker_does_not_end_the_session(cluster: Clus
         await caller.send_mark(Mark.KILLED_WORKER)
         await goes_on_without_the_unit(caller)
         await serve_next(cluster, 0, 10)
-    assert {worker.wait() for worker in await ended(cluster)} == {-9}
+    assert {worker.wait() for worker in await ended(cluster, 2)} == {-9}
 
 
 async def test_watchdog_ends_a_worker_whose_device_hangs(cluster: Cluster) -> None:
@@ -48,7 +48,7 @@ async def test_watchdog_ends_a_worker_whose_device_hangs(cluster: Cluster) -> No
         await caller.send_mark(Mark.HUNG_DEVICE)
         await goes_on_without_the_unit(caller)
         await serve_next(cluster, 0, 10)
-    assert not {worker.wait() for worker in await ended(cluster)} & {0, -9}
+    assert not {worker.wait() for worker in await ended(cluster, 2)} & {0, -9}
 
 
 async def test_slow_worker_gets_no_new_session_and_its_session_leaves_it(cluster: Cluster) -> None:
@@ -65,7 +65,7 @@ async def test_session_leaves_a_worker_whose_device_is_lost(cluster: Cluster) ->
         await caller.send_mark(Mark.LOST_DEVICE)
         await goes_on_without_the_unit(caller)
         await serve_next(cluster, 0, 10)
-    assert not {worker.wait() for worker in await ended(cluster)} & {0, -9}
+    assert not {worker.wait() for worker in await ended(cluster, 1)} & {0, -9}
 
 
 async def test_failed_unit_ends_no_session(cluster: Cluster) -> None:
