@@ -36,8 +36,13 @@ class Clock(Protocol):
         ...
 
     def call_at(self, monotonic_s: float, callback: Callable[[], None]) -> Timer:
-        """Call `callback` when the monotonic time is `monotonic_s`."""
+        """Call `callback` when the monotonic time is `monotonic_s` or later, never earlier."""
         ...
+
+
+# uvloop rounds a delay to a whole number of milliseconds and compares floats, so a timer may fire
+# up to half a millisecond early.
+_ROUNDING_S = 0.001
 
 
 class LoopClock:
@@ -52,5 +57,5 @@ class LoopClock:
         return Moment(self._loop.time(), time.time_ns())
 
     def call_at(self, monotonic_s: float, callback: Callable[[], None]) -> Timer:
-        """Schedule `callback` on the event loop."""
-        return self._loop.call_at(monotonic_s, callback)
+        """Schedule `callback` on the event loop, at most about 2 ms late."""
+        return self._loop.call_at(monotonic_s + _ROUNDING_S, callback)
