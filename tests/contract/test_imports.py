@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -32,9 +31,6 @@ FORBIDDEN = {
     "duplane.worker": ("duplane.edge", "duplane.scheduler", "duplane.tools"),
     "duplane.worker.model": ("duplane.fabric", "grpc", "asyncio", "websockets", "uvloop"),
 }
-
-MODULES_PER_FOLDER = 15
-LINES_PER_FILE = 400
 
 # For each folder of the model: the folders that it may import, besides BASE. BASE are the modules
 # at the root of the model, without the three that build the model.
@@ -169,22 +165,3 @@ def test_there_is_no_import_cycle() -> None:
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
     assert set(order) == modules
-
-
-def test_no_folder_has_too_many_modules() -> None:
-    counts = Counter(source.parent for _, source in SOURCES if source.name != "__init__.py")
-    crowded = {
-        str(folder.relative_to(ROOT)): count
-        for folder, count in counts.items()
-        if count > MODULES_PER_FOLDER and "_pb2" not in "".join(map(str, folder.iterdir()))
-    }
-    assert not crowded
-
-
-def test_no_file_is_too_long() -> None:
-    sizes = {
-        name: len(source.read_text().splitlines())
-        for name, source in SOURCES
-        if "_pb2" not in source.name
-    }
-    assert {name: size for name, size in sizes.items() if size > LINES_PER_FILE} == {}

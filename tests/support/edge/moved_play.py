@@ -17,7 +17,7 @@ from duplane.edge.identity import Identity
 from duplane.edge.routing import ENDPOINTS, Route
 from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.session.journal import Journal, JournalSpace
-from duplane.edge.session.moving import MoveOutcome, Moves
+from duplane.edge.session.moving import Move, MoveOutcome, Moves
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
@@ -110,6 +110,12 @@ class Play:
         self.present: Worker | None = Worker()
         self.next: Worker | None = None
         self.sent_count = 0
+
+    @property
+    def move(self) -> Move:
+        """The move in progress."""
+        assert self.session.move
+        return self.session.move
 
     def tell(self, events: list[bytes]) -> None:
         self.events += map(orjson.loads, events)

@@ -108,7 +108,7 @@ class Storm(Play):
         if self.session.requests.oldest_sent is None:
             self.respond(*self.late[-1:])
 
-    def move(self) -> None:
+    def lose_worker(self) -> None:
         """Lose the worker. Its answers to its last units arrive after the loss."""
         if left := self.present:
             while (response := left.answer()) is not None:
@@ -161,8 +161,8 @@ class Storm(Play):
 
 ACTS = (Storm.chunk, Storm.chunk, Storm.chunk, Storm.part_of_a_unit, Storm.pump, Storm.read_some)
 ACTS += (Storm.read_some, Storm.answer, Storm.answer, Storm.answer, Storm.fail, Storm.pause)
-ACTS += (Storm.move, Storm.repeat, Storm.drain_present, Storm.wait_too_long, Storm.claim_next)
-ACTS += (Storm.be_stuck,)
+ACTS += (Storm.lose_worker, Storm.repeat, Storm.drain_present, Storm.wait_too_long)
+ACTS += (Storm.claim_next, Storm.be_stuck)
 ACTS += (Storm.claim_next, Storm.claim_other_model, Storm.leave_next, Storm.drain_next, Storm.read)
 ACTS += (Storm.read_next, Storm.read_next)
 

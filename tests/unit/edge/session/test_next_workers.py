@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from support.edge.moved_play import LIMITS, LOST, Play
 
-from duplane.edge.session.moving import Move, MoveCause, MoveOutcome
+from duplane.edge.session.moving import MoveCause, MoveOutcome
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
-
-
-@pytest.fixture
-def play() -> Play:
-    """Return a client of dialect C whose conversation has three units."""
-    new = Play()
-    new.begin()
-    for _ in range(3):
-        new.chunk()
-        new.settle()
-    return new
-
-
-def current(play: Play) -> Move:
-    assert play.session.move
-    return play.session.move
 
 
 def test_session_stays_while_the_next_worker_has_another_model(play: Play) -> None:
@@ -31,7 +14,7 @@ def test_session_stays_while_the_next_worker_has_another_model(play: Play) -> No
     play.drain()
     play.claim("other")
     play.pump()
-    assert (current(play).attempt, current(play).cause) == (2, MoveCause.DRAIN)
+    assert (play.move.attempt, play.move.cause) == (2, MoveCause.DRAIN)
     play.chunk()
     play.settle()
     assert play.present is first
@@ -63,7 +46,7 @@ def test_next_worker_that_drains_too_is_left_after_the_move(play: Play) -> None:
     play.tell(play.session.next_responded(session_pb2.ConverseResponse(leaving=leaving), play.now))
     play.pump()
     second = play.present
-    assert current(play).cause is MoveCause.DRAIN
+    assert play.move.cause is MoveCause.DRAIN
     play.claim()
     play.chunk()
     play.settle()
@@ -76,7 +59,7 @@ def test_next_worker_that_drains_too_is_left_after_the_move(play: Play) -> None:
 def test_slot_that_has_waited_too_long_for_its_turn_is_replaced(play: Play) -> None:
     play.drain()
     play.claim()
-    current(play).has_turn = False
+    play.move.has_turn = False
     play.present = None
     play.tell(play.session.failed(LOST, play.now))
     play.lose_next(FabricError(Reason.OPEN_TIMEOUT, "no open came in time"))
@@ -94,7 +77,7 @@ def close_queue(play: Play) -> None:
     play.read_next()
     play.read_next()
     assert play.session.next_request(play.now)
-    assert current(play).is_last_sent
+    assert play.move.is_last_sent
 
 
 def test_units_that_waited_go_to_the_former_worker_one_at_a_time(play: Play) -> None:
@@ -111,13 +94,13 @@ def test_units_that_waited_go_to_the_former_worker_one_at_a_time(play: Play) -> 
 def test_session_leaves_a_next_worker_that_does_not_rebuild_in_time(play: Play) -> None:
     first = play.present
     close_queue(play)
-    move = current(play)
+    move = play.move
     play.chunk()
     play.wait(LIMITS.failover_s - 0.1)
-    assert current(play) is move
+    assert play.move is move
     play.wait(0.1)
     assert move.outcome is MoveOutcome.FAILED
-    assert current(play).attempt == 2
+    assert play.move.attempt == 2
     play.next = None
     play.settle()
     assert play.present is first
@@ -129,10 +112,10 @@ def test_session_leaves_a_next_worker_that_does_not_rebuild_in_time(play: Play) 
 def test_time_limit_of_an_attempt_that_has_failed_does_not_end_the_next_one(play: Play) -> None:
     close_queue(play)
     play.lose_next()
-    move = current(play)
+    move = play.move
     play.claim()
     play.wait(LIMITS.failover_s)
-    assert current(play) is move
+    assert play.move is move
     play.settle()
     assert move.outcome is MoveOutcome.MOVED
     play.wait(LIMITS.failover_s)
@@ -145,7 +128,7 @@ def test_next_worker_whose_device_is_stuck_is_left(play: Play) -> None:
     play.chunk()
     leaving = session_pb2.Leaving(reason=session_pb2.LEAVING_REASON_STUCK_DEVICE)
     play.tell(play.session.next_responded(session_pb2.ConverseResponse(leaving=leaving), play.now))
-    assert current(play).attempt == 2
+    assert play.move.attempt == 2
     play.next = None
     play.settle()
     assert play.present is first

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from support.edge.moved_play import LIMITS, LOST, Play
 
 from duplane.edge.clock import Moment
@@ -14,26 +13,10 @@ from duplane.edge.session.moving import Move, MoveCause, MoveOutcome
 from duplane.fabric.v1 import session_pb2
 
 
-@pytest.fixture
-def play() -> Play:
-    """Return a client of dialect C whose conversation has three units."""
-    new = Play()
-    new.begin()
-    for _ in range(3):
-        new.chunk()
-        new.settle()
-    return new
-
-
-def current(play: Play) -> Move:
-    assert play.session.move
-    return play.session.move
-
-
 def test_draining_worker_answers_until_the_next_one_is_ready(play: Play) -> None:
     first = play.present
     play.drain()
-    move = current(play)
+    move = play.move
     play.claim()
     for _ in range(2):
         assert play.read_next()  # open, and the units answered so far
@@ -99,7 +82,7 @@ def test_worker_that_answers_in_time_keeps_the_session(play: Play) -> None:
     play.chunk()
     play.read()
     play.session.overdue(play.now)
-    move = current(play)
+    move = play.move
     assert move.cause is MoveCause.OVERDUE
     play.claim()
     play.read_next()
@@ -117,7 +100,7 @@ def test_late_answer_wins_even_after_the_last_past_unit_was_sent(play: Play) -> 
     play.chunk()
     play.read()
     play.session.overdue(play.now)
-    move, moves = current(play), play.session.moves
+    move, moves = play.move, play.session.moves
     play.claim()
     play.read_next()
     assert moves
@@ -153,12 +136,12 @@ def test_session_leaves_slow_workers_once_in_ten_seconds(play: Play) -> None:
     assert play.session.move is None
     play.wait(0.2)
     play.session.overdue(play.now)
-    assert current(play).cause is MoveCause.OVERDUE
+    assert play.move.cause is MoveCause.OVERDUE
 
 
 def test_preparation_is_not_in_vain_if_a_draining_worker_is_slow(play: Play) -> None:
     play.drain()
-    move = current(play)
+    move = play.move
     play.claim()
     play.chunk()
     play.read()
@@ -201,7 +184,7 @@ def test_draining_worker_whose_device_is_stuck_is_left_in_the_middle_of_a_unit(p
 
 def test_attempt_goes_on_when_the_worker_is_lost_meanwhile(play: Play) -> None:
     play.drain()
-    move = current(play)
+    move = play.move
     play.claim()
     play.read_next()
     play.chunk()
@@ -227,7 +210,7 @@ def test_session_without_a_next_worker_stays_until_its_worker_ends(play: Play) -
     assert play.kinds() == ["result"] * 103
     closed = session_pb2.Closed(reason=session_pb2.CLOSE_REASON_SHUTDOWN)
     play.respond(session_pb2.ConverseResponse(closed=closed))
-    assert current(play).cause is MoveCause.SHUTDOWN
+    assert play.move.cause is MoveCause.SHUTDOWN
     play.wait(LIMITS.failover_s)
     assert play.session.closed
     assert play.session.closed.reason is CloseReason.FAILED
@@ -288,7 +271,7 @@ def test_pause_holds_at_the_next_worker_after_a_drain(play: Play) -> None:
 
 def test_client_that_leaves_ends_the_preparation(play: Play) -> None:
     play.drain()
-    move = current(play)
+    move = play.move
     play.claim()
     play.pump(2)
     play.say('{"type":"stop"}')
@@ -316,7 +299,7 @@ def test_few_sessions_rebuild_at_once_in_the_order_in_which_they_ask() -> None:
 def test_move_waits_for_its_turn_unless_the_worker_is_lost(play: Play) -> None:
     play.drain()
     play.claim()
-    current(play).has_turn = False
+    play.move.has_turn = False
     assert not play.read_next()
     play.present = None
     play.tell(play.session.failed(LOST, Moment(play.now.monotonic_s, 0)))
