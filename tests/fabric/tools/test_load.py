@@ -136,16 +136,18 @@ def test_soak_with_renewed_sessions_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_workers_lose_no_session(tmp_path: Path) -> None:
-    flags = ("--sessions", "4", "--workers", "2", "--kill-every-s", "4", "--seconds", "8")
+@pytest.mark.parametrize("flag", ["--kill-every-s", "--restart-every-s"])
+def test_stopped_workers_lose_no_session(tmp_path: Path, flag: str) -> None:
+    flags = ("--sessions", "4", "--workers", "2", flag, "4", "--seconds", "8")
     found = measure(*flags, folder=tmp_path)
     (row,) = found["rows"]
     counts = row["counts"]
     assert counts["answered"] == counts["sent"] == 4 * 8
     assert not counts["doubled"] + counts["broken_sessions"] + row["slots_left"], row
     moves = row["moves"]
-    # Two workers have two sessions each, and one worker is killed.
-    assert (moves["kill_count"], moves["session_count"]) == (1, 2)
+    # Two workers have two sessions each, and one worker is stopped.
+    assert (moves["is_killed"], moves["stop_count"]) == (flag == "--kill-every-s", 1)
+    assert moves["session_count"] == 2
     assert 0 < moves["gap_ms"]["p50"] <= moves["gap_ms"]["max"]
     assert not [problem for problem in row["problems"] if "p99" in problem or "ended" in problem]
     assert_documented(found)

@@ -17,6 +17,10 @@ from duplane.tools.bench.options import FabricBench
         (["--url", "grpc://h:1", "--dialect", "B"], "'B', which url 'grpc://h:1' does not"),
         (["--url", "ws://h:1", "--edge-cpu", "0"], "edge_cpu and telemetry cannot be used"),
         (["--kill-every-s", "10"], "kill_every_s: needs a fabric of the command with at least 2"),
+        (
+            ["--workers", "2", "--kill-every-s", "10", "--restart-every-s", "10"],
+            "kill_every_s and restart_every_s cannot be used together",
+        ),
         (["--process", "edge=1"], "process: needs url"),
         (["--url", "ws://h:1", "--process", "edge=x"], "process: must be NAME=ID"),
         (["--sessions", "0"], "must be numbers like 1,2,4"),

@@ -10,12 +10,12 @@ from duplane.tools.bench.load.ledger import Counts, Timed
 from duplane.tools.bench.load.reports import LoadFigures, Report
 from duplane.tools.bench.load.row import (
     GeneratorCost,
-    Kill,
     Limits,
     Moves,
     Percentiles,
     ProcessCost,
     ProcessSample,
+    Stop,
     generator_cost,
     moves_of,
     problems,
@@ -100,24 +100,33 @@ def timed(session: int, answered_s: float, latency_ms: float) -> Timed:
     return Timed(latency_ms, None, session, answered_s)
 
 
-def test_gap_is_that_of_the_first_unit_after_the_kill() -> None:
+def test_gap_is_that_of_the_first_unit_after_the_stop() -> None:
     answers = [
-        timed(0, 9.9, 5000.0),  # before the kill
+        timed(0, 9.9, 5000.0),  # before the stop
         *(timed(0, 10.8, 700.0), timed(0, 10.9, 2.0), timed(1, 10.3, 3.0), timed(2, 12.0, 900.0)),
         *(timed(0, 20.5, 4.0), timed(1, 21.0, 40.0), timed(2, 20.2, 1.0)),
     ]
-    moves = moves_of([Kill(10.0, 2), Kill(20.0, 1)], answers)
-    assert (moves.kill_count, moves.session_count) == (2, 3)
+    moves = moves_of([Stop(10.0, 2), Stop(20.0, 1)], answers, is_killed=True)
+    assert (moves.stop_count, moves.session_count) == (2, 3)
     assert moves.gap_ms == Percentiles.of([900.0, 700.0, 40.0])
 
 
 def test_units_may_be_late_while_sessions_move_but_not_for_long() -> None:
     slow, late = Percentiles.of([1500.0]), Counts(late=5)
-    assert not problems(late, slow, PUNCTUAL, LIMITS, Moves(1, 1, slow))
+    killed = Moves(is_killed=True, stop_count=1, session_count=1, gap_ms=slow)
+    assert not problems(late, slow, PUNCTUAL, LIMITS, killed)
     too_slow = Percentiles.of([3001.0])
-    assert problems(late, slow, PUNCTUAL, LIMITS, Moves(1, 1, too_slow)) == ["gap over 3 s"]
+    long = replace(killed, gap_ms=too_slow)
+    assert problems(late, slow, PUNCTUAL, LIMITS, long) == ["gap over 3 s"]
     lost = Counts(broken_sessions=1)
-    assert problems(lost, slow, PUNCTUAL, LIMITS, Moves(1, 1, slow)) == ["1 sessions broke"]
+    assert problems(lost, slow, PUNCTUAL, LIMITS, killed) == ["1 sessions broke"]
+
+
+def test_no_unit_may_be_late_because_a_worker_is_restarted() -> None:
+    slow = Percentiles.of([1500.0])
+    restarted = Moves(is_killed=False, stop_count=1, session_count=1, gap_ms=slow)
+    found = problems(Counts(late=5), slow, PUNCTUAL, LIMITS, restarted)
+    assert found == ["p99 over 100 ms", "5 units late"]
 
 
 def test_reports_of_several_generators_are_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,9 @@ class FabricBench:
     """Kill a worker of the command's own fabric after every so many seconds, each in turn; it is
     started again. The other workers have slots for all sessions, so no session may be lost.
     Default: no worker is killed."""
+    restart_every_s: NonNegativeFloat = 0.0
+    """Restart a worker of the command's own fabric after every so many seconds, each in turn: it
+    gets SIGTERM, drains, ends and is started again. Default: no worker is restarted."""
     edge_cpu: NonNegativeInt | None = None
     """Core for the edge of the command's own fabric; all other processes use other cores. Linux
     only."""
@@ -113,8 +117,7 @@ class FabricBench:
             raise ValueError("process: needs url; without it all processes are measured")
         if self.url and (self.edge_cpu is not None or self.telemetry):
             raise ValueError("edge_cpu and telemetry cannot be used with url")
-        if self.kill_every_s and (self.url or self.workers < 2):
-            raise ValueError("kill_every_s: needs a fabric of the command with at least 2 workers")
+        self._check_stops()
         if not all(pid.isdecimal() for pid in parse_labels(self.processes, "process").values()):
             raise ValueError("process: must be NAME=ID")
 
@@ -122,6 +125,23 @@ class FabricBench:
     def protocols(self) -> Sequence[str]:
         """The protocols to measure."""
         return self.dialects or ("grpc" if self.url.startswith("grpc:") else "B",)
+
+    def _check_stops(self) -> None:
+        for name, every_s in (
+            ("kill_every_s", self.kill_every_s),
+            ("restart_every_s", self.restart_every_s),
+        ):
+            if every_s and (self.url or self.workers < 2):
+                raise ValueError(f"{name}: needs a fabric of the command with at least 2 workers")
+        if self.kill_every_s and self.restart_every_s:
+            raise ValueError("kill_every_s and restart_every_s cannot be used together")
+
+    @property
+    def stop_plan(self) -> tuple[float, signal.Signals]:
+        """The seconds between two stops of workers (0: none), and the signal of a stop."""
+        if self.restart_every_s:
+            return self.restart_every_s, signal.SIGTERM
+        return self.kill_every_s, signal.SIGKILL
 
     @property
     def watched(self) -> Mapping[str, Sequence[int]]:

@@ -68,8 +68,8 @@ class GeneratorCost:
 
 
 @dataclass(frozen=True)
-class Kill:
-    """A worker that was killed, and the number of its sessions."""
+class Stop:
+    """A worker that got a signal to end, and the number of its sessions."""
 
     at_s: float  # monotonic time
     session_count: int
@@ -77,11 +77,15 @@ class Kill:
 
 @dataclass(frozen=True)
 class Moves:
-    """What the clients noticed of the killed workers."""
+    """What the clients noticed of the workers that were stopped.
 
-    kill_count: int
-    session_count: int  # sessions that were at a worker when it was killed, added over all kills
-    gap_ms: Percentiles  # latency of the first unit that such a session got answered after the kill
+    `is_killed` is False if the workers could drain before their end.
+    """
+
+    is_killed: bool
+    stop_count: int
+    session_count: int  # sessions that were at a worker when it was stopped, added over all stops
+    gap_ms: Percentiles  # latency of the first unit that such a session got answered after the stop
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ class Row:
     processes: Mapping[str, ProcessCost]
     generator: GeneratorCost
     problems: Sequence[str]  # why the row does not hold; empty if it does
-    moves: Moves | None = None  # null without `--kill-every-s`
+    moves: Moves | None = None  # null without `--kill-every-s` and `--restart-every-s`
     exported_bytes: int | None = None  # bytes of spans and metrics; null without `--telemetry`
 
     @property
@@ -156,22 +160,23 @@ def generator_cost(seen: LoadFigures, cost: ProcessCost, limits: Limits) -> Gene
     return GeneratorCost(lateness, loop, cost, is_punctual=worst <= limits.lateness_ms)
 
 
-def moves_of(kills: Sequence[Kill], timed: Sequence[Timed]) -> Moves:
-    """Compute the gaps of the sessions whose workers were killed.
+def moves_of(stops: Sequence[Stop], timed: Sequence[Timed], *, is_killed: bool) -> Moves:
+    """Compute the gaps of the sessions whose workers were stopped.
 
-    A client cannot see whether the worker of its session was killed. But a kill delays no other
-    sessions. So after each kill, as many sessions as the worker had are chosen: those with the
+    A client cannot see whether the worker of its session was stopped. But a stop delays no other
+    sessions. So after each stop, as many sessions as the worker had are chosen: those with the
     largest latencies.
     """
     answers = sorted(timed, key=lambda one: one.answered_s)
     times = [one.answered_s for one in answers]
     gaps_ms: list[float] = []
-    for kill, following in pairwise([*kills, Kill(math.inf, 0)]):
+    for stop, following in pairwise([*stops, Stop(math.inf, 0)]):
         first_ms: dict[int, float] = {}
-        for one in answers[bisect(times, kill.at_s) : bisect(times, following.at_s)]:
+        for one in answers[bisect(times, stop.at_s) : bisect(times, following.at_s)]:
             first_ms.setdefault(one.session, one.latency_ms)
-        gaps_ms += sorted(first_ms.values(), reverse=True)[: kill.session_count]
-    return Moves(len(kills), sum(kill.session_count for kill in kills), Percentiles.of(gaps_ms))
+        gaps_ms += sorted(first_ms.values(), reverse=True)[: stop.session_count]
+    sessions = sum(stop.session_count for stop in stops)
+    return Moves(is_killed, len(stops), sessions, Percentiles.of(gaps_ms))
 
 
 def problems(
@@ -188,7 +193,7 @@ def problems(
         found.append(f"invalid: the generator was over {limits.lateness_ms:g} ms late")
     if added.p99 is None:
         found.append("no unit was answered")
-    elif moves:
+    elif moves and moves.is_killed:
         late = 0  # units of a killed worker are late
         if (moves.gap_ms.max or 0.0) > MAX_GAP_MS:
             found.append(f"gap over {MAX_GAP_MS / 1e3:g} s")

@@ -11,19 +11,19 @@ from dataclasses import replace
 from duplane.tools.bench.load.capacity import search
 from duplane.tools.bench.load.files import Files
 from duplane.tools.bench.load.generators import Generators
-from duplane.tools.bench.load.kills import Killer
 from duplane.tools.bench.load.plan import UNIT_S, Plan, share
 from duplane.tools.bench.load.reports import LoadFigures
 from duplane.tools.bench.load.row import (
-    Kill,
     Limits,
     Percentiles,
     Row,
+    Stop,
     generator_cost,
     moves_of,
     problems,
     process_cost,
 )
+from duplane.tools.bench.load.stops import Stopper
 from duplane.tools.bench.load.tables import (
     capacity_text,
     progress_text,
@@ -78,18 +78,19 @@ class _Run:
             await generators.opened()
             start_s = generators.start() + self._warm_up_units * UNIT_S
             watching = asyncio.create_task(watch.run())
-            killer = Killer(measured.workers, measured.scheduler, self._options.kill_every_s)
-            killing = asyncio.create_task(killer.run(start_s, self._units * UNIT_S))
+            every_s, number = self._options.stop_plan
+            stopper = Stopper(measured.workers, measured.scheduler, every_s, number)
+            stopping = asyncio.create_task(stopper.run(start_s, self._units * UNIT_S))
             self._shown_s = start_s
             try:
                 seen = await generators.run(self._show_progress)
                 watch.look()  # while the generators still run
-                await killing
+                await stopping
             finally:
                 watching.cancel()
-                killing.cancel()
+                stopping.cancel()
         slots_left = await measured.slots_left()
-        return self._judge(seen, watch, start_s, slots_left, killer.kills)
+        return self._judge(seen, watch, start_s, slots_left, stopper.stops)
 
     def _judge(
         self,
@@ -97,7 +98,7 @@ class _Run:
         watch: Watch,
         begin_s: float,
         slots_left: int | None,
-        kills: Sequence[Kill] = (),
+        stops: Sequence[Stop] = (),
     ) -> Row:
         options = self._options
         limits = Limits(options.limit_ms, options.max_lateness_ms)
@@ -109,7 +110,8 @@ class _Run:
         }
         generator = generator_cost(seen, costs.pop(_GENERATORS), limits)
         added = Percentiles.of([one.added_ms for one in seen.timed])
-        moves = moves_of(kills, seen.timed) if kills else None
+        is_killed = options.kill_every_s > 0
+        moves = moves_of(stops, seen.timed, is_killed=is_killed) if stops else None
         found = [*problems(seen.counts, added, generator, limits, moves)]
         ended = {one.name for one in watch.watched if one.has_ended}
         found += [f"{name} ended" for name in ended if not (moves and name == "worker")]

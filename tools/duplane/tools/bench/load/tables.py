@@ -40,8 +40,8 @@ def show_rows(rows: Sequence[Row]) -> None:
 
     if any(row.moves for row in rows):
         show(
-            "killed workers; ms from a unit to its answer, for the first unit after the kill",
-            ("", "kills", "moved", "lost", "gap p50", "p95", "p99", "max", "slots left"),
+            "stopped workers; ms from a unit to its answer, for the first unit after the stop",
+            ("", "stops", "moved", "lost", "gap p50", "p95", "p99", "max", "slots left"),
             [_move_cells(row, row.moves) for row in rows if row.moves],
         )
 
@@ -62,7 +62,7 @@ def _latency_cells(row: Row) -> Sequence[str]:
 
 
 def _move_cells(row: Row, moves: Moves) -> Sequence[str]:
-    counts = (moves.kill_count, moves.session_count, row.counts.broken_sessions)
+    counts = (moves.stop_count, moves.session_count, row.counts.broken_sessions)
     return (_name(row), *map(str, counts), *_cells(moves.gap_ms), str(row.slots_left))
 
 

@@ -117,18 +117,18 @@ async def target(options: FabricBench, sessions: int) -> AsyncGenerator[Target]:
             receiver = await stack.enter_async_context(Receiver.exporting())
         if options.edge_cpu is not None:
             stack.enter_context(_keeping_off(options.edge_cpu))
-        is_killing = options.kill_every_s > 0
+        is_stopping = options.stop_plan[0] > 0
         settings = UpSettings(
             port=0,
             worker_count=options.workers,
-            slot_count=-(-(sessions + _SPARE_SLOTS) // (options.workers - is_killing)),
+            slot_count=-(-(sessions + _SPARE_SLOTS) // (options.workers - is_stopping)),
             checkpoint=options.checkpoint,
-            log_level="ERROR" if is_killing else "WARNING",  # each moved session is a warning
+            log_level="ERROR" if is_stopping else "WARNING",  # each moved session is a warning
         )
         fabric = await stack.enter_async_context(running(settings))
         edge, *workers, scheduler = fabric.roles
-        if is_killing:
-            for worker in workers:  # each kill stands for a single failure
+        if is_stopping:
+            for worker in workers:  # each stop stands for a single failure
                 worker.restart_delay = RestartDelay(max_delay_s=FIRST_DELAY_S)
         if options.edge_cpu is not None:
             assign(edge.process_id, {options.edge_cpu})

@@ -1,4 +1,4 @@
-"""Kills workers of a fabric under load, each in turn."""
+"""Stops workers of a fabric under load, each in turn; the fabric starts them again."""
 
 from __future__ import annotations
 
@@ -10,24 +10,30 @@ from collections.abc import Sequence
 
 from duplane.fabric.client import FabricClient
 from duplane.fabric.v1 import admin_pb2
-from duplane.tools.bench.load.row import Kill
+from duplane.tools.bench.load.row import Stop
 from duplane.tools.up.supervisor import Role
 
 
-class Killer:
-    """Kills a worker every `every_s` seconds, or none if `every_s` is 0. `kills` lists them."""
+class Stopper:
+    """Sends a signal to a worker every `every_s` seconds, or to none if `every_s` is 0.
 
-    def __init__(self, workers: Sequence[Role], scheduler: str, every_s: float) -> None:
-        self.kills: list[Kill] = []
+    `stops` lists the workers that got the signal.
+    """
+
+    def __init__(
+        self, workers: Sequence[Role], scheduler: str, every_s: float, number: signal.Signals
+    ) -> None:
+        self.stops: list[Stop] = []
         self._workers = workers
         self._scheduler = scheduler
         self._every_s = every_s
+        self._signal = number
 
     async def run(self, begin_s: float, seconds: float) -> None:
-        """Kill workers for `seconds`, from `begin_s` on.
+        """Stop workers for `seconds`, from `begin_s` on.
 
-        After the last kill the sessions have enough time to move. If a worker is still starting
-        when a kill is due, this kill is left out, because the other workers may have too few slots.
+        After the last stop the sessions have enough time to move. If a worker is still starting
+        when a stop is due, this stop is left out, because the other workers may have too few slots.
         """
         if not self._every_s:
             return
@@ -40,8 +46,8 @@ class Killer:
                     continue
                 worker = next(turns)
                 count = await _session_count(client, worker.address)
-                worker.send_signal(signal.SIGKILL)
-                self.kills.append(Kill(time.monotonic(), count))
+                worker.send_signal(self._signal)
+                self.stops.append(Stop(time.monotonic(), count))
 
 
 async def _session_count(client: FabricClient, address: str) -> int:
