@@ -80,7 +80,8 @@ def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
 def collections_as_before() -> Iterator[None]:
     """Let garbage collections examine all objects again.
 
-    A service that a test runs in this process excludes the objects that exist when it is ready.
+    A service that a test runs in this process excludes all objects that exist when the service
+    is ready.
     """
     yield
     gc.unfreeze()

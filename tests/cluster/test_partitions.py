@@ -51,7 +51,7 @@ async def test_cut_between_an_edge_and_its_scheduler_keeps_the_place_in_the_queu
 
 
 async def is_hit_by_cut(cluster: Cluster, schedulers: Sequence[Server]) -> bool:
-    """Cut the first edge from `schedulers` while a client waits there.
+    """Cut the first edge from `schedulers` while a client waits at this edge.
 
     Returns whether this client missed a grant.
     """

@@ -73,7 +73,7 @@ async def exchange_until(is_true: Callable[[], bool], *clients: Talker) -> None:
 
 
 class Moves:
-    """Counts what the edge has logged of moves since the object was made."""
+    """Counts log lines of the edge about moves, from the creation of this object on."""
 
     def __init__(self, fabric: RealFabric) -> None:
         self._log, self._begin = fabric.log, len(fabric.log)

@@ -224,7 +224,7 @@ _D = {
 
 EVENTS: Mapping[str, Mapping[str, Shape]] = {"A": _A, "B": _B, "B chat": _B_CHAT, "C": _C, "D": _D}
 _DELTAS = {"B": _KINDS, "B chat": _CHAT_KINDS}
-# The event that closes a session of each dialect. A session that is refused ends with `error`
+# For each dialect, the events that close a session. A session that is refused ends with `error`
 # instead.
 CLOSINGS = {
     "A": ("session.closed",),

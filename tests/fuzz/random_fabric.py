@@ -24,7 +24,7 @@ WITNESS = "witness"
 _OPENED = session_pb2.Opened(prompt_token_count=7, context_token_limit=8192)
 _CLOSE_REASONS: list[Any] = session_pb2.CloseReason.values()
 _LATE_S = 0.02
-# Without UNAVAILABLE, which no live scheduler answers: the edge would retry without end.
+# UNAVAILABLE is left out: no live scheduler answers it, and the edge would retry without end.
 _REFUSALS = [reason for reason in Reason if reason is not Reason.UNAVAILABLE]
 
 

@@ -38,7 +38,7 @@ _CALLERS = 12
 _ATTACKS = 0.35  # share of the callers' actions
 _SLOTS = 64
 _ENOUGH_FAULTS = 5
-# gRPC has one such task per method, and starts a new one with each call.
+# The name of gRPC's tasks that wait for calls: one task per method, and a new one with each call.
 _GRPC_ACCEPTS = "_request_registered_call"
 _FILES = Path("/proc/self/fd")
 
@@ -204,7 +204,7 @@ class _Watch(logging.Handler):
         self._storm = storm
 
     def emit(self, record: logging.LogRecord) -> None:
-        # Such errors are expected, because the fabric fails at random.
+        # Failed sessions are expected, because the fabric fails at random.
         is_session_end = " ended after " in record.msg
         if is_session_end and "internal error" not in record.getMessage():
             return

@@ -116,7 +116,10 @@ class SessionSpans:
         self._step, self._step_name = None, ""
 
     def granted(self, lease_id: str) -> None:
-        """Begin the claim. Add the lease id to the session's span, after a move only at its end."""
+        """Begin the claim's span, and add the lease id to the session's span.
+
+        During a move, the lease id is added when the move has ended.
+        """
         self.begin(spans.EDGE_CLAIM)
         if self._move:
             self._next_lease_id = lease_id

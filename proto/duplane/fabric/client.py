@@ -176,7 +176,7 @@ class FabricClient:
         request: lease_pb2.AcquireLeaseRequest,
         on_queued: OnQueued | None,
     ) -> lease_pb2.Granted:
-        """Return the grant from the stream of one call. Set `request.ticket_id` if one comes."""
+        """Return the grant from the stream of one call. Write the ticket's id to `request`."""
         first_answer_s = _FIRST_ANSWER_S if len(self._schedulers) > 1 else None
         granted: lease_pb2.Granted | None = None
         try:

@@ -161,7 +161,8 @@ class GrantLoop:
     async def _begin_all(self, tasks: asyncio.TaskGroup) -> None:
         """Begin every possible grant, with pauses for other tasks.
 
-        Waits first, and after each pause, until no change is partly published.
+        Before the first grant and after each pause, waits until every change of the store is
+        published completely.
         """
         await self._store.until_whole()
         count = 0

@@ -94,7 +94,7 @@ class OneSlot:
         return registry_pb2.Report(slots=slot_reports(self._admission))
 
     async def serve(self, lease: lease_pb2.Lease, last: Callable[[], Awaitable[None]]) -> None:
-        """Claim the lease, wait for `last`, then free the slot."""
+        """Claim the lease, hold the slot until `last` returns, then free the slot."""
         claims = self._admission.claim(lease, time.monotonic())
         self.numbers.append(claims.fencing_number)
         await last()

@@ -104,7 +104,7 @@ async def test_what_cannot_work_is_said_before_connecting(
 
 
 async def connect_error(answer: bytes | None, scheme: str) -> str:
-    """Return the error of `talk` if a server sends `answer`, or nothing if `answer` is None."""
+    """Return the error of `talk` at a server that sends `answer`; None sends nothing."""
     writers: list[asyncio.StreamWriter] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

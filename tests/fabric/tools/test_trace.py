@@ -152,7 +152,7 @@ def receivers(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.subprocess.Proces
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", record)
     for name in ("OTEL_TRACES_EXPORTER", "OTEL_BSP_SCHEDULE_DELAY"):
-        # Registers the variable with monkeypatch, which restores it after the test.
+        # `traced` changes these variables. monkeypatch restores only variables that it has set.
         monkeypatch.setenv(name, "")
     for name in ("ENDPOINT", "INSECURE"):
         monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_TRACES_{name}", "")

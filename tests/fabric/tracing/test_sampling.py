@@ -1,6 +1,6 @@
-"""With any sampler, late, failed and dropped units are exported.
+"""Late, failed and dropped units are exported, whatever the sampler chooses.
 
-Without sampling, no others are.
+If the sampler chooses no session, no other units are exported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Chats are prepared outside the device thread. This ends with the session and delays no other."""
+"""Chats are prepared outside the device thread.
+
+The preparation ends with the session, and does not delay other sessions.
+"""
 
 from __future__ import annotations
 

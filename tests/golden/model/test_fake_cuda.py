@@ -148,7 +148,7 @@ def answer(model: DuplexModel, slots: Sequence[int]) -> list[Any]:
 
 
 def take_turns(model: DuplexModel) -> list[Any]:
-    """Run a half-duplex conversation with speech that lasts until its window drops rounds."""
+    """Run a half-duplex conversation with speech until its window has dropped exchanges."""
     options = ChatOptions(
         decode_mode=DecodeMode.GREEDY, max_new_tokens=8, seed=0, generate_audio=True
     )

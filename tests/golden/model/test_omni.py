@@ -101,7 +101,7 @@ def test_a_conversation_may_begin_with_frames_alone(model: DuplexModel) -> None:
 
 
 def test_pictures_can_be_fed_ahead_of_their_unit(model: DuplexModel) -> None:
-    """The results are the same as in one part, and no part has more rows than its limit."""
+    """Feeding in parts gives the same results, and no part has more rows than its limit."""
     for slot in range(2):
         model.open(slot, GREEDY)
         one(model, unit(slot, 1))
@@ -116,7 +116,7 @@ def test_pictures_can_be_fed_ahead_of_their_unit(model: DuplexModel) -> None:
         assert isinstance(found, int)
         lengths.append(model.llm.cache.length(1))
         left = found
-    # The closing ids of the last unit and `<unit>` come first.
+    # The first part also has the closing ids of the last unit, and `<unit>`.
     assert np.diff(lengths).tolist() == [2 + 1 + 2 * FRAME_ROWS, 2 * FRAME_ROWS]
     assert left == FRAME_ROWS + 10
     with pytest.raises(ValueError, match="amid a unit"):

@@ -109,7 +109,7 @@ class Elsewhere(Tensor):
     ) -> Any:
         """Call `func`.
 
-        For a `func` that is not in PLACED, the tensor reports that it is on the CPU.
+        During the call, tensors report that they are on the CPU, unless `func` is in PLACED.
         """
         if func is Tensor.tolist:  # PyTorch does not support it for subclasses
             return args[0].cpu().tolist()
@@ -222,7 +222,7 @@ class Border(TorchDispatchMode):
         if not is_there and not goes_there:
             return func(*args, **given)
         self._check(func, name, args, given, tensors, is_there=is_there, goes_there=goes_there)
-        # Outside inference mode, because a view of an ordinary tensor must be an ordinary tensor.
+        # Inference mode is off, because a view of an ordinary tensor must be an ordinary tensor.
         with torch.inference_mode(False), torch.no_grad():
             return self._carry_out(func, args, given, tensors, goes_there=goes_there)
 

@@ -1,4 +1,4 @@
-"""An error names its field once, with the whole path, even if the worker's message does so, too."""
+"""An error names its field once, with the whole path, even if the worker's message names it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clock of the edge never calls early: a caller that compares the times would wait again."""
+"""The clock of the edge never calls early: after an early call, the caller would wait again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a Converse call that fails at the same moment."""
+"""A Converse call whose connection is lost while the client ends the call."""
 
 from __future__ import annotations
 

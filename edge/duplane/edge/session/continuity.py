@@ -1,4 +1,4 @@
-"""What the sessions of an edge share to move: memory, and permits to rebuild. Pure."""
+"""The memory, and the permits to rebuild, that the sessions of an edge share for moves. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from duplane.edge.session.moving import Move
 class Turns:
     """Limits how many moves rebuild conversations at the same time.
 
-    A move may begin to rebuild when it has a permit, here called its turn. Moves get permits in the
-    order in which they ask.
+    A move may rebuild only while it has a permit. Moves get permits in the order in which they ask.
     """
 
     def __init__(self, count: int) -> None:
@@ -21,12 +20,12 @@ class Turns:
         self._waiting: dict[Move, Callable[[], None]] = {}
 
     def enter(self, move: Move, on_turn: Callable[[], None]) -> None:
-        """Call `on_turn` when the move gets its permit, perhaps immediately."""
+        """Request a permit for a move. Call `on_turn` when the move has it, perhaps immediately."""
         self._waiting[move] = on_turn
         self._give()
 
     def leave(self, move: Move) -> None:
-        """Take back the permit of a move, or end its wait for a permit."""
+        """Take the permit back from a move, or remove a move that waits for a permit."""
         self._waiting.pop(move, None)
         if move.has_turn:
             move.has_turn = False
@@ -44,7 +43,7 @@ class Turns:
 
 @dataclass(frozen=True, slots=True)
 class Continuity:
-    """The parts that the sessions of an edge share."""
+    """The memory and the permits that the sessions of an edge share."""
 
     journals: JournalSpace
     turns: Turns

@@ -134,7 +134,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
     # --- moves ---
 
     async def _try_to_move(self, move: Move) -> None:
-        """Prepare a slot of another worker, then use it."""
+        """Acquire a slot of another worker, rebuild the conversation there, and continue there."""
         level = logging.WARNING if move.is_lost else logging.INFO
         _log.log(level, "the session leaves worker %s: %s", self.worker, move.cause)
         tried = move.tried_worker_ids
@@ -266,7 +266,8 @@ class DuplexRunner(SessionRunner[DuplexSession]):
     def overdue_slots(self, overdue_s: float) -> Sequence[HeldSlot]:
         """Return the slots whose workers have owed an answer for longer than `overdue_s`.
 
-        A session that cannot move to another worker waits for its own, so it has none.
+        If the session cannot move to another worker, the result is empty: the session waits for
+        its worker.
         """
         now = self._clock.now()
         if not self.session.can_move(now):

@@ -76,7 +76,7 @@ def histograms(
     buckets: Collection[float] = UNIT_BUCKETS_S,
     **labels: Collection[str],
 ) -> Family[Histogram]:
-    """Return histograms with these upper bounds; `name` ends with the unit of measure, if any."""
+    """Return a histogram for each combination of label values; `buckets` are its upper bounds."""
     histogram = Histogram(name, text, tuple(labels), registry=registry, buckets=tuple(buckets))
     return Family(histogram, labels)
 

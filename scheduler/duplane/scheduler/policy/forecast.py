@@ -113,7 +113,7 @@ def _arrivals(which: int, demand: Demand, resolution: int) -> Iterator[tuple[int
 def _start(
     heaps: Sequence[_Heap], count: int, after_s: float, hold_s: float
 ) -> tuple[float, float]:
-    """Start `count` tickets in turn. Return the start times of the first and the last ticket."""
+    """Let `count` tickets take slots in order; return when the first and the last get theirs."""
     first_s = max(after_s, min(heap[0][0] for heap in heaps))
     left = count
     if count > 1:

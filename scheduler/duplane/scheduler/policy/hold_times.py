@@ -32,7 +32,7 @@ class HoldTimes:
         self._sample_count[kind] = self.sample_count(kind) + 1
 
     def mean_s(self, kind: lease_pb2.SessionKind) -> float | None:
-        """Return the moving average of a kind, or None before its first session has ended."""
+        """Return the average hold time of a kind; None if no session of the kind has ended yet."""
         return self._mean_s.get(kind)
 
     def sample_count(self, kind: lease_pb2.SessionKind) -> int:
@@ -40,7 +40,7 @@ class HoldTimes:
         return self._sample_count.get(kind, 0)
 
     def expected_s(self, kind: lease_pb2.SessionKind) -> float:
-        """Return the expected hold time of a kind; for an unknown kind, the longest of all."""
+        """Return the expected hold time of a kind; for an unknown kind, the longest known one."""
         if kind not in self.base_s:
             return max(self.expected_s(known) for known in self.base_s)
         if self.sample_count(kind) < MIN_SAMPLE_COUNT:

@@ -244,8 +244,9 @@ class SlotIndex:
     ) -> Candidate | None:
         """Return the worker whose slot a request gets, or None if the request has to wait.
 
-        A worker that the request avoids is chosen only if no other worker has a free slot. If
-        `may_avoid` is set, it is chosen only if no other worker even takes sessions of the kind.
+        A worker that the request avoids is chosen only if no other worker has a free slot. With
+        `may_avoid`, it is not chosen even then if another worker, whose slots are all in use,
+        takes sessions of this kind.
         """
         avoided = set(request.avoided_worker_ids)
         best = self._best(request, needs, avoided)

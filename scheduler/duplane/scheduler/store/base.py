@@ -144,7 +144,7 @@ Change = WorkerPut | WorkerGone | TicketPut | TicketGone | GrantPut | GrantGone
 
 
 def replaces(register: registry_pb2.Register, known: registry_pb2.Register) -> bool:
-    """True if `register` comes from the process that sent `known`, and is not the older one."""
+    """True if the process that sent `known` also sent `register`, at the same time or later."""
     is_later = not register.stream_number or register.stream_number >= known.stream_number
     return register.incarnation == known.incarnation and is_later
 

@@ -133,7 +133,8 @@ async def test_websocket_at_a_wrong_path_is_refused() -> None:
 async def test_undecided_connections_end_with_the_edge() -> None:
     async with live_edge() as edge:
         saying = asyncio.ensure_future(said(edge.edge.address, b"GET "))
-        # The edge accepts connections in order: this answer shows that it has accepted `saying`.
+        # The edge accepts connections in order: the answer to this request shows that the edge
+        # has accepted the connection of `saying`.
         assert (await edge.get("/health"))[0] == 200
     assert await saying == b""
 

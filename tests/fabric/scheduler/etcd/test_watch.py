@@ -27,7 +27,7 @@ def ignore(_: float) -> None:
 
 
 async def watch_of(client: EtcdClient, prefix: bytes, start_revision: int) -> PrefixWatch:
-    """Return a watch of the cluster that answers now."""
+    """Return a watch of the cluster to which the members that answer now belong."""
     header = (await client.read(prefix, limit=1)).header
     return PrefixWatch(client, prefix, start_revision, header.cluster_id, ignore)
 

@@ -1,4 +1,4 @@
-"""Half duplex: the user and the model speak in turns, and one context keeps all turns.
+"""Half duplex: the user and the model speak alternately, and one context keeps what both said.
 
 A window bounds the context. If the context has more rows than the high mark, the oldest exchanges
 (an exchange is an utterance and its answer) are dropped, until the context has no more rows than
@@ -96,7 +96,7 @@ class HalfDuplex:
         return self._prompt_rows
 
     def hear(self, parts: Sequence[ChatPart]) -> int:
-        """Add the user's turn and begin to answer; return the number of rows up to the answer."""
+        """Add an utterance of the user and begin to answer; return the rows up to the answer."""
         said = [self._filled(part) for part in parts]
         if self._has_answered:
             self._take_turn(said)

@@ -67,7 +67,10 @@ class CountingVocoder:
         self._begun.discard(slot)
 
     def decode(self, chunks: Sequence[VocoderChunk]) -> list[FloatArray]:
-        """Return silence. All chunks but the last are shorter by the vocoder's lookahead."""
+        """Return as many samples of silence as the vocoder would return of speech.
+
+        A chunk gives samples for its tokens without the lookahead; the last chunk has none.
+        """
         return [np.zeros(self._count(chunk), np.float32) for chunk in chunks]
 
     def encode(self, chunks: Sequence[VocoderChunk]) -> list[Tensor]:

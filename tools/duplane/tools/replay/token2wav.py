@@ -89,7 +89,10 @@ def _setup_checks(vocoder: Vocoder, arrays: Arrays, frames: int) -> Iterator[Che
     base, stride = vocoder.base, vocoder.flow.stride
 
     def attention(cache: torch.Tensor, count: int) -> torch.Tensor:
-        """Reshape `[slots, ..., 2, heads, columns, width]` to `[..., heads, count, 2 * width]`."""
+        """Return the first `count` columns of slot 0, with keys and values joined.
+
+        Maps `[slots, ..., 2, heads, columns, width]` to `[..., heads, count, 2 * width]`.
+        """
         keys, values = cache[0, ..., :count, :].unbind(-4)
         return torch.cat((keys, values), -1)
 

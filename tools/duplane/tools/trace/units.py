@@ -221,7 +221,7 @@ class Collected:
             _shorten(self.steps, self.limit)
 
     def chosen(self, session_id: str = "", sequence: int | None = None) -> list[Unit]:
-        """Return the units of a session or with a number, oldest first."""
+        """Return the units of this session, with this number, or both; oldest first."""
         return [
             unit
             for unit in self.units.values()

@@ -55,7 +55,7 @@ def form_batch(
     """Take the oldest unit of each ready slot, within the limit of rows.
 
     Of the slots with past units to rebuild, only the one whose rebuild began first continues. If
-    these slots took turns, all of them would finish late, perhaps after the edges have given up.
+    these slots alternated, all of them would finish late, perhaps after the edges have given up.
     The caller holds the lock of the device thread.
     """
     batch = Batch()

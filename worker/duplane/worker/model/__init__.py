@@ -30,6 +30,6 @@ one session depend on another, is fixed.
 | sets all options but those of sampling once, at load  | fixed  | each session sets its options |
 | lets a context window exceed a smaller cache          | fixed  | more units are dropped then   |
 | stacks frames of unrelated moments in long videos     | fixed  | each scene has its own frames |
-| drops incomplete rounds in half duplex                | fixed  | only whole rounds are dropped |
+| drops parts of exchanges in half duplex               | fixed  | exchanges are dropped whole   |
 | recomputes the same prompt when a window drops units  | fixed  | the result would be equal     |
 """

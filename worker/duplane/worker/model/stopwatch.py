@@ -21,7 +21,7 @@ class Stopwatch:
         self._begin_s = time.monotonic()
 
     def lap(self, stage: str) -> None:
-        """End a stage. If the stage has ended before, add this part to its time."""
+        """End the part of `stage` that began at the last lap. A stage may have several parts."""
         self._ends.append((stage, time.monotonic(), self._event()))
 
     def seconds(self, running: str | None = None) -> dict[str, float]:

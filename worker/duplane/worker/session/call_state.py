@@ -1,5 +1,6 @@
-"""The states of a Converse call. Each has legal messages, and a limit for the wait for one. Pure.
+"""The states of a Converse call. Pure.
 
+In each state, some messages of the client are legal, and one of them must come within a time limit.
 An illegal message ends the call. An invalid unit does not: the module `unit_check` answers it.
 """
 

@@ -93,7 +93,7 @@ class UnitSpans:
     def delta(
         self, output: UnitOutput, delta: session_pb2.Delta, now_s: float
     ) -> trace_pb2.TraceContext | None:
-        """Record the span of a unit with its delta. Return the trace context for the delta."""
+        """Record the span of a unit that has a delta. Return the trace context for the delta."""
         unit = output.unit
         if not self._telemetry.is_exported:
             return unit.trace  # unchanged, so that the edge does not treat the unit as late

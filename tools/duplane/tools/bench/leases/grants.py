@@ -51,7 +51,7 @@ class _Counts:
     lost_ticket_count: int = 0
     lost_position_count: int = 0
     kill_count: int = 0
-    # CPU time per grant: first of all schedulers together, then of this process.
+    # CPU time per grant: of all schedulers together, and of this process.
     cpu_ms: Sequence[float] = (math.nan, math.nan)
     has_grant: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -243,7 +243,7 @@ class _Position:
         self._lowest: int | None = None
 
     async def update(self, queued: lease_pb2.Queued) -> None:
-        """Count a lost position if this one is higher than the last, or has another ticket."""
+        """Count a lost position if `queued` has a higher one than before, or another ticket."""
         is_other = self.ticket_id not in ("", queued.ticket_id)
         has_grown = self._lowest is not None and queued.position > self._lowest
         self._counts.lost_position_count += is_other or has_grown

@@ -148,9 +148,9 @@ def _tell(text: str) -> None:
 
 
 async def _capacity(options: FabricBench, dialect: str, rows: list[Row]) -> int:
-    """Search for the largest number of sessions whose row holds.
+    """Search for the largest number of sessions that the fabric holds (see `Row.holds`).
 
-    If the row of a number does not hold, this number is tried a second time.
+    If the fabric does not hold a number of sessions, this number is tried a second time.
     """
     searching = search(options.sessions[0], options.max_sessions)
     try:

@@ -81,7 +81,7 @@ class Target:
 
 
 async def _taken(client: FabricClient) -> int:
-    """Count the slots that are not free, by workers' reports or by leases, whichever are more."""
+    """Return the number of slots that are not free or the number of leases: the larger one."""
     workers = await client.administer(
         lambda admin: admin.ListWorkers(admin_pb2.ListWorkersRequest())
     )

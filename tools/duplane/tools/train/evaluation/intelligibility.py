@@ -87,7 +87,7 @@ def narrow(samples: FloatArray) -> FloatArray:
 
 
 def original(text: str, seed: int) -> FloatArray:
-    """Return the speech of a text in the synthesiser's voice, which the model imitates."""
+    """Return the synthesiser's speech of a text, in the voice that the model imitates."""
     del seed
     return speak_answer(text).samples
 

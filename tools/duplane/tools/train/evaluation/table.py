@@ -83,7 +83,7 @@ def plan_rows(plan: EvaluationPlan) -> list[EvaluationRow]:
 
 
 def evaluate_checkpoint(directory: Path, workspace: Path, plan: EvaluationPlan) -> dict[str, Any]:
-    """Run all rows of the table; return it as plain values. `workspace` keeps the corpora."""
+    """Evaluate a checkpoint; return the table as plain values. `workspace` keeps the corpora."""
     model = DuplexModel.load(directory, slot_count=SLOTS, context_capacity=CONTEXT_ROWS)
     corpora = {
         name: _corpus(workspace / f"{name}-{plan.utterances}-{plan.seed}", name, plan)

@@ -132,7 +132,7 @@ class AudioEncoder(nn.Module):
         return self.config.position_count - UNIT_FRAMES // 2
 
     def _begin(self, slot: int) -> int:
-        """Return the column where the slot's next unit begins: 0 if it has no room at the end."""
+        """Return the column where the slot's next unit begins: 0 if no unit fits after the last."""
         length = self._lengths[slot]
         return length if length < self._last_begin else 0
 

@@ -78,7 +78,7 @@ class ChatPrompt:
     """The ids of a prompt, with the unknown token at the rows of media embeddings.
 
     `text` is the rendered prompt with a placeholder for every medium. `fed` is the number of rows
-    that were taken.
+    that `take` has returned.
     """
 
     text: str = ""
@@ -90,7 +90,7 @@ class ChatPrompt:
 
     @property
     def is_fed(self) -> bool:
-        """Whether all rows were taken."""
+        """Whether `take` has returned all rows."""
         return self.fed == len(self.ids)
 
     def unencoded_sounds(self, count: int) -> MessageSounds | None:
@@ -314,7 +314,7 @@ class MessageSounds:
         return len(self._bounds) == 1
 
     def clips(self, config: AudioConfig) -> list[FloatArray]:
-        """Return one clip made of all clips, or all clips if one would give too few embeddings."""
+        """Return the clips, joined to one clip unless that would give too few embeddings."""
         if not self._clips:
             return []
         joined = np.concatenate(self._clips)

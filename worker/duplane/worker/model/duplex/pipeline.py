@@ -201,7 +201,7 @@ class Pipeline:
     def _choose(
         self, units: Sequence[RunningUnit], logits: Tensor, choosing: Sequence[RunningUnit]
     ) -> None:
-        """Choose the next id of the units in `choosing`. `logits` are [units, ids] of `units`."""
+        """Choose the next id of the units in `choosing`. `logits` has a row for each of `units`."""
         if len(choosing) < len(units):
             rows = {unit.slot: row for row, unit in enumerate(units)}
             logits = logits[upload([rows[unit.slot] for unit in choosing], logits.device)]

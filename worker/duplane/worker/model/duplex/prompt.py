@@ -18,7 +18,7 @@ from duplane.worker.model.types import FloatArray, OptionError
 
 @dataclass(frozen=True)
 class Prompt:
-    """The embeddings `rows` [n, hidden] of a prompt, which include those of its `voice`.
+    """The embeddings `rows` [n, hidden] of a prompt; those of its voice are also in `voice`.
 
     `tail` holds the ids of the rows after the voice.
     """

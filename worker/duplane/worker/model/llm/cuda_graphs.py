@@ -118,7 +118,7 @@ class StepGraphs(Generic[S]):
         self._steps: dict[tuple[int, int], tuple[S, Callable[[], None]]] = {}
 
     def capture(self, make: Callable[[int, int], S], *, is_replayed: bool = True) -> None:
-        """Make a step for every size. Capture the steps, unless `is_replayed` is False."""
+        """Make a step for every size. If `is_replayed`, capture the steps as CUDA graphs."""
         pool: Any = None
         for size in self._sizes():
             step = make(*size)

@@ -180,10 +180,10 @@ class KVCache:
             self._touched[slot] = max(self._touched[slot], self._lengths[slot])
 
     def _members(self, counts: Sequence[tuple[int, int]]) -> list[list[int]]:
-        """Group the indices of `counts` by the calls in which their slots attend.
+        """Return groups of indices of `counts`; the slots of a group attend in one call.
 
-        If slots are gathered, the counts in a group differ by less than a factor of two, which
-        limits the padding; otherwise they are equal.
+        If slots are gathered, the numbers of rows in a group differ by less than a factor of two,
+        which limits the padding. Otherwise they are equal.
         """
         groups: dict[int, list[list[int]]] = {}
         for index, (slot, count) in enumerate(counts):

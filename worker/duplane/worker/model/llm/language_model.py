@@ -27,7 +27,7 @@ passes."""
 
 
 class _Body(Decoder):
-    """The decoder with its embedding table, nested like their names in the checkpoint."""
+    """The decoder and the embedding table, which have a common prefix in the checkpoint."""
 
     def __init__(
         self,

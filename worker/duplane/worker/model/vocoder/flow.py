@@ -175,7 +175,10 @@ class Flow(nn.Module):
         return self.spk_embed_affine_layer(functional.normalize(embedding, dim=-1))
 
     def encoded(self, token_count: int, is_last: bool) -> int:
-        """Return how many tokens become mel: all but the lookahead. A last chunk has none."""
+        """Return how many tokens of a chunk become mel.
+
+        In the last chunk these are all tokens, in other chunks all but the lookahead.
+        """
         return token_count if is_last else token_count - self.lookahead
 
     def forward(

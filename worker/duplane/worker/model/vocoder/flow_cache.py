@@ -116,7 +116,7 @@ class FlowCaches:
         self.estimator_tails[slots] = self.next_estimator_tails[slots]
 
     def copy_slot(self, slot: int, source: FlowCaches, index: int, frames: int) -> None:
-        """Copy slot `index` of `source`, which has one chunk of `frames` frames and none cached."""
+        """Copy slot `index` of `source`, in which only one chunk, of `frames` frames, was run."""
         tokens = frames // self.stride
         for mine, theirs in zip(self.tensors[:3], source.tensors[:3], strict=True):
             mine[slot] = theirs[index]
