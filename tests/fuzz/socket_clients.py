@@ -124,7 +124,7 @@ async def _carry_on(client: ClientConnection, listener: Listener, rng: Random) -
 
 
 async def _leave(client: ClientConnection, dialect: str, rng: Random) -> bool:
-    """End the session by an event, or close the connection. Return whether it was closed."""
+    """Close the connection and return True, or end the session by an event and return False."""
     with contextlib.suppress(ConnectionClosed):
         if dialect not in LEAVE or rng.random() < 0.3:
             await client.close(rng.choice([1000, 1001, 3000]), "x" * rng.choice((0, 123)))

@@ -173,7 +173,7 @@ class SimulatedFabric:
                 pass
 
     def _cut_off(self, *schedulers: Scheduler) -> None:
-        """Cut schedulers off from etcd for the same time."""
+        """Cut these schedulers off from etcd, all of them for the same time."""
         duration_s = self.chance.uniform(0, CUT_S)
         for scheduler in schedulers:
             if scheduler.client:

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 
 class Moment(NamedTuple):
-    """One instant on both clocks. The pure parts of the edge receive it as an argument."""
+    """One instant, in monotonic and in wall time. The pure parts of the edge get it as argument."""
 
     monotonic_s: float
     wall_ns: int

@@ -74,9 +74,9 @@ class FabricClient:
         self._to_schedulers, self._to_workers = ChannelPool(), ChannelPool()
         self._connecting: asyncio.Task[None] | None = None
         self._silence = RepeatedLog(_log)
-        # For each worker (by id) that could not be reached lately: when to stop avoiding it.
+        # Worker id -> the time until which the worker is avoided, because it was not reachable.
         self._avoided = TTLCache[str, float, float](_MAX_AVOIDED, _AVOID_S)
-        # For each lease (by id) whose worker could not be reached: the id of the worker.
+        # Lease id -> the id of its worker, for leases whose worker could not be reached.
         self._unreachable = TTLCache[str, str, float](_MAX_UNREPORTED, _AVOID_S)
 
     async def __aenter__(self) -> FabricClient:

@@ -107,7 +107,7 @@ class ConverseStream:
         self._call.cancel()
 
     async def finish(self) -> None:
-        """Half-close the call, wait a short time until the worker ends it, then cancel it."""
+        """Half-close the call; cancel it if the worker does not end it within a short time."""
         if self._call.done():  # grpc.aio raises CancelledError from a read of a cancelled call
             return
         try:

@@ -46,7 +46,7 @@ class LeaseKeys:
         return self._signer.sign(claims)
 
     async def run(self) -> None:
-        """Replace the key each time it reaches its age, until cancelled."""
+        """Replace the key each time it reaches `max_age_s`, until cancelled."""
         while self._max_age_s is not None:
             await asyncio.sleep(max(self._max_age_s - KEY_LEAD_S, 0.0))
             former, following = self._signer, LeaseSigner()

@@ -73,7 +73,7 @@ class _Pool:
         self.queues: dict[Needs, FifoQueue] = {}  # only queues with tickets
         self.slots = SlotIndex()
         self.forecast: _Forecast | None = None
-        # These forecasts, one for each demand, are used if there are many label sets.
+        # One forecast for each demand; used if `has_many_label_sets`.
         self.forecasts = LRUCache[_Demanded, _Forecast](_MAX_FORECASTS)
         self.last_order = 0
 
@@ -165,7 +165,7 @@ class SchedulerState:
     def avoidance_left_s(self) -> float | None:
         """Return the seconds until a ticket may get the free slot of a worker that it avoids.
 
-        Returns None if no ticket waits for this.
+        Returns None if no waiting ticket avoids a worker with a free slot.
         """
         now, reserved = self.clock(), self._reserved_orders
         ends = (

@@ -75,17 +75,17 @@ class Watch:
             self._publish(admin_pb2.WatchResponse(worker=self._worker_status(worker)))
 
     def worker(self, worker_id: str) -> admin_pb2.WorkerStatus | None:
-        """Describe a worker. None if it is not attached."""
+        """Describe a worker. Return None if the worker is not attached."""
         worker = self._state.workers.get(worker_id)
         return self._worker_status(worker) if worker else None
 
     def lease(self, lease_id: str) -> admin_pb2.LeaseStatus | None:
-        """Describe a lease. None if it has ended."""
+        """Describe a lease. Return None if the lease has ended."""
         grant = self._state.grants.get(lease_id)
         return lease_status(grant, self._state) if grant else None
 
     def ticket(self, order: int) -> admin_pb2.TicketStatus | None:
-        """Describe a ticket. None if it does not wait."""
+        """Describe a ticket. Return None if the ticket does not wait."""
         ticket = self._state.tickets.get(order)
         entry = self._state.entry(ticket) if ticket else None
         return ticket_status(entry, self._state) if entry else None

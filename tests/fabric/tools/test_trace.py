@@ -33,7 +33,7 @@ START_NS = 1_714_200_000_000 * MS
 
 @contextlib.asynccontextmanager
 async def started(*arguments: str) -> AsyncGenerator[tuple[asyncio.subprocess.Process, str]]:
-    """Start a verb; yield it and its first line."""
+    """Start a verb of `duplane`; yield the process and the first line that it prints."""
     process = await asyncio.create_subprocess_exec(
         *DUPLANE, *arguments, stdout=asyncio.subprocess.PIPE, env={**os.environ}
     )

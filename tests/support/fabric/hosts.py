@@ -28,7 +28,7 @@ _DIES_WITH_TEST = ("setpriv", "--pdeathsig", "KILL")
 
 
 def why_no_hosts() -> str:
-    """Return why this machine cannot have hosts, or an empty text."""
+    """Return why this machine cannot have hosts; an empty text if it can."""
     if not sys.platform.startswith("linux"):
         return "network namespaces are a feature of Linux"
     if missing := [program for program in _PROGRAMS if not shutil.which(program)]:

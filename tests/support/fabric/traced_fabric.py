@@ -39,7 +39,7 @@ def append(value: float) -> dict[str, Any]:
 
 
 def attributes(span: Span) -> dict[str, Any]:
-    """Return the attributes of a received span by name."""
+    """Return the names and values of the attributes of a received span."""
     found: dict[str, Any] = {}
     for one in span.attributes:
         found[one.key] = getattr(one.value, one.value.WhichOneof("value") or "")

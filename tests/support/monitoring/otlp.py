@@ -38,7 +38,7 @@ class MetricReceiver(metrics_service_pb2_grpc.MetricsServiceServicer):
         return metrics_service_pb2.ExportMetricsServiceResponse()
 
     async def next_export(self) -> tuple[str, dict[str, Metric]]:
-        """Return the service name of the next export, and its metrics by name."""
+        """Return the service name of the next export, and its metrics with their names as keys."""
         async with asyncio.timeout(WITHIN_S):
             exported = await self.received.get()
         attributes = {each.key: each.value.string_value for each in exported.resource.attributes}

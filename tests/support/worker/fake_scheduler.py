@@ -1,4 +1,4 @@
-"""A scheduler for the tests of a worker; the test decides what it sends."""
+"""A scheduler for the tests of a worker; the test decides what the scheduler sends."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class FakeScheduler(registry_pb2_grpc.RegistryServiceServicer):
         await self._call.write(registry_pb2.AttachResponse(**message))
 
     async def until(self, is_true: Callable[[], bool], within_s: float = WITHIN_S) -> None:
-        """Wait until `is_true()` returns True. It is called after each message of a worker."""
+        """Wait until `is_true()`, which is called after each message of a worker, returns True."""
         async with asyncio.timeout(within_s), self._news:
             await self._news.wait_for(is_true)
 

@@ -108,7 +108,7 @@ async def test_watch_goes_on_after_an_error(caplog: pytest.LogCaptureFixture) ->
 async def test_sessions_are_not_overdue_if_this_process_had_no_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Answers may have arrived while it had no time; the edge reads them before the next check."""
+    """Answers that arrived meanwhile are read before the next check for overdue sessions."""
     clock_s, looked = itertools.count(0.0, 60.0), asyncio.Event()
     stalled = SimpleNamespace(monotonic=lambda: looked.set() or next(clock_s))
     runner, fabric = Runner(5.0), Fabric(True)

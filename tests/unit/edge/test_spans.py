@@ -34,7 +34,7 @@ class CountingClock:
 
 
 def run_session(sampler: Sampler, *, is_failure: bool) -> dict[str, ReadableSpan]:
-    """Run a session up to its opening; return the exported spans by name."""
+    """Run a session up to its opening; return the exported spans, with their names as keys."""
     exporter = InMemorySpanExporter()
     telemetry = Telemetry("edge", SimpleSpanProcessor(exporter), sampler)
     session = SessionSpans(telemetry, "sess_1", CountingClock(), CLIENT)

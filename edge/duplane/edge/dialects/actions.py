@@ -21,7 +21,7 @@ NO_TAG = Tag()
 
 
 class Dropped(NamedTuple):
-    """Counts of input that was dropped before it reached the model, since the last reply."""
+    """The input that was dropped, before it reached the model, since the last reply."""
 
     unit_count: int = 0
     frame_count: int = 0  # pictures above a unit's bound; not the pictures of dropped units
@@ -50,8 +50,8 @@ class Configure:
 class Append:
     """Audio of any length (float32 PCM, 16 kHz, checked), pictures, or both.
 
-    If the client gives no `max_slice_count`, the session's default is used; None means one slice
-    per picture.
+    `max_slice_count` limits the slices of each picture. It has the client's value, or else the
+    session's default. If it is None, a picture has one slice.
     """
 
     audio: bytes

@@ -39,7 +39,7 @@ CLOSED_REASONS: Mapping[CloseReason, str] = {
 
 
 class BEvents:
-    """Renders the shared events of one session and counts the tokens that it has used."""
+    """Renders the events that duplex and chat share, and counts the tokens of one session."""
 
     def __init__(self, identity: Identity, backend_mode: str) -> None:
         self.usage = Usage()

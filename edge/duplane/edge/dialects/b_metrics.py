@@ -52,7 +52,7 @@ def metrics(delta: session_pb2.Delta, dropped: Dropped) -> dict[str, object]:
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens used, by kind: of one unit, or of a session so far."""
+    """The numbers of tokens of each type that one unit, or a session so far, has used."""
 
     input_text: int = 0
     input_audio: int = 0

@@ -20,7 +20,7 @@ FIRST_EVENTS: Mapping[str, type[DuplexDialect]] = {
 def detect(kind: object) -> type[DuplexDialect] | None:
     """Return the dialect whose clients begin with an event of type `kind`.
 
-    None means that the type belongs to neither dialect: the event is answered as in A, and a later
+    Returns None if the type belongs to neither dialect. Then the edge answers as in A, and a later
     event decides the dialect. Queue events are the same in A and B, so the edge can send them
     before the dialect is known.
     """

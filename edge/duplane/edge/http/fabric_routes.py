@@ -36,7 +36,7 @@ _Page = TypeVar(
 
 
 class FabricRoutes:
-    """Answers from the scheduler's lists. `is_draining` and `session_count` describe this edge."""
+    """Serves the scheduler's lists. `is_draining` and `session_count` describe this edge."""
 
     def __init__(
         self,

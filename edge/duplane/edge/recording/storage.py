@@ -116,7 +116,7 @@ def recordings(root: Path) -> list[Path]:
 
 
 def is_recording(directory: Path) -> bool:
-    """Return whether this is the directory of a recording; a symbolic link is not."""
+    """Return whether this is the directory of a recording. A symbolic link does not count."""
     return not directory.is_symlink() and (directory / STREAM).is_file()
 
 

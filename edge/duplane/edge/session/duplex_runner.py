@@ -1,4 +1,4 @@
-"""Runs a duplex session: a slot and a stream to its worker, and a second slot while it moves."""
+"""Runs a duplex session on a slot of a worker, and on a second slot during a move."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _UNIT_BYTES = 256  # approximate memory of a past unit without its audio and pic
 
 
 class JournalSpace:
-    """The memory that journals may use: each of them, and all journals of the process together."""
+    """The memory that one journal, and all journals of the process together, may use."""
 
     def __init__(self, call_bytes: int, total_bytes: int) -> None:
         self.call_bytes = call_bytes
@@ -93,7 +93,7 @@ class Journal:
             self.give_up()
 
     def give_up(self) -> None:
-        """Delete the journal's content; count once that this session can no longer move."""
+        """Delete the journal's content, because the session can no longer move. Count this once."""
         if not self.is_whole:
             return
         self.is_whole = False

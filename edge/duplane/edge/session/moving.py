@@ -152,7 +152,10 @@ class Moves:
         return True
 
     def drain(self, now: Moment) -> None:
-        """Prepare to leave the present worker, which drains, once the conversation is open."""
+        """Prepare to leave the present worker, because it drains.
+
+        If the conversation is not open yet, the preparation begins when it is open.
+        """
         self._is_drained = True
         self._prepare(MoveCause.DRAIN, now)
 
@@ -162,11 +165,14 @@ class Moves:
             self._prepare(MoveCause.DRAIN, now)
 
     def is_late(self, now: Moment) -> None:
-        """Prepare to leave the present worker, unless it answers before another one is ready."""
+        """Prepare another worker, and move to it unless the present worker answers before."""
         self._prepare(MoveCause.OVERDUE, now)
 
     def is_stuck(self, now: Moment) -> None:
-        """Prepare to leave the present worker, which may never answer, even if it drains."""
+        """Prepare another worker, as `is_late` does: the present one may never answer again.
+
+        This also replaces the cause of a move that has begun because the present worker drains.
+        """
         self._late_s = -math.inf  # this is no doubtful case
         self.is_late(now)
         if (move := self.current) and not move.is_lost:
@@ -261,7 +267,7 @@ class Moves:
         return True
 
     def next_drains(self) -> None:
-        """Record that the next worker drains. The session leaves it when it has moved there."""
+        """Record that the next worker drains. The session moves to it, and then leaves it."""
         if self.current:
             self.current.is_drained = True
 
@@ -283,7 +289,7 @@ class Moves:
         return failed
 
     def stay(self) -> None:
-        """End the attempt, and stay at the present worker. If it drains, begin another attempt."""
+        """End the attempt and stay at the present worker. If it drains, begin another attempt."""
         former, self.current = self.current, None
         assert former
         if not self._requests.is_open:  # a worker drops units that come too fast

@@ -52,7 +52,7 @@ class SpanQueue(BatchSpanProcessor):
         return self._exporter.failed_count
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Queue a span, or count it as dropped."""
+        """Queue a span. If the queue is full, count the span as dropped."""
         if self._accepted_count - self._exporter.taken_count >= self._capacity:
             self.dropped_count += 1
             return

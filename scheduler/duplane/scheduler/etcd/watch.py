@@ -195,7 +195,7 @@ class PrefixWatch:
         self._has_response.set()
 
     async def _compare(self, call: Any) -> None:
-        """Compare the member with the cluster at each interval; end the stream if it lags."""
+        """Compare the member with the cluster at intervals; end the stream if the member lags."""
         loop = asyncio.get_running_loop()
         while True:
             asked_at = loop.time()

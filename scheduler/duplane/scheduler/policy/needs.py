@@ -18,7 +18,7 @@ def needs_of(request: lease_pb2.AcquireLeaseRequest) -> Needs:
 def demand_of(
     request: lease_pb2.AcquireLeaseRequest,
 ) -> tuple[str, lease_pb2.SessionKind, Needs]:
-    """Return pool, kind and needs: they decide which slots a request can use, and its queue."""
+    """Return what decides which slots a request can use: its pool, its kind and its needs."""
     return request.pool, request.kind, needs_of(request)
 
 

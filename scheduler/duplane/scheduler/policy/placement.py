@@ -20,7 +20,7 @@ from duplane.scheduler.policy.forecast import Supply
 from duplane.scheduler.policy.needs import Needs, labels_of
 from duplane.scheduler.store.base import Grant, Ticket, Worker
 
-# Maximum number of tickets that are skipped because they avoid the free workers.
+# Maximum number of tickets that are skipped because they avoid the workers with free slots.
 _MAX_PASSED_OVER = 32
 _Rank = tuple[int, int, int, str]  # the worker with the lowest rank is used first
 _Ability = tuple[frozenset[lease_pb2.SessionKind], Needs]
@@ -164,7 +164,7 @@ class SlotIndex:
         return [queue for needs, queue in queues.items() if any(map(needs.issubset, labels))]
 
     def attached_kinds(self, needs: Needs) -> Collection[lease_pb2.SessionKind]:
-        """Return the kinds that attached workers serve if they meet `needs`, draining or not."""
+        """Return the kinds that the workers that meet `needs` serve, including draining workers."""
         return frozenset[lease_pb2.SessionKind]().union(*(one.kinds for one in self._able(needs)))
 
     def able_kinds(self, needs: Needs) -> Collection[lease_pb2.SessionKind]:

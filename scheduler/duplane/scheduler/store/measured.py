@@ -34,7 +34,7 @@ def measured(store: LeaseStore, registry: CollectorRegistry) -> LeaseStore:
 
 
 class _MeasuredStore:
-    """Has all methods of a store. Those in `OPERATIONS` are measured."""
+    """Has all methods of a store. The methods in `OPERATIONS` are measured."""
 
     def __init__(self, store: LeaseStore, registry: CollectorRegistry) -> None:
         self._counts = counters(

@@ -1,4 +1,4 @@
-"""pocketsphinx, the independent recogniser: its words are compared; it may not be installed."""
+"""Scores of the words that the recogniser pocketsphinx hears, and a machine without it."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class StageMemory:
 
 
 def counts(shapes: Iterable[tuple[str, Shape]]) -> list[Count]:
-    """Count the tensors of the main checkpoint by part, in the order of `PARTS`."""
+    """Return the numbers of tensors and parameters of each part, in the order of `PARTS`."""
     tensors = dict.fromkeys([*(part for part, _ in PARTS), OTHER], 0)
     parameters = dict(tensors)
     for name, shape in shapes:

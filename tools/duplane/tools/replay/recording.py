@@ -121,7 +121,7 @@ class SeenUnit:
 
 
 class Recorder(Probe):
-    """Keeps copies of everything that the probe receives, per slot, one unit at a time."""
+    """A probe that keeps copies of what it receives about the latest unit of each slot."""
 
     def __init__(self) -> None:
         self.voices: dict[int, NDArray[np.float32]] = {}

@@ -331,7 +331,7 @@ class DeviceThread:
                 channel.is_ready = not channel.is_muted
 
     def _run_rebuild(self, runner: ModelRunner, channel: SlotChannel) -> set[int]:
-        """Rebuild some past units of a conversation. Return its slot in the set if it was lost."""
+        """Rebuild some past units of a conversation; return its slot if the rebuild has failed."""
         units, slot = channel.past_units, channel.slot
         if units is None:  # the session has ended meanwhile
             return set()

@@ -109,7 +109,7 @@ class ModelRunner:
         return True
 
     def feed_ahead(self, channel: SlotChannel, row_count: int) -> set[int]:
-        """Feed some pictures of the unit that a slot has begun. Return the slot if it was lost."""
+        """Feed some pictures of the unit that a slot has begun; return the slot if this fails."""
         unit, slot = channel.begun, channel.slot
         assert unit is not None, "form_batch has begun it"
         try:

@@ -14,7 +14,7 @@ _STAGES = frozenset(field.name for field in session_pb2.StageTimes.DESCRIPTOR.fi
 
 
 def stage_times(stages_s: Mapping[str, float]) -> session_pb2.StageTimes:
-    """Return seconds by stage as a message, without the stages that did not run."""
+    """Convert the seconds of each stage to a message, without the stages that did not run."""
     return session_pb2.StageTimes(
         **{
             stage: to_duration(seconds)
@@ -25,7 +25,7 @@ def stage_times(stages_s: Mapping[str, float]) -> session_pb2.StageTimes:
 
 
 def stage_attributes(stages_s: Mapping[str, float]) -> dict[str, AttributeValue]:
-    """Return seconds by stage as span attributes in milliseconds."""
+    """Convert the seconds of each stage to a span attribute in milliseconds."""
     return {
         f"{spans.STAGE_PREFIX}{stage}_ms": seconds * 1e3
         for stage, seconds in stages_s.items()

@@ -51,7 +51,10 @@ class SpeechRequest:
         return not self.is_greedy and self.temperature > 0
 
     def numbers(self, steps: int) -> list[float]:
-        """Return the numbers of this slot in the order that `TalkerSteps.begin` expects."""
+        """Return the settings, `history` and the random numbers of this slot as one list.
+
+        `TalkerSteps.begin` expects this order.
+        """
         missing = REPETITION_WINDOW - len(self.history)
         return [
             self.temperature or 1.0,
