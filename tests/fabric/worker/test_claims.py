@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -81,6 +82,23 @@ async def test_the_wall_clock_decides_about_no_lease() -> None:
             async with rig.claimed(rig.grant(expire_time=claims.expire_time)):
                 pass
             await rig.all_free()
+
+
+class SleptLoop(asyncio.SelectorEventLoop):
+    """An event loop like uvloop on a Mac that has slept: its clock is ahead of `time.monotonic`."""
+
+    def time(self) -> float:
+        return super().time() + 36_077.123
+
+
+def test_clock_of_the_event_loop_may_differ_from_the_monotonic_clock() -> None:
+    async def converse() -> None:
+        async with running_worker() as rig, rig.opened() as client:
+            await client.send(unit(0))
+            assert (await client.delta()).sequence == 0
+
+    with asyncio.Runner(loop_factory=SleptLoop) as runner:
+        runner.run(converse())
 
 
 async def test_a_revoked_lease_is_refused() -> None:

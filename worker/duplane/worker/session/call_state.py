@@ -63,6 +63,14 @@ class CallStateMachine:
         self.state = CallState.UNCLAIMED
         self.deadline_s = now + limits.claim_timeout_s
 
+    def left_s(self, now: float) -> float:
+        """Return the seconds until the deadline.
+
+        A time limit must be set from these seconds, because the clock of the event loop may differ
+        from the monotonic clock: on macOS, only uvloop's clock runs while the machine sleeps.
+        """
+        return self.deadline_s - now
+
     def receive(self, request: session_pb2.ConverseRequest, now: float) -> str:
         """Make the transition for a message and return the message's name.
 

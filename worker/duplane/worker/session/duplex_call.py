@@ -106,7 +106,7 @@ class DuplexCall(Call[session_pb2.ConverseResponse]):
         with self._ending_on_errors():
             while not self._end.done():
                 try:
-                    async with asyncio.timeout_at(self._state.deadline_s):
+                    async with asyncio.timeout(self._state.left_s(time.monotonic())):
                         request = await self._stream.read()
                 except TimeoutError:
                     self.end(self._state.expire())

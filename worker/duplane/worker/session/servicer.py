@@ -302,7 +302,7 @@ async def _read_claim(
     context: grpc.aio.ServicerContext[Any, Any], state: CallStateMachine
 ) -> session_pb2.Claim:
     try:
-        async with asyncio.timeout_at(state.deadline_s):
+        async with asyncio.timeout(state.left_s(time.monotonic())):
             request = await context.read()
     except TimeoutError:
         state.expire()
