@@ -118,7 +118,7 @@ class GrantLoop:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._has_change.clear()
-                hold_s = self._hold_s()
+                hold_s, begun_at = self._hold_s(), self._state.clock()
                 if hold_s is None:
                     await self._begin_all(tasks)
                 if not self._has_change.is_set():
@@ -126,7 +126,7 @@ class GrantLoop:
                 if hold_s is not None:
                     await asyncio.sleep(hold_s)
                 else:
-                    await self._until_change(self._state.avoidance_left_s())
+                    await self._until_change(self._state.avoidance_left_s(begun_at))
 
     async def _until_change(self, within_s: float | None) -> None:
         with contextlib.suppress(TimeoutError):

@@ -162,20 +162,21 @@ class SchedulerState:
         proposals = (next_grant(queue, known.slots, now, reserved) for queue in queues)
         return next((proposal for proposal in proposals if proposal), None)
 
-    def avoidance_left_s(self) -> float | None:
+    def avoidance_left_s(self, after: float) -> float | None:
         """Return the seconds until a ticket may get the free slot of a worker that it avoids.
 
-        Returns None if no waiting ticket avoids a worker with a free slot.
+        Only tickets that may not get it before the time `after` count, so the result is not above 0
+        if one of them may get it by now. Returns None if no such ticket waits.
         """
-        now, reserved = self.clock(), self._reserved_orders
+        reserved = self._reserved_orders
         ends = (
-            avoidance_end(queue, pool.slots, now, reserved)
+            avoidance_end(queue, pool.slots, after, reserved)
             for pool in self._pools.values()
             if pool.queues and pool.slots.has_free
             for queue in pool.slots.grantable(pool.queues)
         )
         end = min((end for end in ends if end is not None), default=None)
-        return None if end is None else end - now
+        return None if end is None else end - self.clock()
 
     def free_candidate(self, request: lease_pb2.AcquireLeaseRequest) -> Candidate | None:
         """Return the worker whose slot a new request gets now, or None if it has to wait."""

@@ -5,11 +5,18 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.scheduler.scheduler_harness import AUDIO, FREE, register_message, slot_reports
+from support.scheduler.scheduler_harness import (
+    AUDIO,
+    CLEANING,
+    FREE,
+    register_message,
+    slot_reports,
+)
 from support.time_limits import WITHIN_S
 
 from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.granting import LATE_RETURN_S, GrantLoop
+from duplane.scheduler.policy.placement import Candidate
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import RETURN_S, Grant, Offer, Ticket
 from duplane.scheduler.store.memory import MemoryStore
@@ -182,6 +189,33 @@ async def test_ticket_that_returns_to_its_place_is_granted_before_those_behind_i
     granted = [grant.ticket.order for grant in state.grants.values() if grant.ticket]
     assert granted == [back.order]
     assert list(state.tickets) == [behind.order]
+    running.cancel()
+
+
+async def test_ticket_gets_an_avoided_worker_though_its_time_ends_during_the_search() -> None:
+    """Nothing else changes afterwards, so the loop must examine the queue again by itself."""
+    now = 36_077.123
+    state, store = SchedulerState(lambda: now), MemoryStore(boot_ms=1)
+    grants = GrantLoop(store, state, claim_timeout_s=5.0, resume_grace_s=3.0)
+    store.subscribe(state.apply)
+    await store.register(register_message("free"))
+    await store.register(register_message("busy", slots=slot_reports(CLEANING)))
+    search, granted = state.next_grant, asyncio.Event()
+    state.listeners.append(lambda _: granted.set() if state.grants else None)
+
+    def search_slowly(pool: str) -> tuple[Ticket, Candidate] | None:
+        nonlocal now
+        found = search(pool)
+        now += 0.001
+        return found
+
+    state.next_grant = search_slowly
+    request = lease_pb2.AcquireLeaseRequest(request_id="r", kind=AUDIO, avoided_worker_ids=["free"])
+    request.avoided_duration.FromMicroseconds(500)
+    assert isinstance(await store.enqueue(request, "owner"), Ticket)
+    running = asyncio.create_task(grants.run())
+    async with asyncio.timeout(WITHIN_S):
+        await granted.wait()
     running.cancel()
 
 

@@ -301,11 +301,11 @@ def next_grant(
 
 
 def avoidance_end(
-    queue: FifoQueue, slots: SlotIndex, now: float, reserved: Collection[int] = ()
+    queue: FifoQueue, slots: SlotIndex, after: float, reserved: Collection[int] = ()
 ) -> float | None:
-    """Return the next time at which one of the foremost tickets ceases to avoid workers."""
+    """Return the first time after `after` at which a foremost ticket ceases to avoid workers."""
     ends = map(queue.avoids_until, _foremost(queue, slots, reserved))
-    return min((end for end in ends if end > now), default=None)
+    return min((end for end in ends if end > after), default=None)
 
 
 def _foremost(queue: FifoQueue, slots: SlotIndex, reserved: Collection[int]) -> Iterator[Ticket]:
