@@ -50,7 +50,7 @@ CLOSE_CODES: Mapping[CloseReason, int] = {
     CloseReason.GONE: 1000,
 }
 
-# For these reasons the client gets an `error` event; for the others `session.closed`, or no event.
+# For these reasons the client gets an `error` event; for all others `session.closed` or no event.
 REFUSALS: Mapping[CloseReason, ErrorCode] = {
     CloseReason.SERVICE_UNAVAILABLE: ErrorCode.SERVICE_UNAVAILABLE,
     CloseReason.QUEUE_FULL: ErrorCode.QUEUE_FULL,

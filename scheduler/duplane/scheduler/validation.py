@@ -80,7 +80,7 @@ def check_estimates(request: admin_pb2.UpdateEstimatesRequest) -> None:
 
 
 def check_page(page_size: int, page_token: str) -> None:
-    """Check which page of a list a request asks for."""
+    """Check the size and the token of the page that a request asks for."""
     _require(page_size >= 0, "page_size", "is negative")
     is_short = len(page_token) <= 2 * MAX_ID_LENGTH
     _require(is_short, "page_token", "was not issued by a scheduler")

@@ -170,7 +170,7 @@ _generators: set[int] = set()
 
 
 def _address(generator: torch.Generator) -> int:
-    """Return the address of the C++ object, which stays the same if PyTorch rewraps it."""
+    """Return the address of a generator's C++ object, which PyTorch may wrap again."""
     return cast("Any", generator)._cdata
 
 

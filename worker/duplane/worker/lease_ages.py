@@ -19,7 +19,7 @@ _EVERY_NUMBER = 2**63
 
 
 class _Registration:
-    """One registration of the worker, with its marks: the highest numbers at certain times."""
+    """One registration of the worker, with marks: the highest fencing number at certain times."""
 
     def __init__(self, epoch: int, now: float) -> None:
         self.epoch = epoch

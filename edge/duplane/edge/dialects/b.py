@@ -54,7 +54,7 @@ from duplane.fabric.v1 import session_pb2
 _AUDIO_ALIASES = ("audio", "audio_base64", "audio_data")
 _FRAMES_ALIASES = ("video_frames", "frame_base64_list", "frames")
 _AUDIO_OBJECT_ALIASES = ("data", "base64")
-# Values of `payload.mode` that are accepted: first without pictures, then with pictures.
+# The accepted values of `payload.mode`: of sessions without pictures, and of those with pictures.
 _MODES = (
     frozenset({"audio", "audio_duplex", "full_duplex"}),
     frozenset({"video", "omni", "omni_duplex", "full_duplex"}),

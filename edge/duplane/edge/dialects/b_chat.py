@@ -113,7 +113,7 @@ class DialectBChat(ChatDialect):
         These settings have no effect, because each turn has its own.
         """
         settings, *_ = read_settings(event.required_fields("payload"), self.limits, _MODES)
-        # A second reader is used, so that the fields still count as unused in `event`.
+        # `unread` is a second `Fields` object in which the fields still count as unused.
         unread = event.required_fields("payload")
         unread.expect("mode", _MODES)
         return Configure(settings, ignored=ignored(unread), kind=INIT)

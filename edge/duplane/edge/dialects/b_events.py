@@ -69,7 +69,7 @@ class BEvents:
         return [orjson.dumps(event)]
 
     def closed(self, close: Close, now: Moment) -> list[bytes]:
-        """Render `session.closed`; nothing for close reasons without that event."""
+        """Render `session.closed`, or nothing if the close reason has no such event."""
         reason = CLOSED_REASONS.get(close.reason)
         if reason is None:
             return []

@@ -149,7 +149,7 @@ class Dialect(ABC):
         return [orjson.dumps({"type": f"{self.queue_prefix}queue_done"})]
 
     def opened(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
-        """Render the event for a conversation that is ready, if the client waits for this event."""
+        """Render the event that the conversation is ready, if the client waits for this event."""
         return self._opened_events(opened, now) if self._advance(Lifecycle.OPENED) else []
 
     def ended(self, close: Close, now: Moment) -> list[bytes]:
@@ -175,7 +175,7 @@ class Dialect(ABC):
         return after is not None
 
     def _opened_events(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
-        """Render the event for a conversation that is ready; nothing if there is no such event."""
+        """Render the event that the conversation is ready; nothing if there is no such event."""
         del opened, now
         return []
 

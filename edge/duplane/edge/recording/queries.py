@@ -134,7 +134,7 @@ def _render_recording(directory: Path, meta: Meta) -> Iterator[bytes]:
 
 
 def _row(meta: Meta) -> Json:
-    """Return one row of the list, with the keys that clients of the reference server expect."""
+    """Return a row of the list of recordings, with the keys that the reference's clients expect."""
     return {
         **asdict(meta),
         "ticket_id": None,

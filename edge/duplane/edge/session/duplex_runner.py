@@ -184,7 +184,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
             self._next = None
 
     async def _read_answer(self, slot: HeldSlot, move: Move) -> None:
-        """Read from the next worker, up to its answer to the last message."""
+        """Read from the next worker, up to its answer to the message that was sent last."""
         while slot.owed_s is not None and self.session.move is move:
             response = await slot.stream.read()
             now, kind = self._clock.now(), response.WhichOneof("message")

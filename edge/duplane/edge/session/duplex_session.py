@@ -344,7 +344,7 @@ class DuplexSession(Session[DuplexDialect]):
         return self._next_lost(MoveCause.OTHER_MODEL if is_refused else cause_of(error), now)
 
     def _next_lost(self, cause: MoveCause | None, now: Moment) -> list[bytes]:
-        """Try another worker, or stay at the present one."""
+        """Stay at the present worker. If that is lost, try another one, or end the session."""
         assert self.moves
         if self.moves.current and not self.moves.current.is_lost:
             self.moves.stay()
@@ -353,7 +353,7 @@ class DuplexSession(Session[DuplexDialect]):
         return self.end(_LOST, now) if moved is None else moved
 
     def _end_attempt(self, now: Moment) -> list[bytes]:
-        """Stay at the present worker, because the next one takes too long; else end the session."""
+        """Give up the next worker, which is too slow; without a present one, end the session."""
         self.time_limits.stop(TimeLimit.CONVERSATION)
         if self.move and self.move.is_lost:
             return self.end(_LOST, now)

@@ -138,16 +138,16 @@ class EtcdClient:
         return header, found
 
     async def txn(self, request: etcd_pb2.TxnRequest) -> etcd_pb2.TxnResponse:
-        """Execute a transaction, at most once."""
+        """Execute a transaction, without a second attempt."""
         return await self._call(_TXN, request)
 
     async def put(self, key: bytes, value: bytes, lease: int = 0) -> int:
-        """Set a key, at most once; return the revision."""
+        """Set a key, without a second attempt; return the revision that etcd has then."""
         request = etcd_pb2.PutRequest(key=key, value=value, lease=lease)
         return (await self._call(_PUT, request)).header.revision
 
     async def delete(self, key: bytes, range_end: bytes = b"") -> int:
-        """Delete keys, at most once; return their number."""
+        """Delete keys, without a second attempt; return how many existed."""
         request = etcd_pb2.DeleteRangeRequest(key=key, range_end=range_end)
         return (await self._call(_DELETE, request)).deleted
 

@@ -197,7 +197,7 @@ class SlotIndex:
 
     @property
     def group_count(self) -> int:
-        """The number of groups, each with the same kinds and labels."""
+        """The number of groups of workers that have the same kinds and labels."""
         return len(self._groups)
 
     def put(self, candidate: Candidate) -> None:
@@ -226,7 +226,7 @@ class SlotIndex:
     def _replace(
         self, ability: _Ability, former: Candidate | None, candidate: Candidate | None
     ) -> _Group:
-        """Replace a worker's entry in the group with its kinds and labels; return the group."""
+        """Replace a worker's entry in the group that `ability` names; return this group."""
         group = self._groups.get(ability)
         if group is None:
             group = self._groups[ability] = _Group(*ability)

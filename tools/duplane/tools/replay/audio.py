@@ -47,7 +47,7 @@ def load_encoder(checkpoint: Path, target: ReplayTarget) -> AudioEncoder:
 
 
 def read_audio(path: Path, sample_count: int) -> NDArray[np.float32]:
-    """Return the first `sample_count` samples, as float32, of an int16 mono file in a loop."""
+    """Return `sample_count` samples, as float32, of an int16 mono file that is repeated."""
     with wave.open(str(path)) as file:
         samples = np.frombuffer(file.readframes(file.getnframes()), np.int16)
     return np.resize(samples, sample_count).astype(np.float32) / np.float32(32768)

@@ -42,7 +42,7 @@ class ReplayTarget:
 
     @torch.inference_mode()
     def capture(self, parts: ModelParts) -> None:
-        """Capture the CUDA graphs of loaded parts, if a worker on this target captures them."""
+        """Capture the CUDA graphs of loaded parts, if a worker with these settings would do so."""
         if self.device.type != "cuda" or not self.cuda_graphs:
             return
         parts.llm.capture()

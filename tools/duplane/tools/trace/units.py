@@ -46,7 +46,7 @@ class UnitStage(NamedTuple):
 
 
 class Half(NamedTuple):
-    """The needed parts of a unit's span in one process: the edge or the worker."""
+    """The parts of a unit's span, from the edge or from the worker, that the reports need."""
 
     begin_ns: int
     end_ns: int

@@ -39,7 +39,7 @@ class ThreadPools:
 
 
 class Preparation:
-    """The work of one session. All methods but `check` are for the event loop."""
+    """The preparing work of one session. All methods but `check` are for the event loop."""
 
     def __init__(self) -> None:
         self._is_over = threading.Event()

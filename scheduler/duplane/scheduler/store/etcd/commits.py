@@ -366,7 +366,7 @@ class Commits:
         return etcd_pb2.TxnRequest(compare=compares, success=changes, failure=failure)
 
     async def _fence(self, session_revision: int) -> None:
-        """Write the session's key again, so that older transactions fail. Wait for the event."""
+        """Write the session's key again, so that older transactions fail; wait for the event."""
         async with self._fencing:
             while self._facts.sessions.get(self._session.name) == session_revision:
                 key = self._facts.keys.session(self._session.name)

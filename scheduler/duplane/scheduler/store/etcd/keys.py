@@ -68,7 +68,7 @@ class Keys:
         return self._key("arrivals", str(zlib.crc32(pool.encode()) % _ARRIVALS_COUNT))
 
     def parse(self, key: bytes) -> list[str]:
-        """Return the kind of a key, then its parts."""
+        """Return the first word of a key, such as `slot`, and then its other parts."""
         parts = key[len(self.prefix) :].decode().split("/")
         return [unquote(part) for part in parts] if b"%" in key else parts
 

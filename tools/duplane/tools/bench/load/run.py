@@ -49,7 +49,7 @@ class _Run:
         self._shown_s = 0.0  # when progress was last shown
 
     async def row(self) -> Row:
-        """Start a fabric unless the server has a URL, measure, and stop the fabric."""
+        """Measure a fabric that this method starts and stops, or the server of `--url`."""
         async with target(self._options, self._sessions) as measured:
             row = await self._measure(measured)
         if measured.receiver is None:

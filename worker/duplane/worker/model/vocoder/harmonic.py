@@ -310,7 +310,7 @@ class HarmonicVocoder:
         return results
 
     def _counts(self, chunks: Sequence[VocoderChunk]) -> Iterator[int]:
-        """Yield the number of frames that each chunk decodes."""
+        """Yield, for each chunk, the number of frames that are decoded."""
         for chunk in chunks:
             tokens = len(chunk.tokens) - (0 if chunk.is_last else self.lookahead)
             yield tokens * TOKEN_FRAMES
