@@ -75,7 +75,7 @@ async def kill_all_workers(client: Talker) -> None:
 
 
 async def kill_scheduler_and_worker(client: Talker) -> None:
-    """Kill the client's worker when no scheduler can grant a slot on another one."""
+    """Kill the only scheduler, which grants slots, and then the client's worker."""
     worker = await client.worker()
     client.fabric.kill("scheduler")
     worker.kill()

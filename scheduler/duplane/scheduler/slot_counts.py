@@ -34,7 +34,7 @@ class SlotCounts:
         self.workers: Counter[str] = Counter()  # attached workers, by state
         self._state = state
         self._slots: Counter[tuple[str, str]] = Counter()  # by pool and state
-        # Worker id -> the worker's pool, its state and the states of its slots, as they are counted.
+        # Worker id -> the worker's pool, state and states of slots, as they are counted.
         self._counted: dict[str, tuple[str, str, list[str]]] = {}
         state.listeners.append(self._on_change)
 

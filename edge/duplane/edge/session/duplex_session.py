@@ -353,7 +353,10 @@ class DuplexSession(Session[DuplexDialect]):
         return self.end(_LOST, now) if moved is None else moved
 
     def _end_attempt(self, now: Moment) -> list[bytes]:
-        """Give up the next worker, which is too slow; without a present one, end the session."""
+        """Give up the next worker, because it is too slow.
+
+        If the present worker is lost, end the session.
+        """
         self.time_limits.stop(TimeLimit.CONVERSATION)
         if self.move and self.move.is_lost:
             return self.end(_LOST, now)

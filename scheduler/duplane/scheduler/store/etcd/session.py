@@ -149,7 +149,7 @@ class Session:
             _log.warning("the presence of session %s ended in etcd; announcing it again", name)
 
     async def _end_absent(self) -> NoReturn:
-        """End the sessions of schedulers that are absent for longer than the limit."""
+        """End the sessions of schedulers that are absent for longer than `ABSENCE_LIMIT_S`."""
         while True:
             await self._mirror.until(lambda: bool(self._absent()))
             noticed = self._absent()
