@@ -202,7 +202,8 @@ def make_room(connection_count: int) -> None:
 def _set_user_timeout(listening: socket.socket, timeout_s: float) -> None:
     """Let the kernel close connections whose peer acknowledges nothing for `timeout_s`.
 
-    Accepted sockets inherit the option. Only Linux has it; elsewhere the edge's own timeouts apply.
+    This sets an option of the listening socket, which accepted sockets inherit. Only Linux has this
+    option; elsewhere the edge's own timeouts apply.
     """
     if option := getattr(socket, "TCP_USER_TIMEOUT", None):
         listening.setsockopt(socket.IPPROTO_TCP, option, max(1, round(timeout_s * 1e3)))

@@ -100,7 +100,7 @@ class SessionRunner(ABC, Generic[S]):
         self._wake.set()
 
     def end(self, close: Close) -> None:
-        """End the session for a reason that does not come from the session."""
+        """End the session for a reason that the session itself does not know."""
         now = self._clock.now()
         self._apply(self.session.end(close, now), now)
 

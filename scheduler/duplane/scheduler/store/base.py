@@ -159,9 +159,11 @@ class LeaseStore(ABC):
 
     While etcd cannot be reached, `register` and `enqueue` raise FabricError UNAVAILABLE after a
     time limit, and every other operation waits. While the contact is lost (`watch_contact`), every
-    operation raises FabricError UNAVAILABLE immediately. Five operations are completed later all
-    the same: `give_back`, `drain` and `set_unreachable` when the contact is back, `cancel` and
-    `unregister` RETURN_S after that, so that callers and workers can return first.
+    operation raises FabricError UNAVAILABLE immediately. Nevertheless, five of these operations are
+    completed later:
+
+    - `give_back`, `drain` and `set_unreachable` when the contact is back;
+    - `cancel` and `unregister` RETURN_S after that, so that callers and workers can return first.
     """
 
     @property
@@ -257,10 +259,12 @@ class LeaseStore(ABC):
     ) -> Ticket | Grant:
         """Add a ticket: at `order` if the store issued that order before, else at the end.
 
-        If a ticket already waits at this order or for this `request_id`, `owner` becomes its owner.
-        If a grant was already made for this `request_id`, this grant is returned unchanged. A new
-        request without `order` is granted `offer` in the same step, if nobody waits in its pool and
-        the slot is free. The ticket of such a grant has the fencing number as its order.
+        - If a ticket already waits at this order or for this `request_id`, `owner` becomes the
+          owner of this ticket.
+        - If a grant was already made for this `request_id`, this grant is returned unchanged.
+        - A new request without `order` is granted `offer` in the same step, if nobody waits in the
+          request's pool and the slot is free. The order of the grant's ticket is then the fencing
+          number of the grant.
         """
 
     @abstractmethod

@@ -252,7 +252,7 @@ class ObservedModel:
         return self.model.tokens.decode(self.model.tokens.encode(text))
 
     def _chunks(self) -> list[dict[str, Any]]:
-        """Return the chosen ids in the chunks of the reference. The first chunk has one more id."""
+        """Divide the chosen ids into chunks as the reference does: the first has one id more."""
         ids = list(self.unit.decided)
         has_ended = self.outputs[-1].finish is Finish.STOP
         if has_ended:

@@ -14,12 +14,19 @@ class SlotChannel:
     """One slot's channel, from `DeviceThread.attach` to `DeviceThread.close`.
 
     `on_event` is called on the event loop, in the order of the events. The device thread's lock
-    guards `inbox`, `is_ready` (the conversation is open and may run), `is_muted` (the conversation
-    must not run any more), `credit` (number of chat steps that may still run), `past_units` (units
-    that are still to be rebuilt; None if there are none), `has_more_past` (more past units follow
-    these) and `rebuild_number` (0 before the first past units come; then a number that is lower if
-    the rebuild began earlier). Only the device thread uses `begun` (a unit with many pictures, of
-    which some were fed in earlier rounds, or None) and `begun_rows` (how many rows of it are left).
+    guards `inbox` and these fields:
+
+    - `is_ready`: the conversation is open and may run.
+    - `is_muted`: the conversation must not run any more.
+    - `credit`: how many steps of a chat may still run.
+    - `past_units`: the units that are still to be rebuilt; None if there are none.
+    - `has_more_past`: more past units follow these.
+    - `rebuild_number`: 0 before the first past units come; then lower if the rebuild began earlier.
+
+    Only the device thread uses these fields:
+
+    - `begun`: a unit with many pictures, of which some were fed in earlier rounds; or None.
+    - `begun_rows`: how many rows of this unit are left.
     """
 
     def __init__(self, slot: int, inbox: Inbox, on_event: Callable[[Event], None]) -> None:

@@ -85,11 +85,14 @@ class ModelParts:
     """Loaded parts, all for the same number of slots.
 
     Without a talker, a vocoder or a voice for the vocoder, the model answers with text only.
-    Without `vision` it refuses frames. `voice_networks` compute vocoder voices from clips;
-    `vocoder_voice` is used if the client sends no clip. `prompt_voice` is the voice in the prompt
-    if the client sends no voice. `windows` has the values of window options that the client does
-    not set. `digest` identifies the weights and the settings that decide the output; it is empty if
-    conversations cannot be rebuilt.
+    Without `vision` it refuses frames.
+
+    - `voice_networks` compute the vocoder's voice from a client's clip.
+    - `vocoder_voice`: the vocoder's voice if the client sends no clip.
+    - `prompt_voice`: the voice in the prompt if the client sends no voice.
+    - `windows`: the values of window options that the client does not set.
+    - `digest` identifies the weights and the settings that decide the output. It is empty if
+      conversations cannot be rebuilt.
     """
 
     name: str

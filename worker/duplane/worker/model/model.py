@@ -298,10 +298,10 @@ class DuplexModel:
     def feed_ahead(self, unit: Unit, row_count: int) -> int | UnitFailure:
         """Encode and feed the first images of a unit before `step` runs the unit.
 
-        A call feeds images with at most `row_count` rows, or a single image. Call this again with
-        the same unit while the result, the number of rows that are left to `step`, is above
-        `row_count`. If only the last image is left, the result is at most `row_count`. Returns the
-        failure if the unit cannot run. Raises ValueError like `step`.
+        A call feeds images with at most `row_count` rows, or a single image. Returns the number of
+        rows that are left to `step`: call this again while they are more than `row_count`. If only
+        the last image is left, the result is at most `row_count`. Returns the failure if the unit
+        cannot run. Raises ValueError like `step`.
         """
         running = self._pipeline.begin(unit, self.conversations.get(unit.slot))
         return self._pipeline.feed_ahead(running, row_count)

@@ -294,12 +294,14 @@ class Output:
 class UnitOutput(Output):
     """The result of one unit that was run.
 
-    `context_length` is the length after generation, before settle. `token_ids` include the unit's
-    terminator and the unit end. `text_token_count` is the number of ids from which `text` is
-    decoded, including special ids. `input_*_count` are the numbers of input rows: embeddings of
-    audio, embeddings of frames, and marks. In `stage_s`, `settle` is the time that the method
-    `settle` took for the conversation's previous unit. `end_of_turn` means that the model has
-    finished its turn. `change` is needed to rebuild the conversation; see `PastUnit`.
+    - `context_length` is the length after generation, before settle.
+    - `token_ids` include the unit's terminator and the unit end.
+    - `stage_s`: the entry `settle` is the time that the method `settle` took for the conversation's
+      previous unit.
+    - `end_of_turn`: the model has finished its turn.
+    - `text_token_count`: the number of ids from which `text` is decoded, including special ids.
+    - `input_*_count`: the numbers of input rows: embeddings of audio and of frames, and marks.
+    - `change` is needed to rebuild the conversation; see `PastUnit`.
     """
 
     unit: Unit

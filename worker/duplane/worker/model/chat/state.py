@@ -40,10 +40,10 @@ class ChatSpeech:
 class Chat:
     """The state of one chat.
 
-    `answer` holds all chosen ids without the terminator; `fed_count` of them are in the context.
-    `new_ids` are the ids fed since the last output, and `hidden` has one state [hidden] for each.
-    `room` is the number of ids that may be fed. `full` is the reason to give if the answer ends at
-    this limit. After a `failure` the chat can only be closed.
+    - `room`: how many ids may be fed. `full`: the reason to give if the answer ends at this limit.
+    - `answer`: all chosen ids without the terminator; `fed_count` of them are in the context.
+    - `new_ids`: the ids fed since the last output. `hidden` has one state [hidden] for each.
+    - `failure`: if it is set, the chat can only be closed.
     """
 
     slot: int

@@ -55,10 +55,12 @@ class ChatMessage:
 class ChatOptions:
     """The options of an answer. Raises `OptionError` for values outside the bounds.
 
-    `top_k` 0 and `top_p` 1 switch these filters off. `is_omni` joins the parts of a message without
-    line breaks. If `use_image_id` is None, the checkpoint decides whether pictures are numbered. If
-    `max_slices` is None, the checkpoint decides into how many slices a picture may be cut. If
-    `use_tts_template` is None, the prompt asks for spoken wording only if `generate_audio`.
+    - `top_k` 0 and `top_p` 1 switch these filters off.
+    - `use_tts_template`: the prompt asks for wording as in speech. None means the value of
+      `generate_audio`.
+    - `max_slices`: into how many slices a picture may be cut. None means the checkpoint's value.
+    - `use_image_id`: pictures are numbered. None means the checkpoint's value.
+    - `is_omni`: the parts of a message are joined without line breaks.
     """
 
     max_new_tokens: int = 512

@@ -28,11 +28,13 @@ PREVIOUS_MARK = "\n\nprevious: "
 class Window:
     """The rows of one conversation's context, part by part.
 
-    `head_rows` is the number of rows of the prompt before `previous`; `tail` holds the ids of the
-    prompt after `previous`. `previous` is empty, or the marker and the text of dropped units.
-    `units` are the units in the context, oldest first. `preserved_rows` is the number of rows
-    before the first unit. `spare_rows` is the number of rows reserved for the marker, which is
-    added to the context with the first dropped text.
+    - `head_rows`: the number of rows of the prompt before `previous`.
+    - `previous`: empty, or the marker and the text of dropped units.
+    - `tail`: the ids of the prompt after `previous`.
+    - `units`: the units in the context, oldest first.
+    - `preserved_rows`: the number of rows before the first unit.
+    - `spare_rows`: the number of rows reserved for the marker, which is added to the context with
+      the first dropped text.
     """
 
     rules: WindowRules

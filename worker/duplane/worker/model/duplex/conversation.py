@@ -67,12 +67,15 @@ class Opening:
 class Conversation:
     """The state of one conversation between its units.
 
-    `window` counts the rows of the context. After its input, a unit adds at most `generated_rows`.
-    `speech` is None for a conversation without audio. `ahead` is a unit whose first images were
-    fed and that has not run yet, `unsettled` a unit that `settle` has not completed yet.
-    `pending_ids` are the closing ids of a completed unit: they count as part of the
-    context, but are fed only with the next unit. `opening` is None when the whole prompt is fed.
-    `past_speech` is the speech that a rebuild still has to repeat.
+    - `window` counts the rows of the context.
+    - `generated_rows`: the largest number of rows that a unit adds after its input.
+    - `speech` is None for a conversation without audio.
+    - `opening` is None when the whole prompt is fed.
+    - `ahead`: a unit whose first images were fed and that has not run yet.
+    - `unsettled`: a unit that `settle` has not completed yet.
+    - `pending_ids`: the closing ids of a completed unit. They count as part of the context, but are
+      fed only with the next unit.
+    - `past_speech`: the speech that a rebuild still has to repeat.
     """
 
     slot: int
@@ -106,14 +109,19 @@ class InputRows(NamedTuple):
 class RunningUnit:
     """One unit between its first stage and settle.
 
-    If a stage fails, `failure` is set; a fatal failure ends the conversation. `start` is the length
-    of the context before the unit, `fed_images` the number of images whose rows were fed before the
-    other rows of the input, `first_draw` the number of uniform numbers that were used before
-    it, and `images` are the unit's decoded frames. `chosen_id` is the model's last choice,
-    `next_id` the id to feed, and `chosen_ids` are the choices that the repetition penalty counts.
-    The other fields are results of the stages: the embeddings of each frame and of the audio, one
-    LLM state (`hidden`) for each id of the text, the speech tokens, the vocoder chunks that wait to
-    be decoded, the mel of the first of them, and the samples of the decoded chunks.
+    If a stage fails, `failure` is set; a fatal failure ends the conversation.
+
+    - `start`: the length of the context before the unit.
+    - `first_draw`: how many uniform numbers the conversation has used before the unit.
+    - `images`: the decoded frames of the unit.
+    - `fed_images`: how many images were fed ahead of the rest of the input.
+    - `frame_embeds`, `audio_embeds`: the embeddings of each frame, and of the audio.
+    - `chosen_id`: the last choice of the model. `next_id`: the id to feed.
+    - `chosen_ids`: the choices that the repetition penalty counts.
+    - `hidden`: the state of the LLM for each id of the text.
+    - `speech_tokens`: the tokens that the talker has drawn.
+    - `chunks`: the vocoder chunks that wait to be decoded. `mel` belongs to the first of them.
+    - `samples`: the samples of the decoded chunks.
     """
 
     slot: int

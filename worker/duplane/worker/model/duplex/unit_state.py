@@ -51,11 +51,13 @@ class UnitRecord:
 class UnitState:
     """The state machine of one unit: until `is_over`, call `advance` with the chosen id.
 
-    The model must choose an id only if `needs_choice`; otherwise the rules determine the id. If
-    `is_forced`, the unit listens. `text_ids` are the ids of the unit's text and speech: all ids fed
-    after the first, which only marks that the model speaks. `closing_ids` are the terminator and
-    the unit end, which are fed after the unit. `token_ids` are all ids that the unit adds to the
-    context, including the closing ids.
+    The model must choose an id only if `needs_choice`; otherwise the rules determine the id.
+
+    - `is_forced`: the unit must listen.
+    - `token_ids`: all ids that the unit adds to the context, including the closing ids.
+    - `text_ids`: the ids of the unit's text and speech. These are all ids that are fed after the
+      first one, which only marks that the model speaks.
+    - `closing_ids`: the terminator and the unit end, which are fed after the unit.
     """
 
     tokens: Tokens

@@ -32,11 +32,12 @@ class CacheFullError(Exception):
 class Group:
     """Slots that attend in one call, each with `rows_per_slot` query rows.
 
-    `rows` are the packed rows of these slots, slot after slot; a slot with fewer rows repeats its
-    last one. `slots` are the indices of the slots in the cache. `length` is the length of the
-    longest of their contexts, including new rows. `mask` [slots, 1, query rows, length] is added to
-    the scores: 0 for rows to which a query row attends, else -inf. Without a mask every query row
-    attends to all rows.
+    - `rows`: the packed rows of these slots, slot after slot. A slot with fewer rows than others
+      repeats its last row.
+    - `slots`: the indices of the slots in the cache.
+    - `length`: the number of rows of the longest context, including new rows.
+    - `mask` [slots, 1, query rows, length] is added to the scores: 0 for rows to which a query row
+      attends, else -inf. Without a mask every query row attends to all rows.
     """
 
     rows: slice | Tensor
@@ -51,8 +52,9 @@ class Group:
 class Rows:
     """The packed rows of one forward pass, slot after slot.
 
-    `slots` and `positions` [rows] give the cache slot and the position of each row, `groups` are
-    the calls of attention, `last` [slots] is the index of each slot's last row.
+    - `slots`, `positions` [rows]: the cache slot and the position of each row.
+    - `groups`: the calls of attention.
+    - `last` [slots]: the index of each slot's last row.
     """
 
     slots: Tensor
@@ -257,9 +259,9 @@ class KVCache:
     ) -> None:
         """Move the rows from `source` on so that they begin at `target`, in place.
 
-        `rotate(keys, source, target)` rotates keys `[layers, heads, rows, head_dim]`, whose first
-        position is `source`, so that it becomes `target`. Values do not depend on positions. If the
-        rows do not fit, raises `CacheFullError` and changes nothing.
+        `rotate(keys, source, target)` rotates keys `[layers, heads, rows, head_dim]` from the
+        positions at `source` on to the positions at `target` on. Values do not depend on positions.
+        If the rows do not fit, raises `CacheFullError` and changes nothing.
         """
         count = self._lengths[slot] - source
         if source < 0 or count < 0 or target < 0:

@@ -33,9 +33,9 @@ class Passage:
 class SpeechStream:
     """The speech of one slot: its current passage, and state of earlier passages.
 
-    `history` holds the answer's latest tokens, across passages. `unfed` is a token that the cache
-    of the talker does not hold yet. `passage` is the current or latest passage, `earlier` the
-    passage before it.
+    - `history`: the latest tokens of the answer, across passages.
+    - `unfed`: a token that the talker's cache does not hold yet.
+    - `passage`: the current or latest passage. `earlier`: the passage before it.
     """
 
     slot: int

@@ -28,10 +28,11 @@ MIN_CANDIDATES = 3
 class SpeechRequest:
     """The input of one slot: `condition` rows [rows, width], and the settings of the draws.
 
-    Speech may end after `fewest` tokens, and at most `most` are drawn. `history` are earlier tokens
-    that the repetition penalty counts. From step `filtered_from` on, tokens are drawn only from the
-    top-p and top-k candidates; None means never. If `is_greedy`, or at temperature 0, the most
-    likely token is chosen.
+    - `is_greedy`: the most likely token is chosen, as at temperature 0.
+    - `fewest`, `most`: speech may end after `fewest` tokens; at most `most` tokens are drawn.
+    - `history`: earlier tokens that the repetition penalty counts.
+    - `filtered_from`: the step from which on tokens are drawn only from the top-p and top-k
+      candidates; None if this is never so.
     """
 
     slot: int

@@ -59,9 +59,11 @@ class FlowCaches:
     Attention caches are `[slots, (steps,) layers, 2 (key, value), heads, columns, head width]`.
     Cached frames end before column `capacity`, and the frames of a chunk follow, so a column has
     the same distance to the chunk in every slot. The estimator computes each frame with and without
-    its condition, so its head dimension has `2 * heads` entries. A tail is the last input of a
-    convolution, which the next chunk needs. A chunk reads the tails of the previous chunk and
-    writes the `next_` tails. So the chunk can be computed again until `keep_tails` is called.
+    its condition, so its head dimension has `2 * heads` entries.
+
+    A tail is the last input of a convolution, which the next chunk needs. A chunk reads the tails
+    of the previous chunk and writes the `next_` tails. So the chunk can be computed again until
+    `keep_tails` is called.
     """
 
     def __init__(
@@ -157,10 +159,11 @@ class CacheWindow:
 class FlowBatch:
     """One chunk of several slots, padded to the longest cache and the longest chunk.
 
-    Ends and masks are None if no row is padded. `token_ends` and `frame_ends`, int64 `[batch]`, are
-    the numbers of valid tokens and frames of each row. `token_mask` and `frame_mask`, float
-    `[batch, 1, 1, columns]`, are minus infinity for unused columns. `beyond`, bool
-    `[batch, new + lookahead]`, is True after the last token of a row.
+    Ends and masks are None if no row is padded.
+
+    - `token_ends`, `frame_ends`, int64 `[batch]`: the numbers of valid tokens and frames of a row.
+    - `token_mask`, `frame_mask`, float `[batch, 1, 1, columns]`: minus infinity for unused columns.
+    - `beyond`, bool `[batch, new + lookahead]`: True after the last token of a row.
     """
 
     caches: FlowCaches
@@ -269,8 +272,9 @@ def token_moves(cached: int, new: int, prompt: int, capacity: int, stride: int) 
 
     The reference repeats the list of these layers' tokens `stride` times, so that all caches have
     the same length. It drops entries of this list as it drops frames. Then it uses only the first
-    1 / `stride` of the remaining list. Here only the tokens in this part are kept. `cached`, `new`
-    and `capacity` count tokens, `prompt` counts frames.
+    1 / `stride` of the remaining list. Here only the tokens in this part are kept.
+
+    `cached`, `new` and `capacity` are numbers of tokens; `prompt` is a number of frames.
     """
     length = cached + new
     kept = np.arange(length)
@@ -290,10 +294,11 @@ def estimator_moves(
     In these layers the reference lists the frames of a new chunk, in time order, before all older
     frames. Of this list it keeps the first `prompt` and the last `RECENT_FRAMES` entries, although
     the last entries are the oldest frames. This code does the same.
-    `columns` has the column of each entry of the list so far; the new frames are in the columns
-    from `capacity` on. Attention does not depend on the order of columns, so only new frames move,
-    into columns that are no longer used. Returns the new list, whose columns are always the last
-    ones before `capacity`, and the moves.
+
+    `columns` has the column of each frame in the list before the new chunk. The `new` frames are in
+    the columns from `capacity` on. Attention does not depend on the order of columns, so only new
+    frames move, into columns that are no longer used. Returns the columns of the new list, which
+    are always the last ones before `capacity`, and the moves.
     """
     listed = [*range(capacity, capacity + new), *columns]
     if len(listed) > kept_length(len(listed), prompt):

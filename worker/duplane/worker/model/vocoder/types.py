@@ -21,12 +21,12 @@ class VocoderError(ValueError):
 class VocoderOptions:
     """Settings that are not in the vocoder's files.
 
-    `steps` is the number of solver steps; the duplex mode of the reference uses 5.
-    `max_prompt_frames` is the longest voice prompt, in mel frames of 20 ms. `silence_token_id` is
-    the speech token of silence in the released model. `cached_voices` is the number of voices whose
-    prompts are cached, for all slots together. `noise` `[columns, mel]` is the solver's noise
-    table. If it is None, the table is drawn from a fixed seed. `has_source_noise` adds noise to the
-    source of HiFT.
+    - `steps`: the number of solver steps; the duplex mode of the reference uses 5.
+    - `max_prompt_frames`: the longest voice prompt, in mel frames of 20 ms.
+    - `silence_token_id`: the speech token of silence; the default is that of the released model.
+    - `cached_voices`: the number of voices whose prompts are cached, for all slots together.
+    - `noise` `[columns, mel]`: the solver's noise table. None means a table from a fixed seed.
+    - `has_source_noise`: noise is added to the source of HiFT.
     """
 
     steps: int = 5
@@ -41,7 +41,8 @@ class VocoderOptions:
 class VocoderVoice:
     """A voice of the vocoder. All three parts come from one clip.
 
-    `prompt_tokens` `[P]` int, `prompt_mel` `[P * 2, mel]`, `speaker_embedding` `[width]`.
+    The parts are `prompt_tokens` `[P]` (int), `prompt_mel` `[P * 2, mel]` and `speaker_embedding`
+    `[width]`.
     """
 
     prompt_tokens: NDArray[np.integer]
