@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from duplane.worker.engine.batching import Batch, form_batch
@@ -31,8 +33,8 @@ def unit(slot: int, pictures: int = 0, received_s: float = 0.0) -> Unit:
     return Unit(slot, SECOND_OF_SOUND, frames=(b"picture",) * pictures, received_s=received_s)
 
 
-def form(*channels: SlotChannel) -> Batch:
-    return form_batch(channels, rows_of, ROWS_PER_ROUND)
+def form(*channels: SlotChannel, awaiting_voice: Collection[int] = ()) -> Batch:
+    return form_batch(channels, awaiting_voice, rows_of, ROWS_PER_ROUND)
 
 
 def test_each_ready_slot_runs_its_oldest_unit() -> None:
@@ -42,6 +44,13 @@ def test_each_ready_slot_runs_its_oldest_unit() -> None:
     assert form(waiting, closed).units == [first]
     assert form(waiting, closed).units == [second]
     assert form(waiting, closed).units == []
+
+
+def test_a_conversation_that_awaits_its_voice_does_not_run() -> None:
+    heard, seen, other = unit(0), unit(1, pictures=1), unit(2)
+    waiting = [channel(0, heard), channel(1, seen), channel(2, other)]
+    assert form(*waiting, awaiting_voice=[0, 1]).units == [other]
+    assert form(*waiting).units == [heard, seen]
 
 
 def test_answers_to_refused_units_keep_their_order() -> None:

@@ -206,6 +206,36 @@ async def test_a_prompt_that_fails_loses_its_conversation(monkeypatch: pytest.Mo
     assert log.runner.close(0)
 
 
+async def test_the_voice_that_was_awaited_first_is_computed_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log, started, awaited = Log(0, 1, 2, 3), list[int](), {1, 2}
+    monkeypatch.setattr(log.model, "awaits_voice", awaited.__contains__)
+    monkeypatch.setattr(log.model, "start_turn", started.append)
+    assert not log.runner.run_units([taken(2), taken(0), taken(1)])
+    awaited.add(0)
+    assert not log.runner.run_units([taken(0)])
+    assert log.runner.close(2)
+    assert [log.runner.start_turn() for _ in range(2)] == [set(), set()]
+    assert started == [1, 0]
+    assert not log.runner.awaiting_voice
+
+
+async def test_a_voice_that_cannot_be_computed_loses_its_conversation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(slot: int) -> NoReturn:
+        raise RuntimeError("no")
+
+    log = Log(0)
+    monkeypatch.setattr(log.model, "awaits_voice", lambda slot: True)
+    monkeypatch.setattr(log.model, "start_turn", fail)
+    log.runner.run_units([taken(0)])
+    assert log.runner.start_turn() == {0}
+    assert log.kinds()[-1] == (0, Lost)
+    assert not log.runner.awaiting_voice
+
+
 def break_device(log: Log) -> None:
     log.model.device_error = RuntimeError("CUDA error: an illegal memory access")
 
@@ -235,7 +265,9 @@ async def test_a_fatal_failure_of_one_unit_on_a_lost_device_ends_the_thread() ->
         log.runner.run_units([taken(0)])
 
 
-@pytest.mark.parametrize("call", ["open", "feed_prompt", "open_chat", "run_chats", "close"])
+@pytest.mark.parametrize(
+    "call", ["open", "feed_prompt", "start_turn", "open_chat", "run_chats", "close"]
+)
 async def test_every_call_notices_a_lost_device(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(0)
 
@@ -244,11 +276,13 @@ async def test_every_call_notices_a_lost_device(call: str, monkeypatch: pytest.M
         raise RuntimeError("CUDA error")
 
     log.runner.opening.append(2)
-    for name in ("begin", "feed_prompt", "open_chat", "chat_step", "close"):
+    log.runner.awaiting_voice.append(0)
+    for name in ("begin", "feed_prompt", "start_turn", "open_chat", "chat_step", "close"):
         monkeypatch.setattr(log.model, name, fail)
     calls = {
         "open": lambda: log.runner.open(1, ConversationOptions()),
         "feed_prompt": lambda: log.runner.feed_prompt(ROWS),
+        "start_turn": log.runner.start_turn,
         "open_chat": lambda: log.runner.open_chat(1, ScriptedChat(ChatRequest(()), 1)),
         "run_chats": lambda: log.runner.run_chats([1]),
         "close": lambda: log.runner.close(0),

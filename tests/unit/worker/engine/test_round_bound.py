@@ -33,11 +33,12 @@ SHARE_ROWS = 512  # of a step of the chats, and of a share of a rebuild
 ROW_S, VOICE_S, SECONDS = 1e-4, 0.03, 30
 SLOTS = 40
 PICTURES = {0: 40, 1: 3, 2: 1}
+VOICES = range(3, 12)  # slots whose voices are no longer cached when a turn ends
 CHAT, REBUILDING, NEW = 30, 31, range(32, SLOTS)
 SECOND_OF_SOUND = np.zeros(16_000, np.float32)
 # The longest time of a round's units, and of a round: see the docstring of `batching`.
 UNITS_S = (SLOTS * AUDIO_ROWS + ROWS_PER_ROUND) * ROW_S
-ROUND_S = UNITS_S + (ROWS_PER_ROUND + 2 * SHARE_ROWS) * ROW_S + VOICE_S
+ROUND_S = UNITS_S + (ROWS_PER_ROUND + 2 * SHARE_ROWS) * ROW_S + 3 * VOICE_S
 
 
 class TimedModel(ScriptedModel):
@@ -50,6 +51,9 @@ class TimedModel(ScriptedModel):
         self.opened_s: dict[int, float] = {}
         self._left: dict[int, int] = {}  # rows of prompts
         self._fed: dict[int, int] = {}  # pictures of begun units
+        self._awaiting: set[int] = set()
+        self._turns = random.Random(0)
+        self.turn_ends: list[int] = []  # number in each round that ends turns
 
     def description(self) -> registry_pb2.Device:
         return registry_pb2.Device()
@@ -93,12 +97,25 @@ class TimedModel(ScriptedModel):
         for unit in units:
             fed = self._fed.pop(unit.slot, 0)
             self.pass_rows(self.row_count(unit) - fed * PICTURE_ROWS)
+        for slot in sorted(self._awaiting.intersection(unit.slot for unit in units)):
+            self.start_turn(slot)
         for unit in units:
             self.answered_s[unit.sequence] = self.now_s
             yield self.answer(unit, 1)
+        ended = {unit.slot for unit in units if unit.slot in VOICES and self._turns.random() < 0.5}
+        self._awaiting |= ended
+        self.turn_ends += [len(ended)] if ended else []
+
+    def awaits_voice(self, slot: int) -> bool:
+        return slot in self._awaiting
+
+    def start_turn(self, slot: int) -> None:
+        self._awaiting.remove(slot)
+        self.now_s += VOICE_S
 
     def rebuild(self, slot: int, units: Sequence[PastUnit]) -> Rebuilt | UnitFailure:
         self.pass_rows(SHARE_ROWS)
+        self.now_s += VOICE_S
         return Rebuilt(slot, min(1, len(units)), 1, len(units) <= 1)
 
     def chat_step(self, slots: Sequence[int]) -> Iterator[ChatOutput | UnitFailure]:
@@ -109,8 +126,16 @@ class TimedModel(ScriptedModel):
 
 
 def arrivals(draw: random.Random) -> list[Unit]:
-    """Return one unit per second and conversation, each at a random time, in order of arrival."""
-    due = sorted((n + draw.random(), slot) for slot in range(CHAT) for n in range(2, SECONDS))
+    """Return one unit per second and conversation, in order of arrival.
+
+    Units of `VOICES` arrive together, so that several of their turns end in one round. All other
+    units arrive at random times.
+    """
+    due = sorted(
+        (n + (0.5 if slot in VOICES else draw.random()), slot)
+        for slot in range(CHAT)
+        for n in range(2, SECONDS)
+    )
     return [
         Unit(
             slot,
@@ -128,7 +153,7 @@ def ignore(event: Event) -> None: ...
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_no_unit_waits_longer_than_the_stated_bound(seed: int) -> None:
-    """Conversations open, get pictures or are rebuilt beside others. A chat runs in every round."""
+    """Conversations open, see, end turns or are rebuilt beside others. A chat is in every round."""
     draw, model = random.Random(seed), TimedModel()
     thread = DeviceThread(
         model, memory_tolerance_bytes=1, inbox_unit_count=8, rows_per_round=ROWS_PER_ROUND
@@ -168,10 +193,14 @@ async def test_no_unit_waits_longer_than_the_stated_bound(seed: int) -> None:
         thread._run_round(runner)
         assert model.now_s - begin_s <= ROUND_S + 1e-9
         await asyncio.sleep(0)
+    earlier_s = dict.fromkeys(range(CHAT), 0.0)  # when the slot's earlier units were answered
     for number, answered_s in model.answered_s.items():
         unit = units[number]
+        begin_s, earlier_s[unit.slot] = max(unit.received_s, earlier_s[unit.slot]), answered_s
         rounds = 1 + 2 * ceil(older_rows[number] / ROWS_PER_ROUND) if unit.frames else 1
-        assert answered_s - unit.received_s <= rounds * ROUND_S + UNITS_S
+        rounds += len(VOICES) if unit.slot in VOICES else 0
+        assert answered_s - begin_s <= rounds * ROUND_S + UNITS_S
+    assert max(model.turn_ends) >= 5
     for slot, due_s in opens.items():
         rounds = 1 + len(NEW) * ceil(PROMPT_ROWS / ROWS_PER_ROUND)
         assert model.opened_s[slot] - due_s <= rounds * ROUND_S

@@ -62,6 +62,11 @@ class CountingVocoder:
         """Record that the slot has a voice."""
         self._primed[slot] = (voice, seed)
 
+    def has_prompt(self, slot: int) -> bool:
+        """Return True: no prompt is computed."""
+        del slot
+        return True
+
     def start_turn(self, slot: int) -> None:
         """Record that no chunk of the turn has been decoded."""
         self._begun.discard(slot)

@@ -7,16 +7,19 @@ round feeds some of its pictures, until at most `rows_per_round` of its rows are
 
 So one round has at most: a unit without pictures in each slot; `rows_per_round` rows of units with
 pictures; one step of the chats, with at most `PREFILL_ROWS` rows of prompts; a bounded part of one
-rebuild; the voice of one new conversation; and `rows_per_round` rows of one prompt. A unit without
+rebuild; `rows_per_round` rows of one prompt; and the prompts of three voices: of one new
+conversation, of the rebuild, and of one conversation whose turn has ended and whose voice is no
+longer cached. When the earlier units of its conversation have their results, a unit without
 pictures waits for the running round, and the next round gives its result. A unit with pictures
 waits longer: one more round for every `rows_per_round` rows of this unit and of older ones, and
-another round if these rows do not fill the rounds. A single picture that has more rows than
-`rows_per_round` is fed whole.
+another round if these rows do not fill the rounds. If the conversation awaits its voice, the unit
+waits one more round for this voice, and for each voice that was awaited before. A single picture
+that has more rows than `rows_per_round` is fed whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from duplane.worker.engine.events import FailedUnit
@@ -50,10 +53,14 @@ class Batch:
 
 
 def form_batch(
-    channels: Iterable[SlotChannel], row_count: Callable[[Unit], int], rows_per_round: int
+    channels: Iterable[SlotChannel],
+    awaiting_voice: Collection[int],
+    row_count: Callable[[Unit], int],
+    rows_per_round: int,
 ) -> Batch:
     """Take the oldest unit of each ready slot, within the limit of rows.
 
+    A slot in `awaiting_voice` has no unit in the batch, because the unit may need the voice.
     Of the slots with past units to rebuild, only the one whose rebuild began first continues. If
     these slots alternated, all of them would finish late, perhaps after the edges have given up.
     The caller holds the lock of the device thread.
@@ -62,7 +69,7 @@ def form_batch(
     seeing: list[tuple[SlotChannel, Unit]] = []
     rebuilding: list[SlotChannel] = []
     for channel in channels:
-        if not channel.is_ready:
+        if not channel.is_ready or channel.slot in awaiting_voice:
             continue
         if channel.credit:
             batch.chat_slots.append(channel.slot)

@@ -284,19 +284,17 @@ class DeviceThread:
     def _run_round(self, runner: ModelRunner) -> None:
         """Execute commands, then run one batch of units, then one step of the chats.
 
-        Then the round does a part of the work to rebuild one conversation, and feeds a part of one
-        prompt. Commands after the first that opens a conversation wait for the next round, so that
-        running conversations do not wait for several opens. For the same reason, the step of chats
-        and both parts are short. Commands keep their order, so the close of a slot never comes
-        before its open. If there is no work, the round waits.
+        Then the round does a part of the work to rebuild one conversation, feeds a part of one
+        prompt, and computes one voice. Commands after the first that opens a conversation wait for
+        the next round, so that running conversations do not wait for several opens. For the same
+        reason, the step of chats and both parts are short. Commands keep their order, so the close
+        of a slot never comes before its open. If there is no work, the round waits.
         """
-        if self._commands:
-            self._execute_commands(runner)
+        self._execute_commands(runner)
         with self._lock:
-            batch = form_batch(
-                self._channels.values(), runner.model.row_count, self._rows_per_round
-            )
-            has_work = self._commands or runner.opening or not batch.is_empty
+            waiting, row_count = runner.awaiting_voice, runner.model.row_count
+            batch = form_batch(self._channels.values(), waiting, row_count, self._rows_per_round)
+            has_work = self._commands or runner.opening or waiting or not batch.is_empty
             if not (has_work or self._is_stopping):
                 self._busy_since_s = None
                 self._lock.wait()
@@ -316,6 +314,9 @@ class DeviceThread:
             over |= self._run_rebuild(runner, batch.rebuilding)
         if runner.opening:
             self._feed_prompt(runner)
+        if runner.awaiting_voice:
+            self._busy_since_s = time.monotonic()
+            over |= runner.start_turn()
         self._busy_since_s = None
         for slot in over:
             with self._lock:

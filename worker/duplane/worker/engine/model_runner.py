@@ -63,6 +63,7 @@ class ModelRunner:
         self._memory_bound_bytes = self.memory_used_bytes + memory_tolerance_bytes
         self._open_slots: set[int] = set()
         self.opening: deque[int] = deque()  # slots whose prompts are not fed yet, oldest first
+        self.awaiting_voice: deque[int] = deque()  # slots that wait for `start_turn`, oldest first
         self._last_batches: dict[int, BatchRecord] = {}  # the batch of each slot's last unit
 
     def open(self, slot: int, options: ConversationOptions) -> None:
@@ -161,11 +162,24 @@ class ModelRunner:
                 lost.add(failure.slot)
                 self._on_lost([failure.slot])
             record.ended_s = time.monotonic()
+            kept = sorted(slots - lost)
+            self.awaiting_voice += [slot for slot in kept if self.model.awaits_voice(slot)]
         except Exception as error:  # noqa: BLE001 - the border to the model: logged, and ends the batch
             self._on_batch_failed(error, slots, lost)
         finally:
             self._on_batch(record)
         return lost
+
+    def start_turn(self) -> set[int]:
+        """Start the turn that waits longest for its voice. Return its slot if it was lost."""
+        slot = self.awaiting_voice.popleft()
+        try:
+            self.model.start_turn(slot)
+        except Exception:  # noqa: BLE001 - the border to the model: logged, and ends one session
+            _log.exception("slot %d: the prompt of the voice could not be computed", slot)
+            self._on_lost([slot])
+            return {slot}
+        return set()
 
     def rebuild(self, slot: int, units: Sequence[PastUnit]) -> Rebuilt | None:
         """Rebuild some past units of a conversation. Return None if the conversation is lost."""
@@ -227,8 +241,9 @@ class ModelRunner:
     def close(self, slot: int) -> bool:
         """Clean the slot. Return True if it may be leased again. If False, call again later."""
         self._open_slots.discard(slot)
-        if slot in self.opening:
-            self.opening.remove(slot)
+        for waiting in (self.opening, self.awaiting_voice):
+            if slot in waiting:
+                waiting.remove(slot)
         self._last_batches.pop(slot, None)
         try:
             self.model.close(slot)

@@ -250,6 +250,14 @@ class ScriptedModel:
         self._settle_s.update(dict.fromkeys(slots, time.monotonic() - begin_s))
         return ()
 
+    def awaits_voice(self, slot: int) -> bool:
+        """Return False: voices have no effect."""
+        del slot
+        return False
+
+    def start_turn(self, slot: int) -> None:
+        """Do nothing: voices have no effect."""
+
     def rebuild(self, slot: int, units: Sequence[PastUnit]) -> Rebuilt | UnitFailure:
         """Take at most `REBUILT_UNITS` past units, and wait as long as the stage `rebuild` takes.
 

@@ -343,6 +343,15 @@ class DuplexModel:
                 self._probe.settled(unit.slot, self.context_length(unit.slot))
         return [unit.failure for unit in units if unit.failure is not None]
 
+    def awaits_voice(self, slot: int) -> bool:
+        """Whether the conversation's next turn needs a prompt of its voice that is not cached."""
+        return self.conversations[slot].awaits_voice
+
+    def start_turn(self, slot: int) -> None:
+        """Start the next turn of a conversation that `awaits_voice`; see `SpeechStage`."""
+        assert self._speech_stage, "the conversation has spoken"
+        self._speech_stage.start_turn(self.conversations[slot])
+
     @torch.inference_mode()
     def rebuild(self, slot: int, units: Sequence[PastUnit]) -> Rebuilt | UnitFailure:
         """Do a bounded share of the work to rebuild a conversation from past units.

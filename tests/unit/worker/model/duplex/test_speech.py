@@ -40,9 +40,14 @@ class LoggedStage(SpeechStage):
 
 def test_no_unit_waits_for_the_end_of_a_turn_or_a_further_chunk_of_another() -> None:
     log: list[tuple[str, int]] = []
+    conversation = SimpleNamespace(awaits_voice=False)
     units: list[Any] = [
         SimpleNamespace(
-            slot=slot, failure=None, chunk_count=count, state=SimpleNamespace(end_of_turn=is_end)
+            slot=slot,
+            failure=None,
+            chunk_count=count,
+            state=SimpleNamespace(end_of_turn=is_end),
+            conversation=conversation,
         )
         for slot, (count, is_end) in enumerate([(2, True), (1, False), (1, True), (1, False)])
     ]

@@ -76,6 +76,8 @@ class Conversation:
     - `pending_ids`: the closing ids of a completed unit. They count as part of the context, but are
       fed only with the next unit.
     - `past_speech`: the speech that a rebuild still has to repeat.
+    - `awaits_voice`: the last turn has ended, and the prompt of the voice must be computed before
+      the next turn.
     """
 
     slot: int
@@ -91,6 +93,7 @@ class Conversation:
     pending_ids: tuple[int, ...] = ()
     settle_s: float = 0.0
     past_speech: PastSpeech = field(default_factory=PastSpeech)
+    awaits_voice: bool = False
 
 
 class InputRows(NamedTuple):

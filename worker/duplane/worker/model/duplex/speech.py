@@ -47,10 +47,11 @@ class SpeechStage:
         """Yield each unit when its speech tokens and samples are complete, or when it has failed.
 
         So a unit does not wait for units with more chunks of speech. The ends of turns run after
-        all units were yielded, because they may compute the prompt of a voice. If the end of its
-        turn fails, a unit that was already yielded gets a `failure`. The slots of `units` must be
-        ascending.
+        all units were yielded. If the end of its turn fails, a unit that was already yielded gets a
+        `failure`. The slots of `units` must be ascending.
         """
+        waiting = [unit for unit in units if unit.conversation.awaits_voice]
+        run_stage("turn", waiting, self._start_turns)
         run_stage("talker", units, self._draw_tokens, cache=self._talker.cache)
         watch.lap("talker")
         pending: list[RunningUnit] = list(units)
@@ -112,9 +113,10 @@ class SpeechStage:
         conversation, past = unit.conversation, unit.conversation.past_speech
         if conversation.speech is None:
             return
+        if conversation.awaits_voice:
+            self.start_turn(conversation)
         if unit.is_interrupting:
-            self._skip_chunks(conversation)
-            self.end_turns([unit])
+            self._skip_turn(conversation)
         if unit.state.is_listen:
             return
         hidden = [row.clone() for row in unit.hidden]  # the rows are views of all states of a share
@@ -124,12 +126,15 @@ class SpeechStage:
         if unit.state.end_of_turn:
             past.units.clear()
             self._talker.cache.truncate(unit.slot, 0)
-            self._skip_chunks(conversation)
-            self.end_turns([unit])
+            self._skip_turn(conversation)
 
-    def _skip_chunks(self, conversation: Conversation) -> None:
+    def _skip_turn(self, conversation: Conversation) -> None:
+        """Skip the chunks of a past turn, and start the next turn."""
         self._vocoder.skip(conversation.past_speech.chunks)
         conversation.past_speech.chunks.clear()
+        if conversation.speech is not None:
+            conversation.speech.reset()
+        self.start_turn(conversation)
 
     def repeat(self, conversation: Conversation, watch: Stopwatch) -> None:
         """Restore a part of the talker's and the vocoder's state, from speech that `note` stored.
@@ -148,10 +153,8 @@ class SpeechStage:
             past.units.clear()
             watch.lap("talker")
             return
-        if len(past.chunks) > TURN_CHUNKS and conversation.speech is not None:
-            self._skip_chunks(conversation)
-            self._vocoder.start_turn(slot)
-            conversation.speech.reset()
+        if len(past.chunks) > TURN_CHUNKS:
+            self._skip_turn(conversation)
         for _ in range(min(SHARE_CHUNKS, len(past.chunks))):
             chunk = past.chunks.popleft()
             self._vocoder.repeat(chunk, is_recent=len(past.chunks) < RECENT_CHUNKS)
@@ -160,13 +163,33 @@ class SpeechStage:
     def end_turns(self, units: Sequence[RunningUnit]) -> None:
         """Reset the vocoder and the token buffer for the next turns of conversations with speech.
 
-        The talker's cache is not changed here. The talker empties it when the model ends a turn.
-        After an interruption the next turn continues with the old cache, as in the reference.
+        A conversation whose voice has no cached prompt only `awaits_voice` then: `start_turn`
+        computes the prompt, so that no other conversation has to wait for it here. The talker's
+        cache is not changed. The talker empties it when the model ends a turn. After an
+        interruption the next turn continues with the old cache, as in the reference.
         """
         for unit in units:
-            if unit.conversation.speech is not None:
-                self._vocoder.start_turn(unit.slot)
-                unit.conversation.speech.reset()
+            conversation = unit.conversation
+            if conversation.speech is None:
+                continue
+            conversation.speech.reset()
+            conversation.awaits_voice = True
+            if self._vocoder.has_prompt(unit.slot):
+                self.start_turn(conversation)
+
+    def _start_turns(self, units: Sequence[RunningUnit]) -> None:
+        """Start the turns of units whose caller has not called `start_turn` before."""
+        for unit in units:
+            self.start_turn(unit.conversation)
+
+    def start_turn(self, conversation: Conversation) -> None:
+        """Start a turn in the vocoder. This computes the prompt of the voice if it is not cached.
+
+        If a conversation awaits its voice, call this before its next unit. Otherwise `run` does so
+        when the unit speaks, and the other units of the batch wait.
+        """
+        self._vocoder.start_turn(conversation.slot)
+        conversation.awaits_voice = False
 
 
 def unit_audio(pieces: Sequence[FloatArray], *, end_of_turn: bool) -> FloatArray:

@@ -251,6 +251,11 @@ class HarmonicVocoder:
         del voice, seed
         self.start_turn(slot)
 
+    def has_prompt(self, slot: int) -> bool:
+        """Return True: the voice has no prompt, so `start_turn` is quick."""
+        del slot
+        return True
+
     def start_turn(self, slot: int) -> None:
         """Begin a turn of the slot."""
         self._turns[slot] = _Turn([self.silence_token_id] * CONTEXT_TOKENS)

@@ -146,6 +146,11 @@ class Vocoder:
         self._voices[slot] = _SlotVoice(voice.digest(), voice, generator)
         self.start_turn(slot)
 
+    def has_prompt(self, slot: int) -> bool:
+        """Whether the prompt of the slot's voice is cached, so that `start_turn` is quick."""
+        voice = self._voices[slot]
+        return voice is not None and voice.digest in self._entries
+
     @torch.inference_mode()
     def start_turn(self, slot: int) -> None:
         """Set the slot to the state after its voice's prompt. The slot must have a voice."""
