@@ -19,8 +19,8 @@ health_grpc: Any = _typed_health_grpc
 
 # This limit is large enough for a unit with several pictures, or a long recording of a voice.
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
-# Number of bytes of a stream that may be under way or unread: about ten seconds of sound. Without
-# the options for it, gRPC begins with 64 KB, which is less than one delta, and sends pings to
+# Number of bytes of a stream that may be under way or unread: about ten seconds of sound. If this
+# number is not set, gRPC begins with 64 KB, which is less than one delta, and sends pings to
 # measure the network. These pings cost several system calls and thread switches per unit.
 _WINDOW_BYTES = 1024 * 1024
 # gRPC pings a peer from which nothing has arrived for the keepalive time. If the peer does not

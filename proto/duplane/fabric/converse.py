@@ -14,7 +14,7 @@ from duplane.fabric.v1 import lease_pb2, session_pb2, trace_pb2
 
 _CLOSE_TIMEOUT_S = 1.0
 # The exceptions that grpc.aio raises from a half-close when the call has failed. It raises the last
-# one if the connection is lost at the same moment.
+# one if the connection is lost during the half-close.
 _ENDED = (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.InternalError)
 
 

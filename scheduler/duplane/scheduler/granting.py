@@ -29,8 +29,8 @@ _log = logging.getLogger(__name__)
 MAX_RUNNING = 256  # maximum number of grants that wait for the store at the same time
 PORTION = 8  # grants that are begun before other tasks can run
 # After a restart that has lost the queue, and after a loss of the contact to the store, callers
-# return with their tickets. The loop waits for them: it grants nothing for RETURN_S, and then
-# nothing until no caller has returned for LATE_RETURN_S.
+# return with their tickets. The loop waits for them: it grants nothing for RETURN_S. Then it waits
+# until no caller has returned for LATE_RETURN_S.
 LATE_RETURN_S = 0.3
 
 
@@ -195,7 +195,7 @@ class GrantLoop:
             del self._running[ticket.order]
             self._state.unreserve(offer.claims.worker_id, offer.claims.slot, ticket.order)
             # If the store refuses the grant, the ticket or the slot has changed. If this scheduler
-            # does not know the change yet, its arrival wakes the loop.
+            # does not know the change yet, the arrival of the change wakes the loop.
             if grant or revision != self._state.revision:
                 self._wake()
 

@@ -165,8 +165,8 @@ class SchedulerState:
     def avoidance_left_s(self, after: float) -> float | None:
         """Return the seconds until a ticket may get the free slot of a worker that it avoids.
 
-        Only tickets that may not get it before the time `after` count, so the result is not above 0
-        if one of them may get it by now. Returns None if no such ticket waits.
+        Considers only tickets that may get such a slot later than the time `after`. The result is
+        negative if that time has passed since. Returns None if there is no such ticket.
         """
         reserved = self._reserved_orders
         ends = (

@@ -1,4 +1,4 @@
-"""A duplex session: turns audio into units and their output into events. Pure.
+"""A duplex session: turns audio into units, and the output of units into events. Pure.
 
 The session holds one slot from the grant until the session ends.
 """

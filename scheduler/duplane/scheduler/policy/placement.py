@@ -245,8 +245,8 @@ class SlotIndex:
         """Return the worker whose slot a request gets, or None if the request has to wait.
 
         A worker that the request avoids is chosen only if no other worker has a free slot. With
-        `may_avoid`, it is not chosen even then if another worker, whose slots are all in use,
-        takes sessions of this kind.
+        `may_avoid`, the request waits even then if another worker, whose slots are all in use,
+        takes sessions of its kind.
         """
         avoided = set(request.avoided_worker_ids)
         best = self._best(request, needs, avoided)
@@ -303,7 +303,7 @@ def next_grant(
 def avoidance_end(
     queue: FifoQueue, slots: SlotIndex, after: float, reserved: Collection[int] = ()
 ) -> float | None:
-    """Return the first time after `after` at which a foremost ticket ceases to avoid workers."""
+    """Return the first time after `after` at which one of the first tickets avoids no worker."""
     ends = map(queue.avoids_until, _foremost(queue, slots, reserved))
     return min((end for end in ends if end > after), default=None)
 

@@ -27,7 +27,8 @@ class Stopwatch:
     def seconds(self, running: str | None = None) -> dict[str, float]:
         """Return the seconds of each stage. `running` names the stage since the last lap, if any.
 
-        The time of a stage that the device has not finished ends now. The stages after it have 0.
+        If the device has not finished a stage, the stage is measured until now, and later stages
+        have 0 s.
         """
         now_s, end_s = time.monotonic(), self._begin_s
         seconds: dict[str, float] = {}

@@ -312,8 +312,8 @@ class _Transition:
             if slot.end is None:
                 yield GrantPut(number, slot.grant)
             elif is_new and slot.end in _VOID_ENDS:
-                # The events of the grant and of its end were missed. Its ticket is left out,
-                # because the ticket may be waiting again.
+                # The events of the grant and of its end were missed. The grant is published
+                # without its ticket, because the ticket may be waiting again.
                 grant = Grant(slot.grant.claims)
                 yield GrantPut(number, grant)
                 yield GrantGone(number, grant, slot.end)

@@ -63,7 +63,7 @@ def unregister(facts: Facts, worker_id: str, epoch: int) -> Step[bool]:
 def end_some_grants(facts: Facts, worker_id: str, may_end: Callable[[Worker], bool]) -> Step[bool]:
     """End some grants of a worker whose registration is about to end.
 
-    The answer is False if nothing was done, because one transaction can end all remaining grants.
+    If one transaction can end all remaining grants, this ends none and the answer is False.
     `may_end` returns True if the present registration is the one that is about to end.
     """
     known, live = facts.workers.get(worker_id), facts.live_slots(worker_id)

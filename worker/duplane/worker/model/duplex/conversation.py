@@ -52,10 +52,11 @@ class Status(Enum):
 
 @dataclass
 class Opening:
-    """The part of a conversation's prompt that is not fed yet, and what `open` reports at its end.
+    """The part of a conversation's prompt that is not fed yet, and values to report after it is.
 
-    `rows` [n, hidden] are the rows that follow in the context, `voice` the embeddings of the voice
-    in the prompt, and `ignored` the options that have no effect.
+    - `rows` [n, hidden]: the embeddings to feed.
+    - `voice`: the embeddings of the voice in the prompt.
+    - `ignored`: the options that have no effect.
     """
 
     rows: Tensor

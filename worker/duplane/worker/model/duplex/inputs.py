@@ -80,11 +80,11 @@ class UnitInputs:
         return None
 
     def images_ahead(self, unit: RunningUnit, row_count: int) -> int:
-        """Return how many images of a unit to feed before its other rows: at least one.
+        """Return how many images of a unit to feed before its other rows.
 
-        These images have at most `row_count` rows together; a single image may have more. The
-        unit's last image is never fed ahead, so that the unit has rows left. Returns 0 if only the
-        last image is left.
+        These images have at most `row_count` rows together, or they are a single image. The unit's
+        last image is never fed ahead, so that the unit has rows left. So the result is 0 only if
+        no other image is left.
         """
         rows, count = 0, 0
         for image in unit.images[unit.fed_images : -1]:
