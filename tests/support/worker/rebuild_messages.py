@@ -16,9 +16,9 @@ def context(unit_count: int) -> int:
 
 
 def past(sequence: int, count: int | None = None, **fields: object) -> session_pb2.PastUnit:
-    """Return a past unit that is the `count`-th of its conversation: by default `sequence` + 1.
+    """Return the past unit `sequence`, which is the `count`-th unit of its conversation.
 
-    With a smaller `count`, units before this one are missing because they failed.
+    By default `count` is `sequence` + 1. If it is smaller, earlier units have failed.
     """
     return session_pb2.PastUnit(
         **{  # pyright: ignore[reportArgumentType] - tests replace any field

@@ -153,7 +153,7 @@ def launches(
     like: str = "minicpm-o-4.5",
     scale: float = 0.1,
 ) -> None:
-    """Count the kernels that each stage of the model launches, by conversations and their slots.
+    """Count the kernels that each stage of the model launches, for some numbers of conversations.
 
     Runs on the CPU, and counts the operations that a GPU would run one by one.
 

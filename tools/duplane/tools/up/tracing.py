@@ -24,8 +24,8 @@ async def traced(is_traced: bool, out: Path | None) -> AsyncGenerator[None]:
     """Receive the spans of the processes that start in the body of the `with`.
 
     At the end, print where the time of each unit went. The receiver is a separate process, because
-    it uses gRPC. A process that uses gRPC should not start other processes, but this process does.
-    Raises StartError.
+    it uses gRPC: a process that uses gRPC should not start others, and this process has to start
+    them. Raises StartError.
     """
     if not is_traced:
         yield

@@ -1,6 +1,6 @@
 """The base class of the gRPC calls that hold a slot: bounded reads and writes, and the end.
 
-`DuplexCall` and `ChatCall` read and send the messages of the two kinds of call. A call uses only
+`DuplexCall` and `ChatCall` read and send the messages of Converse and Chat calls. A call uses only
 its stream and its slot's channel to the device thread, not leases or other calls.
 """
 
