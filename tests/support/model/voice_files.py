@@ -1,6 +1,6 @@
 """Writes tiny networks that encode a voice.
 
-They have the inputs and outputs of the released ones.
+They have the inputs and outputs of the released networks.
 """
 
 from __future__ import annotations

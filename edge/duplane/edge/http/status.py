@@ -182,7 +182,7 @@ def _worker(
 ) -> dict[str, object]:
     """Return the object of a worker in `/workers`.
 
-    The reference has one session per worker. Here, its keys about a session describe the oldest
+    The reference has one session per worker. Here, the keys about this session describe the oldest
     session of the worker.
     """
     register, lease = worker.worker, leases[0] if leases else None

@@ -1,8 +1,8 @@
 """Moves a conversation to another worker when its worker is lost, drains or hangs. Pure.
 
 The edge sends the settings and the journal to the next worker, then the units that have no outcome.
-While the former worker still answers, the journal grows: the next worker then gets the rest, and
-the session changes to it between two units.
+While the former worker still answers, the journal grows, and the next worker also gets the new past
+units. Then the session changes to the next worker, between two units.
 """
 
 from __future__ import annotations

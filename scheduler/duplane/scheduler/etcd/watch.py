@@ -209,7 +209,7 @@ class PrefixWatch:
             await asyncio.sleep(PROBE_INTERVAL_S)
 
     async def _reaches(self, revision: int) -> bool:
-        """Wait until the member has sent `revision` or a later one. Return False if it is late."""
+        """Wait until the member has sent `revision` or a later one; return False if it lags."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_MAX_LAG_S):
                 while self._reached < revision:

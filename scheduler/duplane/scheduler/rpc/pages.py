@@ -1,7 +1,7 @@
 """Lists that are sent in pages.
 
 A page ends with a key, which is the token of the next page: that page has the items with higher
-keys. So an item that ends between two pages neither hides nor repeats another one.
+keys. So if an item ends between two pages, no other item is left out or repeated.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def expected_shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
 def stages(
     config: Mapping[str, Any], *, capacity: int, dtype: torch.dtype, vocoder: AnyVocoderPlan | None
 ) -> list[StageMemory]:
-    """Return the memory of every stage for contexts of `capacity` rows and numbers of `dtype`."""
+    """Return the memory of every stage, for contexts of `capacity` rows and for this `dtype`."""
     small, large = (
         [*_sizes(config, slots, capacity, dtype), *(vocoder.sizes(slots) if vocoder else [])]
         for slots in (SOME, SOME + 1)

@@ -76,7 +76,7 @@ class ChatCall(Call[session_pb2.ChatResponse]):
             self._on_step(event)
 
     def _on_step(self, step: ChatStep) -> None:
-        """Send the responses of a step. When the last is written, one more step may run."""
+        """Send the responses of a step. One more step may run when the last response is written."""
         responses = self._reporter.responses(step)
         for response in responses[:-1]:
             self._send(response)
