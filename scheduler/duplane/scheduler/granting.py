@@ -105,7 +105,7 @@ class GrantLoop:
             self._wake()
 
     async def settled(self, order: int | None) -> None:
-        """Wait until the ticket with this order is granted, if a slot for it is free now.
+        """Wait until the ticket with this order number is granted, if a slot for it is free now.
 
         Returns immediately while grants are held back.
         """

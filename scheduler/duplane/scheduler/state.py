@@ -186,7 +186,7 @@ class SchedulerState:
         return pool.slots.best(request, needs_of(request), may_avoid=True)
 
     def reserve(self, worker_id: str, slot: int, order: int | None = None) -> None:
-        """Exclude a slot, and the ticket with this order, from proposals until `unreserve`."""
+        """Exclude a slot, and the ticket with order number `order`, until `unreserve` is called."""
         self._reserved_slots.setdefault(worker_id, set()).add(slot)
         if order is not None:
             self._reserved_orders.add(order)

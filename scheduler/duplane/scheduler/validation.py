@@ -87,7 +87,7 @@ def check_page(page_size: int, page_token: str) -> None:
 
 
 def parse_ticket_id(ticket_id: str) -> int:
-    """Return the order that a ticket id contains."""
+    """Return the order number that a ticket id contains."""
     match = _TICKET_ID.fullmatch(ticket_id)
     if match is None:
         raise FabricError(

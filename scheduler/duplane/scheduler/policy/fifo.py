@@ -30,7 +30,7 @@ class QueueEntry:
 
 
 class FifoQueue:
-    """The tickets of one pool that have the same needs, sorted by order.
+    """The tickets of one pool that have the same needs, sorted by their order numbers.
 
     Every operation costs O(log n) or less. Positions are computed when they are read, so the
     removal of a ticket takes no time for the tickets behind it. `next_moved` finds these tickets
@@ -61,12 +61,12 @@ class FifoQueue:
 
     @property
     def first_order(self) -> int:
-        """The order of the first ticket. Raises IndexError if the queue is empty."""
+        """The order number of the first ticket. Raises IndexError if the queue is empty."""
         return self._orders[0]
 
     @property
     def orders_by_kind(self) -> Mapping[lease_pb2.SessionKind, SortedList[int]]:
-        """For each kind with waiting tickets, the orders of these tickets."""
+        """For each kind with waiting tickets, the order numbers of these tickets."""
         return self._orders_by_kind
 
     def rank_in_kind(self, ticket: Ticket) -> int:
@@ -74,7 +74,7 @@ class FifoQueue:
         return self._orders_by_kind[ticket.request.kind].bisect_left(ticket.order)
 
     def of_kinds(self, kinds: Collection[lease_pb2.SessionKind]) -> Iterator[Ticket]:
-        """Yield the tickets of these kinds, by order. The queue must not change meanwhile."""
+        """Yield the tickets of these kinds, first to last. The queue must not change meanwhile."""
         queues = (orders for kind, orders in self._orders_by_kind.items() if kind in kinds)
         return (self._entries[order].ticket for order in heapq.merge(*queues))
 
@@ -83,10 +83,10 @@ class FifoQueue:
         return self._entries[ticket.order].avoids_until
 
     def put(self, ticket: Ticket, now: float) -> None:
-        """Add a ticket at its order, or replace the ticket of this order.
+        """Add a ticket, or replace the ticket that has the same order number.
 
-        A ticket that returns to the queue may have a lower order than tickets that wait. The
-        `position` of these tickets does not grow nevertheless.
+        A ticket that returns to the queue may have a lower order number than tickets that wait.
+        Nevertheless, the `position` of these tickets does not grow.
         """
         if entry := self._entries.get(ticket.order):
             entry.ticket, entry.avoids_until = ticket, _avoids_until(ticket, now)
@@ -117,8 +117,8 @@ class FifoQueue:
         """Return at most `limit` entries that moved up, after a search of bounded length.
 
         The search examines the front of the queue, then continues where the previous call stopped.
-        When a search has reached the last entry, the next one begins at the lowest order that was
-        removed meanwhile.
+        When a search has reached the last entry, the next search begins at the lowest order number
+        that was removed meanwhile.
         """
         moved: list[QueueEntry] = []
         if self._is_front_moved:

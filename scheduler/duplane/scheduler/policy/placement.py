@@ -3,7 +3,7 @@
 A pool has one queue for each set of needs. Each queue is strictly FIFO, with two exceptions: a
 ticket is passed over if no worker can serve its kind, or, for a limited time, if its caller could
 not reach the worker with the free slot. A slot that meets the needs of several queues goes to the
-ticket with the lowest order.
+ticket with the lowest order number.
 """
 
 from __future__ import annotations
@@ -309,7 +309,7 @@ def avoidance_end(
 
 
 def _foremost(queue: FifoQueue, slots: SlotIndex, reserved: Collection[int]) -> Iterator[Ticket]:
-    """Yield the tickets that may be granted next, by order. Their number is bounded."""
+    """Yield the tickets that may be granted next, first to last. Their number is bounded."""
     tickets = queue.of_kinds(slots.able_kinds(queue.needs))
     waiting = (ticket for ticket in tickets if ticket.order not in reserved)
     return itertools.islice(waiting, _MAX_PASSED_OVER)

@@ -47,7 +47,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A lease request in the queue. Tickets with a lower order are served first."""
+    """A lease request in the queue. Tickets with a lower order number are served first."""
 
     order: int
     owner: str  # id of the waiting call; a repeated call has the same request_id, another owner
@@ -57,7 +57,8 @@ class Ticket:
     def ticket_id(self) -> str:
         """The id that the caller gets.
 
-        It contains the order, so that the caller keeps its place after a restart of the scheduler.
+        It contains the order number, so that the caller keeps its place after a restart of the
+        scheduler.
         """
         return f"q_{self.order:016x}"
 
@@ -234,7 +235,7 @@ class LeaseStore(ABC):
         """Replace slots, `is_draining` and `is_silent` of a registration.
 
         Fencing numbers of later grants are higher than every reported number. Returns False if the
-        epoch has ended.
+        registration has ended.
         """
 
     @abstractmethod
@@ -243,11 +244,11 @@ class LeaseStore(ABC):
 
     @abstractmethod
     async def set_unreachable(self, worker_id: str, epoch: int, *, is_unreachable: bool) -> bool:
-        """Set `is_unreachable`. Returns False if the epoch has ended."""
+        """Set `is_unreachable`. Returns False if the registration `epoch` has ended."""
 
     @abstractmethod
     async def unregister(self, worker_id: str, epoch: int) -> bool:
-        """End a registration and its grants. Returns False if the epoch has ended."""
+        """End a registration and its grants. Returns False if the registration has ended before."""
 
     @abstractmethod
     async def enqueue(
@@ -276,8 +277,8 @@ class LeaseStore(ABC):
         """Replace `ticket` by a grant of `offer` with a new fencing number, in one step.
 
         Changes nothing and returns None if the ticket is gone or has another owner, the worker's
-        epoch has ended, or the slot is granted already. A grant that is not claimed ends as EXPIRED
-        after `claim_timeout_s` at the earliest.
+        registration has ended, or the slot is granted already. A grant that is not claimed ends as
+        EXPIRED after `claim_timeout_s` at the earliest.
         """
 
     @abstractmethod
@@ -303,5 +304,5 @@ class LeaseStore(ABC):
     async def adopt(self, grant: Grant) -> bool:
         """Record a claimed lease that a worker reports but that has no grant in this store.
 
-        Returns False if the epoch has ended or the slot is granted.
+        Returns False if the worker's registration has ended or the slot is granted.
         """

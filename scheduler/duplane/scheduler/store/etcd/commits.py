@@ -243,7 +243,7 @@ class Commits:
         return has_session and self._facts.base == self._facts.least_base
 
     async def _resume(self) -> None:
-        """Raise the base if etcd went back to an old revision; then send waiting operations."""
+        """Raise `base` if etcd went back to an old revision; then send waiting operations."""
         while not self._is_ready:
             await self._mirror.until(lambda: self._session.name in self._facts.sessions)
             if (base := self._facts.least_base) != self._facts.base:

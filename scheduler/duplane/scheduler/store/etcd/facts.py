@@ -82,7 +82,7 @@ class Facts:
         return self._held.get(key, (0, 0))[0]
 
     def lease_of(self, key: bytes) -> int:
-        """Return the lease that a key is attached to, or 0 if there is none."""
+        """Return the etcd lease that a key is attached to, or 0 if there is none."""
         return self._held.get(key, (0, 0))[1]
 
     def live_slots(self, worker_id: str) -> Sequence[Slot]:
@@ -254,9 +254,9 @@ class _Transition:
         self._were_missed = were_missed
 
     def note_ticket(self, order: int, request: Request | None) -> None:
-        """Record which request waited at an order before the revision.
+        """Record which request had the order number `order` before the revision.
 
-        Only the first call for an order has an effect. If `request` is None, the request is looked
+        Only the first call for a number has an effect. If `request` is None, the request is looked
         up in the facts before the revision.
         """
         known = self._before.tickets.get(order)

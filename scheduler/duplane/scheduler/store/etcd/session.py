@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 def contact_limit_s() -> float:
-    """Return how many seconds, at least, a session outlasts its last confirmed presence."""
+    """Return for how long, at least, a session lasts after etcd last confirmed its presence."""
     return PRESENCE_TTL_S + ABSENCE_LIMIT_S
 
 
@@ -71,14 +71,14 @@ class Session:
 
     @property
     def is_known(self) -> bool:
-        """True if the facts contain the session, its presence and the shared public keys."""
+        """True if the facts contain this scheduler's session, its presence and its public keys."""
         facts = self._mirror.facts
         has_session = self.name in facts.sessions and self.name in facts.present
         return has_session and self._has_published_keys
 
     @property
     def _has_published_keys(self) -> bool:
-        """True if the facts contain the shared public keys."""
+        """True if the facts contain the public keys that `share_keys` has set."""
         published = {key.key_id for key in self._mirror.facts.verification_keys}
         return self._shared.keys() <= published
 
@@ -95,7 +95,7 @@ class Session:
             tasks.create_task(self._end_absent())
 
     async def end(self) -> None:
-        """End the present session now, if etcd answers. Begin no other session."""
+        """End this scheduler's session in etcd now, if etcd answers. Begin no other session."""
         self._has_left = True
         with contextlib.suppress(EtcdError, NoAnswerError, TimeoutError):
             async with asyncio.timeout(_END_TIMEOUT_S):
@@ -232,7 +232,7 @@ class Session:
         await self._client.put(self._keys.presence(name), b"", lease)
 
     async def _begin(self, lease: int) -> None:
-        """Publish the session. In an empty store, set the base first (see `keys`)."""
+        """Publish this scheduler's session. In an empty store, set `base` first (see `keys`)."""
         is_empty = etcd_pb2.Compare(
             key=self._keys.base, target=etcd_pb2.Compare.CREATE, create_revision=0
         )

@@ -40,7 +40,7 @@ def reverberate(samples: FloatArray, chance: np.random.Generator) -> FloatArray:
 
 
 def _fast_size(count: int) -> int:
-    """Return the next power of two, for which transforms are fast."""
+    """Return the smallest power of two that is not below `count`: its transforms are fast."""
     return 1 << (count - 1).bit_length()
 
 
