@@ -56,7 +56,7 @@ def check(client: Talker, undisturbed: Sequence[dict[str, Any]]) -> None:
 
 @contextlib.asynccontextmanager
 async def speaking(fabric: RealFabric, last: str = LISTEN) -> AsyncGenerator[Talker]:
-    """Hold a session that has had UNITS units or a few more, and whose last answer is `last`."""
+    """Send UNITS units, and more until an answer is `last`; then yield the client."""
     async with talking(fabric, FREE - 2) as client:
         for _ in range(UNITS - 1):
             await client.exchange()

@@ -35,7 +35,7 @@ Json = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Assets:
-    """Answers of `/api/default_ref_audio` and `/api/presets`, and the audio of each preset."""
+    """The answers of `/api/default_ref_audio` and `/api/presets`, and the audio of each preset."""
 
     default_voice: Json
     presets: Mapping[str, list[Json]] = field(default_factory=dict[str, list[Json]])

@@ -21,7 +21,7 @@ NO_TAG = Tag()
 
 
 class Dropped(NamedTuple):
-    """The input that was dropped, before it reached the model, since the last reply."""
+    """How many units and pictures were dropped since the last reply, without reaching the model."""
 
     unit_count: int = 0
     frame_count: int = 0  # pictures above a unit's bound; not the pictures of dropped units

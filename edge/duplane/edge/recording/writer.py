@@ -100,8 +100,8 @@ class RecordingWriter:
         part = self.directory / f"{STREAM}.part"
         self._stream = os.open(part, flags, 0o600)
         lock(self._stream)
-        # True until the recording is complete: if the disk becomes full, True cannot be written
-        # later.
+        # `is_incomplete` is true until the recording is complete: once the disk is full, it can no
+        # longer be set to true.
         self._meta.is_incomplete = True
         write_meta(self.directory, self._meta)
         part.rename(self.directory / STREAM)  # from now on it is listed as running

@@ -102,9 +102,9 @@ def forecast(
 
 
 def _arrivals(which: int, demand: Demand, resolution: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (order of the first ticket, `which`, number of tickets) for each portion of a demand.
+    """Divide a demand into portions of tickets; `which` is the index of the demand.
 
-    `which` is the index of the demand.
+    Yields (order number of the first ticket, `which`, number of tickets) for each portion.
     """
     for start, count in _portions(len(demand.orders), resolution):
         yield demand.orders[start], which, count

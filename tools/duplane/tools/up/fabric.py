@@ -129,7 +129,7 @@ def _leaves(group: ExceptionGroup[CommandError]) -> Iterator[CommandError]:
 
 
 async def _up(settings: UpSettings, shutdown: process.Shutdown) -> None:
-    """Run until the first signal, then drain. A signal ends a start immediately."""
+    """Run until the first signal, then drain. A signal during the start ends it immediately."""
     start = asyncio.current_task()
     assert start is not None
     interrupt = asyncio.create_task(_cancel_at_signal(start, shutdown))
