@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection
+import itertools
+from collections.abc import AsyncGenerator, Collection
 from typing import Any
 
 import grpc.aio
 import pytest
+from cachetools import TTLCache
 from support.fabric.fault_proxy import FaultProxy
 from support.scheduler.scheduler_harness import AUDIO, SchedulerHarness
 from support.time_limits import WITHIN_S
@@ -231,15 +233,47 @@ class Noting(lease_pb2_grpc.LeaseServiceServicer):
         raise NotImplementedError
 
 
-async def test_request_says_how_long_it_still_avoids_a_worker() -> None:
+@contextlib.asynccontextmanager
+async def noted() -> AsyncGenerator[tuple[Noting, str]]:
+    """Serve `Noting`; yield it with its address."""
     server, noting = grpc.aio.server(), Noting()
     lease_pb2_grpc.add_LeaseServiceServicer_to_server(noting, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with FabricClient([f"127.0.0.1:{port}"]) as client, asyncio.timeout(WITHIN_S):
+    yield noting, f"127.0.0.1:{port}"
+    await server.stop(None)
+
+
+class PassingCache(TTLCache[str, Any, float]):
+    """A cache for which half a second passes each time that it looks at the clock."""
+
+    def __init__(self, size: int, ttl_s: float) -> None:
+        super().__init__(size, ttl_s, timer=itertools.count(36_077.123, 0.5).__next__)
+
+
+async def test_worker_may_cease_to_be_avoided_while_a_request_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "TTLCache", PassingCache)
+    async with (
+        noted() as (noting, address),
+        FabricClient([address]) as client,
+        asyncio.timeout(WITHIN_S),
+    ):
+        for worker_id in ("one", "another", "third", "fourth"):
+            client.report_unreachable(lease_pb2.Granted(lease_id="lease", worker_id=worker_id))
+        while not noting.requests or noting.requests[-1].avoided_worker_ids:
+            await client.acquire(wanted("request"))
+
+
+async def test_request_says_how_long_it_still_avoids_a_worker() -> None:
+    async with (
+        noted() as (noting, address),
+        FabricClient([address]) as client,
+        asyncio.timeout(WITHIN_S),
+    ):
         client.report_unreachable(lease_pb2.Granted(lease_id="lease", worker_id="lost"))
         await client.acquire(wanted("request"))
-    await server.stop(None)
     assert [list(one.avoided_worker_ids) for one in noting.requests] == [["lost"], ["lost"]]
     first_s, second_s = (to_seconds(one.avoided_duration) for one in noting.requests)
     assert 0 < second_s < first_s <= 15

@@ -130,7 +130,8 @@ class FabricClient:
         on_queued = on_queued and _never_growing(on_queued)
         own_avoided = dict.fromkeys(request.avoided_worker_ids, time.monotonic() + _AVOID_S)
         for attempt in itertools.count(1):
-            avoided = {**own_avoided, **self._avoided}
+            # During the iteration of `items`, no entry expires. In `**self._avoided`, one could.
+            avoided = {**own_avoided, **dict(self._avoided.items())}
             left_s = max(avoided.values(), default=0.0) - time.monotonic()
             current.avoided_worker_ids[:] = list(avoided)[:_MAX_AVOIDED]
             current.avoided_duration.CopyFrom(to_duration(left_s))
