@@ -24,7 +24,9 @@ from duplane.scheduler.waiters import Waiters
 OCCUPIED = registry_pb2.SLOT_STATE_OCCUPIED
 SlotKey = tuple[str, int]
 Arguments = ParamSpec("Arguments")
-MAX_OVERTAKEN = 6  # the number of slots, because grants of all slots may be in progress together
+# Twice the number of slots: grants of all slots may be in progress together, and a scheduler that
+# reads everything again sees all grants before it sees that a ticket has ended.
+MAX_OVERTAKEN = 12
 
 
 class BrokenLawError(Exception):

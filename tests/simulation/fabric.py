@@ -138,11 +138,12 @@ class SimulatedFabric:
     async def _fail(self) -> None:
         """Inject faults for FAULTS_S seconds."""
         loop, chance = asyncio.get_running_loop(), self.chance
+        until = loop.time() + FAULTS_S
         kinds = ("scheduler", "worker", "cut", "cut", "cut", "half cut", "half cut", "half cut")
         if self._etcd:
             kinds = (*kinds, "etcd", "outage", "session", "compaction")
         async with asyncio.TaskGroup() as tasks:
-            while loop.time() < FAULTS_S:
+            while loop.time() < until:
                 await asyncio.sleep(chance.expovariate(0.5))
                 scheduler = chance.choice(self.running) if self.running else None
                 match chance.choice(kinds):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from simulation.etcd import simulated_etcd
 from simulation.fabric import SimulatedFabric
-from simulation.virtual_time import run
+from simulation.virtual_time import LifelikeLoop, run
 
 
 def simulate(seed: int) -> Sequence[str]:
@@ -18,7 +18,7 @@ def simulate(seed: int) -> Sequence[str]:
         return fabric.laws.history
 
     with simulated_etcd():
-        return run(simulated())
+        return run(simulated(), LifelikeLoop)
 
 
 def failure_of(seed: int) -> str:

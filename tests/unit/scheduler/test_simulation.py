@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from simulation.runs import failure_of, simulate
-from simulation.virtual_time import DeadlockError, run
+from simulation.virtual_time import DeadlockError, LifelikeLoop, run
 
 from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.scheduler.granting import GrantLoop
@@ -173,6 +173,22 @@ def test_planted_fault_is_found(monkeypatch: pytest.MonkeyPatch, plant: Plant, l
     plant(monkeypatch)
     failures = (failure_of(seed) for seed in range(1, 41))
     assert any(law in failure for failure in failures)
+
+
+def test_simulation_has_the_inaccuracies_of_a_real_loop() -> None:
+    async def lateness_s() -> float:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await asyncio.sleep(1)
+        return loop.time() - (began + 1)
+
+    async def main() -> list[float]:
+        assert asyncio.get_running_loop().time() > 2**15
+        return [await lateness_s() for _ in range(100)]
+
+    late_s = run(main(), LifelikeLoop)
+    assert -0.0005 < min(late_s) < -0.0003
+    assert 0.001 < max(late_s) < 0.003
 
 
 def test_time_passes_only_in_the_simulation() -> None:
