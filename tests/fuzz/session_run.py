@@ -34,7 +34,7 @@ from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
 IDENTITY = Identity("sess_0123456789ab", "rt_1714200000000")
-BEGIN = Moment(1000.0, 1_714_200_000_000_000_000)
+BEGIN = Moment(36_077.123, 1_714_200_000_000_000_000)
 _AFTER_THE_END = 4  # number of lines that still run after the end of the session
 _ANSWER_BYTES = 64 * 1024  # limit of the answers to one client message
 _NAMED = re.compile(r"[\w.\[\]]+(: .| base64 decode failed$)")

@@ -39,7 +39,7 @@ CHATS = [
 
 def request_of(path: str, *messages: str) -> session_pb2.Open | session_pb2.ChatRequest:
     """Return the edge's first request to a worker after these messages of a client."""
-    entry, now = parse_target(path, {}), Moment(1000.0, 0)
+    entry, now = parse_target(path, {}), Moment(36_077.123, 0)
     session = ENDPOINTS[entry.route, entry.mode].new_session(IDENTITY, Limits(), now)
     session.granted(60.0, now)
     for message in messages:

@@ -174,7 +174,7 @@ def test_every_default_is_what_an_absent_field_means(name: str) -> None:
 
 def outcome_of(default: dict[str, Any], given: dict[str, Any]) -> list[Any]:
     """Return all results of an event in which the given fields are also set."""
-    entry, now = parse_target(default["path"], {}), Moment(1000.0, 0)
+    entry, now = parse_target(default["path"], {}), Moment(36_077.123, 0)
     session = ENDPOINTS[entry.route, entry.mode].new_session(IDENTITY, Limits(), now)
     session.granted(60.0, now)
     for message in default.get("before", ()):

@@ -42,7 +42,7 @@ class HandSetClock:
     """A clock that a test advances."""
 
     def __init__(self) -> None:
-        self._now = Moment(1000.0, 1_714_200_000_000_000_000)
+        self._now = Moment(36_077.123, 1_714_200_000_000_000_000)
         self._alarms: list[SetAlarm] = []
 
     def now(self) -> Moment:

@@ -100,7 +100,7 @@ class Play:
     """A client, its session and its workers."""
 
     def __init__(self, route: Route = Route.DUPLEX, limits: Limits = LIMITS) -> None:
-        self.now = Moment(1000.0, 1_714_200_000_000_000_000)
+        self.now = Moment(36_077.123, 1_714_200_000_000_000_000)
         session = ENDPOINTS[route, "audio"].new_session(Identity("s", "rt_0"), limits, self.now)
         assert isinstance(session, DuplexSession)
         self.session = session

@@ -72,7 +72,7 @@ class PureReplay:
 
     def __init__(self, transcript: Transcript) -> None:
         self.transcript = transcript
-        self.now = Moment(1000.0, WALL_NS)
+        self.now = Moment(36_077.123, WALL_NS)
         self.events: deque[Any] = deque()
         self.turns: deque[session_pb2.ChatRequest] = deque()
         self.requests: deque[session_pb2.ConverseRequest] = deque()

@@ -29,7 +29,7 @@ from duplane.fabric.audio import Samples, pcm_from_samples
 
 FILE = pybase64.b64encode(wav(200_000)).decode()
 RAW = pybase64.b64encode(pcm(200_000)).decode()
-NOW = Moment(1000.0, 0)
+NOW = Moment(36_077.123, 0)
 
 
 def dialect_of(kind: type[Dialect], limits: Limits | None = None) -> Dialect:

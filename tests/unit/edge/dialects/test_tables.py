@@ -76,7 +76,7 @@ class Watched:
     """Runs one session; `move` checks each step against the tables of the dialect."""
 
     def __init__(self, path: str) -> None:
-        self.now = Moment(1000.0, 0)
+        self.now = Moment(36_077.123, 0)
         entry = parse_target(path, {})
         endpoint = ENDPOINTS[entry.route, entry.mode]
         self.session = endpoint.new_session(Identity("sess_0", "rt_0"), Limits(), self.now)

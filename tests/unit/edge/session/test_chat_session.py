@@ -18,7 +18,7 @@ from duplane.edge.settings import Limits
 from duplane.fabric.errors import from_rpc
 from duplane.fabric.v1 import session_pb2
 
-START = Moment(1000.0, 1_714_200_000_000_000_000)
+START = Moment(36_077.123, 1_714_200_000_000_000_000)
 ASK = {"messages": [{"role": "user", "content": "x"}]}
 PIECE = session_pb2.ChatResponse(delta=session_pb2.ChatDelta(text="x"))
 DONE = session_pb2.ChatResponse(done=session_pb2.Done())

@@ -16,7 +16,7 @@ from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.settings import Limits
 from duplane.fabric.v1 import session_pb2
 
-NOW = Moment(1000.0, 1_714_200_000_000_000_000)
+NOW = Moment(36_077.123, 1_714_200_000_000_000_000)
 LIMITS = Limits(pending_unit_count=4)
 OPENED = session_pb2.ConverseResponse(opened=session_pb2.Opened())
 

@@ -42,7 +42,7 @@ ELSEWHERE = {
     # Bounds of uploads, tested in `tests/fabric/edge/http/test_voices.py`.
     *("ref_audio_bytes", "ref_audio_s", "ref_audio_count", "ref_audio_total_bytes"),
 }
-START = Moment(1000.0, 1_714_200_000_000_000_000)
+START = Moment(36_077.123, 1_714_200_000_000_000_000)
 
 
 def after(seconds: float) -> Moment:
