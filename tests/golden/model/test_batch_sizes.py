@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.model.shapes import Shapes
 from support.paths import GOLDEN
 from support.speech import assert_sounds_equal
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from duplane.tools.replay.audio import read_audio
 from duplane.worker.model.batch_sizes import padded_size, padded_sizes
@@ -24,22 +24,6 @@ from duplane.worker.model.vocoder.vocoder import Vocoder
 UNIT = 16_000
 TALK = read_audio(GOLDEN / "audio" / "talk.wav", 40 * UNIT)
 SLOTS, ROUNDS = 6, 6
-
-
-class ConvolutionShapes(TorchDispatchMode):
-    """Records the shapes of the inputs and weights of all convolutions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shapes: set[tuple[Any, ...]] = set()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if "conv" in func._schema.name:
-            shapes = tuple(args[0].shape), tuple(args[1].shape)
-            self.shapes.add((func._schema.name, *shapes, str(args[3:])))
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture(scope="module")
@@ -82,19 +66,19 @@ def play(model: DuplexModel) -> list[UnitOutput]:
 def test_no_running_unit_meets_a_convolution_of_a_new_shape(
     loaded: DuplexModel, stream: HiFTStream
 ) -> None:
-    with ConvolutionShapes() as warm:
+    with Shapes("conv") as warm:
         loaded.parts.audio.warm_up()
         stream.warm_up()
     lengths, batches = len(FRAME_BUCKETS) * 2, len(padded_sizes(SLOTS))
     first: Any = stream.hift.f0_predictor.condnet[0]
-    of_first = {shape for shape in warm.shapes if shape[2] == tuple(first.weight.shape)}
+    of_first = {shape for shape in warm.found if shape[2] == tuple(first.weight.shape)}
     assert len(of_first) == lengths * batches
     assert all(loaded.parts.vocoder.is_clean(slot) for slot in range(SLOTS))  # type: ignore[union-attr]  has a vocoder
-    with ConvolutionShapes() as running:
+    with Shapes("conv") as running:
         outputs = play(loaded)
     assert len({len(output.audio) for output in outputs}) >= 3, "chunks had too few lengths"
-    assert running.shapes
-    assert running.shapes - warm.shapes == set()
+    assert running.found
+    assert running.found - warm.found == set()
 
 
 def test_padded_batches_give_the_same_results(loaded: DuplexModel, stream: HiFTStream) -> None:

@@ -1,11 +1,18 @@
-"""The sizes to which batches of convolutions are padded on a CUDA device.
+"""The sizes to which batches and their rows are padded on a CUDA device.
 
-On CUDA the first convolution of a new shape takes long, because cuDNN plans it. So these batches
-have few sizes, and each size runs once when the model is loaded. The rows of a batch do not depend
-on each other, so repeated rows serve as padding.
+On CUDA the first call with a new shape takes long; for example, cuDNN plans each convolution. So
+batches have few sizes and few lengths, and all of these run once when the model is loaded. The rows
+of a batch do not depend on each other, so repeated rows serve as padding.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def padded_length(length: int, buckets: Sequence[int]) -> int:
+    """Return the first of the ascending `buckets` that has room for `length`, else `length`."""
+    return next((bucket for bucket in buckets if bucket >= length), length)
 
 
 def padded_size(count: int) -> int:

@@ -204,11 +204,11 @@ def load_parts(
 
 
 def _warm_up(audio: AudioEncoder, vocoder: SpeechVocoder | None) -> None:
-    """Run the convolutions once for each padded size, if the device needs padded batches."""
+    """Run the stages that have padded batches once for each padded size, if the device has them."""
     if audio.has_buckets:
         audio.warm_up()
     if isinstance(vocoder, Vocoder) and vocoder.stream.has_buckets:
-        vocoder.stream.warm_up()
+        vocoder.warm_up()
 
 
 def window_rules(config: Mapping[str, Any]) -> WindowRules:

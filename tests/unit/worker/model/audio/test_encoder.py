@@ -1,5 +1,6 @@
 """The audio encoder: live units in slots, and whole clips in segments."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.model.shapes import PLANNED, Shapes
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -16,11 +18,13 @@ from duplane.worker.model.audio.clip import (
     BATCH_FRAMES,
     ClipSegment,
     batches,
+    clip_buckets,
     split_clips,
     split_samples,
 )
 from duplane.worker.model.audio.encoder import AudioEncoder
 from duplane.worker.model.audio.whisper import AudioConfig
+from duplane.worker.model.batch_sizes import padded_length
 from duplane.worker.model.checkpoint import CheckpointError
 
 CONFIG = AudioConfig(
@@ -226,19 +230,59 @@ def test_embeddings_of_segments_do_not_depend_on_the_batch(is_blockwise: bool) -
         return [rows for batch in found for rows in batch]
 
     together = encode([replace(segment, padded_frames=longest) for segment in segments])
-    for got in (encode(*batches(segments)), encode(*([segment] for segment in segments))):
-        for ours, theirs in zip(got, together, strict=True):
-            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+    for has_buckets in (False, True):
+        encoder.has_buckets = has_buckets
+        alone = encode(*([segment] for segment in segments))
+        for got in (encode(*encoder.batches(segments)), alone):
+            for ours, theirs in zip(got, together, strict=True):
+                torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
 
 
-@given(st.lists(st.integers(1, 600_000), max_size=12))
-def test_batches_are_bounded_and_contain_every_segment(lengths: list[int]) -> None:
+@pytest.mark.parametrize("is_blockwise", [True, False])
+@pytest.mark.parametrize("count", [8_321, 16_000, 30_081, 47_999, 250_241])
+def test_a_clip_that_is_padded_to_a_bucket_has_the_same_embeddings(
+    count: int, is_blockwise: bool
+) -> None:
+    """The reference pads a clip alone to no more than its own length, which may be odd."""
+    encoder = build()
+    ((segment,),) = split_clips(CONFIG, [noise(1, count)], is_blockwise=is_blockwise)
+    assert segment.padded_frames not in clip_buckets(CONFIG)
+    (want,) = encoder.encode_segments([segment], is_blockwise=is_blockwise)
+    encoder.has_buckets = True
+    (got,) = encoder.encode_segments([segment], is_blockwise=is_blockwise)
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+def test_no_clip_meets_a_new_shape_after_the_warm_up() -> None:
+    encoder = build()
+    encoder.has_buckets = True
+    with Shapes(*PLANNED) as warm:
+        encoder.warm_up()
+    assert encoder.is_clean(0)
+    draw = random.Random(0)
+    with Shapes(*PLANNED) as running:
+        for seconds in (0.1, 1.0, 3.3, 9.99, 10.0, 17.0, 29.0, 30.0, 31.7):
+            encoder.encode_clip(noise(1, int(16_000 * seconds)))
+        clips = [noise(1, int(16_000 * draw.uniform(0.1, 8))) for _ in range(60)]
+        segments = [segment for group in split_clips(CONFIG, clips) for segment in group]
+        for batch in encoder.batches(segments):
+            encoder.encode_segments(batch)
+    assert len(running.found) > 50
+    assert running.found - warm.found == set()
+
+
+@pytest.mark.parametrize("buckets", [(), clip_buckets(CONFIG)])
+@given(lengths=st.lists(st.integers(1, 600_000), max_size=12))
+def test_batches_are_bounded_and_contain_every_segment(
+    lengths: list[int], buckets: Sequence[int]
+) -> None:
     groups = split_clips(CONFIG, [np.zeros(length, np.float32) for length in lengths])
     segments = [segment for group in groups for segment in group]
-    grouped = list(batches(segments))
+    grouped = list(batches(segments, buckets))
     assert [segment for batch in grouped for segment in batch] == segments
     for batch in grouped:
-        widest = max(segment.padded_frames for segment in batch)
+        widest = padded_length(max(segment.padded_frames for segment in batch), buckets)
         assert len(batch) * widest <= BATCH_FRAMES
 
 

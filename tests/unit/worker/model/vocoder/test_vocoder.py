@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.model.shapes import PLANNED, Shapes
 from support.paths import GOLDEN
 from support.speech import assert_sounds_equal
 
@@ -275,6 +276,40 @@ def test_a_voice_that_was_evicted_from_the_cache_gives_the_same_samples(vocoder:
         np.testing.assert_array_equal(vocoder.decode(call)[0], few.decode(call)[0])
     few.start_turn(0)
     assert few.cached_frames(0) == 50
+
+
+@pytest.mark.parametrize("count", [1, 10, 49, 50, 51, 74, 75])
+def test_a_prompt_that_is_padded_to_a_bucket_leaves_the_same_state(
+    vocoder: Vocoder, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    states: list[list[torch.Tensor]] = []
+    rendered: list[torch.Tensor] = []
+    for has_buckets in (False, True):
+        monkeypatch.setattr(vocoder.stream, "has_buckets", has_buckets)
+        for seed in range(SLOTS):  # evicts the prompt of the first pass
+            vocoder.prime(1, voice(2.8, seed))
+        vocoder.reset(0)
+        vocoder.prime(0, voice(count / 25, 4))
+        states.append([tensor[0].clone() for tensor in vocoder.live.tensors])
+        rendered.append(vocoder.render_mel(voice(count / 25, 4), speech(75 - count, 1)))
+    for got, want in zip(states[1], states[0], strict=True):
+        torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(rendered[1], rendered[0], atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_no_prompt_meets_a_new_shape_after_the_warm_up(
+    vocoder: Vocoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vocoder.stream, "has_buckets", True)
+    with Shapes(*PLANNED) as warm:
+        vocoder.warm_up()
+    assert all(vocoder.is_clean(slot) for slot in range(SLOTS))
+    with Shapes(*PLANNED) as running:
+        for count in (1, 2, 30, 49, 50, 51, 60, 74, 75):
+            vocoder.prime(0, voice(count / 25, count))
+    assert len(running.found) > 20
+    assert running.found - warm.found == set()
 
 
 def test_slots_with_the_same_voice_share_its_prompt(

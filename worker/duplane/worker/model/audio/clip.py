@@ -17,11 +17,14 @@ from torch.nn.utils.rnn import pad_sequence
 
 from duplane.worker.model.audio.mel import HISTORY_SAMPLES, HOP, LogMel
 from duplane.worker.model.audio.whisper import AudioConfig, AudioProjector, WhisperEncoder
+from duplane.worker.model.batch_sizes import padded_length, padded_size, padded_sizes
 from duplane.worker.model.transfer import upload
 
 BATCH_FRAMES = HISTORY_SAMPLES // HOP
 """Maximum number of mel frames of one batch, including padding: as many as the longest segment
 has."""
+BUCKETS = 6
+"""Number of widths to which batches can be padded."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,16 +66,40 @@ def _segment(config: AudioConfig, samples: np.ndarray, block: int, longest: int)
     return ClipSegment(samples, frames, min(2 * seen, longest), rows_of(frames, config.pool))
 
 
-def batches(segments: Sequence[ClipSegment]) -> Iterator[Sequence[ClipSegment]]:
-    """Group segments, in order, into batches of at most `BATCH_FRAMES` frames."""
+def clip_buckets(config: AudioConfig) -> list[int]:
+    """Return the numbers of mel frames to which segments can be padded, ascending.
+
+    The last one is that of the longest segment; each other one is half of the next.
+    """
+    longest = frames_of(_segment_samples(config))
+    return [-(-longest // (1 << power)) for power in reversed(range(BUCKETS))]
+
+
+def batches(
+    segments: Sequence[ClipSegment], buckets: Sequence[int] = ()
+) -> Iterator[Sequence[ClipSegment]]:
+    """Group segments, in order, into batches of at most `BATCH_FRAMES` frames.
+
+    The frames include the padding up to one of `buckets`.
+    """
     start, widest = 0, 0
     for index, segment in enumerate(segments):
-        widest = max(widest, segment.padded_frames)
+        frames = padded_length(segment.padded_frames, buckets)
+        widest = max(widest, frames)
         if start < index and (index + 1 - start) * widest > BATCH_FRAMES:
             yield segments[start:index]
-            start, widest = index, segment.padded_frames
+            start, widest = index, frames
     if start < len(segments):
         yield segments[start:]
+
+
+def warm_up_batches(config: AudioConfig) -> Iterator[Sequence[ClipSegment]]:
+    """Yield a batch of silence for each padded size of the batches that `batches` can return."""
+    for frames in clip_buckets(config):
+        samples = np.zeros(frames * HOP, np.float32)
+        segment = ClipSegment(samples, frames, frames, rows_of(frames, config.pool))
+        for count in padded_sizes(BATCH_FRAMES // frames):
+            yield [segment] * count
 
 
 def encode_batch(
@@ -80,32 +107,38 @@ def encode_batch(
     projector: AudioProjector,
     log_mel: LogMel,
     segments: Sequence[ClipSegment],
+    buckets: Sequence[int] = (),
     *,
     is_blockwise: bool = True,
 ) -> list[Tensor]:
     """Return the embeddings [rows, hidden] of each segment of one batch.
 
-    `is_blockwise` must have the same value as for `split_clips`.
+    `is_blockwise` must have the same value as for `split_clips`. If there are `buckets`, the batch
+    is padded to one of them and to one of the `padded_sizes`. This does not change the result.
     """
     parameter = apm.conv1.weight
     if not any(segment.rows for segment in segments):
         none = torch.zeros((0, apm.config.hidden), device=parameter.device, dtype=parameter.dtype)
         return [none for _ in segments]
-    width = max(segment.padded_frames for segment in segments)
-    features = pad_sequence(
-        [log_mel.clip(segment.samples) for segment in segments], batch_first=True
-    )
+    width = padded_length(max(segment.padded_frames for segment in segments), buckets)
+    clips = [log_mel.clip(segment.samples) for segment in segments]
+    batch, ends = list(segments), None
+    if buckets:
+        padding = padded_size(len(batch)) - len(batch)
+        batch, clips = batch + batch[:1] * padding, clips + clips[:1] * padding
+        ends = upload([segment.padded_frames for segment in batch], parameter.device)
+    features = pad_sequence(clips, batch_first=True)
     features = torch.nn.functional.pad(features, (0, 0, 0, width - features.shape[1]))
-    hidden = apm.convolve(features)
+    hidden = apm.convolve(features, ends=ends)
     positions = hidden.shape[1]
     hidden = hidden + apm.embed_positions.weight[:positions]
     block = apm.config.chunk_positions if is_blockwise else 0
-    frames = [segment.frames for segment in segments]
-    mask = upload(block_mask(frames, positions, block), hidden.device)
+    seen = [min(segment.frames, (segment.padded_frames + 1) // 2) for segment in batch]
+    mask = upload(block_mask(seen, positions, block), hidden.device)
     for layer in apm.layers:
         hidden = layer(hidden, mask)
     embeds = projector(apm.layer_norm(hidden))
-    return [rows[: segment.rows] for rows, segment in zip(embeds, segments, strict=True)]
+    return [rows[: segment.rows] for rows, segment in zip(embeds, segments, strict=False)]
 
 
 def split_samples(config: AudioConfig, samples: np.ndarray) -> list[np.ndarray]:
@@ -136,15 +169,16 @@ def rows_of(frames: int, pool: int) -> int:
     return ((frames + 1) // 2) // pool
 
 
-def block_mask(frames: list[int], positions: int, block: int) -> Tensor:
+def block_mask(seen: list[int], positions: int, block: int) -> Tensor:
     """Return a mask, bool [segments, 1, positions, positions], True where attention is allowed.
 
-    As in the reference, a padded segment may attend to as many positions as it has mel frames. This
-    is about twice the number of positions of its sound. So a short last segment attends to its
-    padding, up to the end of its block. The model was trained with this mask.
+    `seen` is the number of positions to which each segment may attend. As in the reference, these
+    are as many as it has mel frames, about twice the positions of its sound, unless its padding
+    ends before. So a short last segment attends to its padding, up to the end of its block. The
+    model was trained with this mask.
     """
     index = torch.arange(positions)
-    inside = index < torch.tensor(frames)[:, None]
+    inside = index < torch.tensor(seen)[:, None]
     mask = inside[:, None, None, :].expand(-1, 1, positions, -1)
     if block > 0:
         blocks = index // block

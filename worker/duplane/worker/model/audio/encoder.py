@@ -7,13 +7,20 @@ Source: `MiniCPMO45/modeling_minicpmo_unified.py` of OpenBMB/MiniCPM-o-Demo@28b6
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from duplane.worker.model.audio.clip import ClipSegment, batches, encode_batch, split_clips
+from duplane.worker.model.audio.clip import (
+    ClipSegment,
+    batches,
+    clip_buckets,
+    encode_batch,
+    split_clips,
+    warm_up_batches,
+)
 from duplane.worker.model.audio.mel import CONTEXT_FRAMES, UNIT_FRAMES, MelStream
 from duplane.worker.model.audio.whisper import (
     UNIT_POSITIONS,
@@ -64,7 +71,7 @@ class AudioEncoder(nn.Module):
         self.register_buffer("cache", cache, persistent=False)
         self._lengths = [0] * slot_count
         self.has_buckets = torch.device(device).type == "cuda"
-        """Whether units are padded to batches of few sizes; see `batch_sizes`."""
+        """Whether batches of units and of segments are padded to few sizes; see `batch_sizes`."""
 
     @property
     def unit_rows(self) -> int:
@@ -117,11 +124,16 @@ class AudioEncoder(nn.Module):
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Run the convolutions once for each size of a batch of units. No state changes."""
+        """Run the convolutions of units and the encoder of clips once for each padded size.
+
+        No state changes.
+        """
         weight = self.apm.conv1.weight
         for size in padded_sizes(max(len(self._lengths), RUN_UNITS)):
             features = torch.zeros((size, UNIT_FRAMES, self.config.mel_bins), device=weight.device)
             self._convolve(features, [False] * size)
+        for batch in warm_up_batches(self.config):
+            self.encode_segments(batch)
 
     @property
     def _last_begin(self) -> int:
@@ -179,8 +191,16 @@ class AudioEncoder(nn.Module):
         (segments,) = split_clips(self.config, [samples])
         weight = self.apm.conv1.weight
         none = torch.zeros((0, self.config.hidden), device=weight.device, dtype=weight.dtype)
-        found = (rows for batch in batches(segments) for rows in self.encode_segments(batch))
+        found = (rows for batch in self.batches(segments) for rows in self.encode_segments(batch))
         return torch.cat([none, *found])
+
+    def batches(self, segments: Sequence[ClipSegment]) -> Iterator[Sequence[ClipSegment]]:
+        """Group segments of clips, in order, into batches for `encode_segments`."""
+        return batches(segments, self._clip_buckets)
+
+    @property
+    def _clip_buckets(self) -> Sequence[int]:
+        return clip_buckets(self.config) if self.has_buckets else ()
 
     @torch.inference_mode()
     def encode_segments(
@@ -192,6 +212,7 @@ class AudioEncoder(nn.Module):
             self.audio_projection_layer,
             self.mel.log_mel,
             segments,
+            self._clip_buckets,
             is_blockwise=is_blockwise,
         )
 

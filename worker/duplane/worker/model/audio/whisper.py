@@ -162,15 +162,21 @@ class WhisperEncoder(nn.Module):
         for layer in self.layers:
             cast("EncoderLayer", layer).self_attn.pack()
 
-    def convolve(self, features: Tensor, is_first: Tensor | None = None) -> Tensor:
+    def convolve(
+        self, features: Tensor, is_first: Tensor | None = None, ends: Tensor | None = None
+    ) -> Tensor:
         """Map features [n, frames, mel_bins] to positions [n, (frames + 1) // 2, width].
 
         `is_first` [n] marks rows that have no left context: their first CONTEXT_FRAMES frames count
-        as the zeros with which a convolution is padded.
+        as the zeros with which a convolution is padded. So do the frames of each row from `ends`
+        [n] on.
         """
         rows = functional.gelu(self.conv1(features.to(self.conv1.weight.dtype).transpose(1, 2)))
         if is_first is not None:
             rows[:, :, :CONTEXT_FRAMES].masked_fill_(is_first[:, None, None], 0.0)
+        if ends is not None:
+            frames = torch.arange(rows.shape[2], device=rows.device)
+            rows.masked_fill_((frames >= ends[:, None])[:, None], 0.0)
         # The result is made contiguous, because otherwise each norm of the layers would copy it.
         return functional.gelu(self.conv2(rows)).transpose(1, 2).contiguous()
 

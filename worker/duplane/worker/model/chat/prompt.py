@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from duplane.worker.model.audio.clip import batches, clip_rows, split_clips
+from duplane.worker.model.audio.clip import clip_rows, split_clips
 from duplane.worker.model.audio.whisper import AudioConfig
 from duplane.worker.model.chat.types import (
     ChatAudio,
@@ -291,7 +291,7 @@ class Sounds:
         owners = iter(
             [message for (message, _), group in zip(clips, groups, strict=True) for _ in group]
         )
-        for batch in batches(pieces):
+        for batch in self._audio.batches(pieces):
             for rows in self._audio.encode_segments(batch, is_blockwise=self._is_blockwise):
                 next(owners).embeds.append(rows)
             yield

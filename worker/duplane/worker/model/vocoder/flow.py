@@ -182,14 +182,19 @@ class Flow(nn.Module):
         return token_count if is_last else token_count - self.lookahead
 
     def forward(
-        self, chunks: Sequence[FlowChunk], caches: FlowCaches, noise: Tensor, mel: Tensor | None
+        self,
+        chunks: Sequence[FlowChunk],
+        caches: FlowCaches,
+        noise: Tensor,
+        mel: Tensor | None,
+        padded: int = 0,
     ) -> Tensor:
         """Map one chunk per slot, slots ascending, to mel `[batch, frames, mel]`.
 
-        Rows are padded to the longest; a row has `encoded * stride` valid frames. A chunk with n
-        cached frames uses the columns of `noise` `[columns, mel]` from n on. `mel` `[batch, frames,
-        mel]` is the known mel of a prompt. The new frames are written after the capacity of the
-        caches; `retain` moves the frames that are kept.
+        Rows are padded to the longest, or to `padded` tokens if this is not 0; a row has `encoded *
+        stride` valid frames. A chunk with n cached frames uses the columns of `noise` `[columns,
+        mel]` from n on. `mel` `[batch, frames, mel]` is the known mel of a prompt. The new frames
+        are written after the capacity of the caches; `retain` moves the frames that are kept.
         """
         rows = [
             Row(
@@ -197,8 +202,8 @@ class Flow(nn.Module):
             )
             for c in chunks
         ]
-        batch = batch_of(rows, caches, self.lookahead)
-        width = max(row.new for row in rows) + self.lookahead
+        batch = batch_of(rows, caches, self.lookahead, padded)
+        width = (padded or max(row.new for row in rows)) + self.lookahead
         tokens = np.zeros((len(rows), width), np.int64)
         for row, chunk in zip(tokens, chunks, strict=True):
             row[: len(chunk.tokens)] = chunk.tokens

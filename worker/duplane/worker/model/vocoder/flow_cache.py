@@ -188,12 +188,15 @@ class Row:
     new: int
 
 
-def batch_of(rows: Sequence[Row], caches: FlowCaches, lookahead: int) -> FlowBatch:
-    """Return the batch of these rows, whose slots must be ascending."""
+def batch_of(rows: Sequence[Row], caches: FlowCaches, lookahead: int, padded: int = 0) -> FlowBatch:
+    """Return the batch of these rows, whose slots must be ascending.
+
+    If `padded` is not 0, the rows are padded to this number of new tokens.
+    """
     device, stride = caches.speaker.device, caches.stride
     slots = slot_index([row.slot for row in rows], device)
-    cached, new = max(row.cached for row in rows), max(row.new for row in rows)
-    is_ragged = any((row.cached, row.new) != (cached, new) for row in rows)
+    cached, new = max(row.cached for row in rows), padded or max(row.new for row in rows)
+    is_ragged = padded > 0 or any((row.cached, row.new) != (cached, new) for row in rows)
     ends = upload([row.new for row in rows], device) if is_ragged else None
 
     def window(cache: Tensor, capacity: int, scale: int) -> CacheWindow:

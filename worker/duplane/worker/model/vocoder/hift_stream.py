@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.backends import cudnn
 
-from duplane.worker.model.batch_sizes import padded_size, padded_sizes
+from duplane.worker.model.batch_sizes import padded_length, padded_size, padded_sizes
 from duplane.worker.model.transfer import download, upload
 from duplane.worker.model.types import FloatArray
 from duplane.worker.model.vocoder.flow_cache import slot_index
@@ -122,10 +122,8 @@ class HiFTStream:
 
     def _shape(self, chunk: MelChunk) -> tuple[int, bool]:
         """Return the number of frames to which a chunk is padded, and `chunk.is_first`."""
-        frames = len(chunk.mel)
-        if self.has_buckets:
-            frames = next((size for size in FRAME_BUCKETS if size >= frames), frames)
-        return frames, chunk.is_first
+        buckets = FRAME_BUCKETS if self.has_buckets else ()
+        return padded_length(len(chunk.mel), buckets), chunk.is_first
 
     def source_samples(self, frames: int, is_first: bool) -> int:
         """Return the length of the source signal of a chunk with `frames` mel frames."""

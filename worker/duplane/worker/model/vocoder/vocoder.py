@@ -11,10 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from cachetools import LRUCache
 from torch import Tensor
 
+from duplane.worker.model.batch_sizes import padded_length
 from duplane.worker.model.types import FloatArray
 from duplane.worker.model.vocoder.files import load_flow, load_hift
 from duplane.worker.model.vocoder.flow import Flow, FlowChunk, TurnFrames
@@ -31,6 +33,8 @@ from duplane.worker.model.vocoder.types import (
 )
 
 NOISE_SEED = 0
+PROMPT_STEP = 50
+"""The prompts of voices are padded to multiples of this number of tokens, on a CUDA device."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +164,21 @@ class Vocoder:
         frames = len(voice.voice.prompt_mel)
         self.live.copy_slot(slot, self.base, self._entry(voice), frames)
         self._turns[slot] = _Turn(TurnFrames.of_prompt(frames, self.live.capacity))
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Compute a prompt and a batch of chunks of every padded size once. No slot changes."""
+        self.stream.warm_up()
+        limits = self.limits
+        for count in self._prompt_buckets():
+            mel = np.zeros((count * limits.stride, limits.mel_width), np.float32)
+            embedding = np.zeros(limits.speaker_width, np.float32)
+            self.render_mel(VocoderVoice(np.zeros(count, np.int64), mel, embedding), ())
+
+    def _prompt_buckets(self) -> list[int]:
+        """Return the numbers of tokens to which prompts are padded, ascending."""
+        most = self.limits.max_prompt_frames // self.limits.stride
+        return [*range(PROMPT_STEP, most, PROMPT_STEP), most]
 
     def decode(self, chunks: Sequence[VocoderChunk]) -> list[FloatArray]:
         """Decode chunks to float32 samples at 24 kHz, one array per chunk, in the same order.
@@ -312,7 +331,9 @@ class Vocoder:
     ) -> Tensor:
         """Run the voice's prompt and `tokens` as one chunk, into entry `index` of `base`."""
         spoken = [*voice.prompt_tokens.tolist(), *tokens]
-        frames = self.flow.encoded(len(spoken), is_last) * self.flow.stride
+        count = self.flow.encoded(len(spoken), is_last)
+        padded = padded_length(count, self._prompt_buckets()) if self.stream.has_buckets else 0
+        frames = (padded or count) * self.flow.stride
         known = torch.zeros(1, frames, self.limits.mel_width, device=self.device)
         known[0, : len(voice.prompt_mel)] = torch.tensor(voice.prompt_mel)
         for tensor in self.base.tensors:
@@ -320,9 +341,9 @@ class Vocoder:
         embedding = torch.tensor(voice.speaker_embedding, device=self.device)
         self.base.speaker[index] = self.flow.speaker(embedding)
         chunk = FlowChunk(index, TurnFrames(0, []), spoken, is_last)
-        mel = self.flow([chunk], self.base, self._noise, known)[0]
+        mel = self.flow([chunk], self.base, self._noise, known, padded)[0]
         self.base.keep_tails(slice(index, index + 1))
-        return mel
+        return mel[: count * self.flow.stride]
 
     def _turn(self, slot: int) -> _Turn:
         turn = self._turns[slot]
