@@ -40,13 +40,40 @@ class Clock(Protocol):
         ...
 
 
-# uvloop rounds a delay to a whole number of milliseconds and compares floats, so a timer may fire
-# up to half a millisecond early.
-_ROUNDING_S = 0.001
+_SHORTEST_S = 0.001  # uvloop rounds shorter delays to 0
+
+
+class _Alarm:
+    """Calls a function at a monotonic time or later, never earlier.
+
+    The timers of a loop may fire early: uvloop rounds delays to milliseconds. A loop may also have
+    another clock: on macOS, only uvloop's clock runs while the machine sleeps.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, due_s: float, callback: Callable[[], None]
+    ) -> None:
+        self._loop = loop
+        self._due_s = due_s
+        self._callback = callback
+        self._set(due_s - time.monotonic())
+
+    def _set(self, left_s: float) -> None:
+        self._timer = self._loop.call_later(max(left_s, _SHORTEST_S), self._fired)
+
+    def _fired(self) -> None:
+        if (left_s := self._due_s - time.monotonic()) > 0:
+            self._set(left_s)
+        else:
+            self._callback()
+
+    def cancel(self) -> None:
+        """Cancel the call."""
+        self._timer.cancel()
 
 
 class LoopClock:
-    """The running event loop's monotonic time and the system's wall time."""
+    """The system's monotonic time and wall time. The running event loop makes the calls."""
 
     def __init__(self) -> None:
         # The loop is kept, because each `get_running_loop` is a system call in Python 3.11.
@@ -54,8 +81,8 @@ class LoopClock:
 
     def now(self) -> Moment:
         """Return the current time."""
-        return Moment(self._loop.time(), time.time_ns())
+        return Moment(time.monotonic(), time.time_ns())
 
     def call_at(self, monotonic_s: float, callback: Callable[[], None]) -> Timer:
         """Schedule `callback` on the event loop, at most about 2 ms late."""
-        return self._loop.call_at(monotonic_s + _ROUNDING_S, callback)
+        return _Alarm(self._loop, monotonic_s, callback)

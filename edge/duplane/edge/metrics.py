@@ -188,8 +188,8 @@ class EdgeMetrics:
 class SessionMetrics:
     """Adds the units of one duplex session to the metrics of its edge.
 
-    For each sent unit, the caller appends its sequence number and the wall time of its receipt to
-    `sent`.
+    For each sent unit, the caller appends to `sent` its sequence number and the monotonic time of
+    its receipt.
     """
 
     def __init__(self, metrics: EdgeMetrics) -> None:
@@ -205,7 +205,7 @@ class SessionMetrics:
 
         `dropped_count` is the number of units that the edge has dropped in this session so far.
         """
-        metrics, received_s = self._metrics, now.wall_s
+        metrics, received_s = self._metrics, now.monotonic_s
         if dropped_count > self._dropped_count:
             self._count_dropped(dropped_count)
         while self.sent and self.sent[0][0] <= outcome.sequence:
@@ -217,7 +217,7 @@ class SessionMetrics:
             return
         is_speech = outcome.HasField("speech")
         name = "speech" if is_speech else "listen"
-        taken_s = max(0.0, now.wall_s - received_s)
+        taken_s = now.monotonic_s - received_s
         metrics.units[name].inc()
         metrics.unit_times[name].observe(taken_s)
         if taken_s > UNIT_DEADLINE_S:

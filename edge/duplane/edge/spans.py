@@ -42,11 +42,10 @@ class _Unit:
 
     def stages(self) -> list[tuple[str, int]]:
         """Return the stages that have begun, with the times of their beginnings."""
-        received_ns, read_ns, parsed_ns = self.receipt
         begun = [
-            (spans.READ, received_ns),
-            (spans.PARSE, read_ns),
-            (spans.QUEUE, parsed_ns),
+            (spans.READ, self.receipt.received_ns),
+            (spans.PARSE, self.receipt.read_ns),
+            (spans.QUEUE, self.receipt.parsed_ns),
             (spans.SEND, self.taken_ns),
             (spans.WORKER, self.sent_ns),
             (spans.RENDER, self.answered_ns),

@@ -6,6 +6,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from support.slept_loop import SleptLoop
 from support.worker.worker_harness import refusal, running_worker, unit
 
 from duplane.fabric.errors import Reason
@@ -82,13 +83,6 @@ async def test_the_wall_clock_decides_about_no_lease() -> None:
             async with rig.claimed(rig.grant(expire_time=claims.expire_time)):
                 pass
             await rig.all_free()
-
-
-class SleptLoop(asyncio.SelectorEventLoop):
-    """An event loop like uvloop on a Mac that has slept: its clock is ahead of `time.monotonic`."""
-
-    def time(self) -> float:
-        return super().time() + 36_077.123
 
 
 def test_clock_of_the_event_loop_may_differ_from_the_monotonic_clock() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
+import pytest
 import uvloop
+from support.slept_loop import SleptLoop
 
 from duplane.edge.clock import LoopClock
 
@@ -18,10 +21,25 @@ async def called_late_s(clock: LoopClock, delay_s: float) -> float:
     return clock.now().monotonic_s - due_s
 
 
-def test_clock_never_calls_early() -> None:
+@pytest.mark.parametrize("loop", [uvloop.new_event_loop, SleptLoop])
+def test_clock_never_calls_early(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def call_often() -> list[float]:
         clock = LoopClock()
         delays = [0.002 + step * 0.0001 for step in range(40)]
         return [await called_late_s(clock, delay_s) for delay_s in delays]
 
-    assert min(uvloop.run(call_often())) >= 0.0
+    with asyncio.Runner(loop_factory=loop) as runner:
+        assert min(runner.run(call_often())) >= 0.0
+
+
+def test_cancelled_call_is_not_made() -> None:
+    async def call_or_not() -> list[str]:
+        clock, calls, last = LoopClock(), list[str](), asyncio.Event()
+        due_s = clock.now().monotonic_s + 0.002
+        clock.call_at(due_s, lambda: calls.append("cancelled")).cancel()
+        clock.call_at(due_s + 0.001, lambda: calls.append("called"))
+        clock.call_at(due_s + 0.005, last.set)
+        await last.wait()
+        return calls
+
+    assert uvloop.run(call_or_not()) == ["called"]

@@ -16,17 +16,18 @@ SECOND = bytes(4 * 24_000)
 
 
 class Session:
-    """A session that receives one unit per second, beginning at `BEGAN_S`."""
+    """A session that receives one unit per second."""
 
     def __init__(self) -> None:
         self.edge = EdgeMetrics(lambda: (), playback_delay_s=0.25)
         self.units = SessionMetrics(self.edge)
         self.sent_count = 0
         self.dropped_count = 0
+        self.clock_step_s = 0.0  # by how much the wall clock was set since the beginning
 
     def send(self, count: int = 1) -> None:
         for _ in range(count):
-            self.units.sent.append((self.sent_count, BEGAN_S + self.sent_count))
+            self.units.sent.append((self.sent_count, float(self.sent_count)))
             self.sent_count += 1
 
     def answer(
@@ -38,7 +39,7 @@ class Session:
         else:
             delta.speech.audio = audio
         at_s = sequence + after_s
-        moment = Moment(at_s, int((BEGAN_S + at_s) * 1e9))
+        moment = Moment(at_s, int((BEGAN_S + self.clock_step_s + at_s) * 1e9))
         self.units.answered(delta, self.dropped_count, moment)
 
     def read(self) -> Scrape:
@@ -73,6 +74,18 @@ def test_unit_that_takes_longer_than_its_second_misses_its_deadline(session: Ses
     session.answer(0, after_s=0.99)
     session.answer(1, after_s=1.01)
     assert session.read().value("duplane_unit_deadlines_missed_total", role="edge") == 1
+
+
+@pytest.mark.parametrize("step_s", [-3600.0, 3600.0])
+def test_unit_is_timed_although_the_wall_clock_is_set_meanwhile(
+    session: Session, step_s: float
+) -> None:
+    session.send()
+    session.clock_step_s = step_s
+    session.answer(0, after_s=0.25)
+    name, seen = "duplane_unit_duration_seconds_sum", session.read()
+    assert seen.value(name, role="edge", outcome="listen") == pytest.approx(0.25)
+    assert seen.value("duplane_unit_deadlines_missed_total", role="edge") == 0
 
 
 def test_units_before_an_answered_one_were_dropped(session: Session) -> None:

@@ -315,7 +315,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                 if kind == "open":
                     self._spans.begin(EDGE_OPEN)
                 if receipt := requests.taken_receipt:
-                    self._units.sent.append((request.unit.sequence, receipt.received_ns / 1e9))
+                    self._units.sent.append((request.unit.sequence, receipt.received_s))
                     if self._spans.are_exported:
                         self._spans.sending(request.unit, receipt)
                 await stream.write(request)

@@ -92,7 +92,8 @@ class SessionRunner(ABC, Generic[S]):
         if is_long or self._spans.are_exported:
             now = self._clock.now()
         is_recorded = self.recording and not self.session.closed
-        receipt = Receipt(read.wall_ns - int(waited_s * 1e9), read.wall_ns, now.wall_ns)
+        received_ns, received_s = read.wall_ns - int(waited_s * 1e9), read.monotonic_s - waited_s
+        receipt = Receipt(received_ns, read.wall_ns, now.wall_ns, received_s)
         events = self.session.receive(decoded, now, receipt)
         if self.recording and is_recorded:
             self.recording.up(message, self.session.take_recorded_audio(), now)

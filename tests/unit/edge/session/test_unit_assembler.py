@@ -14,7 +14,7 @@ from duplane.fabric.durations import to_wall_ns
 
 
 def at(received_ns: int) -> Receipt:
-    return Receipt(received_ns, received_ns, received_ns)
+    return Receipt(received_ns, received_ns, received_ns, 0.0)
 
 
 def gather(*appends: Append) -> list[bytes]:

@@ -103,7 +103,7 @@ def _edge_spans_us() -> float:
     def measure(sequence: int) -> None:
         unit.sequence = delta.sequence = sequence
         now_ns = time.time_ns()
-        spans.sending(unit, Receipt(now_ns, now_ns, now_ns))
+        spans.sending(unit, Receipt(now_ns, now_ns, now_ns, 0.0))
         spans.sent(sequence)
         written = spans.answered(delta, time.time_ns())
         assert written
