@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 from cyclopts.types import ExistingDirectory
@@ -198,12 +198,13 @@ def evaluate(
     *,
     workspace: Path = Path(".duplane/evaluation"),
     sessions: PositiveInt = 48,
+    through: Literal["fabric", "model"] = "fabric",
     json: Path | None = None,
 ) -> None:
     """Measure the turns, answers and speech of a default model.
 
     espeak-ng and flite must be installed; pocketsphinx is optional. The questions have voices,
-    accents and sentences that do not occur in training. Sessions run faster than real time.
+    accents and sentences that do not occur in training. Conversations run faster than real time.
 
     Parameters
     ----------
@@ -212,20 +213,29 @@ def evaluate(
     workspace
         Folder for the sound of the questions.
     sessions
-        Number of sessions in the first row of the table, of 16 units each. Other rows have fewer
-        sessions.
+        Number of sessions in the first row of the table, of 16 units each, and number of typed
+        chats. No row has more.
+    through
+        `fabric` starts a scheduler, a worker and an edge, and talks to the edge as clients do.
+        `model` calls the model in this process.
     json
         Write all numbers, and the wrong answers, to this file.
     """
+    import asyncio
+
     import orjson
 
     from duplane.tools.train.corpus.espeak import SynthesisError
-    from duplane.tools.train.evaluation.table import EvaluationPlan, as_text, evaluate_checkpoint
+    from duplane.tools.train.evaluation.rows import EvaluationPlan
+    from duplane.tools.train.evaluation.table import as_text, evaluate_checkpoint
+    from duplane.tools.up.fabric import command_errors
     from duplane.worker.model.checkpoint import CheckpointError
 
+    plan = EvaluationPlan(sessions=sessions)
     try:
-        found = evaluate_checkpoint(directory, workspace, EvaluationPlan(sessions=sessions))
-    except (SynthesisError, CheckpointError, RuntimeError) as error:
+        with command_errors():
+            found = asyncio.run(evaluate_checkpoint(directory, workspace, plan, through))
+    except (SynthesisError, CheckpointError, StartError, RuntimeError) as error:
         raise CommandError(str(error)) from None
     sys.stdout.write(as_text(found))
     if json is not None:

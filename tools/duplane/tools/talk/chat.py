@@ -21,14 +21,16 @@ from websockets.exceptions import ConnectionClosed
 
 from duplane.fabric.audio import OUTPUT_RATE_HERTZ, Samples
 from duplane.tools.command import UsageError
-from duplane.tools.talk.client import check_out, connected, full_url, read_sound, write_sound
-from duplane.tools.talk.duplex import (
-    QUEUE_TIMEOUT_S,
+from duplane.tools.talk.client import (
     TalkError,
-    base64_of,
+    check_out,
+    connected,
     events_of,
-    print_position,
+    full_url,
+    read_sound,
+    write_sound,
 )
+from duplane.tools.talk.duplex import QUEUE_TIMEOUT_S, base64_of, print_position
 from duplane.tools.talk.settings import TalkSettings
 
 Message = dict[str, Any]

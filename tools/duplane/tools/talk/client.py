@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
+import orjson
 import soundfile  # pyright: ignore[reportMissingTypeStubs]  it ships none
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidHandshake, InvalidMessage
 
 from duplane.fabric.audio import OUTPUT_RATE_HERTZ, AudioError, Samples, read_audio_file
 from duplane.tools.command import CommandError, UsageError
+from duplane.tools.talk.dialects import Message, TalkDialect
 
 _MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 _OPEN_TIMEOUT_S = 10.0  # for the connection and its handshakes
@@ -35,6 +37,10 @@ def full_url(url: str, path: str) -> str:
 
 class ConnectError(CommandError):
     """The WebSocket connection to the server failed; the message says why."""
+
+
+class TalkError(CommandError):
+    """The conversation failed; the message says how."""
 
 
 @contextlib.asynccontextmanager
@@ -73,6 +79,35 @@ def _reason(error: Exception, *, is_tls: bool) -> str:
             return "the server accepts connections but does not answer"
         case _:
             return str(error)
+
+
+async def events_of(connection: ClientConnection) -> AsyncGenerator[Message]:
+    """Yield the server's events until the connection ends."""
+    async for message in connection:
+        yield orjson.loads(message)
+
+
+async def begin(
+    connection: ClientConnection,
+    dialect: TalkDialect,
+    on_queued: Callable[[Message], None] | None = None,
+) -> None:
+    """Wait for a slot, send the first message, and wait until units may be sent.
+
+    Raises TalkError if the server refuses the session.
+    """
+    async for event in events_of(connection):
+        match str(event.get("type")).removeprefix(dialect.queue_prefix):
+            case "queued" | "queue_update":
+                if on_queued:
+                    on_queued(event)
+            case "queue_done":
+                await connection.send(orjson.dumps(dialect.start()), text=True)
+            case _ if event.get("type") == dialect.ready:
+                return
+            case _:
+                raise TalkError(f"refused: {orjson.dumps(event).decode()}")
+    raise TalkError("the connection ended before the session began")
 
 
 def read_sound(file: Path | None) -> Samples | None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,17 @@ from duplane.fabric.audio import (
     Samples,
     pcm_from_samples,
 )
-from duplane.tools.command import CommandError, UsageError
-from duplane.tools.talk.client import check_out, connected, full_url, read_sound, write_sound
+from duplane.tools.command import UsageError
+from duplane.tools.talk.client import (
+    TalkError,
+    begin,
+    check_out,
+    connected,
+    events_of,
+    full_url,
+    read_sound,
+    write_sound,
+)
 from duplane.tools.talk.dialects import DIALECTS, TalkDialect, UnitReply
 from duplane.tools.talk.settings import TalkSettings
 
@@ -35,10 +43,6 @@ SAMPLE = Path(__file__).parent / "samples" / "questions.wav"
 """The recording that is sent by default. A text file beside it lists its questions."""
 _REPLY_TIMEOUT_S = 10.0  # for the last replies, after everything is sent
 QUEUE_TIMEOUT_S = 3600.0
-
-
-class TalkError(CommandError):
-    """The conversation failed; the message says how."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +172,7 @@ async def _converse(
     try:
         async with connected(url, settings.ca) as connection:
             async with asyncio.timeout(QUEUE_TIMEOUT_S):
-                await _start(connection, dialect)
+                await begin(connection, dialect, print_position)
             units = _units(speech, settings.tail_s)
             frames = [
                 [pictures[at % len(pictures)]] if pictures else [] for at in range(len(units))
@@ -178,20 +182,6 @@ async def _converse(
         raise TalkError("the server does not answer") from None
     except ConnectionClosed as error:
         raise TalkError(f"the connection ended early: {error}") from None
-
-
-async def _start(connection: ClientConnection, dialect: TalkDialect) -> None:
-    async for event in events_of(connection):
-        match str(event.get("type")).removeprefix(dialect.queue_prefix):
-            case "queued" | "queue_update":
-                print_position(event)
-            case "queue_done":
-                await connection.send(orjson.dumps(dialect.start()), text=True)
-            case _ if event.get("type") == dialect.ready:
-                return
-            case _:
-                raise TalkError(f"refused: {orjson.dumps(event).decode()}")
-    raise TalkError("the connection ended before the session began")
 
 
 def print_position(event: dict[str, Any]) -> None:
@@ -251,11 +241,6 @@ async def _receive(
     finally:
         conversation.flush()
         conversation.all_answered.set()
-
-
-async def events_of(connection: ClientConnection) -> AsyncGenerator[dict[str, Any]]:
-    async for message in connection:
-        yield orjson.loads(message)
 
 
 def _units(speech: Samples, tail_s: float) -> list[Samples]:

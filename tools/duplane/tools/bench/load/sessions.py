@@ -26,7 +26,7 @@ from duplane.fabric.v1 import lease_pb2, session_pb2
 from duplane.tools.bench.load.ledger import Answer
 from duplane.tools.bench.load.plan import UNIT_S, Plan
 from duplane.tools.command import CommandError
-from duplane.tools.talk.client import connected, full_url
+from duplane.tools.talk.client import begin, connected, full_url
 from duplane.tools.talk.dialects import DIALECTS, TalkDialect
 
 _PROMPT = "You are a helpful assistant."
@@ -90,7 +90,7 @@ class WebSocketSession:
                     connection = await stack.enter_async_context(
                         connected(full_url(plan.url, dialect.path("audio")), ca)
                     )
-                    await _begin(connection, dialect)
+                    await begin(connection, dialect)
             except (CommandError, ConnectionClosed) as error:
                 raise SessionError(str(error)) from None
             except TimeoutError:
@@ -147,22 +147,6 @@ class WebSocketSession:
         self._is_closing = True
         with contextlib.suppress(ConnectionClosed):
             await self._connection.send(orjson.dumps(self._dialect.close()), text=True)
-
-
-async def _begin(connection: ClientConnection, dialect: TalkDialect) -> None:
-    """Wait for a slot, send the first message, and wait until units may be sent."""
-    async for message in connection:
-        event = orjson.loads(message)
-        match str(event.get("type")).removeprefix(dialect.queue_prefix):
-            case "queued" | "queue_update":
-                pass
-            case "queue_done":
-                await connection.send(orjson.dumps(dialect.start()), text=True)
-            case _ if event.get("type") == dialect.ready:
-                return
-            case _:
-                raise SessionError(f"refused: {message!r}")
-    raise SessionError("the connection ended before the session began")
 
 
 class GrpcSession:

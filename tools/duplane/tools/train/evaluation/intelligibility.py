@@ -14,18 +14,13 @@ import torch
 
 from duplane.tools.train.answers import speak_answer
 from duplane.tools.train.domain import sums
-from duplane.tools.train.evaluation.running import run_sessions
+from duplane.tools.train.evaluation.inputs import Runner, SessionInput
 from duplane.tools.train.evaluation.scores import Rate, turns
 from duplane.tools.train.voice.features import MEL_BINS, frames_of
 from duplane.worker.model.llm.sampling import SeededUniforms
 from duplane.worker.model.model import DuplexModel
 from duplane.worker.model.tts.sampling import SpeechRequest
-from duplane.worker.model.types import (
-    INPUT_SAMPLE_RATE,
-    OUTPUT_SAMPLE_RATE,
-    ConversationOptions,
-    FloatArray,
-)
+from duplane.worker.model.types import INPUT_SAMPLE_RATE, OUTPUT_SAMPLE_RATE, FloatArray
 from duplane.worker.model.vocoder.token_buffer import SpeechTokens
 from duplane.worker.model.vocoder.types import VocoderChunk
 
@@ -60,14 +55,15 @@ def spoken(model: DuplexModel, text: str, seed: int) -> FloatArray:
     return samples
 
 
-def understood(
-    model: DuplexModel, options: ConversationOptions, speak: Callable[[str, int], FloatArray]
-) -> Rate:
+async def understood(runner: Runner, speak: Callable[[str, int], FloatArray], seed: int) -> Rate:
     """Return the share of sums that the model answers correctly when `speak` makes their sound."""
     rate = Rate()
     questions = sums()
-    sounds = [_session(speak(text, number)) for number, (text, _) in enumerate(questions)]
-    for (_, wanted), units in zip(questions, run_sessions(model, sounds, options), strict=True):
+    inputs = [
+        SessionInput(_session(speak(text, number)), seed + number)
+        for number, (text, _) in enumerate(questions)
+    ]
+    for (_, wanted), units in zip(questions, await runner.sessions(inputs), strict=True):
         rate.add(is_right=any(turn.text == wanted for turn in turns(units)))
     return rate
 

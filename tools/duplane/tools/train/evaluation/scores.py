@@ -91,12 +91,7 @@ class Scores:
                 late = 0 if turn is None else turn.last_unit - answer.interrupted_unit
                 self.closed.add(is_right=closes and abs(late) <= 1)
                 continue
-            said = "" if turn is None else turn.text
-            is_exact = said == answer.text
-            self.exact.add(is_right=is_exact)
-            self.kinds.setdefault(answer.kind, Rate()).add(is_right=is_exact)
-            if not is_exact:
-                self.mistakes.append((answer.text, said))
+            self.add_answer(answer.kind, answer.text, "" if turn is None else turn.text)
         later = [one for one in expected if one.first_unit + one.unit_count > len(units)]
         for index, turn in enumerate(found):
             is_known = any(abs(turn.first_unit - one.first_unit) <= 1 for one in later)
@@ -104,6 +99,14 @@ class Scores:
         if not expected:
             for unit in units:
                 self.quiet.add(is_right=not unit.speaks)
+
+    def add_answer(self, kind: str, wanted: str, said: str) -> None:
+        """Score the text of one answer to a question of this kind."""
+        is_exact = said == wanted
+        self.exact.add(is_right=is_exact)
+        self.kinds.setdefault(kind, Rate()).add(is_right=is_exact)
+        if not is_exact:
+            self.mistakes.append((wanted, said))
 
 
 def turns(units: Sequence[Answered]) -> list[Turn]:

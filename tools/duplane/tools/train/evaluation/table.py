@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from duplane.tools.train.answers import Spoken, speak_answer
+from duplane.tools.train.answers import speak_answer
 from duplane.tools.train.corpus.recording import CorpusPlan, record_corpus
 from duplane.tools.train.corpus.store import Corpus
 from duplane.tools.train.domain import all_answers, sums
+from duplane.tools.train.evaluation.fabric_runner import fabric_runner
+from duplane.tools.train.evaluation.inputs import Runner
 from duplane.tools.train.evaluation.intelligibility import (
     mel_distance,
     narrow,
@@ -19,100 +21,87 @@ from duplane.tools.train.evaluation.intelligibility import (
     spoken,
 )
 from duplane.tools.train.evaluation.intelligibility import understood as understood_sums
+from duplane.tools.train.evaluation.model_runner import CONTEXT_ROWS, ModelRunner
 from duplane.tools.train.evaluation.recogniser import recognised
-from duplane.tools.train.evaluation.running import CONTEXT_ROWS, run_sessions
-from duplane.tools.train.evaluation.scores import Expected, Rate, Scores
-from duplane.tools.train.listener.sessions import NoiseBank, Session, SessionBuilder, SessionRules
+from duplane.tools.train.evaluation.rows import (
+    NOISE_CLIPS,
+    EvaluationPlan,
+    SessionSource,
+    draw_chats,
+    session_rows,
+)
+from duplane.tools.train.evaluation.scores import Rate, Scores
+from duplane.tools.train.listener.sessions import NoiseBank
 from duplane.tools.train.voice.phrases import held_out_answers
 from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.types import ConversationOptions
 
-SEED = 90_000
+Through = Literal["fabric", "model"]
 SLOTS = 8
-LONG_UNITS = 48
 DISTANCES = 12
-NOISE_CLIPS = 24
+CHATS = "typed chats"
 
 
-@dataclass(frozen=True)
-class EvaluationPlan:
-    """The size of the evaluation: its first row has `sessions` sessions, other rows have fewer."""
+async def evaluate_checkpoint(
+    directory: Path, workspace: Path, plan: EvaluationPlan, through: Through
+) -> dict[str, Any]:
+    """Evaluate a checkpoint; return the table as plain values. `workspace` keeps the corpora.
 
-    sessions: int = 48
-    utterances: int = 600
-    seed: int = SEED
-
-
-@dataclass(frozen=True)
-class EvaluationRow:
-    """A row of the table: its name, its corpus, the rules of its sessions and their number."""
-
-    name: str
-    corpus: str
-    rules: SessionRules
-    sessions: int
-
-
-def plan_rows(plan: EvaluationPlan) -> list[EvaluationRow]:
-    """Return the rows of the table."""
-    usual = SessionRules(noise_only=0.0, longest_pause_s=2.0)
-    half = max(1, plan.sessions // 2)
-    return [
-        EvaluationRow("unheard voices", "espeak", usual, plan.sessions),
-        EvaluationRow(
-            "loud noise",
-            "espeak",
-            replace(usual, noisy=1.0, signal_to_noise=(1.0, 5.0)),
-            half,
-        ),
-        EvaluationRow("unheard synthesiser voice", "flite", usual, half),
-        EvaluationRow(
-            f"sessions of {LONG_UNITS} units",
-            "espeak",
-            replace(usual, unit_count=LONG_UNITS),
-            max(1, plan.sessions // 3),
-        ),
-        EvaluationRow(
-            "interruptions",
-            "espeak",
-            replace(usual, interrupted=1.0, longest_pause_s=1.0),
-            half,
-        ),
-        EvaluationRow("noise alone", "espeak", replace(usual, noise_only=1.0, noisy=1.0), half),
-    ]
-
-
-def evaluate_checkpoint(directory: Path, workspace: Path, plan: EvaluationPlan) -> dict[str, Any]:
-    """Evaluate a checkpoint; return the table as plain values. `workspace` keeps the corpora."""
+    Conversations run through a fabric or through the model in this process.
+    """
     model = DuplexModel.load(directory, slot_count=SLOTS, context_capacity=CONTEXT_ROWS)
-    corpora = {
-        name: _corpus(workspace / f"{name}-{plan.utterances}-{plan.seed}", name, plan)
-        for name in ("espeak", "flite")
+    source = SessionSource(
+        {name: _corpus(workspace, name, plan) for name in ("espeak", "flite")},
+        {text: speak_answer(text) for text in all_answers()},
+        NoiseBank(plan.seed, NOISE_CLIPS),
+    )
+    async with _runner(through, directory, model) as runner:
+        rows = await _rows(runner, source, plan)
+        _report("speech")
+        speech = await _speech(model, runner, plan)
+    return {
+        "checkpoint": directory.name,
+        "seed": plan.seed,
+        "through": through,
+        "rows": rows,
+        "speech": speech,
     }
-    answers = {text: speak_answer(text) for text in all_answers()}
-    noises = NoiseBank(plan.seed, NOISE_CLIPS)
-    options = ConversationOptions(seed=plan.seed)
+
+
+@contextlib.asynccontextmanager
+async def _runner(through: Through, directory: Path, model: DuplexModel) -> AsyncGenerator[Runner]:
+    if through == "model":
+        yield ModelRunner(model)
+        return
+    _report("starting a fabric")
+    async with fabric_runner(directory, SLOTS) as runner:
+        yield runner
+
+
+async def _rows(runner: Runner, source: SessionSource, plan: EvaluationPlan) -> dict[str, Any]:
     rows: dict[str, Any] = {}
-    for number, row in enumerate(plan_rows(plan)):
+    for row in session_rows(plan):
         _report(row.name)
-        builder = SessionBuilder(corpora[row.corpus], answers, noises, row.rules)
-        sessions = [builder.draw((plan.seed, number, index)) for index in range(row.sessions)]
-        scores = Scores()
-        outputs = run_sessions(model, [session.samples for session in sessions], options)
-        for session, units in zip(sessions, outputs, strict=True):
-            scores.add(expected_of(session, answers), units)
+        drawn, scores = source.draw(row, plan.seed), Scores()
+        outputs = await runner.sessions([given for given, _ in drawn])
+        for (_, expected), units in zip(drawn, outputs, strict=True):
+            scores.add(expected, units)
         rows[row.name] = as_values(scores)
-    _report("speech")
-    speech = _speech(model, options, plan)
-    return {"checkpoint": directory.name, "seed": plan.seed, "rows": rows, "speech": speech}
+    _report(CHATS)
+    chats, scores = draw_chats(plan.sessions, plan.seed), Scores()
+    texts = await runner.chats([given for given, _ in chats])
+    for (_, exchange), text in zip(chats, texts, strict=True):
+        scores.add_answer(exchange.kind, exchange.answer, text.strip())
+    return rows | {CHATS: as_values(scores)}
 
 
-def _speech(model: DuplexModel, options: ConversationOptions, plan: EvaluationPlan) -> Any:
+async def _speech(model: DuplexModel, runner: Runner, plan: EvaluationPlan) -> Any:
     def by_model(text: str, seed: int) -> Any:
         return spoken(model, text, plan.seed + seed)
 
     speakers: dict[str, Callable[[str, int], Any]] = {"synthesiser": original, "model": by_model}
-    rates = {name: understood_sums(model, options, speak) for name, speak in speakers.items()}
+    rates = {
+        name: await understood_sums(runner, speak, plan.seed) for name, speak in speakers.items()
+    }
     replies = held_out_answers()
     words = {
         name: recognised(
@@ -128,7 +117,8 @@ def _speech(model: DuplexModel, options: ConversationOptions, plan: EvaluationPl
     }
 
 
-def _corpus(folder: Path, name: str, plan: EvaluationPlan) -> Corpus:
+def _corpus(workspace: Path, name: str, plan: EvaluationPlan) -> Corpus:
+    folder = workspace / f"{name}-{plan.utterances}-{plan.seed}"
     if not folder.exists():
         _report(f"speaking questions with {name}")
         is_flite = name == "flite"
@@ -145,21 +135,6 @@ def _corpus(folder: Path, name: str, plan: EvaluationPlan) -> Corpus:
             ),
         )
     return Corpus(folder)
-
-
-def expected_of(session: Session, answers: Mapping[str, Spoken]) -> list[Expected]:
-    """Return the expected answers of a session."""
-    return [
-        Expected(
-            one.utterance.exchange.kind,
-            one.answer,
-            one.first_unit,
-            len(answers[one.answer].units),
-            one.interrupted_unit,
-        )
-        for one in session.asked
-        if one.first_unit >= 0
-    ]
 
 
 def as_values(scores: Scores) -> dict[str, Any]:
@@ -197,10 +172,12 @@ def as_text(found: dict[str, Any]) -> str:
         "closed": "interruption closed within one unit",
         "quiet": "quiet units in noise",
     }
-    lines = [f"{'':28}" + "".join(f"{name:>18}" for name in (*columns, "extra turns"))]
+    heading = f"through the {found['through']}"
+    lines = [f"{heading:28}" + "".join(f"{name:>18}" for name in (*columns, "extra turns"))]
     for name, row in found["rows"].items():
         cells = [_cell(row[column]) for column in columns.values()]
-        cells.append(f"{row['unexpected turns']} in {row['units']} units")
+        units = row["units"]
+        cells.append(f"{row['unexpected turns']} in {units} units" if units else "-")
         lines.append(f"{name:28}" + "".join(f"{cell:>18}" for cell in cells))
     lines.append("")
     for name, rate in found["speech"]["sums understood"].items():
