@@ -2,7 +2,7 @@
 
 Operations are counted on a CPU, but in the form in which a GPU would run them. An operation that
 consists of others counts as its parts; views and allocations do not count. Attention gathers its
-slots, as on a GPU.
+slots, and batches are padded to few sizes, as on a GPU.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from duplane.tools.bench.report import show
 from duplane.tools.bench.stages import Stage, StageWatch
 from duplane.worker.model.model import DuplexModel
 from duplane.worker.model.types import ConversationOptions
+from duplane.worker.model.vocoder.vocoder import Vocoder
 
 CONTEXT = 512
 UNITS = 2
@@ -99,11 +100,14 @@ def count_launches(
 
 
 def load_gathering(directory: Path, slot_count: int) -> DuplexModel:
-    """Load a model whose attention gathers slots, as on a GPU."""
+    """Load a model that gathers slots for attention and pads batches, as on a GPU."""
     model = DuplexModel.load(directory, slot_count=slot_count, context_capacity=CONTEXT)
     model.llm.cache.is_gathering = True
     if model.parts.talker is not None:
         model.parts.talker.cache.is_gathering = True
+    model.parts.audio.has_buckets = True
+    if isinstance(model.parts.vocoder, Vocoder):
+        model.parts.vocoder.stream.has_buckets = True
     return model
 
 
