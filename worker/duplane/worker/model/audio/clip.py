@@ -21,8 +21,8 @@ from duplane.worker.model.batch_sizes import padded_length, padded_size, padded_
 from duplane.worker.model.transfer import upload
 
 BATCH_FRAMES = HISTORY_SAMPLES // HOP
-"""Maximum number of mel frames of one batch, including padding: as many as the longest segment
-has."""
+"""Maximum number of mel frames of one batch, including the padding of its segments: as many as the
+longest segment has. Repeated rows, up to one of the `padded_sizes`, do not count."""
 BUCKETS = 6
 """Number of widths to which batches can be padded."""
 
@@ -129,7 +129,7 @@ def encode_batch(
         ends = upload([segment.padded_frames for segment in batch], parameter.device)
     features = pad_sequence(clips, batch_first=True)
     features = torch.nn.functional.pad(features, (0, 0, 0, width - features.shape[1]))
-    hidden = apm.convolve(features, ends=ends)
+    hidden = apm.convolve(features, None, ends)
     positions = hidden.shape[1]
     hidden = hidden + apm.embed_positions.weight[:positions]
     block = apm.config.chunk_positions if is_blockwise else 0
