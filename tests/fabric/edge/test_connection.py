@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import Callable
 
 import pybase64
 import pytest
@@ -28,10 +29,13 @@ from support.edge.scripted_fabric import ScriptedFabric, listened
 from support.protocols.transcripts import pcm
 from support.time_limits import WITHIN_S
 from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidHandshake
 
 from duplane.edge import server
 from duplane.edge.session.runner import SessionRunner
 from duplane.edge.settings import EdgeSettings, Limits
+from duplane.edge.transport.client_protocol import ClientProtocol
+from duplane.edge.transport.rate_limit import RateLimit
 from duplane.fabric.process import Shutdown
 from duplane.fabric.v1 import session_pb2
 from duplane.tools.bench.raw_clients import RawClient, event, upgrade
@@ -42,6 +46,24 @@ async def test_conversation_from_queue_done_to_closed() -> None:
         await begin(client)
         assert [(await exchange(client))["kv_cache_length"] for _ in range(3)] == [100, 101, 102]
         await end(client)
+
+
+async def test_client_that_goes_during_the_handshake_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    become_websocket = ClientProtocol.become_websocket
+
+    def lose(
+        protocol: ClientProtocol, max_bytes: int, on_writable: Callable[[], None]
+    ) -> RateLimit:
+        protocol.abort()
+        return become_websocket(protocol, max_bytes, on_writable)
+
+    monkeypatch.setattr(ClientProtocol, "become_websocket", lose)
+    async with live_edge() as edge:
+        with pytest.raises((InvalidHandshake, OSError)):
+            await edge.connect()
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def test_client_that_leaves_the_queue_leaves_it_at_once() -> None:

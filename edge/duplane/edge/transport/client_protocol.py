@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import Any, cast
 
 import orjson
-from aiohttp import web
+from aiohttp import ClientConnectionResetError, web
 
 from duplane.edge.settings import Limits
 from duplane.edge.transport.client_address import ClientAddress, Network, is_proxy
@@ -194,7 +194,8 @@ class ClientProtocol(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """Answer in JSON if a request cannot be parsed, or if its handler failed."""
-        super().handle_error(request, status, exc, message)  # only to write the log
+        if not isinstance(exc, ClientConnectionResetError):  # the client has gone: no fault
+            super().handle_error(request, status, exc, message)  # only to write the log
         body = orjson.dumps({"detail": _DETAILS.get(HTTPStatus(status), _UNREADABLE)})
         answer = _AnonymousResponse(body=body, status=status, content_type="application/json")
         answer.force_close()
