@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from cyclopts.types import ExistingDirectory
 
-from duplane.fabric.process import StartError
+from duplane.fabric.process import EXIT_INTERRUPTED, StartError
 from duplane.fabric.settings import PositiveInt
 from duplane.tools.checkpoint.options import MemoryOptions
 from duplane.tools.command import CommandError, UsageError, app
@@ -200,7 +200,7 @@ def evaluate(
     sessions: PositiveInt = 48,
     through: Literal["fabric", "model"] = "fabric",
     json: Path | None = None,
-) -> None:
+) -> int:
     """Measure the turns, answers and speech of a default model.
 
     espeak-ng and flite must be installed; pocketsphinx is optional. The questions have voices,
@@ -237,6 +237,9 @@ def evaluate(
             found = asyncio.run(evaluate_checkpoint(directory, workspace, plan, through))
     except (SynthesisError, CheckpointError, StartError, RuntimeError) as error:
         raise CommandError(str(error)) from None
+    except KeyboardInterrupt:  # the processes of the fabric have ended
+        return EXIT_INTERRUPTED
     sys.stdout.write(as_text(found))
     if json is not None:
         json.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))
+    return 0
