@@ -21,6 +21,14 @@ from duplane.tools.bench.options import FabricBench
             ["--workers", "2", "--kill-every-s", "10", "--restart-every-s", "10"],
             "kill_every_s and restart_every_s cannot be used together",
         ),
+        (
+            ["--workers", "2", "--restart-every-s", "10"],
+            "seconds is 10, must not be below 20, twice restart_every_s",
+        ),
+        (
+            ["--workers", "2", "--kill-every-s", "4.5", "--seconds", "8.9"],
+            "seconds is 8.9, must not be below 9, twice kill_every_s",
+        ),
         (["--process", "edge=1"], "process: needs url"),
         (["--url", "ws://h:1", "--process", "edge=x"], "process: must be NAME=ID"),
         (["--sessions", "0"], "must be numbers like 1,2,4"),
@@ -41,6 +49,10 @@ def test_server_that_does_not_answer_is_an_error(url: str) -> None:
     code, output = run_command("bench", "fabric", "--url", url, "--open-timeout-s", "1")
     assert code == 1, output
     assert "no session could be opened" in output
+
+
+def test_time_for_one_stop_of_a_worker_is_enough() -> None:
+    assert FabricBench(workers=2, restart_every_s=10, seconds=20).stop_plan[0] == 10
 
 
 def test_protocol_follows_the_url() -> None:

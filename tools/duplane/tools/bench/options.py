@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -135,6 +136,13 @@ class FabricBench:
                 raise ValueError(f"{name}: needs a fabric of the command with at least 2 workers")
         if self.kill_every_s and self.restart_every_s:
             raise ValueError("kill_every_s and restart_every_s cannot be used together")
+        every_s, _ = self.stop_plan
+        least = math.ceil(2 * every_s)  # for one stop; a row has a whole number of seconds
+        if self.seconds < least:
+            name = "restart_every_s" if self.restart_every_s else "kill_every_s"
+            raise ValueError(
+                f"seconds is {self.seconds:g}, must not be below {least}, twice {name}"
+            )
 
     @property
     def stop_plan(self) -> tuple[float, signal.Signals]:
