@@ -33,19 +33,24 @@ class Stopper:
         """Stop workers for `seconds`, from `begin_s` on.
 
         After the last stop the sessions have enough time to move. If a worker is still starting
-        when a stop is due, this stop is left out, because the other workers may have too few slots.
+        or still draining when a stop is due, this stop is left out, because the other workers may
+        have too few slots.
         """
         if not self._every_s:
             return
         turns = itertools.cycle(self._workers)
+        stopped: tuple[Role, int] | None = None  # the last worker that got the signal
         async with FabricClient([self._scheduler]) as client:
             for number in range(1, int(seconds / self._every_s)):
                 due_s = begin_s + number * self._every_s
                 await asyncio.sleep(max(0.0, due_s - time.monotonic()))
                 if not all(worker.is_ready for worker in self._workers):
                     continue
+                if stopped and stopped[0].process_id == stopped[1]:  # a draining process is ready
+                    continue
                 worker = next(turns)
                 count = await _session_count(client, worker.address)
+                stopped = worker, worker.process_id
                 worker.send_signal(self._signal)
                 self.stops.append(Stop(time.monotonic(), count))
 
