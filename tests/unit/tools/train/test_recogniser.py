@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from duplane.tools.train.corpus.espeak import SynthesisError
+from duplane.tools.train.evaluation import recogniser
 from duplane.tools.train.evaluation.recogniser import COMMAND, recognised
 
 TEXTS = ["one two", "three four", "five six"]
@@ -43,4 +44,13 @@ def test_failure_of_the_recogniser_is_reported(
 ) -> None:
     install(tmp_path, "#!/bin/sh\necho no model >&2\nexit 1\n", monkeypatch)
     with pytest.raises(SynthesisError, match="pocketsphinx_batch fails: no model"):
+        recognised(TEXTS, SOUNDS)
+
+
+def test_recogniser_that_does_not_end_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "#!/bin/sh\nwhile :; do :; done\n", monkeypatch)
+    monkeypatch.setattr(recogniser, "LIMIT_S", 0.2)
+    with pytest.raises(SynthesisError, match=r"pocketsphinx_batch has not ended after 0\.2 s"):
         recognised(TEXTS, SOUNDS)

@@ -178,13 +178,12 @@ def train(
     utterances
         Questions in the corpus.
     """
-    from duplane.tools.train.corpus.espeak import SynthesisError
     from duplane.tools.train.pipeline import TrainingPlan, train_checkpoint
 
     plan = TrainingPlan(seed=seed, processes=processes, steps=steps, utterances=utterances)
     try:
         train_checkpoint(directory, workspace, plan)
-    except (SynthesisError, RuntimeError) as error:
+    except RuntimeError as error:
         raise CommandError(str(error)) from None
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from None
@@ -225,7 +224,6 @@ def evaluate(
 
     import orjson
 
-    from duplane.tools.train.corpus.espeak import SynthesisError
     from duplane.tools.train.evaluation.rows import EvaluationPlan
     from duplane.tools.train.evaluation.table import as_text, evaluate_checkpoint
     from duplane.tools.up.fabric import command_errors
@@ -235,7 +233,7 @@ def evaluate(
     try:
         with command_errors():
             found = asyncio.run(evaluate_checkpoint(directory, workspace, plan, through))
-    except (SynthesisError, CheckpointError, StartError, RuntimeError) as error:
+    except (CheckpointError, StartError, RuntimeError) as error:
         raise CommandError(str(error)) from None
     except KeyboardInterrupt:  # the processes of the fabric have ended
         return EXIT_INTERRUPTED

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from duplane.tools.command import CommandError
 from duplane.tools.train.corpus.voices import Speaker
 
 LIBRARY = "libespeak-ng.so.1"
@@ -22,7 +23,7 @@ _RATE, _PITCH, _RANGE = 1, 3, 4
 _WORD, _PHONEME = 1, 7
 
 
-class SynthesisError(Exception):
+class SynthesisError(CommandError):
     """A synthesiser is missing, or cannot speak."""
 
 

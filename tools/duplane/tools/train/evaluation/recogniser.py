@@ -71,9 +71,12 @@ def _run(folder: Path) -> list[str]:
         "-logfn": folder / "log",
     }
     arguments = [str(part) for option in options.items() for part in option]
-    done = subprocess.run(
-        (COMMAND, *arguments), capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
+    try:
+        done = subprocess.run(
+            (COMMAND, *arguments), capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise SynthesisError(f"{COMMAND} has not ended after {LIMIT_S:g} s") from None
     if done.returncode:
         raise SynthesisError(f"{COMMAND} fails: {done.stderr.strip()}")
     lines = (folder / "words").read_text(encoding="utf-8").splitlines()

@@ -34,6 +34,7 @@ from duplane.tools.train.evaluation.scores import Rate, Scores
 from duplane.tools.train.listener.sessions import NoiseBank
 from duplane.tools.train.voice.phrases import held_out_answers
 from duplane.worker.model.model import DuplexModel
+from duplane.worker.model.types import FloatArray
 
 Through = Literal["fabric", "model"]
 SLOTS = 8
@@ -57,13 +58,13 @@ async def evaluate_checkpoint(
     async with _runner(through, directory, model) as runner:
         rows = await _rows(runner, source, plan)
         _report("speech")
-        speech = await _speech(model, runner, plan)
+        sums_understood = await _sums_understood(model, runner, plan)
     return {
         "checkpoint": directory.name,
         "seed": plan.seed,
         "through": through,
         "rows": rows,
-        "speech": speech,
+        "speech": {"sums understood": sums_understood, **_speech(model, plan)},
     }
 
 
@@ -94,24 +95,34 @@ async def _rows(runner: Runner, source: SessionSource, plan: EvaluationPlan) -> 
     return rows | {CHATS: as_values(scores)}
 
 
-async def _speech(model: DuplexModel, runner: Runner, plan: EvaluationPlan) -> Any:
-    def by_model(text: str, seed: int) -> Any:
+def _speakers(
+    model: DuplexModel, plan: EvaluationPlan
+) -> dict[str, Callable[[str, int], FloatArray]]:
+    def by_model(text: str, seed: int) -> FloatArray:
         return spoken(model, text, plan.seed + seed)
 
-    speakers: dict[str, Callable[[str, int], Any]] = {"synthesiser": original, "model": by_model}
-    rates = {
-        name: await understood_sums(runner, speak, plan.seed) for name, speak in speakers.items()
+    return {"synthesiser": original, "model": by_model}
+
+
+async def _sums_understood(
+    model: DuplexModel, runner: Runner, plan: EvaluationPlan
+) -> dict[str, Any]:
+    return {
+        name: _rate(await understood_sums(runner, speak, plan.seed))
+        for name, speak in _speakers(model, plan).items()
     }
+
+
+def _speech(model: DuplexModel, plan: EvaluationPlan) -> dict[str, Any]:
     replies = held_out_answers()
     words = {
         name: recognised(
             replies, [narrow(speak(text, number)) for number, text in enumerate(replies)]
         )
-        for name, speak in speakers.items()
+        for name, speak in _speakers(model, plan).items()
     }
     texts = [answer for _, answer in sums()[:: len(sums()) // DISTANCES]]
     return {
-        "sums understood": {name: _rate(rate) for name, rate in rates.items()},
         "words recognised": {name: _rate(rate) for name, rate in words.items()},
         "mel distance": round(mel_distance(model, texts), 3),
     }
