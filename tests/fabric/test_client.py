@@ -240,8 +240,10 @@ async def noted() -> AsyncGenerator[tuple[Noting, str]]:
     lease_pb2_grpc.add_LeaseServiceServicer_to_server(noting, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    yield noting, f"127.0.0.1:{port}"
-    await server.stop(None)
+    try:
+        yield noting, f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
 
 
 class PassingCache(TTLCache[str, Any, float]):
