@@ -24,11 +24,13 @@ PLAN = ListenerPlan(
     sound_steps=1,
     sound_batch=1,
     steps=2,
-    short_steps=2,
+    word_steps=1,
+    short_steps=1,
     short_batch=1,
     warm_up=1,
     chats=1,
     noise_clips=1,
+    is_mixed=False,
 )
 SMALL: dict[str, Any] = {
     "hidden_size": 32,

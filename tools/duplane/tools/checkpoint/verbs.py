@@ -156,8 +156,8 @@ def train(
     workspace: Path = Path(".duplane/train"),
     seed: int = 1,
     processes: PositiveInt = 2,
-    steps: PositiveInt = 1600,
-    utterances: PositiveInt = 18_000,
+    steps: PositiveInt = 3600,
+    utterances: PositiveInt = 36_000,
 ) -> None:
     """Train the default model from random weights, on speech from espeak-ng and flite.
 

@@ -42,12 +42,12 @@ class TrainingPlan:
 
     seed: int = 1
     processes: int = 2
-    utterances: int = 18_000
+    utterances: int = 36_000
     vocoder_steps: int = 600
     phrases: int = 8000
     talker_steps: int = 1000
-    sound_steps: int = 200
-    steps: int = 1600
+    sound_steps: int = 300
+    steps: int = 3600
 
 
 def train_checkpoint(directory: Path, workspace: Path, plan: TrainingPlan) -> None:

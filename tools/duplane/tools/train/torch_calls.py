@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import warnings
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,6 +45,21 @@ def backward(loss: Tensor) -> None:
 def take_step(optimiser: torch.optim.Optimizer) -> None:
     """Take a step of a torch optimiser."""
     cast("Any", optimiser).step()
+
+
+@contextlib.contextmanager
+def mixed_precision(*, is_allowed: bool) -> Generator[None]:
+    """Run matrix products in bfloat16 if this is allowed and the CPU has instructions for them.
+
+    This makes a training step about 1.4 times as fast. Weights and optimisers remain in float32.
+    """
+    found = cast("Any", torch.cpu).get_capabilities()
+    is_used = is_allowed and any(found.get(name) for name in ("avx512_bf16", "amx_bf16"))
+    with warnings.catch_warnings():
+        # A norm has its weights in float32; torch warns that it is slower with such weights.
+        warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_used):
+            yield
 
 
 def sum_over_processes(values: Tensor) -> None:

@@ -1,7 +1,7 @@
 """Trains the listener, first on the sounds of speech, then on whole sessions and chats.
 
 Each step draws its sessions from the seed and the number of the step. So a run that is resumed
-gives the same weights as a run without a stop.
+trains on the same sessions as a run without a stop.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -34,7 +34,7 @@ from duplane.tools.train.listener.sequences import (
 )
 from duplane.tools.train.listener.sessions import NoiseBank, Session, SessionBuilder, SessionRules
 from duplane.tools.train.optimisers import Optimisers
-from duplane.tools.train.torch_calls import load_tensors, seed_all
+from duplane.tools.train.torch_calls import load_tensors, mixed_precision, seed_all
 from duplane.tools.train.vocabulary import Vocabulary
 
 PHONEME_WEIGHT = 0.3
@@ -49,16 +49,20 @@ class ListenerPlan:
     """The length and the learning rates of the listener's training.
 
     The first stage has `sound_steps` steps and trains only the encoder, on `sound_batch` windows.
-    The second stage has `steps` steps: `short_steps` with sessions of 8 units, the others with
-    sessions of 16 units. In each stage the rate rises during `warm_up` steps and is then constant.
-    During the last `decay_share` of the second stage the rate falls to zero. Every second step of
-    the second stage also trains on `chats` chats.
+    The second stage has `steps` steps: `word_steps` with questions without answers, `short_steps`
+    with sessions of 8 units, the others with sessions of 16 units. In each stage the rate rises
+    during `warm_up` steps and is then constant. During the last `decay_share` of the second stage
+    the rate falls to zero. Every second step of the second stage also trains on `chats` chats.
+
+    If `is_mixed`, the networks compute in bfloat16 where the CPU can. Then a run that is resumed
+    gives only nearly the same weights.
     """
 
     seed: int = 1
-    sound_steps: int = 250
+    sound_steps: int = 300
     sound_batch: int = 32
-    steps: int = 1600
+    steps: int = 3600
+    word_steps: int = 1500
     short_steps: int = 500
     short_batch: int = 16
     batch: int = 10
@@ -68,6 +72,7 @@ class ListenerPlan:
     decay_share: float = 0.45
     chats: int = 10
     noise_clips: int = 48
+    is_mixed: bool = True
 
     def factor(self, step: int, total: int) -> float:
         """Return the factor of the learning rate at a step. The rate is zero at step `total`."""
@@ -119,6 +124,7 @@ class ListenerTraining:
         noises = NoiseBank(plan.seed, plan.noise_clips)
         dense = SessionRules(WINDOW_UNITS, noise_only=0.02, is_dense=True)
         self._dense = SessionBuilder(corpus, answers, noises, dense)
+        self._words = SessionBuilder(corpus, answers, noises, replace(dense, unit_count=8))
         self._short = SessionBuilder(corpus, answers, noises, SessionRules(8, longest_pause_s=1.2))
         self._long = SessionBuilder(corpus, answers, noises, SessionRules(16, longest_pause_s=2.0))
         self._optimisers = listener_optimisers(self.networks, self._heads, plan)
@@ -166,17 +172,19 @@ class ListenerTraining:
             for n in self._share(self.plan.sound_batch)
         ]
         features, is_first = self._features(sessions)
-        states, _ = self.networks.encode(features, is_first, WINDOW_UNITS)
+        states, _ = self._encode(features, is_first)
         return {"phonemes": self._phoneme_loss(states, sessions)}
 
     def _session_step(self, step: int) -> dict[str, Tensor]:
         plan = self.plan
-        is_short = step < plan.short_steps
-        builder, count = (self._short, plan.short_batch) if is_short else (self._long, plan.batch)
+        builder, count = self._long, plan.batch
+        if step < plan.word_steps + plan.short_steps:
+            builder = self._words if step < plan.word_steps else self._short
+            count = plan.short_batch
         sessions = [builder.draw((plan.seed, 2, step, n)) for n in self._share(count)]
         chance = Random(f"{plan.seed} {step} {self._rank}")
         features, is_first = self._features(sessions)
-        states, embeds = self.networks.encode(features, is_first, WINDOW_UNITS)
+        states, embeds = self._encode(features, is_first)
         voices = [self._voice(chance) for _ in sessions]
         rows = [
             session_sequence(
@@ -192,23 +200,33 @@ class ListenerTraining:
         table = table.masked_scatter(batch.audio[..., None], torch.cat(heard))
         if spoken := [voice for voice in voices if voice is not None]:
             table = table.masked_scatter(batch.voice[..., None], torch.cat(spoken))
-        hidden = run_decoder(self.networks.llm.model, table)
+        hidden = self._decode(table)
         words = [
             torch.tensor(one.words[UNIT_EMBEDDINGS * row.first_unit :])
             for one, row in zip(sessions, rows, strict=True)
         ]
         logits = self._heads["words"](hidden[batch.audio])
         losses = {
-            "text": self._text_loss(hidden, batch),
             "phonemes": PHONEME_WEIGHT * self._phoneme_loss(states, sessions),
             "words": WORD_WEIGHT * functional.cross_entropy(logits, torch.cat(words)),
         }
+        if not builder.rules.is_dense:
+            losses["text"] = self._text_loss(hidden, batch)
         if step % CHAT_INTERVAL == 0:
             losses["chats"] = self._chat_loss(chance)
         return losses
 
     def _features(self, sessions: list[Session]) -> tuple[Tensor, Tensor]:
         return self.networks.features([one.samples for one in sessions])
+
+    def _encode(self, features: Tensor, is_first: Tensor) -> tuple[Tensor, Tensor]:
+        with mixed_precision(is_allowed=self.plan.is_mixed):
+            states, embeds = self.networks.encode(features, is_first, WINDOW_UNITS)
+        return states.float(), embeds.float()
+
+    def _decode(self, embeds: Tensor) -> Tensor:
+        with mixed_precision(is_allowed=self.plan.is_mixed):
+            return run_decoder(self.networks.llm.model, embeds).float()
 
     def _phoneme_loss(self, states: Tensor, sessions: list[Session]) -> Tensor:
         targets = torch.tensor(np.concatenate([one.phonemes for one in sessions]))
@@ -229,9 +247,7 @@ class ListenerTraining:
             if all(exchange.answer for exchange in exchanges):
                 rows.append(chat_sequence(exchanges, self.vocabulary, chance))
         batch = Batch.of(rows)
-        hidden = run_decoder(
-            self.networks.llm.model, self.networks.llm.model.embed_tokens(batch.ids)
-        )
+        hidden = self._decode(self.networks.llm.model.embed_tokens(batch.ids))
         return self._text_loss(hidden, batch)
 
     def _voice(self, chance: Random) -> Tensor | None:
