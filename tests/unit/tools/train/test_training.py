@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ UNITS = 6
 PLAN = ListenerPlan(
     sound_steps=1,
     sound_batch=1,
-    steps=2,
-    word_steps=1,
-    short_steps=1,
+    steps=3,
+    word_share=1 / 3,
+    short_share=1 / 3,
     short_batch=1,
+    batch=1,
     warm_up=1,
     chats=1,
     noise_clips=1,
@@ -96,6 +98,24 @@ def test_trained_llm_is_the_served_llm(networks: ListenerNetworks, config: dict[
 
 
 @pytest.mark.slow
+def test_steps_in_bfloat16_change_the_weights_and_keep_them_finite(
+    config: dict[str, Any], vocabulary: Vocabulary, tmp_path: Path
+) -> None:
+    corpus, plan = fake_corpus(tmp_path / "corpus"), replace(PLAN, is_mixed=True)
+    path = tmp_path / "mixed.pt"
+    training = ListenerTraining(config, vocabulary, corpus, fake_answers(), plan, path)
+    before = {name: value.clone() for name, value in training.tensors()}
+    training.run()
+    after = dict(training.tensors())
+    assert all(value.isfinite().all() and value.dtype == torch.float32 for value in after.values())
+    assert not torch.equal(after["llm.lm_head.weight"], before["llm.lm_head.weight"])
+
+
+def test_each_number_of_steps_has_all_kinds_of_sessions() -> None:
+    plan = ListenerPlan(steps=36)
+    assert (plan.word_steps, plan.short_steps) == (15, 5)
+
+
 def test_interrupted_run_continues_to_the_same_weights(
     config: dict[str, Any], vocabulary: Vocabulary, tmp_path: Path
 ) -> None:

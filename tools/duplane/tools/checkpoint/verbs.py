@@ -168,7 +168,7 @@ def train(
     directory
         Directory to write the checkpoint to; it is created if it is missing.
     workspace
-        Folder for the results of each stage. Use another folder for another seed.
+        Folder for the results of each stage. Use another folder for other settings.
     seed
         Seed of all random numbers. Results also depend on `processes`.
     processes

@@ -8,10 +8,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import orjson
 import torch
 from torch import Tensor
 
@@ -30,7 +31,7 @@ from duplane.tools.train.voice.talker import CodedAnswer, TalkerPlan, TalkerTrai
 from duplane.tools.train.voice.vocoder import build_vocoder, train_vocoder
 from duplane.worker.model.vocoder.harmonic import HarmonicNetwork
 
-TABLE, VOCODER, TALKER = "table.pt", "vocoder.pt", "talker.pt"
+PLAN, TABLE, VOCODER, TALKER = "plan.json", "table.pt", "vocoder.pt", "talker.pt"
 RARE_WEIGHT, COMMON_STRIDE = 3, 5
 """The codec is fitted to every fifth answer (`COMMON_STRIDE`). Answers with words that are not
 digits are rare, so the codec gets each of them three times (`RARE_WEIGHT`)."""
@@ -51,8 +52,13 @@ class TrainingPlan:
 
 
 def train_checkpoint(directory: Path, workspace: Path, plan: TrainingPlan) -> None:
-    """Train all parts and write the checkpoint. Raises SynthesisError, and OSError for files."""
+    """Train all parts and write the checkpoint.
+
+    Raises SynthesisError, OSError for files, and RuntimeError if a process fails, or if the
+    workspace has results of another plan.
+    """
     workspace.mkdir(parents=True, exist_ok=True)
+    _note_plan(workspace / PLAN, plan)
     tokenizer = build_tokenizer()
     vocabulary, config = Vocabulary(tokenizer), default_config(tokenizer)
     if not (workspace / CORPUS).exists():
@@ -65,6 +71,15 @@ def train_checkpoint(directory: Path, workspace: Path, plan: TrainingPlan) -> No
     stages = ListenerPlan(seed=plan.seed, sound_steps=plan.sound_steps, steps=plan.steps)
     listener = train_listener(workspace, stages, plan.processes)
     write_checkpoint(directory, tokenizer, config, {**listener, **talker}, vocoder)
+
+
+def _note_plan(path: Path, plan: TrainingPlan) -> None:
+    """Write the plan of a new workspace. Raises RuntimeError if the workspace has another plan."""
+    content = orjson.dumps(asdict(plan), option=orjson.OPT_INDENT_2)
+    if not path.exists():
+        path.write_bytes(content)
+    elif path.read_bytes() != content:
+        raise RuntimeError(f"{path}: has other settings; use another workspace")
 
 
 def print_progress(text: str) -> None:

@@ -49,10 +49,11 @@ class ListenerPlan:
     """The length and the learning rates of the listener's training.
 
     The first stage has `sound_steps` steps and trains only the encoder, on `sound_batch` windows.
-    The second stage has `steps` steps: `word_steps` with questions without answers, `short_steps`
-    with sessions of 8 units, the others with sessions of 16 units. In each stage the rate rises
-    during `warm_up` steps and is then constant. During the last `decay_share` of the second stage
-    the rate falls to zero. Every second step of the second stage also trains on `chats` chats.
+    The second stage has `steps` steps. The first of them, a share of `word_share`, have questions
+    without answers. The next, a share of `short_share`, have sessions of 8 units, and the others
+    have sessions of 16 units. In each stage the rate rises during `warm_up` steps and is then
+    constant. During the last `decay_share` of the second stage the rate falls to zero. Every second
+    step of the second stage also trains on `chats` chats.
 
     If `is_mixed`, the networks compute in bfloat16 where the CPU can. Then a run that is resumed
     gives only nearly the same weights.
@@ -62,8 +63,8 @@ class ListenerPlan:
     sound_steps: int = 300
     sound_batch: int = 32
     steps: int = 3600
-    word_steps: int = 1500
-    short_steps: int = 500
+    word_share: float = 5 / 12
+    short_share: float = 5 / 36
     short_batch: int = 16
     batch: int = 10
     rate: float = 1.5e-3
@@ -73,6 +74,16 @@ class ListenerPlan:
     chats: int = 10
     noise_clips: int = 48
     is_mixed: bool = True
+
+    @property
+    def word_steps(self) -> int:
+        """The number of steps with questions without answers."""
+        return round(self.word_share * self.steps)
+
+    @property
+    def short_steps(self) -> int:
+        """The number of steps with sessions of 8 units."""
+        return round(self.short_share * self.steps)
 
     def factor(self, step: int, total: int) -> float:
         """Return the factor of the learning rate at a step. The rate is zero at step `total`."""
