@@ -263,9 +263,9 @@ class LeaseStore(ABC):
         - If a ticket already waits at this order or for this `request_id`, `owner` becomes the
           owner of this ticket.
         - If a grant was already made for this `request_id`, this grant is returned unchanged.
-        - A new request without `order` is granted `offer` in the same step, if nobody waits in the
-          request's pool and the slot is free. The order of the grant's ticket is then the fencing
-          number of the grant.
+        - A new request without `order` gets the slot `offer` in the same step if no ticket waits in
+          the request's pool and the slot is free. The order of the grant's ticket is then the
+          fencing number of the grant.
         """
 
     @abstractmethod

@@ -82,7 +82,7 @@ def test_the_end_of_a_turn_computes_no_prompt_and_the_next_turn_sounds_the_same(
     monkeypatch: pytest.MonkeyPatch,
     is_started: bool,
 ) -> None:
-    """If nobody starts the next turn, the unit that speaks in it starts the turn."""
+    """If the caller does not start the next turn, the first unit that speaks starts it."""
     evictions = Evictions(model, monkeypatch)
     open_all(model)
     outputs: list[UnitOutput] = []

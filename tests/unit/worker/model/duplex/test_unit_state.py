@@ -138,7 +138,7 @@ def test_recorded_choices_give_the_same_unit_and_turn() -> None:
             while not unit.is_over:
                 token = numbers.choice(choices) if unit.needs_choice else None
                 # None stands for the end of the chunk. Half of the end-of-sequence ids are recorded
-                # as choices; the others are as if `listen_top_k` had decided them.
+                # as choices. The other half stand for decisions of `listen_top_k`: not recorded.
                 is_counted = token is not None and (token != TOKENS.eos or numbers.random() < 0.5)
                 chosen += [token] if token is not None and is_counted else []
                 unit.advance(TOKENS.chunk_eos if token is None else token)

@@ -29,9 +29,9 @@ _WAV_HEADER_BYTES = 44
 def recognised(texts: Sequence[str], sounds: Sequence[FloatArray]) -> Rate:
     """Return how many digits of `texts` pocketsphinx hears in `sounds` (16 kHz).
 
-    All texts have the same number of digits, and pocketsphinx is told this number. If
-    pocketsphinx is not installed, the result counts no digits. Raises SynthesisError if
-    pocketsphinx fails.
+    All texts must have the same number of digits, because the grammar for pocketsphinx accepts
+    only this number. If pocketsphinx is not installed, the result counts no digits. Raises
+    SynthesisError if pocketsphinx fails.
     """
     rate = Rate()
     if shutil.which(COMMAND) is None:

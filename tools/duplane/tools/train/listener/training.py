@@ -49,11 +49,11 @@ class ListenerPlan:
     """The length and the learning rates of the listener's training.
 
     The first stage has `sound_steps` steps and trains only the encoder, on `sound_batch` windows.
-    The second stage has `steps` steps. The first of them, a share of `word_share`, have questions
-    without answers. The next, a share of `short_share`, have sessions of 8 units, and the others
-    have sessions of 16 units. In each stage the rate rises during `warm_up` steps and is then
-    constant. During the last `decay_share` of the second stage the rate falls to zero. Every second
-    step of the second stage also trains on `chats` chats.
+    The second stage has `steps` steps of three kinds. The share `word_share` of the steps comes
+    first and has questions without answers. The share `short_share` follows and has sessions of 8
+    units. All later steps have sessions of 16 units. In each stage the rate rises during `warm_up`
+    steps and is then constant. During the last `decay_share` of the second stage the rate falls to
+    zero. Every second step of the second stage also trains on `chats` chats.
 
     If `is_mixed`, the networks compute in bfloat16 where the CPU can. Then a run that is resumed
     gives only nearly the same weights.
