@@ -50,6 +50,7 @@ BASE = (
     "batch_isolation",
     "batch_sizes",
     "checkpoint",
+    "dtype",
     "layers",
     "precision",
     "probe",

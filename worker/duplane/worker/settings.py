@@ -26,6 +26,7 @@ from duplane.fabric.settings import (
 )
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+DtypeOrAuto = Literal["auto"] | Dtype
 Checkpoint = Literal["scripted"] | ExistingDirectory
 
 
@@ -155,8 +156,9 @@ class WorkerSettings:
     """Maximum number of conversations at the same time."""
     device: str = "cpu"
     """Device of the model: cpu or cuda:N."""
-    dtype: Dtype = "float32"
-    """Type of the model's numbers."""
+    dtype: DtypeOrAuto = "auto"
+    """Type of the model's numbers. `auto` is bfloat16 if the model has 20 million parameters or
+    more, and if the device has instructions for bfloat16; else it is float32."""
     threads: NonNegativeInt = 0
     """CPU threads of the model. 0 means that the worker chooses and logs the number, from its cores
     and the size of the model."""

@@ -24,7 +24,7 @@ from duplane.tools.bench.report import percentile, show
 from duplane.tools.bench.stages import Stage, StageWatch, moved_bytes
 from duplane.tools.checkpoint.random_weights import write_random
 from duplane.worker.engine.torch_device import open_device
-from duplane.worker.model.loader import torch_dtype
+from duplane.worker.model.dtype import choose_dtype, torch_dtype
 from duplane.worker.model.model import DuplexModel
 from duplane.worker.model.types import ConversationOptions, Unit, UnitOutput
 
@@ -62,9 +62,11 @@ def bench_model(bench: ModelBench) -> None:
     Raises `CheckpointError`, ValueError, and `StartError` for a device that cannot be used.
     """
     torch.set_num_threads(bench.threads)
-    device, dtype = open_device(bench.device), torch_dtype(bench.dtype)
-    peaks = measure_peaks(device, {dtype, torch.float32})
+    device = open_device(bench.device)
     with model_directory(bench) as directory:
+        dtype_name = choose_dtype(bench.dtype, directory, device)
+        dtype = torch_dtype(dtype_name)
+        peaks = measure_peaks(device, {dtype, torch.float32})
         empty, rows = held_bytes(device), UNIT_ROWS + bench.frames * FRAME_ROWS
         model = DuplexModel.load(
             directory,
@@ -72,7 +74,7 @@ def bench_model(bench: ModelBench) -> None:
             context_capacity=max((PROMPT_ROWS, *bench.contexts))
             + len(KINDS) * (WARM_UNITS + bench.units + 1) * rows,
             device=bench.device,
-            dtype=bench.dtype,
+            dtype=dtype_name,
             cuda_graphs=bench.cuda_graphs,
         )
     before = held_bytes(device)
@@ -120,10 +122,11 @@ def model_directory(bench: ModelBench) -> Generator[Path, None, None]:
 
 def _say(bench: ModelBench, model: DuplexModel, peaks: Peaks, dtype: torch.dtype) -> None:
     what = bench.checkpoint or f"random, like {bench.like} at scale {bench.scale:g}"
-    print(f"{model.name} ({what}), {model.parameter_count / 1e6:,.1f} M parameters, {bench.dtype}")
+    name = str(dtype).removeprefix("torch.")
+    print(f"{model.name} ({what}), {model.parameter_count / 1e6:,.1f} M parameters, {name}")
     print(
         f"{bench.device}: {peaks.bytes_per_s / 1e9:,.1f} GB/s copied,"
-        f" {peaks.flops_per_s[dtype] / 1e12:,.2f} TFLOP/s in {bench.dtype},"
+        f" {peaks.flops_per_s[dtype] / 1e12:,.2f} TFLOP/s in {name},"
         f" {peaks.flops_per_s[torch.float32] / 1e12:,.2f} in float32 (mel and vocoder)\n"
     )
 

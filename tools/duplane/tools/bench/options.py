@@ -25,7 +25,7 @@ from duplane.fabric.settings import (
 )
 from duplane.scheduler.store import check_url
 from duplane.tools.bench.load.plan import DIALECTS, Phases
-from duplane.worker.settings import Checkpoint, Dtype
+from duplane.worker.settings import Checkpoint, DtypeOrAuto
 
 
 def _counts(_: object, tokens: Sequence[Token]) -> tuple[int, ...]:
@@ -170,8 +170,8 @@ class ModelBench:
     """Factor of all widths and numbers of layers of random weights; 1 is full size."""
     device: str = "cpu"
     """Device of the model: cpu or cuda:N."""
-    dtype: Dtype = "float32"
-    """Type of the model's numbers."""
+    dtype: DtypeOrAuto = "auto"
+    """Type of the model's numbers, as for a worker."""
     slots: Counts = (1, 2, 4)
     """Numbers of conversations, separated by commas; one table is printed for each number."""
     contexts: Annotated[Counts, Parameter("--context")] = ()

@@ -15,6 +15,7 @@ from duplane.tools.bench.options import ModelBench
 from duplane.tools.bench.peaks import synchronize
 from duplane.tools.bench.report import show
 from duplane.worker.engine.torch_device import open_device
+from duplane.worker.model.dtype import choose_dtype
 from duplane.worker.model.model import DuplexModel
 from duplane.worker.model.types import ConversationOptions, PastUnit, Rebuilt, Unit
 
@@ -50,7 +51,7 @@ def bench_rebuild(bench: ModelBench, counts: Sequence[int]) -> None:
             slot_count=2,
             context_capacity=PROMPT_ROWS + most * UNIT_ROWS,
             device=bench.device,
-            dtype=bench.dtype,
+            dtype=choose_dtype(bench.dtype, directory, device),
             cuda_graphs=bench.cuda_graphs,
         )
     options = ConversationOptions(seed=0, force_listen_count=0)

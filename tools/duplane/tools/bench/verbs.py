@@ -16,7 +16,7 @@ from duplane.fabric.monitoring.logs import configure_logging
 from duplane.fabric.settings import Names, PositiveInt
 from duplane.tools.bench.options import Counts, FabricBench, LeaseBench, ModelBench
 from duplane.tools.command import UsageError, app
-from duplane.worker.settings import Dtype
+from duplane.worker.settings import DtypeOrAuto
 
 bench = App(name="bench", help="Measure the hot paths and print tables.")
 app.command(bench)
@@ -186,7 +186,7 @@ def rebuild(
     like: str = "minicpm-o-4.5",
     scale: float = 0.1,
     device: str = "cpu",
-    dtype: Dtype = "float32",
+    dtype: DtypeOrAuto = "auto",
     threads: PositiveInt = 1,
 ) -> None:
     """Measure the time to rebuild a conversation from its past units, by stage.
@@ -204,7 +204,7 @@ def rebuild(
     device
         Device of the model: cpu or cuda:N.
     dtype
-        Type of the model's numbers.
+        Type of the model's numbers, as for a worker.
     threads
         CPU threads of the model.
     """

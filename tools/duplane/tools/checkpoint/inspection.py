@@ -30,7 +30,8 @@ from duplane.tools.test_checkpoint.flow_yaml import flow_yaml
 from duplane.tools.test_checkpoint.tensor_shapes import tensor_shapes
 from duplane.tools.test_checkpoint.tokenizer_files import train_tokenizer
 from duplane.worker.model.checkpoint import Checkpoint
-from duplane.worker.model.loader import VOCODER_FOLDER, prompt_room, torch_dtype
+from duplane.worker.model.dtype import torch_dtype
+from duplane.worker.model.loader import VOCODER_FOLDER, prompt_room
 from duplane.worker.model.vocoder import harmonic
 from duplane.worker.model.vocoder.harmonic import HarmonicVocoder
 from duplane.worker.model.vocoder.voice import has_networks, load_vocoder_voice

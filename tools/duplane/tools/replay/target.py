@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duplane.worker.model.loader import ModelParts, torch_dtype
+from duplane.worker.model.dtype import torch_dtype
+from duplane.worker.model.loader import ModelParts
 from duplane.worker.model.transfer import upload
 
 

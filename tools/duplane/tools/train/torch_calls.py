@@ -11,6 +11,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, distributed
 
+from duplane.worker.model.dtype import has_bfloat16
+
 
 def seed_all(seed: int) -> None:
     """Seed torch's default random generator."""
@@ -53,8 +55,7 @@ def mixed_precision(*, is_allowed: bool) -> Generator[None]:
 
     This makes a training step about 1.4 times as fast. Weights and optimisers remain in float32.
     """
-    found = cast("Any", torch.cpu).get_capabilities()
-    is_used = is_allowed and any(found.get(name) for name in ("avx512_bf16", "amx_bf16"))
+    is_used = is_allowed and has_bfloat16(torch.device("cpu"))
     with warnings.catch_warnings():
         # A norm has its weights in float32; torch warns that it is slower with such weights.
         warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")

@@ -27,7 +27,7 @@ from duplane.tools.up.supervisor import Role, RoleError
 from duplane.tools.up.temporary import temporary_directory
 from duplane.tools.up.tracing import traced
 from duplane.worker.checkpoints import DEFAULT_CHECKPOINT
-from duplane.worker.settings import Checkpoint, Dtype
+from duplane.worker.settings import Checkpoint, DtypeOrAuto
 
 _log = logging.getLogger(__name__)
 
@@ -55,8 +55,8 @@ class UpSettings:
     devices: Annotated[Names, Parameter("--device")] = ()
     """Device of the model: cpu or cuda:N. Several devices, separated by commas, are assigned to the
     workers in turn. Default: cpu."""
-    dtype: Dtype | None = None
-    """Type of the model's numbers. Default: float32."""
+    dtype: DtypeOrAuto | None = None
+    """Type of the model's numbers, as for a worker. Default: auto."""
     tls_cert: ExistingFile | None = None
     """Certificate chain (PEM). With it the edge serves only wss:// and https://."""
     tls_key: ExistingFile | None = None

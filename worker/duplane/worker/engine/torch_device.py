@@ -12,6 +12,7 @@ from duplane.fabric.v1 import registry_pb2
 from duplane.worker.engine.cpu_threads import choose_threads, usable_cores
 from duplane.worker.engine.interfaces import Model
 from duplane.worker.model.checkpoint import CheckpointError
+from duplane.worker.model.dtype import choose_dtype
 from duplane.worker.model.model import DuplexModel
 from duplane.worker.settings import WorkerSettings
 
@@ -49,15 +50,17 @@ class TorchDevice:
     def _load(self) -> Model:
         settings = self._settings
         cores = usable_cores()
+        directory = Path(settings.checkpoint)
+        dtype = choose_dtype(settings.dtype, directory, self._device)
         torch.set_num_threads(settings.threads or cores)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
         model = DuplexModel.load(
-            Path(settings.checkpoint),
+            directory,
             slot_count=settings.slot_count,
             context_capacity=settings.context_token_limit,
             device=settings.device,
-            dtype=settings.dtype,
+            dtype=dtype,
             turn_rows=settings.turn_row_limit,
             cuda_graphs=settings.cuda_graphs,
         )
@@ -65,6 +68,7 @@ class TorchDevice:
             self._threads = settings.threads or choose_threads(model.parameter_count, cores)
             torch.set_num_threads(self._threads)
             _log.info("the model uses %d threads, of %d usable cores", self._threads, cores)
+        _log.info("the model's numbers are %s", dtype)
         return model
 
     def check(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
@@ -103,6 +104,11 @@ class Checkpoint:
             except (OSError, SafetensorError) as error:
                 raise CheckpointError(f"{path} cannot be read: {error}") from error
         return found
+
+    @property
+    def parameter_count(self) -> int:
+        """The number of values in all tensors; reads only the files' headers."""
+        return sum(map(math.prod, self.shapes().values()))
 
     def digest(self) -> str:
         """Return a digest of the files that decide the output. Equal files have equal digests.

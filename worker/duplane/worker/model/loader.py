@@ -17,6 +17,7 @@ from duplane.worker.model.audio.encoder import AudioEncoder
 from duplane.worker.model.audio.whisper import UNIT_POSITIONS, AudioConfig
 from duplane.worker.model.checkpoint import Checkpoint, CheckpointError, read_json
 from duplane.worker.model.checkpoint import field as read_field
+from duplane.worker.model.dtype import torch_dtype
 from duplane.worker.model.llm.chat_template import ChatTemplate
 from duplane.worker.model.llm.language_model import LanguageModel
 from duplane.worker.model.llm.tokenizer import Tokens
@@ -276,14 +277,6 @@ def prompt_room(voice: VocoderVoice | None, *, reads_clips: bool) -> int:
     """Return the number of mel frames of the longest voice, built in or made from a clip."""
     own = 0 if voice is None else len(voice.prompt_mel)
     return max(own, MEL_FRAMES_PER_TOKEN * MAX_VOICE_TOKENS if reads_clips else 0)
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """Return the dtype of this name; raises ValueError if the model does not support it."""
-    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name not in kinds:
-        raise ValueError(f"dtype is {name!r}, not one of {', '.join(kinds)}")
-    return kinds[name]
 
 
 def _name(directory: Path, checkpoint: Checkpoint) -> str:
