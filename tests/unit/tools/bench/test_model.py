@@ -12,6 +12,7 @@ from support.tools.command import run_command
 from duplane.tools.bench.peaks import measure_peaks
 from duplane.tools.bench.stages import Stage, StageWatch, moved_bytes
 from duplane.tools.test_checkpoint.build import build_test_checkpoint
+from duplane.worker.checkpoints import DEFAULT_CHECKPOINT
 from duplane.worker.model.model import DuplexModel
 from duplane.worker.model.types import (
     ConversationOptions,
@@ -58,6 +59,13 @@ def test_contexts_of_several_lengths_are_measured() -> None:
         row = next(line for line in table.splitlines() if line.startswith("decode step"))
         read.append(float(row.split()[4]))
     assert read[1] > 2 * read[0], "a step reads the rows of the context"
+
+
+def test_a_trained_model_without_vision_is_measured() -> None:
+    flags = ["--checkpoint", str(DEFAULT_CHECKPOINT), "--slots", "1", "--units", "1"]
+    code, output = run_command("bench", "model", *flags)
+    assert code == 0, output
+    assert "1 listening, 0 speaking units" in output, "the default model answers no noise"
 
 
 def test_what_cannot_be_measured_is_refused_in_one_line(tmp_path: Path) -> None:

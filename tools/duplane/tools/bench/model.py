@@ -157,7 +157,7 @@ def _measure(
     inputs = Inputs(model, range(slots), bench.frames)
     # The costs of one call of a stage are measured with the last kind of unit that calls this
     # stage.
-    for kind in KINDS if bench.frames else KINDS[1:]:
+    for kind in KINDS if bench.frames and model.parts.vision else KINDS[1:]:
         for number in range(WARM_UNITS + bench.units):
             found = _unit(model, watch, inputs.next(kind), device)
             if number >= WARM_UNITS:
@@ -243,7 +243,8 @@ def _count(
     watch.is_counting = False
     figures.unit_syncs[kind] = syncs.count
     for found, counted in ((figures.flops, watch.flops), (figures.syncs, watch.syncs)):
-        found.update({stage: count / watch.calls[stage] for stage, count in counted.items()})
+        per_call = {stage: count / max(1, watch.calls[stage]) for stage, count in counted.items()}
+        found.update(per_call)
         counted.clear()
 
 

@@ -134,7 +134,8 @@ def model(options: ModelBench = ModelBench()) -> None:
 
     The columns MB, GFLOP and waits are for one call of a stage: the bytes of weights and caches
     that the call reads, its floating point operations, and how often the host waits for the device.
-    The row of the whole unit shows the waits of each kind of unit.
+    The row of the whole unit shows the waits of each kind of unit. The sound of the units is noise;
+    a trained model may listen to it without an answer.
     """
     from duplane.tools.bench.model import bench_model
     from duplane.worker.model.checkpoint import CheckpointError
