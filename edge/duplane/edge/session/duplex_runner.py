@@ -270,13 +270,12 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         its worker.
         """
         now = self._clock.now()
-        if not self.session.can_move(now):
-            return ()
-        return [
+        slots = [
             slot
             for slot in (self._slot, self._next)
             if slot and slot.owed_s is not None and now.monotonic_s - slot.owed_s > overdue_s
         ]
+        return slots if slots and self.session.can_move(now) else ()
 
     def hedge(self, slot: HeldSlot) -> None:
         """Prepare another worker while the worker of this slot may still answer."""
