@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
@@ -185,6 +186,20 @@ class EdgeMetrics:
         )
 
 
+class Totals(Protocol):
+    """What one duplex session has dropped and sent so far."""
+
+    @property
+    def dropped_unit_count(self) -> int:
+        """Units that the edge has dropped before they were sent."""
+        ...
+
+    @property
+    def speech_byte_count(self) -> int:
+        """Size of the speech that the client has got, as PCM."""
+        ...
+
+
 class SessionMetrics:
     """Adds the units of one duplex session to the metrics of its edge.
 
@@ -192,22 +207,18 @@ class SessionMetrics:
     its receipt.
     """
 
-    def __init__(self, metrics: EdgeMetrics) -> None:
+    def __init__(self, metrics: EdgeMetrics, totals: Totals) -> None:
         self.sent = deque[tuple[int, float]](maxlen=_MAX_SENT)
         self._metrics = metrics
+        self._totals = totals
         self._playout = Playout(metrics.playback_delay_s)
-        self._dropped_count = 0
+        self._dropped_count = 0  # of the session's dropped units, those that are counted
+        self._speech_byte_count = 0  # of the session's speech, the bytes in `_playout`
 
-    def answered(
-        self, outcome: session_pb2.Delta | session_pb2.Failed, dropped_count: int, now: Moment
-    ) -> None:
-        """Count a unit with its outcome. Older units without an outcome count as dropped.
-
-        `dropped_count` is the number of units that the edge has dropped in this session so far.
-        """
+    def answered(self, outcome: session_pb2.Delta | session_pb2.Failed, now: Moment) -> None:
+        """Count a unit whose outcome is rendered. Older units without an outcome were dropped."""
         metrics, received_s = self._metrics, now.monotonic_s
-        if dropped_count > self._dropped_count:
-            self._count_dropped(dropped_count)
+        self._count_dropped()
         while self.sent and self.sent[0][0] <= outcome.sequence:
             sequence, received_s = self.sent.popleft()
             if sequence < outcome.sequence:
@@ -222,8 +233,10 @@ class SessionMetrics:
         metrics.unit_times[name].observe(taken_s)
         if taken_s > UNIT_DEADLINE_S:
             metrics.late.inc()
-        if is_speech and (audio := outcome.speech.audio):
-            audio_s = len(audio) / _OUTPUT_BYTES_PER_S
+        byte_count = self._totals.speech_byte_count
+        if byte_count > self._speech_byte_count:
+            audio_s = (byte_count - self._speech_byte_count) / _OUTPUT_BYTES_PER_S
+            self._speech_byte_count = byte_count
             gap_s, stalled_s = self._playout.add(audio_s, now.monotonic_s)
             if gap_s is not None:
                 metrics.gaps.observe(gap_s)
@@ -233,12 +246,14 @@ class SessionMetrics:
         if outcome.end_of_turn or not is_speech:
             self._playout.end_turn()
 
-    def _count_dropped(self, dropped_count: int) -> None:
-        self._metrics.units["dropped"].inc(dropped_count - self._dropped_count)
-        self._dropped_count = dropped_count
+    def _count_dropped(self) -> None:
+        count = self._totals.dropped_unit_count
+        if count > self._dropped_count:
+            self._metrics.units["dropped"].inc(count - self._dropped_count)
+            self._dropped_count = count
 
-    def end(self, dropped_count: int) -> None:
+    def end(self) -> None:
         """Count the sent units without an outcome, and the units dropped since the last outcome."""
-        self._count_dropped(dropped_count)
+        self._count_dropped()
         self._metrics.units["unanswered"].inc(len(self.sent))
         self.sent.clear()

@@ -17,6 +17,7 @@ from support.edge.live_edge import (
     send,
 )
 from support.monitoring.metrics import Scrape, read
+from support.protocols.transcripts import pcm
 
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import Reason
@@ -53,6 +54,28 @@ async def test_sessions_are_counted_by_state_and_by_end() -> None:
     assert seen.value(ended, role="edge", dialect="A", reason="gone") == 1
     assert seen.total(ended) == 2
     assert sessions(seen, "running") == 0
+
+
+async def test_gap_between_two_deltas_of_speech_is_observed() -> None:
+    async with live_edge() as edge:
+        edge.fabric.is_automatic = False
+        async with edge.connect() as client:
+            (await edge.fabric.acquisition()).grant()
+            conversation = await edge.fabric.conversation()
+            await send(client, UPDATE)
+            assert (await conversation.next_request()).WhichOneof("message") == "open"
+            conversation.say(session_pb2.ConverseResponse(opened=session_pb2.Opened()))
+            for sequence in range(2):
+                await send(client, APPEND)
+                assert (await conversation.next_request()).WhichOneof("message") == "unit"
+                speech = session_pb2.Speech(text="x", audio=pcm(24_000))
+                delta = session_pb2.Delta(sequence=sequence, speech=speech)
+                conversation.say(session_pb2.ConverseResponse(delta=delta))
+                while (await receive(client))["type"] != "response.output_audio.delta":
+                    pass
+            seen = read(edge.edge.metrics.registry)
+            await client.close()
+    assert seen.value("duplane_speech_gap_seconds_count") == 1
 
 
 async def test_refused_sessions_are_counted() -> None:

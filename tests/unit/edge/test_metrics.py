@@ -20,9 +20,10 @@ class Session:
 
     def __init__(self) -> None:
         self.edge = EdgeMetrics(lambda: (), playback_delay_s=0.25)
-        self.units = SessionMetrics(self.edge)
+        self.units = SessionMetrics(self.edge, self)
         self.sent_count = 0
-        self.dropped_count = 0
+        self.dropped_unit_count = 0
+        self.speech_byte_count = 0
         self.clock_step_s = 0.0  # by how much the wall clock was set since the beginning
 
     def send(self, count: int = 1) -> None:
@@ -38,9 +39,10 @@ class Session:
             delta.listen.SetInParent()
         else:
             delta.speech.audio = audio
+            self.speech_byte_count += len(audio)
         at_s = sequence + after_s
         moment = Moment(at_s, int((BEGAN_S + self.clock_step_s + at_s) * 1e9))
-        self.units.answered(delta, self.dropped_count, moment)
+        self.units.answered(delta, moment)
 
     def read(self) -> Scrape:
         return read(self.edge.registry)
@@ -92,23 +94,24 @@ def test_units_before_an_answered_one_were_dropped(session: Session) -> None:
     session.send(4)
     session.answer(2, after_s=0.1)
     assert session.outcomes() == {"dropped": 2, "listen": 1}
-    session.units.end(dropped_count=0)
+    session.units.end()
     assert session.outcomes() == {"dropped": 2, "listen": 1, "unanswered": 1}
 
 
 def test_units_that_were_never_sent_are_dropped_once(session: Session) -> None:
     session.send(2)
-    session.dropped_count = 3
+    session.dropped_unit_count = 3
     session.answer(0, after_s=0.1)
     session.answer(1, after_s=0.1)
     assert session.outcomes() == {"dropped": 3, "listen": 2}
-    session.units.end(dropped_count=5)
+    session.dropped_unit_count = 5
+    session.units.end()
     assert session.outcomes() == {"dropped": 5, "listen": 2}
 
 
 def test_failed_unit_is_counted_and_not_timed(session: Session) -> None:
     session.send()
-    session.units.answered(session_pb2.Failed(sequence=0), 0, Moment(0.0, int(BEGAN_S * 1e9)))
+    session.units.answered(session_pb2.Failed(sequence=0), Moment(0.0, int(BEGAN_S * 1e9)))
     assert session.outcomes() == {"failed": 1}
     assert session.read().total("duplane_unit_duration_seconds_count") == 0
 

@@ -155,7 +155,7 @@ class DialectA(DuplexDialect):
         event["type"] = "response.output_audio.delta"
         event["text"] = delta.speech.text
         event["end_of_turn"] = delta.end_of_turn
-        return [with_audio(event, delta.speech.audio)]
+        return [with_audio(event, self._speech_audio(delta))]
 
     def _closed_events(self, close: Close, now: Moment) -> list[bytes]:
         del now

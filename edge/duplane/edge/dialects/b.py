@@ -174,7 +174,7 @@ class DialectB(DuplexDialect):
         event["metrics"] = orjson.Fragment(orjson.dumps(metrics(delta, dropped)))
         counts = self._count(delta.token_counts)  # only on the first event of a unit
         events: list[bytes] = []
-        audio = delta.speech.audio if is_speech else b""  # each access makes a copy
+        audio = self._speech_audio(delta) if is_speech else b""
         if is_speech and (delta.speech.text or not (audio or delta.end_of_turn)):
             text = {"kind": "text", "text": delta.speech.text}
             events.append(orjson.dumps({**event, **text, **counts}))

@@ -220,7 +220,7 @@ class DialectC(DuplexDialect):
         }
         if dropped != NOTHING_DROPPED:
             event |= drop_metrics(dropped)
-        return [with_optional_audio(event, delta.speech.audio if is_speech else b"")]
+        return [with_optional_audio(event, self._speech_audio(delta) if is_speech else b"")]
 
     def _closed_events(self, close: Close, now: Moment) -> list[bytes]:
         match close.reason:

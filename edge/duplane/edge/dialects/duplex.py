@@ -32,6 +32,8 @@ class DuplexDialect(Dialect):
     # Field of the contract's Unit -> the client's name for it, where the names differ.
     unit_paths: ClassVar[Mapping[str, str]] = {}
 
+    speech_byte_count = 0  # bytes of the speech that was rendered so far
+
     _paths: Mapping[str, str] = {}  # field of the settings -> its path in the client's event
     _max_slice_count: int | None = None  # for pictures whose append does not set it
 
@@ -45,6 +47,12 @@ class DuplexDialect(Dialect):
         self, delta: session_pb2.Delta, tag: Tag, dropped: Dropped, now: Moment
     ) -> list[bytes]:
         """Render the output of one unit; `dropped` counts input dropped since the last output."""
+
+    def _speech_audio(self, delta: session_pb2.Delta) -> bytes:
+        """Return the audio of a unit and count its bytes. Each access to the field makes a copy."""
+        audio = delta.speech.audio
+        self.speech_byte_count += len(audio)
+        return audio
 
     def incomplete(self, tag: Tag, now: Moment) -> list[bytes]:
         """Render the reply to an append that completed no unit, if the dialect has one."""

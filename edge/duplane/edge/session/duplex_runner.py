@@ -66,7 +66,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
     ) -> None:
         """Prepare a session. Without `continuity`, the session ends when its worker is lost."""
         super().__init__(session, client, limits, fabric, spans, clock, metrics)
-        self._units = SessionMetrics(metrics)
+        self._units = SessionMetrics(metrics, session)
         self._pace = unit_rate(limits.units_per_s)
         self._request = lease_pb2.AcquireLeaseRequest()  # the request for the first slot
         self._granted = lease_pb2.Granted()  # the grant of the last slot that got units
@@ -91,7 +91,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                 calls.create_task(self._hold_slot(request))
         finally:
             self._follow_move()
-            self._units.end(self.session.requests.total_dropped_count)
+            self._units.end()
 
     async def _hold_slot(
         self, request: lease_pb2.AcquireLeaseRequest, move: Move | None = None
@@ -257,7 +257,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
     def _gave_up(self, failed: session_pb2.Failed) -> None:
         """Record that a unit has failed, since two workers were lost while they had it."""
         now = self._clock.now()
-        self._units.answered(failed, self.session.requests.total_dropped_count, now)
+        self._units.answered(failed, now)
         if self._spans.are_exported and (written := self._spans.answered(failed, now.wall_ns)):
             written()
 
@@ -366,7 +366,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
                     outcome = response.delta if kind == "delta" else response.failed
                     if self._spans.are_exported:
                         on_written = self._spans.answered(outcome, now.wall_ns)
-                    self._units.answered(outcome, self.session.requests.total_dropped_count, now)
+                    self._units.answered(outcome, now)
                 self._apply(events, now, on_written)
                 if kind == "opened":
                     self._spans.end_step()

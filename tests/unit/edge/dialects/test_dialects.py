@@ -18,6 +18,7 @@ from duplane.edge.dialects.actions import NO_TAG, NOTHING_DROPPED, Configure
 from duplane.edge.dialects.b import DialectB
 from duplane.edge.dialects.c import DialectC
 from duplane.edge.dialects.dialect import Dialect, Phase, with_audio
+from duplane.edge.dialects.duplex import DuplexDialect
 from duplane.edge.dialects.first_event import detect
 from duplane.edge.identity import Identity
 from duplane.edge.modes import MODES
@@ -82,6 +83,17 @@ def test_no_append_changes_the_phase(dialect: type[Dialect], kind: str) -> None:
         before: after for (before, known), after in dialect.transitions.items() if known == kind
     }
     assert phases == {Phase.OPENING: Phase.OPENING, Phase.ACTIVE: Phase.ACTIVE}
+
+
+@pytest.mark.parametrize("kind", [DialectA, DialectB, DialectC])
+def test_rendered_speech_is_counted(kind: type[DuplexDialect]) -> None:
+    dialect = kind(IDENTITY, Limits(), MODES["audio"])
+    dialect.phase = Phase.ACTIVE
+    speech = session_pb2.Delta(speech=session_pb2.Speech(audio=pcm(100)))
+    listen = session_pb2.Delta(listen=session_pb2.Listen())
+    for delta in (speech, listen, speech):
+        dialect.delta(delta, NO_TAG, NOTHING_DROPPED, NOW)
+    assert dialect.speech_byte_count == 2 * len(pcm(100))
 
 
 @pytest.mark.parametrize(

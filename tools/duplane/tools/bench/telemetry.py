@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
@@ -82,14 +83,24 @@ def _best_us(
     return best * 1e6
 
 
+@dataclass
+class _Totals:
+    """What a session has dropped and sent so far."""
+
+    dropped_unit_count: int = 0
+    speech_byte_count: int = 0
+
+
 def _edge_metrics_us() -> float:
-    units = SessionMetrics(EdgeMetrics(lambda: (), playback_delay_s=0.2))
+    totals = _Totals()
+    units = SessionMetrics(EdgeMetrics(lambda: (), playback_delay_s=0.2), totals)
     delta = session_pb2.Delta(speech=session_pb2.Speech(text="Hello there", audio=_SECOND))
 
     def measure(sequence: int) -> None:
         units.sent.append((sequence, float(sequence)))
         delta.sequence = sequence
-        units.answered(delta, 0, Moment(sequence + 0.1, sequence * 1_000_000_000))
+        totals.speech_byte_count += len(_SECOND)
+        units.answered(delta, Moment(sequence + 0.1, sequence * 1_000_000_000))
 
     return _best_us(measure)
 
