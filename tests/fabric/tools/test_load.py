@@ -136,6 +136,21 @@ def test_soak_with_renewed_sessions_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_floor_is_measured_with_a_relay_that_answers_every_unit(tmp_path: Path) -> None:
+    flags = ("--sessions", "2", "--dialect", "C", "--seconds", "2", "--warm-up-s", "1", "--floor")
+    found = measure(*flags, folder=tmp_path)
+    (row,) = found["rows"]
+    assert_answered_once(row)
+    assert row["slots_left"] == 0
+    floor, edge = row["floor"], row["processes"]["edge"]
+    assert floor["answered"] == 2 * 2, floor
+    assert floor["cpu_us_per_unit"] > 0
+    ratio = edge["cpu_us_per_unit"] / floor["cpu_us_per_unit"]
+    assert floor["edge_ratio"] == pytest.approx(ratio, abs=0.001)
+    assert_documented(found)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", ["--kill-every-s", "--restart-every-s"])
 def test_stopped_workers_lose_no_session(tmp_path: Path, flag: str) -> None:
     flags = ("--sessions", "4", "--workers", "2", flag, "4", "--seconds", "8")

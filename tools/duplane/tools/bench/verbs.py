@@ -76,6 +76,23 @@ def fabric(options: FabricBench = FabricBench()) -> int:
         raise UsageError(str(error)) from None
 
 
+@bench.command(show=False)
+def relay(*, scheduler: str, listen: str = "127.0.0.1:0") -> int:
+    """Run the relay of `bench fabric --floor`, which starts it.
+
+    Parameters
+    ----------
+    scheduler
+        Address of a scheduler.
+    listen
+        Address for clients.
+    """
+    from duplane.tools.bench.relay import serve
+
+    configure_logging("relay", "WARNING")
+    return process.run(lambda shutdown: serve(scheduler, listen, shutdown))
+
+
 @bench.command
 def neighbours(
     *,

@@ -39,8 +39,9 @@ def _second_of_sound() -> bytes:
     return pcm_from_samples(noise.astype(np.float32))
 
 
-_SOUND = _second_of_sound()
-_SOUND_BASE64 = pybase64.b64encode_as_string(_SOUND)
+SOUND = _second_of_sound()
+"""The sound of each unit, as PCM."""
+_SOUND_BASE64 = pybase64.b64encode_as_string(SOUND)
 
 
 class SessionError(Exception):
@@ -177,7 +178,7 @@ class GrpcSession:
 
     async def send(self, number: int) -> None:
         try:
-            await self._stream.send(session_pb2.Unit(sequence=number, audio=_SOUND))
+            await self._stream.send(session_pb2.Unit(sequence=number, audio=SOUND))
         except FabricError as error:
             raise SessionError(str(error)) from None
 
