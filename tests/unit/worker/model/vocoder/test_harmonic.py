@@ -11,6 +11,7 @@ import orjson
 import pytest
 import safetensors.torch
 import torch
+from support.model.shapes import Shapes
 
 from duplane.worker.model.checkpoint import CheckpointError
 from duplane.worker.model.types import FloatArray
@@ -71,6 +72,29 @@ def test_slots_do_not_change_each_other(network: HarmonicNetwork) -> None:
     together = vocoder.decode_mel(chunks, vocoder.encode(chunks))
     np.testing.assert_allclose(together[1], alone[: 12 * TOKEN_SAMPLES], atol=1e-5)
     assert [len(samples) // TOKEN_SAMPLES for samples in together] == [6, 12, 4]
+
+
+def test_batches_have_few_shapes_on_a_gpu_and_the_same_samples(network: HarmonicNetwork) -> None:
+    vocoder = HarmonicVocoder(network, slot_count=5)
+    exact = [decoded(vocoder, slot, [5, 12, 20]) for slot in range(3)]
+    vocoder.has_buckets = True  # as on a CUDA device
+    with Shapes("fft") as warm:
+        vocoder.warm_up()
+    assert all(vocoder.is_clean(slot) for slot in (3, 4))
+    with Shapes("fft") as running:
+        for slot in range(3):
+            np.testing.assert_allclose(decoded(vocoder, slot, [5, 12, 20]), exact[slot], atol=1e-5)
+        for slots in ((0, 1, 2), (0, 2), (0, 1, 2, 3, 4)):
+            for slot in slots:
+                vocoder.prime(slot, vocoder.voice)
+            chunks = [VocoderChunk(slot, TURN[: 15 - slot], is_last=False) for slot in slots]
+            for slot, samples in zip(
+                slots, vocoder.decode_mel(chunks, vocoder.encode(chunks)), strict=True
+            ):
+                alone = exact[0][: (12 - slot) * TOKEN_SAMPLES]
+                np.testing.assert_allclose(samples, alone, atol=1e-5)
+    assert running.found
+    assert running.found <= warm.found, "a transform of a new shape ran"
 
 
 def test_call_can_be_repeated_until_samples_are_made(network: HarmonicNetwork) -> None:

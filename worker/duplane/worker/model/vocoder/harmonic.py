@@ -22,6 +22,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from transformers.audio_utils import hertz_to_mel
 
+from duplane.worker.model.batch_sizes import padded_size, padded_sizes
 from duplane.worker.model.checkpoint import CheckpointError, field, read_json
 from duplane.worker.model.transfer import download, upload
 from duplane.worker.model.types import OUTPUT_SAMPLE_RATE, FloatArray
@@ -195,12 +196,17 @@ class _Turn:
 
 
 class HarmonicVocoder:
-    """The vocoder of `slot_count` slots; see `loader.SpeechVocoder`."""
+    """The vocoder of `slot_count` slots; see `loader.SpeechVocoder`.
+
+    On a CUDA device it `has_buckets`: it pads batches to few sizes (see `batch_sizes`) and all
+    chunks to the longest one, because CUDA plans the transforms of each new shape.
+    """
 
     def __init__(self, network: HarmonicNetwork, *, slot_count: int) -> None:
         config = network.config
         self.network = network.requires_grad_(False).eval()
         self.device = network.table.device
+        self.has_buckets = self.device.type == "cuda"
         self.silence_token_id, self.lookahead = config.silence_token_id, config.lookahead
         self.limits = Limits(
             vocabulary=config.vocabulary,
@@ -293,8 +299,13 @@ class HarmonicVocoder:
         After an exception the call can be repeated for the same chunks, with the same result.
         """
         slots = [chunk.slot for chunk in chunks]
+        if self.has_buckets:
+            count = padded_size(len(slots)) - len(slots)
+            slots, mels = [*slots, *slots[-1:] * count], [*mels, *[mels[-1]] * count]
         # Frames after a chunk do not affect its samples, so padding does not change them.
         frames = pad_sequence(list(mels), batch_first=True)
+        if self.has_buckets:
+            frames = functional.pad(frames, (0, 0, 0, self._most_frames - frames.shape[1]))
         starts = [self._turn(slot).position for slot in slots]
         offsets = torch.arange(frames.shape[1] * FRAME, device=self.device)
         at = upload(starts, self.device)[:, None] + offsets
@@ -302,7 +313,7 @@ class HarmonicVocoder:
         samples, phases = self.network(frames, self._phases[upload(slots, self.device)], noise)
         done = [frame * FRAME for frame in self._counts(chunks)]
         context = CONTEXT_TOKENS * TOKEN_FRAMES * FRAME
-        rows = download(samples)
+        rows = download(samples[: len(done)])
         results = [row[context : context + count] for row, count in zip(rows, done, strict=True)]
         for row, (chunk, count) in enumerate(zip(chunks, done, strict=True)):
             turn = self._turn(chunk.slot)
@@ -313,6 +324,20 @@ class HarmonicVocoder:
             turn.tokens, turn.position = spoken[-CONTEXT_TOKENS:], turn.position + count
             self._phases[chunk.slot] = phases[row, count + FRAME - 1]
         return results
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Compute a batch of every padded size once. No state changes."""
+        for count in padded_sizes(len(self._phases)):
+            frames = torch.zeros(count, self._most_frames, self.network.config.frame_width)
+            noise = torch.zeros(count, self._most_frames * FRAME, device=self.device)
+            self.network(frames.to(self.device), self._phases.new_zeros(count), noise)
+
+    @property
+    def _most_frames(self) -> int:
+        """The number of frames of the longest chunk, with its context and its lookahead."""
+        tokens = CONTEXT_TOKENS + self.limits.max_chunk_tokens + self.lookahead
+        return TOKEN_FRAMES * tokens
 
     def _counts(self, chunks: Sequence[VocoderChunk]) -> Iterator[int]:
         """Yield, for each chunk, the number of frames that are decoded."""

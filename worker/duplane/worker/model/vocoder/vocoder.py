@@ -125,6 +125,11 @@ class Vocoder:
         )
 
     @property
+    def has_buckets(self) -> bool:
+        """Whether batches and prompts are padded to few sizes."""
+        return self.stream.has_buckets
+
+    @property
     def memory_bytes(self) -> int:
         """The size of all weights, tables and state."""
         modules = (self.flow, self.stream.hift)
@@ -332,7 +337,7 @@ class Vocoder:
         """Run the voice's prompt and `tokens` as one chunk, into entry `index` of `base`."""
         spoken = [*voice.prompt_tokens.tolist(), *tokens]
         count = self.flow.encoded(len(spoken), is_last)
-        padded = padded_length(count, self._prompt_buckets()) if self.stream.has_buckets else 0
+        padded = padded_length(count, self._prompt_buckets()) if self.has_buckets else 0
         frames = (padded or count) * self.flow.stride
         known = torch.zeros(1, frames, self.limits.mel_width, device=self.device)
         known[0, : len(voice.prompt_mel)] = torch.tensor(voice.prompt_mel)
