@@ -13,6 +13,9 @@ from duplane.fabric.errors import FabricError, Reason, from_rpc
 from duplane.fabric.v1 import lease_pb2, session_pb2, trace_pb2
 
 _CLOSE_TIMEOUT_S = 1.0
+# A grant may arrive shortly before its claim timeout. A worker that then has no time to answer is
+# not unreachable; it refuses a claim that comes too late.
+_LEAST_CLAIM_S = 1.0
 # The exceptions that grpc.aio raises from a half-close when the call has failed. It raises the last
 # one if the connection is lost during the half-close.
 _ENDED = (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.InternalError)
@@ -31,10 +34,14 @@ class ConverseStream:
         self.claimed = session_pb2.Claimed()  # the worker's answer to the claim; empty until then
 
     async def claim_slot(self, trace: trace_pb2.TraceContext | None) -> None:
-        """Claim the granted slot within the grant's claim timeout. Raises FabricError."""
+        """Claim the granted slot. Raises FabricError if the worker refuses or does not answer.
+
+        The worker has the rest of the grant's claim timeout to answer, and at least one second.
+        """
+        answer_s = max(to_seconds(self.granted.claim_timeout), _LEAST_CLAIM_S)
         claim = session_pb2.Claim(lease=self.granted.lease, trace=trace)
         try:
-            async with asyncio.timeout(to_seconds(self.granted.claim_timeout)):
+            async with asyncio.timeout(answer_s):
                 await self.write(session_pb2.ConverseRequest(claim=claim))
                 self.claimed.CopyFrom((await self.read()).claimed)
         except TimeoutError:

@@ -177,6 +177,14 @@ async def test_claim_of_a_worker_that_hangs_fails_with_a_reason() -> None:
     assert failed.value.reason is Reason.UNAVAILABLE
 
 
+async def test_grant_that_arrives_at_its_claim_timeout_leaves_the_worker_time_to_answer() -> None:
+    granted = lease_pb2.Granted(lease_id="l", worker_id="w")  # without time left
+    async with served(Sessions()) as address, FabricClient([NOWHERE]) as client:
+        granted.worker_address = address
+        async with client.converse(granted) as stream:
+            assert stream.claimed == session_pb2.Claimed()
+
+
 async def test_chat_that_cannot_reach_its_worker_reports_it() -> None:
     async with (
         SchedulerHarness.running() as harness,

@@ -59,9 +59,9 @@ class PrefixWatch:
     """The events of all keys with a prefix.
 
     The watch sends probes to the member that it reads from. If this member answers nothing for
-    1.6 s, the watch continues at another member. The answer to a probe has the member's revision.
-    If this revision is more than 3 s behind the revision of the cluster, the watch continues at
-    another member, too.
+    1.6 to 2.4 s, the watch continues at another member. The answer to a probe has the member's
+    revision. If this revision is more than 3 s behind the revision of the cluster, the watch
+    continues at another member, too.
     """
 
     def __init__(
