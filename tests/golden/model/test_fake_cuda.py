@@ -280,6 +280,7 @@ def test_the_worker_says_what_its_device_is(speaking_checkpoint: Path) -> None:
         assert model.parameter_count
         assert device.memory_used_bytes(model) == 0, "as the played allocator says"
         assert device.description().name == DEVICE
+        assert device.description().description.endswith(", float32"), "the model is small"
 
 
 REFUSED: dict[str, Callable[[Tensor, Tensor], Any]] = {

@@ -26,17 +26,18 @@ class TorchDevice:
         self._settings = settings
         self._device = open_device(settings.device)
         self._threads = settings.threads
+        self._dtype = settings.dtype
 
     def description(self) -> registry_pb2.Device:
-        """Describe the device for operators."""
+        """Describe the device and the type of the model's numbers for operators."""
         if self._device.type != "cuda":
             return registry_pb2.Device(
-                name=str(self._device), description=f"{self._threads} threads"
+                name=str(self._device), description=f"{self._threads} threads, {self._dtype}"
             )
         _, memory_bytes = torch.cuda.mem_get_info(self._device)
         return registry_pb2.Device(
             name=str(self._device),
-            description=torch.cuda.get_device_name(self._device),
+            description=f"{torch.cuda.get_device_name(self._device)}, {self._dtype}",
             memory_bytes=memory_bytes,
         )
 
@@ -51,7 +52,7 @@ class TorchDevice:
         settings = self._settings
         cores = usable_cores()
         directory = Path(settings.checkpoint)
-        dtype = choose_dtype(settings.dtype, directory, self._device)
+        self._dtype = choose_dtype(settings.dtype, directory, self._device)
         torch.set_num_threads(settings.threads or cores)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
@@ -60,7 +61,7 @@ class TorchDevice:
             slot_count=settings.slot_count,
             context_capacity=settings.context_token_limit,
             device=settings.device,
-            dtype=dtype,
+            dtype=self._dtype,
             turn_rows=settings.turn_row_limit,
             cuda_graphs=settings.cuda_graphs,
         )
@@ -68,7 +69,7 @@ class TorchDevice:
             self._threads = settings.threads or choose_threads(model.parameter_count, cores)
             torch.set_num_threads(self._threads)
             _log.info("the model uses %d threads, of %d usable cores", self._threads, cores)
-        _log.info("the model's numbers are %s", dtype)
+        _log.info("the model's numbers are %s", self._dtype)
         return model
 
     def check(self) -> None:
