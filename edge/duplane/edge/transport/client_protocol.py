@@ -74,8 +74,10 @@ class ClientProtocol(web.RequestHandler):
 
     __slots__ = (
         *("_answer_timer", "_head", "_is_head_read", "_is_queue_full", "_limiter", "_limits"),
-        *("_lost", "_max_unread_bytes", "_on_writable", "_quota", "_quota_timer", "_release"),
+        *("_lost", "_max_message_bytes", "_max_unread_bytes", "_on_writable", "_quota"),
         *(
+            "_quota_timer",
+            "_release",
             "_time",
             "collections",
             "is_too_big",
@@ -109,6 +111,7 @@ class ClientProtocol(web.RequestHandler):
         self.received_s = 0.0  # by `time.monotonic`, since the loop's time is rounded to ms
         self.unread_bytes = 0
         self.is_too_big = False  # cut because a message was too long
+        self._max_message_bytes = 0
         self._max_unread_bytes = 0
         self._limits = limits
         self._limiter = limiter
@@ -131,6 +134,7 @@ class ClientProtocol(web.RequestHandler):
         is called when the connection accepts data again, and when the connection is lost.
         """
         self._on_writable = on_writable
+        self._max_message_bytes = max_message_bytes
         self._max_unread_bytes = 2 * max_message_bytes + _QUEUE_BYTES
         self.last_data_s = self._time()
         self.received_s = time.monotonic()  # also for messages that came together with the request
@@ -219,7 +223,9 @@ class ClientProtocol(web.RequestHandler):
         super().data_received(data)
         used_s = time.thread_time() - self.collections.total_s - began_s
         wait_s = self._quota.spend(self.last_data_s, used_s)
-        if wait_s:
+        # uvloop may read many times without running a task between the reads. After the bytes of
+        # a message that is too long, the task that refuses it must run before the next read.
+        if wait_s or self.unread_bytes > self._max_message_bytes:
             self._wait_for_quota(wait_s)
 
     def _check_head(self, data: bytes) -> bool:
@@ -241,7 +247,7 @@ class ClientProtocol(web.RequestHandler):
         return True
 
     def _wait_for_quota(self, wait_s: float) -> None:
-        """Read nothing for `wait_s`."""
+        """Read nothing for `wait_s`, and in any case not before the tasks that are ready."""
         if self._quota_timer:
             self._quota_timer.cancel()
         self._quota_timer = asyncio.get_running_loop().call_later(wait_s, self._on_quota)

@@ -189,6 +189,21 @@ async def test_client_that_breaks_the_protocol_and_stays_is_told_and_cut(
         assert code.to_bytes(2, "big") in await client.read_all()
 
 
+async def test_client_that_sends_a_far_too_long_message_at_once_is_told() -> None:
+    limits = replace(QUICK, message_bytes=100_000)
+    async with live_edge(limits) as edge, RawClient(edge.edge.address, is_slow=False) as client:
+        conversation = await begin_raw(edge, client)
+        for _ in range(60):  # until the kernel gives the connection a large receive window
+            await client.send(event(APPEND))
+            await client.read_until(b"response.listen")
+        (transport,) = transports_of(edge)
+        transport.pause_reading()
+        await client.send(frame(TEXT, bytes(1_000_000)))
+        transport.resume_reading()
+        assert (1009).to_bytes(2, "big") in await client.read_all()
+        await ended(conversation)
+
+
 # --- clients that send without end ---
 
 
