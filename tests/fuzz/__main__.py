@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import secrets
 import sys
@@ -12,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import uvloop
 from fuzz.case_runs import Tally, run_cases
 from fuzz.cases import DIALECTS
 from fuzz.socket_run import SocketRun, rage
@@ -30,7 +30,7 @@ def main() -> int:
     for seed, for_s in _rounds(told.seed, told.minutes * 60):
         for dialect, tally in tallies.items():
             tally.add(run_cases(seed, dialect, for_s=for_s / 2 / len(DIALECTS)))
-        sockets.append(asyncio.run(rage(seed, for_s=for_s / 2)))
+        sockets.append(uvloop.run(rage(seed, for_s=for_s / 2)))
     _print_pure(tallies)
     _print_sockets(sockets)
     return _report(told.out, tallies, sockets)

@@ -20,6 +20,8 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
 
+from duplane.tools.bench.raw_clients import RawClient
+
 CLOSE_CODES = frozenset({1000, 1001, 1002, 1003, 1007, 1008, 1009, 1011, 1013})
 _HTTP_CODES = frozenset({100, 101, *range(200, 207), *range(400, 432), 501, 503, 505})
 _WITNESS_PACE_S = 0.02
@@ -162,33 +164,47 @@ def _frames(rng: Random) -> wire.Pieces:
 async def _exchange(
     edge: LiveEdge, greeting: bytes, pieces: wire.Pieces, rng: Random, *, is_upgrade: bool
 ) -> bytes:
-    """Write the greeting, if there is one, and the pieces; return the reply to the pieces."""
-    host, _, port = edge.edge.address.rpartition(":")
-    async with asyncio.timeout(WITHIN_S):
-        reader, writer = await asyncio.open_connection(host, int(port))
+    """Send the greeting, if there is one, and the pieces; return the reply to the pieces."""
+    heard = bytearray()
+    async with asyncio.timeout(WITHIN_S), RawClient(edge.edge.address, is_slow=False) as client:
         if greeting:
-            writer.write(greeting)
-            await reader.readuntil(b"\r\n\r\n")
-        heard = asyncio.create_task(reader.read(-1))
-        with contextlib.suppress(OSError):  # the edge has closed already
-            for piece in pieces:
-                writer.write(piece)
-                await writer.drain()
-                await asyncio.sleep(0)
-            await asyncio.wait({heard}, timeout=rng.choice((0, 0.02, 0.1)))
-            if rng.random() < 0.2:
-                writer.transport.abort()
-            # Without an abort or an end of file, the edge must end the connection by a time limit.
-            elif is_upgrade or rng.random() < 0.9:
-                writer.write_eof()
+            await client.send(greeting)
+            await client.read_head()
+        hearing = asyncio.create_task(_hear(client, heard))
         try:
-            return await heard
-        except OSError:
-            return b""
+            if await _send_all(client, pieces, hearing, rng, is_upgrade=is_upgrade):
+                await hearing
         finally:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+            hearing.cancel()
+            await asyncio.wait({hearing})
+    return bytes(heard)
+
+
+async def _hear(client: RawClient, heard: bytearray) -> None:
+    while piece := await client.read():
+        heard += piece
+
+
+async def _send_all(
+    client: RawClient,
+    pieces: wire.Pieces,
+    hearing: asyncio.Task[None],
+    rng: Random,
+    *,
+    is_upgrade: bool,
+) -> bool:
+    """Send the pieces; return False if the client then leaves without a wait for the end."""
+    with contextlib.suppress(OSError):  # the edge has closed already
+        for piece in pieces:
+            await client.send(piece)
+            await asyncio.sleep(0)
+        await asyncio.wait({hearing}, timeout=rng.choice((0, 0.02, 0.1)))
+        if rng.random() < 0.2:
+            return False
+        # Without an end of file, the edge must end the connection by a time limit.
+        if is_upgrade or rng.random() < 0.9:
+            client.send_eof()
+    return True
 
 
 def _check_answer(kind: str, said: bytes, listener: Listener, pieces: wire.Pieces) -> None:

@@ -59,6 +59,10 @@ class RawClient:
         """Send all of `data`. Raises OSError if the connection was cut."""
         await asyncio.get_running_loop().sock_sendall(self._socket, data)
 
+    def send_eof(self) -> None:
+        """Announce that no more bytes follow. Raises OSError if the connection was cut."""
+        self._socket.shutdown(socket.SHUT_WR)
+
     async def read(self, size: int = 1 << 16) -> bytes:
         """Read at most `size` bytes; return b"" if the connection was closed or reset."""
         try:
@@ -81,10 +85,17 @@ class RawClient:
             read += piece
         return read
 
+    async def read_head(self) -> bytes:
+        """Read the head of an HTTP answer and nothing after it."""
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            piece = await self.read(1)
+            assert piece, head
+            head += piece
+        return head
+
     async def upgrade(self, path: str) -> None:
         """Upgrade the connection to a WebSocket; read the HTTP answer and nothing after it."""
         await self.send(upgrade(path))
-        head = b""
-        while not head.endswith(b"\r\n\r\n"):
-            head += await self.read(1)
+        head = await self.read_head()
         assert head.startswith(b"HTTP/1.1 101 "), head
