@@ -7,12 +7,14 @@ then contains `1 rerun`: find the cause.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import hypothesis
 import pytest
+import uvloop
 from support.monitoring.log_state import restored_logging
 from support.paths import TESTS
 
@@ -65,6 +67,11 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Run async tests on the event loop of the product: its timers may fire early."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:

@@ -16,6 +16,7 @@ from duplane.fabric.v1 import session_pb2, session_pb2_grpc
 
 SERVER = """
 import asyncio
+import uvloop
 from duplane.fabric.channel import FabricServer
 from duplane.fabric.v1 import session_pb2, session_pb2_grpc
 
@@ -30,7 +31,7 @@ async def main():
     print(await server.start("127.0.0.1:0"), flush=True)
     await asyncio.Event().wait()
 
-asyncio.run(main())
+uvloop.run(main())
 """
 
 

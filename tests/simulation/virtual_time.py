@@ -35,7 +35,10 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """The time of this loop starts at 0 and passes only while every task waits for a timer."""
+    """The time of this loop starts at 0 and passes only while every task waits for a timer.
+
+    It derives from asyncio's loop, because uvloop has no selector that could be replaced.
+    """
 
     def __init__(self) -> None:
         self._clock = _JumpingSelector()

@@ -22,7 +22,7 @@ import duplane.edge.spans
 import duplane.worker.session.unit_spans
 from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.session.runner import SessionRunner
-from duplane.edge.transport.client_protocol import ClientProtocol
+from duplane.edge.transport.websocket import WebSocket
 from duplane.fabric.converse import ConverseStream
 from duplane.tools.trace.units import Collected
 from duplane.tools.trace.views import Choice, report
@@ -168,17 +168,17 @@ def late_call(owner: type, name: str, *, is_async: bool = True) -> Step:
 
 async def in_the_socket(_: object, client: ClientConnection, patch: pytest.MonkeyPatch) -> None:
     """Make the connection accept no data for a while, as if the client did not read."""
-    stalled: list[ClientProtocol] = []
-    receive_data = ClientProtocol.data_received
+    write, calls = WebSocket.send, list[None]()
 
-    def stall(protocol: ClientProtocol, data: bytes) -> None:
-        if not stalled:
-            stalled.append(protocol)
-            protocol.pause_writing()
-            asyncio.get_running_loop().call_later(DELAY_S, protocol.resume_writing)
-        receive_data(protocol, data)
+    def write_to_full(socket: WebSocket, *arguments: Any) -> None:
+        if not calls:
+            calls.append(None)
+            socket._protocol.pause_writing()
+            resume = socket._protocol.resume_writing
+            asyncio.get_running_loop().call_later(DELAY_S, resume)
+        write(socket, *arguments)
 
-    patch.setattr(ClientProtocol, "data_received", stall)
+    patch.setattr(WebSocket, "send", write_to_full)
     await exchange(client)
 
 

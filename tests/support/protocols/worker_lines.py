@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 import torch
+import uvloop
 from google.protobuf import json_format
 from support.protocols.transcripts import FOLDER, Transcript, message_of, read_transcript
 from support.worker.scripted_model import ScriptedModel
@@ -93,4 +94,4 @@ async def _main(name: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(sys.argv[1]))
+    uvloop.run(_main(sys.argv[1]))

@@ -32,14 +32,11 @@ def test_clock_never_calls_early(loop: Callable[[], asyncio.AbstractEventLoop]) 
         assert min(runner.run(call_often())) >= 0.0
 
 
-def test_cancelled_call_is_not_made() -> None:
-    async def call_or_not() -> list[str]:
-        clock, calls, last = LoopClock(), list[str](), asyncio.Event()
-        due_s = clock.now().monotonic_s + 0.002
-        clock.call_at(due_s, lambda: calls.append("cancelled")).cancel()
-        clock.call_at(due_s + 0.001, lambda: calls.append("called"))
-        clock.call_at(due_s + 0.005, last.set)
-        await last.wait()
-        return calls
-
-    assert uvloop.run(call_or_not()) == ["called"]
+async def test_cancelled_call_is_not_made() -> None:
+    clock, calls, last = LoopClock(), list[str](), asyncio.Event()
+    due_s = clock.now().monotonic_s + 0.002
+    clock.call_at(due_s, lambda: calls.append("cancelled")).cancel()
+    clock.call_at(due_s + 0.001, lambda: calls.append("called"))
+    clock.call_at(due_s + 0.005, last.set)
+    await last.wait()
+    assert calls == ["called"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 
 import pytest
@@ -78,11 +79,11 @@ def test_addresses_of_every_interface_are_detected(text: str, expected: bool) ->
 async def test_a_name_stands_for_each_of_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
     records = {"schedulers": ("10.0.0.1", "10.0.0.2", "fd00::3")}
 
-    def getaddrinfo(host: str, port: int, *_: object) -> list[tuple[object, ...]]:
+    async def getaddrinfo(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
         if host not in records:
             raise socket.gaierror
         return [(0, 0, 0, "", (ip, port)) for ip in records[host]]
 
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
     found = await resolve(["10.0.0.2:1", "schedulers:1", "unknown:2", "[::1]:3"])
     assert found == ["10.0.0.2:1", "10.0.0.1:1", "[fd00::3]:1", "unknown:2", "[::1]:3"]

@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
-import uvloop
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 from support.certificates import write_certificate
@@ -218,24 +217,3 @@ async def test_hangup_signal_reads_the_certificate_again(
         assert await asyncio.to_thread(served_name, address) == "second"
         shutdown.drain()
         await serving
-
-
-def test_certificate_is_chosen_per_handshake_under_uvloop_too(tmp_path: Path) -> None:
-    certificate = Certificate(*write_certificate(tmp_path, "first"))
-
-    async def serve() -> list[str]:
-        loop = asyncio.get_running_loop()
-        listening = await loop.create_server(
-            asyncio.Protocol, "127.0.0.1", 0, ssl=certificate.context
-        )
-        address = f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-        names = [await asyncio.to_thread(served_name, address)]
-        write_certificate(tmp_path, "second")
-        certificate.reload()
-        names.append(await asyncio.to_thread(served_name, address))
-        listening.close()
-        await listening.wait_closed()
-        return names
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        assert runner.run(serve()) == ["first", "second"]

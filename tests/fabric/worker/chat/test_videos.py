@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 from typing import Any
@@ -54,8 +55,18 @@ async def refusal(rig: Rig, request: session_pb2.ChatRequest) -> FabricError:
 
 
 def decoders() -> list[psutil.Process]:
-    children = psutil.Process().children(recursive=True)
-    return [child for child in children if DECODER_NAME in child.cmdline()]
+    found: list[psutil.Process] = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
+            if DECODER_NAME in child.cmdline():
+                found.append(child)
+    return found
+
+
+async def decoders_ended() -> None:
+    """Wait for the end of all decoders: a process runs on for a moment after it is killed."""
+    _, alive = await asyncio.to_thread(psutil.wait_procs, decoders(), WITHIN_S)
+    assert not alive
 
 
 async def test_the_model_is_shown_pictures_and_the_sound_between_them() -> None:
@@ -145,7 +156,7 @@ async def test_a_file_that_takes_too_long_is_refused_and_its_process_ended(
         error = await refusal(rig, asks(VIDEO))
         assert (error.reason, error.field) == (Reason.INVALID_FIELD, "messages[0].parts[0].video")
         assert "is not decoded within 0.3 s" in error.message
-        assert not decoders()
+        await decoders_ended()
 
 
 async def test_a_client_that_leaves_ends_the_process_that_decodes_its_file(
@@ -161,7 +172,7 @@ async def test_a_client_that_leaves_ends_the_process_that_decodes_its_file(
             await stuck.wait()
             assert len(decoders()) == 1
         await rig.all_free()
-    assert not decoders()
+    await decoders_ended()
 
 
 @pytest.mark.parametrize("size", [10, 4_000_000], ids=["small", "more than a pipe holds"])
