@@ -364,7 +364,8 @@ class _Admin(_Uncalled):
             )
             for slot in range(self._fabric.slot_count)
         ]
-        worker = admin_pb2.WorkerStatus(worker=registry_pb2.Register(worker_id="w", slots=slots))
+        register = registry_pb2.Register(worker_id="w", address="10.0.0.9:8020", slots=slots)
+        worker = admin_pb2.WorkerStatus(worker=register)
         return admin_pb2.ListWorkersResponse(workers=[worker])
 
     async def ListLeases(self, request, context):

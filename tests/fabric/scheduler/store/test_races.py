@@ -182,8 +182,9 @@ async def test_arrival_whose_caller_leaves_is_undone(pair: Pair) -> None:
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    behind = await one.ticket("behind")
     async with asyncio.timeout(WITHIN_S):
+        await one.store._mirror.until(lambda: "r" in one.facts.requests)
+        behind = await one.ticket("behind")
         await one.store._mirror.until(lambda: set(one.facts.tickets) == {behind.order})
     await settled(pair)
     assert set(other.facts.tickets) == {behind.order}
