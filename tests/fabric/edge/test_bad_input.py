@@ -26,6 +26,7 @@ from websockets.exceptions import ConnectionClosed
 
 from duplane.edge.settings import Limits
 from duplane.fabric.v1 import lease_pb2
+from duplane.tools.bench.raw_clients import RawClient, upgrade
 
 
 @pytest.mark.parametrize("frame", [b"\xff\xfe{}", b'{"type":"\xc3"}', b"{", b"NaN"])
@@ -171,3 +172,14 @@ async def test_bytes_that_are_no_text_in_the_handshake_harm_nobody() -> None:
         async with asyncio.timeout(WITHIN_S):
             await reader.readuntil(b"session.queue_done")
         writer.transport.abort()
+
+
+async def test_upgrade_that_is_refused_with_bytes_that_are_no_text_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with live_edge() as edge, RawClient(edge.edge.address) as client:
+        await client.send(upgrade("/v1/realtime").replace(b": Upgrade", b": Upgrade\xe9"))
+        answer = await client.read_all()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"not UTF-8" in answer
+    assert not caplog.records

@@ -14,6 +14,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from duplane.edge.close import LINGERING, Close
 
 _MAX_CLOSE_REASON_BYTES = 123  # RFC 6455, 5.5
+_MAX_CLOSE_CODE = 4999  # RFC 6455, 7.4.2
 
 
 async def linger(reading: asyncio.Task[None], close: Close, linger_s: float) -> None:
@@ -48,6 +49,14 @@ class ClosingResponse(web.WebSocketResponse):
         """Send a close frame, and wait at most `timeout` for the client's close frame."""
         self.has_sent_close = True
         await super().close(code=code, message=cut_reason(reason).encode())
+
+
+def echoed_code(code: int) -> int:
+    """Return the code that answers a client's close frame; `code` is 0 if that frame has none.
+
+    aiohttp refuses other invalid codes, but not those that are too high.
+    """
+    return WSCloseCode.PROTOCOL_ERROR if code > _MAX_CLOSE_CODE else code or WSCloseCode.OK
 
 
 def cut_reason(reason: str) -> str:

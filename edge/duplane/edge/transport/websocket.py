@@ -14,7 +14,7 @@ from duplane.edge.close import NOT_READ, Close, CloseReason
 from duplane.edge.settings import Limits
 from duplane.edge.transport.client import Receiver
 from duplane.edge.transport.client_protocol import ClientProtocol
-from duplane.edge.transport.closing import ClosingResponse, linger
+from duplane.edge.transport.closing import ClosingResponse, echoed_code, linger
 from duplane.edge.transport.outbox import Outbox
 
 
@@ -53,7 +53,10 @@ class WebSocket:
 
         Raises HTTPException for a bad handshake.
         """
-        await self._response.prepare(self._request)
+        try:
+            await self._response.prepare(self._request)
+        except UnicodeEncodeError:  # from the text of aiohttp's refusal, which quotes a header
+            raise web.HTTPBadRequest(text="the request has a header that is not UTF-8") from None
         pinging = asyncio.create_task(self._keep_alive())
         try:
             yield self._response
@@ -103,7 +106,7 @@ class WebSocket:
             case WSMsgType.BINARY:
                 receiver.end(Close(CloseReason.UNREADABLE, "binary frames are not used"))
             case WSMsgType.CLOSE:
-                await self._response.finish(content or WSCloseCode.OK, "")
+                await self._response.finish(echoed_code(content), "")
                 receiver.end(self._lost())
                 return False
             case _:

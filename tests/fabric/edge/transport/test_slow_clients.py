@@ -167,13 +167,14 @@ async def test_message_may_take_longer_than_a_pong_as_long_as_it_comes() -> None
     [
         (frame(TEXT)[:1] + b"\xff" + (1 << 40).to_bytes(8, "big") + bytes(4), 1009),
         (frame(0x7), 1002),
+        (frame(0x8, b"\xff\xff"), 1002),
         (
             frame(TEXT, bytes(5_000_000), is_last=False)
             + frame(CONTINUATION, bytes(5_000_000), is_last=False),
             1009,
         ),
     ],
-    ids=["far too long", "no known frame", "fragments too long together"],
+    ids=["far too long", "no known frame", "no close code", "fragments too long together"],
 )
 async def test_client_that_breaks_the_protocol_and_stays_is_told_and_cut(
     broken: bytes, code: int
