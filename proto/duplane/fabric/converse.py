@@ -13,9 +13,9 @@ from duplane.fabric.errors import FabricError, Reason, from_rpc
 from duplane.fabric.v1 import lease_pb2, session_pb2, trace_pb2
 
 _CLOSE_TIMEOUT_S = 1.0
-# A grant may arrive shortly before its claim timeout. A worker that then has no time to answer is
-# not unreachable; it refuses a claim that comes too late.
-_LEAST_CLAIM_S = 1.0
+# A grant may arrive shortly before its claim timeout. If a worker has less time than this and does
+# not answer, this does not mean that the worker is unreachable.
+_LEAST_ANSWER_S = 0.5
 # The exceptions that grpc.aio raises from a half-close when the call has failed. It raises the last
 # one if the connection is lost during the half-close.
 _ENDED = (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.InternalError)
@@ -34,17 +34,20 @@ class ConverseStream:
         self.claimed = session_pb2.Claimed()  # the worker's answer to the claim; empty until then
 
     async def claim_slot(self, trace: trace_pb2.TraceContext | None) -> None:
-        """Claim the granted slot. Raises FabricError if the worker refuses or does not answer.
+        """Claim the granted slot within the grant's claim timeout.
 
-        The worker has the rest of the grant's claim timeout to answer, and at least one second.
+        Raises FabricError if the worker refuses or does not answer. The reason is UNAVAILABLE only
+        if the worker had time to answer.
         """
-        answer_s = max(to_seconds(self.granted.claim_timeout), _LEAST_CLAIM_S)
+        answer_s = to_seconds(self.granted.claim_timeout)
         claim = session_pb2.Claim(lease=self.granted.lease, trace=trace)
         try:
             async with asyncio.timeout(answer_s):
                 await self.write(session_pb2.ConverseRequest(claim=claim))
                 self.claimed.CopyFrom((await self.read()).claimed)
         except TimeoutError:
+            if answer_s < _LEAST_ANSWER_S:
+                raise FabricError(Reason.LEASE_STALE, "the grant arrived too late") from None
             raise FabricError(Reason.UNAVAILABLE, "the worker did not answer") from None
 
     async def open(self, settings: session_pb2.Open) -> session_pb2.Opened:

@@ -168,7 +168,7 @@ async def test_session_goes_to_another_worker_when_one_hangs_on_an_open_channel(
 
 async def test_claim_of_a_worker_that_hangs_fails_with_a_reason() -> None:
     granted = lease_pb2.Granted(lease_id="l", worker_id="w")
-    granted.claim_timeout.FromMilliseconds(200)
+    granted.claim_timeout.FromSeconds(1)
     async with served(Sessions(is_hung=True)) as address, FabricClient([NOWHERE]) as client:
         granted.worker_address = address
         with pytest.raises(FabricError) as failed:
@@ -177,12 +177,27 @@ async def test_claim_of_a_worker_that_hangs_fails_with_a_reason() -> None:
     assert failed.value.reason is Reason.UNAVAILABLE
 
 
-async def test_grant_that_arrives_at_its_claim_timeout_leaves_the_worker_time_to_answer() -> None:
-    granted = lease_pb2.Granted(lease_id="l", worker_id="w")  # without time left
-    async with served(Sessions()) as address, FabricClient([NOWHERE]) as client:
-        granted.worker_address = address
-        async with client.converse(granted) as stream:
-            assert stream.claimed == session_pb2.Claimed()
+async def test_worker_without_time_to_answer_a_claim_is_not_avoided() -> None:
+    busy, other = Sessions(is_hung=True), Sessions()
+    async with (
+        served(busy) as busy_address,
+        served(other) as other_address,
+        SchedulerHarness.running() as harness,
+        FabricClient([harness.address]) as client,
+        asyncio.timeout(WITHIN_S),
+    ):
+        await harness.worker("busy", slot_count=9, address=busy_address)
+        await harness.worker("other", address=other_address)
+        worker_ids: list[str] = []
+
+        def on_granted(granted: lease_pb2.Granted) -> None:
+            worker_ids.append(granted.worker_id)
+            busy.is_hung = len(worker_ids) == 1
+            if busy.is_hung:
+                granted.claim_timeout.FromMilliseconds(1)
+
+        async with client.session(audio_request(), on_granted=on_granted):
+            assert worker_ids == ["busy", "busy"]
 
 
 async def test_chat_that_cannot_reach_its_worker_reports_it() -> None:
