@@ -53,7 +53,8 @@ class ChatRunner(SessionRunner[ChatSession]):
         self._ticket_id = granted.ticket_id
         self._on_granted(granted)
         self._note_claim(granted)
-        now, claim_s = self._clock.now(), to_seconds(granted.claim_timeout)
+        now, has_limit = self._clock.now(), granted.HasField("claim_timeout")
+        claim_s = to_seconds(granted.claim_timeout) if has_limit else None
         self._apply(self.session.granted(claim_s, now), now)
         return granted
 

@@ -136,17 +136,17 @@ class ChatSession(Session[ChatDialect]):
 
     # --- the worker ---
 
-    def granted(self, claim_s: float, now: Moment) -> list[bytes]:
+    def granted(self, claim_s: float | None, now: Moment) -> list[bytes]:
         """Record a grant.
 
-        If no turn uses the slot within `claim_s`, it is released; 0 means no limit.
+        If no turn uses the slot within `claim_s`, it is released; None means no limit.
         """
         if self.closed:
             return []
         was_queued, is_first = self._is_queued, not self._was_granted
         self._leave_queue()
         self._was_granted = True
-        if claim_s:
+        if claim_s is not None:
             self.time_limits.start(TimeLimit.CLAIM, claim_s, now)
         events: list[bytes] = []
         if was_queued or (is_first and not self.dialect.is_one_shot):

@@ -51,6 +51,16 @@ def test_each_piece_renews_the_wait_for_the_next(running: ChatSession) -> None:
     assert running.time_limits.next_deadline == after(300.0 + Limits().turn_s).monotonic_s
 
 
+@pytest.mark.parametrize("claim_s", [3.0, 0.0])
+def test_slot_that_no_turn_uses_in_time_is_released(claim_s: float) -> None:
+    session = ChatSession(DialectBChat(Identity("s", "r"), Limits(), CHAT_MODE), Limits(), START)
+    session.granted(claim_s, START)
+    assert session.has_slot
+    assert session.expire(after(claim_s)) == []
+    assert not session.has_slot
+    assert session.closed is None
+
+
 @pytest.mark.parametrize("dialect", [DialectBChat, DialectD])
 def test_what_the_transport_says_is_told_to_no_client(
     dialect: type[DialectBChat | DialectD],
