@@ -26,7 +26,7 @@ from duplane.fabric.settings import (
 )
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-DtypeOrAuto = Literal["auto"] | Dtype
+DtypeOrAuto = Literal["auto", "float32", "bfloat16", "float16"]
 Checkpoint = Literal["scripted"] | ExistingDirectory
 
 
@@ -158,7 +158,8 @@ class WorkerSettings:
     """Device of the model: cpu or cuda:N."""
     dtype: DtypeOrAuto = "auto"
     """Type of the model's numbers. `auto` is bfloat16 if the model has 20 million parameters or
-    more, and if the device has instructions for bfloat16; else it is float32."""
+    more, and if the device is a CPU with AVX512-BF16 or AMX or a GPU from compute capability 8.0
+    on; else it is float32."""
     threads: NonNegativeInt = 0
     """CPU threads of the model. 0 means that the worker chooses and logs the number, from its cores
     and the size of the model."""

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import uuid
 from collections.abc import AsyncGenerator
 
 import orjson
-from aiohttp import web
+from aiohttp import WSMsgType, web
 
 from duplane.edge.clock import Moment
 from duplane.edge.dialects.actions import NO_TAG, NOTHING_DROPPED
@@ -28,10 +29,12 @@ from duplane.fabric.addresses import Address, parse_address
 from duplane.fabric.audio import OUTPUT_RATE_HERTZ
 from duplane.fabric.client import FabricClient
 from duplane.fabric.converse import ConverseStream
+from duplane.fabric.errors import FabricError
 from duplane.fabric.v1 import lease_pb2, session_pb2
 from duplane.tools.bench.load.sessions import SOUND
 from duplane.tools.up.supervisor import Role
 
+_log = logging.getLogger(__name__)
 _END_S = 1.0  # for the last connections to end
 _CONTROL_BYTES = 4096  # shorter frames of clients have no sound: the settings, or the end
 
@@ -78,7 +81,7 @@ class _Relay:
         """Write a unit to the worker for each frame with sound, until another frame comes."""
         sequence = 0
         async for message in socket:
-            if len(message.data) < _CONTROL_BYTES:
+            if message.type is not WSMsgType.TEXT or len(message.data) < _CONTROL_BYTES:
                 return
             request = session_pb2.ConverseRequest()
             request.unit.sequence, request.unit.audio = sequence, SOUND
@@ -88,8 +91,12 @@ class _Relay:
     async def _answer(self, request: web.Request, stream: ConverseStream) -> None:
         """Write a `result` to the client for each delta."""
         transport = request.transport
-        while transport:
-            response = await stream.read()
+        while transport and not transport.is_closing():
+            try:
+                response = await stream.read()
+            except FabricError as error:
+                _log.warning("a session ends: %s", error)
+                return
             if response.WhichOneof("message") == "delta":
                 transport.write(self._result)
 

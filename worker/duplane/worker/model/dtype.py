@@ -29,7 +29,10 @@ def choose_dtype(name: str, directory: Path, device: torch.device) -> str:
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Return whether the device has instructions for matrix products in bfloat16."""
+    """Return whether the device has instructions for matrix products in bfloat16.
+
+    The result is False for CPUs of Arm, on which bfloat16 was not measured.
+    """
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= _BFLOAT16_CAPABILITY
     found = cast("Any", torch.cpu).get_capabilities()
