@@ -76,7 +76,8 @@ class StoreLaws(RuleBasedStateMachine):
                 for replica in self.replicas:
                     replica.check()
 
-        return asyncio.run_coroutine_threadsafe(bounded(), self.loop).result()
+        running = asyncio.run_coroutine_threadsafe(bounded(), self.loop)
+        return running.result(2 * BOUND_S)  # the loop may have stopped
 
     def replica(self, which: int) -> Replica:
         return self.replicas[which % len(self.replicas)]

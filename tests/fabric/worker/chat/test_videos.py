@@ -84,7 +84,7 @@ async def test_the_model_is_shown_pictures_and_the_sound_between_them() -> None:
             assert isinstance(sound, ChatAudio)
             assert sound.samples.flags.writeable
             assert (sound.samples.dtype, sound.samples.shape) == (np.float32, (16_000,))
-        assert not decoders()
+        await decoders_ended()
         await rig.all_free()
 
 
@@ -106,7 +106,7 @@ async def test_a_file_that_cannot_be_shown_is_named_and_the_slot_is_free_again(
         path = "messages[0].parts[1].video"
         assert (error.reason, error.field) == (Reason.INVALID_FIELD, path)
         assert error.message == f"{path} {fault}"
-        assert not decoders()
+        await decoders_ended()
 
 
 async def test_more_stacked_pictures_than_the_model_knows_are_refused() -> None:
@@ -125,7 +125,7 @@ async def test_the_pictures_of_all_videos_are_bounded_together() -> None:
         error = await refusal(rig, asks(VIDEO, VIDEO))
         assert error.field == "messages[0].parts[1].video"
         assert "to more than 7" in str(error)
-        assert not decoders()
+        await decoders_ended()
 
 
 # Reads the file and then hangs. Its arguments contain the file's name, like those of the decoder.
