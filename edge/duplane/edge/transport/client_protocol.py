@@ -74,7 +74,7 @@ class ClientProtocol(web.RequestHandler):
 
     __slots__ = (
         *("_answer_timer", "_head", "_is_head_read", "_is_queue_full", "_limiter", "_limits"),
-        *("_lost", "_max_message_bytes", "_max_unread_bytes", "_on_writable", "_quota"),
+        *("_lost", "_max_message_bytes", "_on_writable", "_quota"),
         *(
             "_quota_timer",
             "_release",
@@ -112,7 +112,6 @@ class ClientProtocol(web.RequestHandler):
         self.unread_bytes = 0
         self.is_too_big = False  # cut because a message was too long
         self._max_message_bytes = 0
-        self._max_unread_bytes = 0
         self._limits = limits
         self._limiter = limiter
         self._lost = asyncio.Event()
@@ -135,7 +134,6 @@ class ClientProtocol(web.RequestHandler):
         """
         self._on_writable = on_writable
         self._max_message_bytes = max_message_bytes
-        self._max_unread_bytes = 2 * max_message_bytes + _QUEUE_BYTES
         self.last_data_s = self._time()
         self.received_s = time.monotonic()  # also for messages that came together with the request
         self._quota = cpu_quota(self._limits.read_share)
@@ -213,7 +211,7 @@ class ClientProtocol(web.RequestHandler):
                 super().data_received(data)
             return
         self.unread_bytes += len(data)
-        if self.unread_bytes > self._max_unread_bytes:
+        if self.unread_bytes > 2 * self._max_message_bytes + _QUEUE_BYTES:
             self.is_too_big = True
             self.socket.abort()
             return

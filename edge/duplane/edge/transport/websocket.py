@@ -151,7 +151,7 @@ class WebSocket:
                 async with asyncio.timeout(self._limits.send_s):
                     await self._is_sent.wait()
         self._outbox.clear()
-        self._protocol.unread_bytes = 0  # what is discarded from now on has the whole bound
+        self._protocol.unread_bytes = 0  # the bound counts only what is discarded from now on
         if self._reading:
             await linger(self._reading, close, self._limits.linger_s)
         if not self._response.has_sent_close:
