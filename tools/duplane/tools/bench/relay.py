@@ -15,7 +15,6 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator
 
-import orjson
 from aiohttp import WSMsgType, web
 
 from duplane.edge.clock import Moment
@@ -61,12 +60,12 @@ class _Relay:
         socket = web.WebSocketResponse(compress=False, decode_text=False)
         await socket.prepare(request)
         kind = lease_pb2.SESSION_KIND_AUDIO_DUPLEX
-        wish = lease_pb2.AcquireLeaseRequest(request_id=str(uuid.uuid4()), kind=kind)
-        async with self._fabric.session(wish) as stream:
-            await _tell(socket, "queue_done")
+        acquiring = lease_pb2.AcquireLeaseRequest(request_id=str(uuid.uuid4()), kind=kind)
+        async with self._fabric.session(acquiring) as stream:
+            await socket.send_json({"type": "queue_done"})
             await socket.receive()
             await stream.open(session_pb2.Open())
-            await _tell(socket, "prepared")
+            await socket.send_json({"type": "prepared"})
             answering = asyncio.create_task(self._answer(request, stream))
             try:
                 await self._read(socket, stream)
@@ -74,7 +73,7 @@ class _Relay:
                 answering.cancel()
                 await asyncio.wait({answering})
         if not socket.closed:
-            await _tell(socket, "stopped")
+            await socket.send_json({"type": "stopped"})
         return socket
 
     async def _read(self, socket: web.WebSocketResponse, stream: ConverseStream) -> None:
@@ -99,10 +98,6 @@ class _Relay:
                 return
             if response.WhichOneof("message") == "delta":
                 transport.write(self._result)
-
-
-async def _tell(socket: web.WebSocketResponse, kind: str) -> None:
-    await socket.send_str(orjson.dumps({"type": kind}).decode())
 
 
 async def serve(scheduler: str, listen: str, shutdown: process.Shutdown) -> None:
