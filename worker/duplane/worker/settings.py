@@ -26,7 +26,7 @@ from duplane.fabric.settings import (
 )
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-DtypeOrAuto = Literal["auto", "float32", "bfloat16", "float16"]
+DtypeOrAuto = Literal["auto", Dtype]
 Checkpoint = Literal["scripted"] | ExistingDirectory
 
 
