@@ -36,11 +36,11 @@ SLOW = (
     "unit/tools/checkpoint/test_tools.py",
     "unit/tools/test_gpu_scripts.py",
     "unit/tools/test_up.py",
-    "unit/worker/model/test_checkpoint.py",
-    "unit/worker/model/tts/test_talker.py",
-    "unit/worker/model/vision/test_preprocessing.py",
-    "unit/worker/model/vocoder/test_vocoder.py",
-    "unit/worker/model/vocoder/test_voice.py",
+    "unit/worker/models/minicpm_o/test_checkpoint.py",
+    "unit/worker/models/minicpm_o/tts/test_talker.py",
+    "unit/worker/models/minicpm_o/vision/test_preprocessing.py",
+    "unit/worker/models/minicpm_o/vocoder/test_vocoder.py",
+    "unit/worker/models/minicpm_o/vocoder/test_voice.py",
 )
 
 RERUN = (

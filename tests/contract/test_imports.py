@@ -29,12 +29,18 @@ FORBIDDEN = {
     "duplane.scheduler": ("duplane.edge", "duplane.worker", "duplane.tools", "torch"),
     "duplane.scheduler.policy": (*_IO, "duplane.scheduler.rpc", "duplane.scheduler.state"),
     "duplane.worker": ("duplane.edge", "duplane.scheduler", "duplane.tools"),
-    "duplane.worker.model": ("duplane.fabric", "grpc", "asyncio", "websockets", "uvloop"),
+    "duplane.worker.models.minicpm_o": (
+        "duplane.fabric",
+        "grpc",
+        "asyncio",
+        "websockets",
+        "uvloop",
+    ),
 }
 
 # For each folder of the model: the folders that it may import, besides BASE. BASE are the modules
 # at the root of the model, without the three that build the model.
-MODEL = "duplane.worker.model"
+MODEL = "duplane.worker.models.minicpm_o"
 MODEL_FOLDERS = {
     "audio": (),
     "vision": (),
@@ -107,7 +113,7 @@ def test_no_folder_owns_the_namespace() -> None:
 def test_base_install_needs_no_torch() -> None:
     """Only the model, its device, and tools for checkpoints and benchmarks import torch."""
     allowed = (
-        "duplane.worker.model",
+        "duplane.worker.models.minicpm_o",
         "duplane.worker.engine.torch_device",
         "duplane.tools.test_checkpoint",
         "duplane.tools.replay",

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.model.checkpoints import write_speaking_checkpoint
 
-from duplane.worker.model.model import DuplexModel
+from duplane.worker.models.minicpm_o.model import DuplexModel
 
 SLOTS = 4
 

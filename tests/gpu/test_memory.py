@@ -9,8 +9,8 @@ import torch
 from support.paths import GOLDEN
 
 from duplane.tools.replay.audio import read_audio
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.types import (
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.types import (
     ConversationOptions,
     DecodeMode,
     Unit,

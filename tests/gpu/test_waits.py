@@ -13,10 +13,10 @@ import torch
 from support.paths import GOLDEN
 
 from duplane.tools.replay.audio import read_audio
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.types import ConversationOptions
-from duplane.worker.model.vocoder.types import VocoderChunk
-from duplane.worker.model.vocoder.vocoder import Vocoder
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.types import ConversationOptions
+from duplane.worker.models.minicpm_o.vocoder.types import VocoderChunk
+from duplane.worker.models.minicpm_o.vocoder.vocoder import Vocoder
 
 UNIT = 16_000
 TALK = read_audio(GOLDEN / "audio" / "talk.wav", 2 * UNIT)

@@ -24,7 +24,7 @@ import torch
 from duplane.fabric.files import write_atomically
 from duplane.tools.bench.peaks import synchronize
 from duplane.tools.checkpoint.random_weights import write_random
-from duplane.worker.model.model import DuplexModel
+from duplane.worker.models.minicpm_o.model import DuplexModel
 
 LIKE = "minicpm-o-4.5"
 FULL_BYTES = 25 * 10**9

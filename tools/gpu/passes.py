@@ -16,13 +16,13 @@ from torch import Tensor
 
 from duplane.tools.bench.peaks import synchronize
 from duplane.tools.bench.report import percentile
-from duplane.worker.model.llm.kv_cache import KVCache
-from duplane.worker.model.llm.sampling import SeededUniforms
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.tts.sampling import SpeechRequest
-from duplane.worker.model.types import ConversationOptions
-from duplane.worker.model.vocoder.types import VocoderChunk
-from duplane.worker.model.vocoder.vocoder import Vocoder
+from duplane.worker.models.minicpm_o.llm.kv_cache import KVCache
+from duplane.worker.models.minicpm_o.llm.sampling import SeededUniforms
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.tts.sampling import SpeechRequest
+from duplane.worker.models.minicpm_o.types import ConversationOptions
+from duplane.worker.models.minicpm_o.vocoder.types import VocoderChunk
+from duplane.worker.models.minicpm_o.vocoder.vocoder import Vocoder
 from measure import Options, Report, checkpoint_directory, load, measured, nothing, read_options
 
 CONDITION_ROWS = 8

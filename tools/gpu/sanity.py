@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from duplane.tools.bench.peaks import measure_peaks, synchronize
 from duplane.tools.replay.run import PARTS, replay_traces
 from duplane.tools.replay.target import ReplayTarget
-from duplane.worker.model.dtype import torch_dtype
+from duplane.worker.models.minicpm_o.dtype import torch_dtype
 from measure import Options, Report, load, read_options
 
 GOLDEN = Path(__file__).parents[2] / "tests" / "golden" / "public"

@@ -20,7 +20,7 @@ from duplane.tools.train.evaluation.model_runner import ModelRunner
 from duplane.tools.train.evaluation.rows import PROMPTS
 from duplane.tools.train.evaluation.scores import Answered, turns
 from duplane.worker.checkpoints import DEFAULT_CHECKPOINT
-from duplane.worker.model.model import DuplexModel
+from duplane.worker.models.minicpm_o.model import DuplexModel
 
 RATE = 16_000
 LISTENS = Answered(speaks=False)

@@ -8,7 +8,7 @@ from support.worker.worker_harness import running_worker, unit
 from duplane.fabric.errors import Reason
 from duplane.fabric.monitoring import spans
 from duplane.fabric.v1 import lease_pb2, session_pb2
-from duplane.worker.model.types import OptionError
+from duplane.worker.models.minicpm_o.types import OptionError
 
 
 async def test_refused_unit_has_the_stage_prepare() -> None:

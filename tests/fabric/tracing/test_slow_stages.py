@@ -27,7 +27,7 @@ from duplane.fabric.converse import ConverseStream
 from duplane.tools.trace.units import Collected
 from duplane.tools.trace.views import Choice, report
 from duplane.worker.engine.device_thread import DeviceThread
-from duplane.worker.model.types import UnitOutput
+from duplane.worker.models.minicpm_o.types import UnitOutput
 from duplane.worker.session.duplex_call import DuplexCall
 
 DELAY_S, DEADLINE_NS = 1.0, 800_000_000

@@ -11,7 +11,7 @@ from support.worker.worker_harness import running_worker, unit
 
 from duplane.fabric.process import FatalError
 from duplane.fabric.v1 import registry_pb2, session_pb2
-from duplane.worker.model.types import Unit, UnitFailure, UnitOutput
+from duplane.worker.models.minicpm_o.types import Unit, UnitFailure, UnitOutput
 
 
 async def test_a_broken_slot_is_checked_again_and_freed_when_it_is_clean() -> None:

@@ -8,7 +8,7 @@ from support.worker.worker_harness import pcm, running_worker, unit
 
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import session_pb2
-from duplane.worker.model.types import OptionError
+from duplane.worker.models.minicpm_o.types import OptionError
 
 Request = session_pb2.ConverseRequest
 

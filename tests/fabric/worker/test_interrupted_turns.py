@@ -7,7 +7,7 @@ from support.protocols.transcripts import FOLDER, Transcript, read_transcript, r
 from support.protocols.worker_lines import responses, small_model
 
 from duplane.fabric.v1 import session_pb2
-from duplane.worker.model.model import DuplexModel
+from duplane.worker.models.minicpm_o.model import DuplexModel
 
 TRANSCRIPTS = {path.stem: path for path in sorted(FOLDER.glob("?_interrupts_a_turn.txt"))}
 

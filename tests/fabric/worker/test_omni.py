@@ -18,8 +18,8 @@ from support.worker.worker_harness import Rig, pcm, running_worker, unit
 
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import lease_pb2, registry_pb2, session_pb2
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.types import (
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.types import (
     ConversationOptions,
     Opened,
     Unit,

@@ -14,7 +14,7 @@ from support.worker.worker_harness import pcm, running_worker, unit
 from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2
-from duplane.worker.model.types import PastUnit, Rebuilt, Unit, UnitFailure
+from duplane.worker.models.minicpm_o.types import PastUnit, Rebuilt, Unit, UnitFailure
 from duplane.worker.settings import SessionLimits
 
 SEEDED = session_pb2.Open(seed=3)

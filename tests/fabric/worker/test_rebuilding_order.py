@@ -16,7 +16,7 @@ from duplane.fabric.v1 import session_pb2
 from duplane.worker.engine.device_thread import DeviceThread
 from duplane.worker.engine.scripted_model import REBUILT_UNITS
 from duplane.worker.engine.slot_channel import SlotChannel
-from duplane.worker.model.types import PastUnit, Rebuilt, UnitFailure
+from duplane.worker.models.minicpm_o.types import PastUnit, Rebuilt, UnitFailure
 
 SEEDED = session_pb2.Open(seed=3)
 

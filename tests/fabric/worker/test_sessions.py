@@ -9,7 +9,7 @@ from support.worker.scripted_model import PROMPT_TOKENS, UNIT_TOKENS, ScriptedMo
 from support.worker.worker_harness import pcm, running_worker, unit
 
 from duplane.fabric.v1 import session_pb2
-from duplane.worker.model.types import DecodeMode, StateChange, Unit, UnitOutput
+from duplane.worker.models.minicpm_o.types import DecodeMode, StateChange, Unit, UnitOutput
 
 
 async def test_a_session_listens_speaks_and_closes() -> None:

@@ -15,9 +15,9 @@ from support.paths import GOLDEN
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from duplane.tools.replay.audio import read_audio
-from duplane.worker.model.batch_isolation import STAGE_FAILED
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.types import (
+from duplane.worker.models.minicpm_o.batch_isolation import STAGE_FAILED
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.types import (
     ConversationOptions,
     Unit,
     UnitFailure,

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from support.model.video_files import make_video
 
-from duplane.worker.model.chat.chats import PreparedChat
-from duplane.worker.model.chat.types import (
+from duplane.worker.models.minicpm_o.chat.chats import PreparedChat
+from duplane.worker.models.minicpm_o.chat.types import (
     ChatAudio,
     ChatImage,
     ChatMessage,
@@ -22,8 +22,8 @@ from duplane.worker.model.chat.types import (
     ChatRole,
     ChatVideo,
 )
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.types import DecodeMode
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.types import DecodeMode
 from duplane.worker.video.bounds import VideoBounds
 from duplane.worker.video.decoder import decode_video
 

@@ -12,7 +12,7 @@ from support.paths import GOLDEN
 from support.speech import assert_sounds_equal
 
 from duplane.tools.replay.audio import read_audio, read_clip
-from duplane.worker.model.chat.types import (
+from duplane.worker.models.minicpm_o.chat.types import (
     ChatAudio,
     ChatImage,
     ChatMessage,
@@ -23,8 +23,8 @@ from duplane.worker.model.chat.types import (
     ChatRole,
     Finish,
 )
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.types import (
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.types import (
     ConversationOptions,
     DecodeMode,
     OptionError,
@@ -293,7 +293,7 @@ def test_long_prompts_are_fed_in_pieces_while_others_answer(model: DuplexModel) 
     want = alone(model, request)
     players = Players(model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("duplane.worker.model.chat.chats.PREFILL_ROWS", 37)
+        patch.setattr("duplane.worker.models.minicpm_o.chat.chats.PREFILL_ROWS", 37)
         answer = players.join(0, request)
         players.round()
         assert model.context_length(0) == 37

@@ -14,9 +14,9 @@ from support.speech import assert_sounds_equal
 from torch import Tensor
 
 from duplane.tools.replay.audio import read_audio, read_clip
-from duplane.worker.model.llm.kv_cache import Rows
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.types import (
+from duplane.worker.models.minicpm_o.llm.kv_cache import Rows
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.types import (
     ConversationOptions,
     DecodeMode,
     OptionError,

@@ -20,7 +20,7 @@ from duplane.tools.replay.audio import read_audio, read_clip
 from duplane.tools.replay.half_duplex import HalfDuplex, TextWindow
 from duplane.tools.test_checkpoint.build import build_test_checkpoint
 from duplane.worker.engine.torch_device import TorchDevice
-from duplane.worker.model.chat.types import (
+from duplane.worker.models.minicpm_o.chat.types import (
     ChatAudio,
     ChatImage,
     ChatMessage,
@@ -30,9 +30,9 @@ from duplane.worker.model.chat.types import (
     ChatRequest,
     ChatRole,
 )
-from duplane.worker.model.llm import cuda_graphs as graphs
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.types import (
+from duplane.worker.models.minicpm_o.llm import cuda_graphs as graphs
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.types import (
     ConversationOptions,
     DecodeMode,
     Unit,

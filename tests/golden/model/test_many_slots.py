@@ -15,8 +15,8 @@ from support.paths import GOLDEN
 from support.speech import assert_sounds_equal
 
 from duplane.tools.replay.audio import read_audio
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.types import ConversationOptions, DecodeMode, Unit, UnitOutput
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.types import ConversationOptions, DecodeMode, Unit, UnitOutput
 
 UNIT = 16_000
 TALK = read_audio(GOLDEN / "audio" / "talk.wav", 40 * UNIT)

@@ -17,11 +17,11 @@ from support.paths import GOLDEN
 
 from duplane.tools.bench.host_waits import SyncCount
 from duplane.tools.replay.audio import read_audio, read_clip
-from duplane.worker.model.duplex import rebuild as rebuild_module
-from duplane.worker.model.duplex import speech
-from duplane.worker.model.loader import CLOSING_ROWS
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.types import (
+from duplane.worker.models.minicpm_o.duplex import rebuild as rebuild_module
+from duplane.worker.models.minicpm_o.duplex import speech
+from duplane.worker.models.minicpm_o.loader import CLOSING_ROWS
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.types import (
     ConversationOptions,
     DecodeMode,
     PastUnit,

@@ -13,8 +13,8 @@ from support.paths import GOLDEN
 from support.speech import assert_sounds_equal
 
 from duplane.tools.replay.audio import read_audio, read_clip
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.types import (
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.types import (
     ConversationOptions,
     DecodeMode,
     Unit,

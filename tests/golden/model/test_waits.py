@@ -12,10 +12,10 @@ from support.paths import GOLDEN
 
 from duplane.tools.bench.host_waits import SyncCount
 from duplane.tools.replay.audio import read_audio
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.tts.sampling import TOKENS_PER_UNIT
-from duplane.worker.model.tts.talker import CHECK_STEPS
-from duplane.worker.model.types import ConversationOptions, Unit, UnitOutput, WindowMode
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.tts.sampling import TOKENS_PER_UNIT
+from duplane.worker.models.minicpm_o.tts.talker import CHECK_STEPS
+from duplane.worker.models.minicpm_o.types import ConversationOptions, Unit, UnitOutput, WindowMode
 
 UNIT = 16_000
 TALK = read_audio(GOLDEN / "audio" / "talk.wav", 12 * UNIT)

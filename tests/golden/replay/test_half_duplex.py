@@ -10,9 +10,9 @@ from support.paths import GOLDEN
 
 from duplane.tools.replay.audio import read_clip
 from duplane.tools.replay.half_duplex import ANSWER_END, HalfDuplex, TextWindow
-from duplane.worker.model.chat.types import ChatAudio, ChatOptions, ChatOutput, ChatPart
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.types import DecodeMode, OptionError
+from duplane.worker.models.minicpm_o.chat.types import ChatAudio, ChatOptions, ChatOutput, ChatPart
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.types import DecodeMode, OptionError
 
 USER = ChatAudio(read_clip(GOLDEN / "audio" / "user.wav"))
 OPTIONS = ChatOptions(decode_mode=DecodeMode.GREEDY, max_new_tokens=12, seed=0)

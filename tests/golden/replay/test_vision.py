@@ -6,7 +6,7 @@ from support.paths import GOLDEN
 
 from duplane.tools.replay import vision
 from duplane.tools.replay.check import Check, Verdict
-from duplane.worker.model.checkpoint import Checkpoint, CheckpointError
+from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, CheckpointError
 
 CHECKS = list(vision.checks(GOLDEN))
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from duplane.worker.model.llm import cuda_graphs as graphs
+from duplane.worker.models.minicpm_o.llm import cuda_graphs as graphs
 
 DEVICE = "cuda:0"
 WORKER = f"{Path('duplane', 'worker')}/"

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.types import PastUnit, Rebuilt, Unit, UnitOutput
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.types import PastUnit, Rebuilt, Unit, UnitOutput
 
 
 def run_unit(model: DuplexModel, unit: Unit) -> UnitOutput:

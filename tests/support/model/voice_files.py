@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from duplane.worker.model.vocoder.voice import SPEAKER_FILE, TOKENIZER_FILE
+from duplane.worker.models.minicpm_o.vocoder.voice import SPEAKER_FILE, TOKENIZER_FILE
 
 CODES = 64
 CODE_STEP = 100

@@ -19,8 +19,8 @@ from support.time_limits import WITHIN_S
 from duplane.fabric.v1 import registry_pb2
 from duplane.worker.engine import scripted_model
 from duplane.worker.engine.scripted_model import PROMPT_TOKENS, UNIT_TOKENS, ScriptedChat
-from duplane.worker.model.chat.types import ChatOutput, ChatRequest
-from duplane.worker.model.types import (
+from duplane.worker.models.minicpm_o.chat.types import ChatOutput, ChatRequest
+from duplane.worker.models.minicpm_o.types import (
     ConversationOptions,
     Opened,
     PreparedImage,

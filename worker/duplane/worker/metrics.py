@@ -23,7 +23,7 @@ from duplane.fabric.monitoring.metrics import (
 )
 from duplane.fabric.v1 import lease_pb2, session_pb2
 from duplane.worker.admission import Admission, SlotState
-from duplane.worker.model.types import UnitOutput
+from duplane.worker.models.minicpm_o.types import UnitOutput
 
 ROLE = "worker"
 OUTCOMES = ("listen", "speech", "failed", "dropped")

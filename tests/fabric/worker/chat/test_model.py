@@ -21,7 +21,7 @@ from support.worker.worker_harness import (
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import session_pb2
 from duplane.tools.test_checkpoint.build import build_test_checkpoint
-from duplane.worker.model.model import DuplexModel
+from duplane.worker.models.minicpm_o.model import DuplexModel
 
 
 @pytest.fixture(scope="module")

@@ -15,14 +15,14 @@ from support.worker.worker_harness import (
 
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2
-from duplane.worker.model.chat.types import (
+from duplane.worker.models.minicpm_o.chat.types import (
     ChatAudio,
     ChatImage,
     ChatRequest,
     ChatRole,
     Finish,
 )
-from duplane.worker.model.types import DecodeMode, OptionError
+from duplane.worker.models.minicpm_o.types import DecodeMode, OptionError
 from duplane.worker.settings import SessionLimits
 
 

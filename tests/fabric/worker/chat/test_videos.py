@@ -21,8 +21,8 @@ from support.worker.worker_harness import Rig, running_worker
 from duplane.fabric.client import FabricClient
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2
-from duplane.worker.model.chat.types import ChatAudio, ChatImage, ChatVideo
-from duplane.worker.model.types import ImageError, PreparedImage
+from duplane.worker.models.minicpm_o.chat.types import ChatAudio, ChatImage, ChatVideo
+from duplane.worker.models.minicpm_o.types import ImageError, PreparedImage
 from duplane.worker.settings import SessionLimits
 from duplane.worker.video import decoding as videos
 

@@ -13,9 +13,9 @@ from support.model.past_units import run_unit
 from support.paths import GOLDEN
 
 from duplane.tools.replay.audio import read_audio, read_clip
-from duplane.worker.model.checkpoint import CheckpointError
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.types import ConversationOptions, DecodeMode, Unit
+from duplane.worker.models.minicpm_o.checkpoint import CheckpointError
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.types import ConversationOptions, DecodeMode, Unit
 
 AUDIO = GOLDEN / "audio"
 UNIT = 16_000

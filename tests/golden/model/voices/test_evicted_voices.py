@@ -12,9 +12,9 @@ from support.model.past_units import past_units, rebuild, run_unit
 from support.paths import GOLDEN
 
 from duplane.tools.replay.audio import read_audio
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.types import ConversationOptions, Unit, UnitOutput
-from duplane.worker.model.vocoder.vocoder import Vocoder
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.types import ConversationOptions, Unit, UnitOutput
+from duplane.worker.models.minicpm_o.vocoder.vocoder import Vocoder
 
 UNIT = 16_000
 TALK = read_audio(GOLDEN / "audio" / "talk.wav", 40 * UNIT)

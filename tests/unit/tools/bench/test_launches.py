@@ -11,7 +11,7 @@ from torch.nn import functional
 from duplane.tools.bench.launches import LaunchCount, count_launches, load_gathering, scattered
 from duplane.tools.bench.stages import Stage, StageWatch
 from duplane.tools.test_checkpoint.build import build_test_checkpoint
-from duplane.worker.model.model import DuplexModel
+from duplane.worker.models.minicpm_o.model import DuplexModel
 
 COUNTS = (1, 8, 64)
 # The most launches in one call of a stage, by the number of conversations.

@@ -13,8 +13,8 @@ from duplane.tools.bench.peaks import measure_peaks
 from duplane.tools.bench.stages import Stage, StageWatch, moved_bytes
 from duplane.tools.test_checkpoint.build import build_test_checkpoint
 from duplane.worker.checkpoints import DEFAULT_CHECKPOINT
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.types import (
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.types import (
     ConversationOptions,
     Unit,
     UnitFailure,

@@ -10,8 +10,8 @@ import pytest
 from duplane.tools.talk.client import read_sound
 from duplane.tools.talk.duplex import SAMPLE
 from duplane.worker.checkpoints import DEFAULT_CHECKPOINT
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.types import (
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.types import (
     ConversationOptions,
     DecodeMode,
     FloatArray,

@@ -16,8 +16,8 @@ from support.paths import GOLDEN
 
 from duplane.tools.test_checkpoint.build import build_test_checkpoint
 from duplane.tools.test_checkpoint.text import SPOKEN
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.types import (
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.types import (
     ConversationOptions,
     DecodeMode,
     FloatArray,

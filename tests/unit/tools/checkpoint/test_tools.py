@@ -29,9 +29,9 @@ from duplane.tools.checkpoint.random_weights import (
     vocoder_modules,
     write_random,
 )
-from duplane.worker.model.checkpoint import Checkpoint
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.types import ConversationOptions, Unit, UnitOutput
+from duplane.worker.models.minicpm_o.checkpoint import Checkpoint
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.types import ConversationOptions, Unit, UnitOutput
 
 LIKE = "minicpm-o-4.5"
 SCALE = 0.02

@@ -10,9 +10,9 @@ from duplane.tools.train.domain import all_answers, answer_words, sums
 from duplane.tools.train.vocabulary import Vocabulary, build_tokenizer
 from duplane.tools.train.voice.phrases import LONGEST_PHRASE, draw_phrases, held_out_answers
 from duplane.tools.train.voice.talker import CodedAnswer, TalkerPlan, TalkerTraining
-from duplane.worker.model.llm.sampling import SeededUniforms
-from duplane.worker.model.tts.sampling import TOKENS_PER_UNIT, UNIT_DRAWS, SpeechRequest
-from duplane.worker.model.tts.talker import Talker
+from duplane.worker.models.minicpm_o.llm.sampling import SeededUniforms
+from duplane.worker.models.minicpm_o.tts.sampling import TOKENS_PER_UNIT, UNIT_DRAWS, SpeechRequest
+from duplane.worker.models.minicpm_o.tts.talker import Talker
 
 WORDS = ("two", "plus")
 

@@ -16,9 +16,9 @@ from duplane.tools.train.dimensions import WINDOW_UNITS, default_config
 from duplane.tools.train.listener.network import ListenerNetworks, run_decoder
 from duplane.tools.train.listener.training import ListenerPlan, ListenerTraining
 from duplane.tools.train.vocabulary import Vocabulary, build_tokenizer
-from duplane.worker.model.audio.encoder import AudioEncoder
-from duplane.worker.model.audio.whisper import AudioConfig
-from duplane.worker.model.llm.language_model import LanguageModel
+from duplane.worker.models.minicpm_o.audio.encoder import AudioEncoder
+from duplane.worker.models.minicpm_o.audio.whisper import AudioConfig
+from duplane.worker.models.minicpm_o.llm.language_model import LanguageModel
 
 UNITS = 6
 PLAN = ListenerPlan(

@@ -10,7 +10,7 @@ from duplane.worker.engine.batching import Batch, form_batch
 from duplane.worker.engine.events import FailedUnit
 from duplane.worker.engine.inbox import Inbox
 from duplane.worker.engine.slot_channel import SlotChannel
-from duplane.worker.model.types import Unit
+from duplane.worker.models.minicpm_o.types import Unit
 
 AUDIO_ROWS, PICTURE_ROWS = 11, 66
 ROWS_PER_ROUND = 1024

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from duplane.worker.engine.events import FailedUnit
 from duplane.worker.engine.inbox import Entry, Inbox
-from duplane.worker.model.types import Unit
+from duplane.worker.models.minicpm_o.types import Unit
 
 SILENCE = np.zeros(4, np.float32)
 

@@ -12,8 +12,8 @@ from support.worker.scripted_model import ScriptedChat, ScriptedModel, answer_lo
 from duplane.worker.engine.events import Event, FailedUnit, Lost, OpenRefused
 from duplane.worker.engine.interfaces import DeviceLostError
 from duplane.worker.engine.model_runner import ModelRunner
-from duplane.worker.model.chat.types import ChatAudio, ChatImage, ChatOutput, ChatRequest
-from duplane.worker.model.types import (
+from duplane.worker.models.minicpm_o.chat.types import ChatAudio, ChatImage, ChatOutput, ChatRequest
+from duplane.worker.models.minicpm_o.types import (
     ConversationOptions,
     Opened,
     OptionError,
@@ -21,7 +21,7 @@ from duplane.worker.model.types import (
     UnitFailure,
     UnitOutput,
 )
-from duplane.worker.model.vision.preprocessing import decode_image
+from duplane.worker.models.minicpm_o.vision.preprocessing import decode_image
 
 ROWS = 100
 

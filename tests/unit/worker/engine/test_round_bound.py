@@ -15,8 +15,8 @@ from duplane.worker.engine.device_thread import DeviceThread
 from duplane.worker.engine.events import Event
 from duplane.worker.engine.model_runner import ModelRunner
 from duplane.worker.engine.scripted_model import ScriptedModel
-from duplane.worker.model.chat.types import ChatOptions, ChatOutput, ChatRequest
-from duplane.worker.model.types import (
+from duplane.worker.models.minicpm_o.chat.types import ChatOptions, ChatOutput, ChatRequest
+from duplane.worker.models.minicpm_o.types import (
     ConversationOptions,
     Opened,
     PastUnit,

@@ -19,7 +19,7 @@ from duplane.worker.engine.scripted_model import (
     ScriptedModel,
 )
 from duplane.worker.engine.warm_up import warm_up
-from duplane.worker.model.types import (
+from duplane.worker.models.minicpm_o.types import (
     ConversationOptions,
     PastUnit,
     Rebuilt,

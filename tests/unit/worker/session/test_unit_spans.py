@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from duplane.worker.model.types import Unit
+from duplane.worker.models.minicpm_o.types import Unit
 from duplane.worker.session.unit_spans import unit_stages
 
 

@@ -27,9 +27,9 @@ from duplane.tools.bench.model import (
 from duplane.tools.bench.options import ModelBench
 from duplane.tools.bench.report import show
 from duplane.tools.bench.stages import Stage, StageWatch
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.types import ConversationOptions
-from duplane.worker.model.vocoder.vocoder import Vocoder
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.types import ConversationOptions
+from duplane.worker.models.minicpm_o.vocoder.vocoder import Vocoder
 
 CONTEXT = 512
 UNITS = 2

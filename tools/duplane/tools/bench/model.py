@@ -24,9 +24,9 @@ from duplane.tools.bench.report import percentile, show
 from duplane.tools.bench.stages import Stage, StageWatch, moved_bytes
 from duplane.tools.checkpoint.random_weights import write_random
 from duplane.worker.engine.torch_device import open_device
-from duplane.worker.model.dtype import choose_dtype, torch_dtype
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.types import ConversationOptions, Unit, UnitOutput
+from duplane.worker.models.minicpm_o.dtype import choose_dtype, torch_dtype
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.types import ConversationOptions, Unit, UnitOutput
 
 WARM_UNITS = 2
 UNIT_ROWS, FRAME_ROWS = 32, 80

@@ -15,9 +15,9 @@ from duplane.tools.bench.options import ModelBench
 from duplane.tools.bench.peaks import synchronize
 from duplane.tools.bench.report import show
 from duplane.worker.engine.torch_device import open_device
-from duplane.worker.model.dtype import choose_dtype
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.types import ConversationOptions, PastUnit, Rebuilt, Unit
+from duplane.worker.models.minicpm_o.dtype import choose_dtype
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.types import ConversationOptions, PastUnit, Rebuilt, Unit
 
 TURN_UNITS = 10
 """Number of units in each stretch of listening, and in each stretch of speaking. The command sets

@@ -14,9 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from duplane.tools.bench.host_waits import SyncCount
 from duplane.tools.bench.peaks import synchronize
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.tts.sampling import UNIT_DRAWS
-from duplane.worker.model.vocoder.vocoder import Vocoder
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.tts.sampling import UNIT_DRAWS
+from duplane.worker.models.minicpm_o.vocoder.vocoder import Vocoder
 
 
 class Stage(StrEnum):

@@ -23,7 +23,7 @@ from duplane.tools.bench.report import show
 from duplane.tools.metrics_page import registries
 from duplane.worker.admission import Admission
 from duplane.worker.metrics import STAGES, WorkerMetrics
-from duplane.worker.model.types import Unit, UnitOutput
+from duplane.worker.models.minicpm_o.types import Unit, UnitOutput
 from duplane.worker.session.unit_reporter import UnitReporter
 from duplane.worker.session.unit_spans import UnitSpans
 

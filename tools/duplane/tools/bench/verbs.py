@@ -155,7 +155,7 @@ def model(options: ModelBench = ModelBench()) -> None:
     a trained model may listen to it without an answer.
     """
     from duplane.tools.bench.model import bench_model
-    from duplane.worker.model.checkpoint import CheckpointError
+    from duplane.worker.models.minicpm_o.checkpoint import CheckpointError
 
     try:
         bench_model(options)
@@ -188,7 +188,7 @@ def launches(
         Factor of all widths and numbers of layers of random weights; 1 is full size.
     """
     from duplane.tools.bench.launches import bench_launches
-    from duplane.worker.model.checkpoint import CheckpointError
+    from duplane.worker.models.minicpm_o.checkpoint import CheckpointError
 
     try:
         bench_launches(ModelBench(slots=slots, checkpoint=checkpoint, like=like, scale=scale))
@@ -227,7 +227,7 @@ def rebuild(
         CPU threads of the model.
     """
     from duplane.tools.bench.rebuild import bench_rebuild
-    from duplane.worker.model.checkpoint import CheckpointError
+    from duplane.worker.models.minicpm_o.checkpoint import CheckpointError
 
     try:
         bench_rebuild(

@@ -29,12 +29,12 @@ from duplane.tools.checkpoint.random_weights import vocoder_modules
 from duplane.tools.test_checkpoint.flow_yaml import flow_yaml
 from duplane.tools.test_checkpoint.tensor_shapes import tensor_shapes
 from duplane.tools.test_checkpoint.tokenizer_files import train_tokenizer
-from duplane.worker.model.checkpoint import Checkpoint
-from duplane.worker.model.dtype import torch_dtype
-from duplane.worker.model.loader import VOCODER_FOLDER, prompt_room
-from duplane.worker.model.vocoder import harmonic
-from duplane.worker.model.vocoder.harmonic import HarmonicVocoder
-from duplane.worker.model.vocoder.voice import has_networks, load_vocoder_voice
+from duplane.worker.models.minicpm_o.checkpoint import Checkpoint
+from duplane.worker.models.minicpm_o.dtype import torch_dtype
+from duplane.worker.models.minicpm_o.loader import VOCODER_FOLDER, prompt_room
+from duplane.worker.models.minicpm_o.vocoder import harmonic
+from duplane.worker.models.minicpm_o.vocoder.harmonic import HarmonicVocoder
+from duplane.worker.models.minicpm_o.vocoder.voice import has_networks, load_vocoder_voice
 from duplane.worker.settings import Dtype
 
 FILES = (

@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from duplane.worker.model.audio.encoder import AudioEncoder
-from duplane.worker.model.audio.whisper import AudioConfig
-from duplane.worker.model.checkpoint import field
-from duplane.worker.model.llm.language_model import LanguageModel
-from duplane.worker.model.loader import overhang
-from duplane.worker.model.tts.talker import Talker
-from duplane.worker.model.vision.resampler import Resampler
-from duplane.worker.model.vision.siglip import VisionConfig, VisionTransformer
-from duplane.worker.model.vocoder.flow import Flow
-from duplane.worker.model.vocoder.harmonic import HarmonicVocoder
-from duplane.worker.model.vocoder.hift import HiFT
-from duplane.worker.model.vocoder.vocoder import Vocoder, VocoderOptions
+from duplane.worker.models.minicpm_o.audio.encoder import AudioEncoder
+from duplane.worker.models.minicpm_o.audio.whisper import AudioConfig
+from duplane.worker.models.minicpm_o.checkpoint import field
+from duplane.worker.models.minicpm_o.llm.language_model import LanguageModel
+from duplane.worker.models.minicpm_o.loader import overhang
+from duplane.worker.models.minicpm_o.tts.talker import Talker
+from duplane.worker.models.minicpm_o.vision.resampler import Resampler
+from duplane.worker.models.minicpm_o.vision.siglip import VisionConfig, VisionTransformer
+from duplane.worker.models.minicpm_o.vocoder.flow import Flow
+from duplane.worker.models.minicpm_o.vocoder.harmonic import HarmonicVocoder
+from duplane.worker.models.minicpm_o.vocoder.hift import HiFT
+from duplane.worker.models.minicpm_o.vocoder.vocoder import Vocoder, VocoderOptions
 
 Shape = tuple[int, ...]
 META = torch.device("meta")

@@ -18,9 +18,9 @@ from duplane.tools.test_checkpoint.tensor_shapes import tensor_shapes
 from duplane.tools.test_checkpoint.tokenizer_files import train_tokenizer, write_tokenizer
 from duplane.tools.test_checkpoint.voice_files import FOLDER, random_voice, weight_normed
 from duplane.tools.test_checkpoint.weights import save_safetensors, spread
-from duplane.worker.model.vocoder.files import read_flow_config, read_hift_config
-from duplane.worker.model.vocoder.flow import Flow
-from duplane.worker.model.vocoder.hift import HiFT
+from duplane.worker.models.minicpm_o.vocoder.files import read_flow_config, read_hift_config
+from duplane.worker.models.minicpm_o.vocoder.flow import Flow
+from duplane.worker.models.minicpm_o.vocoder.hift import HiFT
 
 Shape = tuple[int, ...]
 Draw = Callable[[str, Shape, torch.dtype], Tensor]

@@ -102,7 +102,7 @@ def inspect(directory: ExistingDirectory, /, *, options: MemoryOptions = MemoryO
         Checkpoint directory in the public format.
     """
     from duplane.tools.checkpoint.inspection import inspect_checkpoint
-    from duplane.worker.model.checkpoint import CheckpointError
+    from duplane.worker.models.minicpm_o.checkpoint import CheckpointError
 
     try:
         is_whole = inspect_checkpoint(directory, options)
@@ -227,7 +227,7 @@ def evaluate(
     from duplane.tools.train.evaluation.rows import EvaluationPlan
     from duplane.tools.train.evaluation.table import as_text, evaluate_checkpoint
     from duplane.tools.up.fabric import command_errors
-    from duplane.worker.model.checkpoint import CheckpointError
+    from duplane.worker.models.minicpm_o.checkpoint import CheckpointError
 
     plan = EvaluationPlan(sessions=sessions)
     try:

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from duplane.tools.replay.check import Check, compare, same, worst
 from duplane.tools.replay.target import CPU_TARGET, ReplayTarget
-from duplane.worker.model.audio.clip import split_samples
-from duplane.worker.model.audio.encoder import AudioEncoder
-from duplane.worker.model.audio.mel import HOP, MelStream
-from duplane.worker.model.audio.whisper import AudioConfig
-from duplane.worker.model.checkpoint import Checkpoint
+from duplane.worker.models.minicpm_o.audio.clip import split_samples
+from duplane.worker.models.minicpm_o.audio.encoder import AudioEncoder
+from duplane.worker.models.minicpm_o.audio.mel import HOP, MelStream
+from duplane.worker.models.minicpm_o.audio.whisper import AudioConfig
+from duplane.worker.models.minicpm_o.checkpoint import Checkpoint
 
 TOLERANCE = 1e-4
 

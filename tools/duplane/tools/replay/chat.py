@@ -18,8 +18,8 @@ from duplane.tools.replay.check import Check, Verdict, compare, same, same_texts
 from duplane.tools.replay.half_duplex import HalfDuplex
 from duplane.tools.replay.recording import NO_VOICE, CountingVocoder, Recorder
 from duplane.tools.replay.target import CPU_TARGET, ReplayTarget
-from duplane.worker.model.chat.chats import CHUNK_IDS
-from duplane.worker.model.chat.types import (
+from duplane.worker.models.minicpm_o.chat.chats import CHUNK_IDS
+from duplane.worker.models.minicpm_o.chat.types import (
     ChatAudio,
     ChatImage,
     ChatMessage,
@@ -30,9 +30,9 @@ from duplane.worker.model.chat.types import (
     ChatRole,
     Finish,
 )
-from duplane.worker.model.loader import ModelParts, load_parts
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.types import DecodeMode
+from duplane.worker.models.minicpm_o.loader import ModelParts, load_parts
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.types import DecodeMode
 
 TOLERANCE = 1e-4
 SLOT = 0

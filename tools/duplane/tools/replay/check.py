@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from duplane.worker.model.transfer import download
+from duplane.worker.models.minicpm_o.transfer import download
 
 
 class Verdict(Enum):

@@ -23,9 +23,9 @@ from duplane.tools.replay.recording import (
     SeenUnit,
 )
 from duplane.tools.replay.target import CPU_TARGET, ReplayTarget
-from duplane.worker.model.loader import ModelParts, load_parts
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.types import (
+from duplane.worker.models.minicpm_o.loader import ModelParts, load_parts
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.types import (
     ConversationOptions,
     DecodeMode,
     FloatArray,

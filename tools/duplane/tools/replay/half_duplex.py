@@ -14,20 +14,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from duplane.worker.model.audio.mel import FIRST_UNIT_FILL
-from duplane.worker.model.chat.chats import Chats
-from duplane.worker.model.chat.prompt import ChatPrompt, PromptBuilder
-from duplane.worker.model.chat.types import (
+from duplane.worker.models.minicpm_o.audio.mel import FIRST_UNIT_FILL
+from duplane.worker.models.minicpm_o.chat.chats import Chats
+from duplane.worker.models.minicpm_o.chat.prompt import ChatPrompt, PromptBuilder
+from duplane.worker.models.minicpm_o.chat.types import (
     ChatAudio,
     ChatMessage,
     ChatOptions,
     ChatPart,
     ChatRole,
 )
-from duplane.worker.model.llm.kv_cache import Slide
-from duplane.worker.model.llm.sampling import Uniforms
-from duplane.worker.model.loader import ModelParts
-from duplane.worker.model.types import OptionError
+from duplane.worker.models.minicpm_o.llm.kv_cache import Slide
+from duplane.worker.models.minicpm_o.llm.sampling import Uniforms
+from duplane.worker.models.minicpm_o.loader import ModelParts
+from duplane.worker.models.minicpm_o.types import OptionError
 
 USER_MARK = "<|im_start|>user\n"
 ANSWER_END = "<|tts_eos|><|im_end|>\n"

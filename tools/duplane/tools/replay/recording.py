@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from duplane.worker.model.probe import Probe, SpokenUnit
-from duplane.worker.model.types import FloatArray
-from duplane.worker.model.vocoder.vocoder import VocoderChunk, VocoderVoice
+from duplane.worker.models.minicpm_o.probe import Probe, SpokenUnit
+from duplane.worker.models.minicpm_o.types import FloatArray
+from duplane.worker.models.minicpm_o.vocoder.vocoder import VocoderChunk, VocoderVoice
 
 TOKEN_SAMPLES = 960
 LAG_SAMPLES = 3840

@@ -10,7 +10,7 @@ from pathlib import Path
 from duplane.tools.replay import audio, chat, duplex, token2wav, tts, vision
 from duplane.tools.replay.check import Check, Verdict
 from duplane.tools.replay.target import CPU_TARGET, ReplayTarget
-from duplane.worker.model import precision
+from duplane.worker.models.minicpm_o import precision
 
 Checks = Callable[[Path, ReplayTarget], Iterator[Check]]
 

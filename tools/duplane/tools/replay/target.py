@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duplane.worker.model.dtype import torch_dtype
-from duplane.worker.model.loader import ModelParts
-from duplane.worker.model.transfer import upload
+from duplane.worker.models.minicpm_o.dtype import torch_dtype
+from duplane.worker.models.minicpm_o.loader import ModelParts
+from duplane.worker.models.minicpm_o.transfer import upload
 
 
 @dataclass(frozen=True)

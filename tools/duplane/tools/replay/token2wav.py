@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from duplane.tools.replay.check import Check, compare, same
 from duplane.tools.replay.target import CPU_TARGET, ReplayTarget
-from duplane.worker.model.vocoder.types import VocoderChunk, VocoderOptions, VocoderVoice
-from duplane.worker.model.vocoder.vocoder import Vocoder
-from duplane.worker.model.vocoder.voice import prompt_mel
+from duplane.worker.models.minicpm_o.vocoder.types import VocoderChunk, VocoderOptions, VocoderVoice
+from duplane.worker.models.minicpm_o.vocoder.vocoder import Vocoder
+from duplane.worker.models.minicpm_o.vocoder.voice import prompt_mel
 
 TOLERANCE = 1e-3
 # The tolerance for waves from our own mel. An error of 3e-6 in the mel changes the pitch just as

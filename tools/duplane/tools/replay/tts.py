@@ -13,12 +13,12 @@ from torch import Tensor
 
 from duplane.tools.replay.check import Check, compare, same, worst
 from duplane.tools.replay.target import CPU_TARGET, ReplayTarget
-from duplane.worker.model.checkpoint import Checkpoint
-from duplane.worker.model.llm.sampling import SeededUniforms
-from duplane.worker.model.transfer import upload
-from duplane.worker.model.tts.passages import SpeechStream, advance
-from duplane.worker.model.tts.sampling import TOKENS_PER_UNIT, SpeechRequest
-from duplane.worker.model.tts.talker import Talker
+from duplane.worker.models.minicpm_o.checkpoint import Checkpoint
+from duplane.worker.models.minicpm_o.llm.sampling import SeededUniforms
+from duplane.worker.models.minicpm_o.transfer import upload
+from duplane.worker.models.minicpm_o.tts.passages import SpeechStream, advance
+from duplane.worker.models.minicpm_o.tts.sampling import TOKENS_PER_UNIT, SpeechRequest
+from duplane.worker.models.minicpm_o.tts.talker import Talker
 
 TOLERANCE = 1e-4
 TEMPERATURE = 0.8

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from duplane.tools.replay.check import Check, compare, same, worst
 from duplane.tools.replay.target import CPU_TARGET, ReplayTarget
-from duplane.worker.model.checkpoint import Checkpoint, CheckpointError
-from duplane.worker.model.types import PreparedImage
-from duplane.worker.model.vision.encoder import Vision
-from duplane.worker.model.vision.layout import chat_layout
+from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, CheckpointError
+from duplane.worker.models.minicpm_o.types import PreparedImage
+from duplane.worker.models.minicpm_o.vision.encoder import Vision
+from duplane.worker.models.minicpm_o.vision.layout import chat_layout
 
 TOLERANCE = 1e-4
 HEAD_PATCHES = 4

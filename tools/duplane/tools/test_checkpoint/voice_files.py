@@ -20,11 +20,11 @@ from duplane.tools.test_checkpoint.weights import (
     random_tensors,
     save_safetensors,
 )
-from duplane.worker.model.types import OUTPUT_SAMPLE_RATE
-from duplane.worker.model.vocoder.files import read_flow_config, read_hift_config
-from duplane.worker.model.vocoder.flow import Flow
-from duplane.worker.model.vocoder.hift import HiFT
-from duplane.worker.model.vocoder.vocoder import Vocoder, VocoderChunk, VocoderVoice
+from duplane.worker.models.minicpm_o.types import OUTPUT_SAMPLE_RATE
+from duplane.worker.models.minicpm_o.vocoder.files import read_flow_config, read_hift_config
+from duplane.worker.models.minicpm_o.vocoder.flow import Flow
+from duplane.worker.models.minicpm_o.vocoder.hift import HiFT
+from duplane.worker.models.minicpm_o.vocoder.vocoder import Vocoder, VocoderChunk, VocoderVoice
 
 FOLDER = Path("assets", "token2wav")
 VOICE_TOKENS = 25

@@ -15,9 +15,9 @@ import numpy as np
 from duplane.tools.train.corpus.espeak import Speech, espeak
 from duplane.tools.train.corpus.recording import resampled
 from duplane.tools.train.corpus.voices import ASSISTANT
-from duplane.worker.model.duplex.unit_state import MAX_UNIT_CHARACTERS
-from duplane.worker.model.tts.sampling import TOKENS_PER_UNIT
-from duplane.worker.model.types import OUTPUT_SAMPLE_RATE, FloatArray
+from duplane.worker.models.minicpm_o.duplex.unit_state import MAX_UNIT_CHARACTERS
+from duplane.worker.models.minicpm_o.tts.sampling import TOKENS_PER_UNIT
+from duplane.worker.models.minicpm_o.types import OUTPUT_SAMPLE_RATE, FloatArray
 
 CODE_SAMPLES = OUTPUT_SAMPLE_RATE // TOKENS_PER_UNIT
 LATE_S = 0.06

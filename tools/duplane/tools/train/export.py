@@ -16,10 +16,10 @@ from duplane.tools.test_checkpoint.configs import write_configs
 from duplane.tools.test_checkpoint.tokenizer_files import write_tokenizer
 from duplane.tools.test_checkpoint.weights import save_safetensors
 from duplane.tools.train.dimensions import GENERATION
-from duplane.worker.model.checkpoint import SINGLE_FILE
-from duplane.worker.model.loader import GENERATION_FILE, VOCODER_FOLDER
-from duplane.worker.model.vocoder import harmonic
-from duplane.worker.model.vocoder.harmonic import HarmonicNetwork
+from duplane.worker.models.minicpm_o.checkpoint import SINGLE_FILE
+from duplane.worker.models.minicpm_o.loader import GENERATION_FILE, VOCODER_FOLDER
+from duplane.worker.models.minicpm_o.vocoder import harmonic
+from duplane.worker.models.minicpm_o.vocoder.harmonic import HarmonicNetwork
 
 
 def write_checkpoint(

@@ -29,7 +29,7 @@ from duplane.tools.train.voice.codec import all_features, encode, fit_table
 from duplane.tools.train.voice.phrases import draw_phrases, held_out_answers
 from duplane.tools.train.voice.talker import CodedAnswer, TalkerPlan, TalkerTraining
 from duplane.tools.train.voice.vocoder import build_vocoder, train_vocoder
-from duplane.worker.model.vocoder.harmonic import HarmonicNetwork
+from duplane.worker.models.minicpm_o.vocoder.harmonic import HarmonicNetwork
 
 PLAN, TABLE, VOCODER, TALKER = "plan.json", "table.pt", "vocoder.pt", "talker.pt"
 RARE_WEIGHT, COMMON_STRIDE = 3, 5

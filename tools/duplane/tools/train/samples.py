@@ -15,7 +15,7 @@ import soundfile  # pyright: ignore[reportMissingTypeStubs]  it ships none
 from duplane.tools.train.corpus.recording import record
 from duplane.tools.train.corpus.voices import Speaker
 from duplane.tools.train.domain import Exchange
-from duplane.worker.model.types import INPUT_SAMPLE_RATE
+from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE
 
 NOISE = 1e-3
 

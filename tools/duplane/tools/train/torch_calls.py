@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, distributed
 
-from duplane.worker.model.dtype import has_bfloat16
+from duplane.worker.models.minicpm_o.dtype import has_bfloat16
 
 
 def seed_all(seed: int) -> None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from duplane.worker.engine.events import FailedUnit
 from duplane.worker.engine.slot_channel import SlotChannel
-from duplane.worker.model.types import Unit
+from duplane.worker.models.minicpm_o.types import Unit
 
 
 @dataclass(slots=True)

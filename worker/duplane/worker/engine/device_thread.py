@@ -25,8 +25,8 @@ from duplane.worker.engine.interfaces import Device, DeviceLostError, Model, Pre
 from duplane.worker.engine.model_runner import ModelRunner
 from duplane.worker.engine.preparation import AbandonedError, ThreadPools, decode_frames
 from duplane.worker.engine.slot_channel import SlotChannel
-from duplane.worker.model.chat.types import ChatRequest
-from duplane.worker.model.types import (
+from duplane.worker.models.minicpm_o.chat.types import ChatRequest
+from duplane.worker.models.minicpm_o.types import (
     ConversationOptions,
     OptionError,
     PastUnit,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from duplane.fabric.errors import Reason
 from duplane.fabric.monitoring.spans import SpanIds
 from duplane.fabric.v1.trace_pb2 import TraceContext
-from duplane.worker.model.chat.types import ChatOutput
-from duplane.worker.model.types import (
+from duplane.worker.models.minicpm_o.chat.types import ChatOutput
+from duplane.worker.models.minicpm_o.types import (
     Opened,
     OptionError,
     Rebuilt,

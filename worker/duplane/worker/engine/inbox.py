@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 from duplane.worker.engine.events import FailedUnit
-from duplane.worker.model.types import Unit
+from duplane.worker.models.minicpm_o.types import Unit
 
 _UNIT_CAPACITY = 4
 # The inbox holds at most this many answers to refused units. This bound is separate from that of

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from PIL.Image import Image
 
 from duplane.fabric.v1 import registry_pb2
-from duplane.worker.model.chat.types import ChatOutput, ChatRequest
-from duplane.worker.model.types import (
+from duplane.worker.models.minicpm_o.chat.types import ChatOutput, ChatRequest
+from duplane.worker.models.minicpm_o.types import (
     ConversationOptions,
     Opened,
     PastUnit,

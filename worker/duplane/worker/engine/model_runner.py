@@ -25,7 +25,7 @@ from duplane.worker.engine.events import (
 from duplane.worker.engine.interfaces import Device, DeviceLostError, PreparedChat
 from duplane.worker.engine.slot_channel import SlotChannel
 from duplane.worker.engine.warm_up import warm_up
-from duplane.worker.model.types import (
+from duplane.worker.models.minicpm_o.types import (
     ConversationOptions,
     OptionError,
     PastUnit,

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from duplane.worker.engine.events import FailedUnit, failed_unit
 from duplane.worker.engine.interfaces import Model
-from duplane.worker.model.types import Unit, UnitFailure
+from duplane.worker.models.minicpm_o.types import Unit, UnitFailure
 
 R = TypeVar("R")
 

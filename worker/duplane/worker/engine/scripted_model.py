@@ -20,8 +20,8 @@ import numpy as np
 from PIL.Image import Image
 
 from duplane.fabric.v1 import registry_pb2
-from duplane.worker.model.chat.types import ChatOutput, ChatRequest, Finish
-from duplane.worker.model.types import (
+from duplane.worker.models.minicpm_o.chat.types import ChatOutput, ChatRequest, Finish
+from duplane.worker.models.minicpm_o.types import (
     OUTPUT_SAMPLE_RATE,
     ConversationOptions,
     FloatArray,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from duplane.worker.engine.events import Event
 from duplane.worker.engine.inbox import Inbox
 from duplane.worker.engine.preparation import Preparation
-from duplane.worker.model.types import PastUnit, Unit
+from duplane.worker.models.minicpm_o.types import PastUnit, Unit
 
 
 class SlotChannel:

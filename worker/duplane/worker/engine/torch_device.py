@@ -11,9 +11,9 @@ from duplane.fabric.process import StartError
 from duplane.fabric.v1 import registry_pb2
 from duplane.worker.engine.cpu_threads import choose_threads, usable_cores
 from duplane.worker.engine.interfaces import Model
-from duplane.worker.model.checkpoint import CheckpointError
-from duplane.worker.model.dtype import choose_dtype
-from duplane.worker.model.model import DuplexModel
+from duplane.worker.models.minicpm_o.checkpoint import CheckpointError
+from duplane.worker.models.minicpm_o.dtype import choose_dtype
+from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.settings import WorkerSettings
 
 _log = logging.getLogger(__name__)

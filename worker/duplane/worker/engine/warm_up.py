@@ -13,7 +13,7 @@ import numpy as np
 
 from duplane.fabric.audio import INPUT_RATE_HERTZ, Samples
 from duplane.worker.engine.interfaces import Model
-from duplane.worker.model.chat.types import (
+from duplane.worker.models.minicpm_o.chat.types import (
     ChatAudio,
     ChatImage,
     ChatMessage,
@@ -22,7 +22,7 @@ from duplane.worker.model.chat.types import (
     ChatRequest,
     ChatRole,
 )
-from duplane.worker.model.types import (
+from duplane.worker.models.minicpm_o.types import (
     ConversationOptions,
     DecodeMode,
     OptionError,

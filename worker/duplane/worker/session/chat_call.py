@@ -9,7 +9,7 @@ from duplane.fabric.v1 import session_pb2
 from duplane.worker.engine.device_thread import DeviceThread
 from duplane.worker.engine.events import ChatStep, Event, Lost
 from duplane.worker.engine.interfaces import PreparedChat
-from duplane.worker.model.types import OptionError
+from duplane.worker.models.minicpm_o.types import OptionError
 from duplane.worker.session.call import MODEL_FAILED, Call, CallEnd, Stream
 from duplane.worker.session.chat_options import chat_request, ignored_paths, invalid_chat
 from duplane.worker.session.chat_reporter import ChatReporter

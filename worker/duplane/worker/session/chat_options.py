@@ -11,7 +11,7 @@ from duplane.fabric.bounds import CHAT_CONFIG, MAX_STACK_FRAME_COUNT
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
 from duplane.worker.engine.interfaces import PreparedChat
-from duplane.worker.model.chat.types import (
+from duplane.worker.models.minicpm_o.chat.types import (
     ChatAudio,
     ChatImage,
     ChatMessage,
@@ -21,7 +21,7 @@ from duplane.worker.model.chat.types import (
     ChatRole,
     ChatVideo,
 )
-from duplane.worker.model.types import OptionError
+from duplane.worker.models.minicpm_o.types import OptionError
 from duplane.worker.session.fields import (
     DECODE_MODES,
     invalid,

@@ -19,7 +19,7 @@ from duplane.fabric.v1 import session_pb2
 from duplane.worker.engine.events import ChatStep
 from duplane.worker.engine.interfaces import PreparedChat
 from duplane.worker.metrics import WorkerMetrics
-from duplane.worker.model.chat.types import ChatOutput, Finish
+from duplane.worker.models.minicpm_o.chat.types import ChatOutput, Finish
 from duplane.worker.session.stages import stage_attributes, stage_times
 
 _FINISH_REASONS = {

@@ -21,7 +21,7 @@ from duplane.worker.engine.events import (
     OpenRefused,
     RebuildRefused,
 )
-from duplane.worker.model.types import (
+from duplane.worker.models.minicpm_o.types import (
     ConversationOptions,
     Opened,
     PastUnit,

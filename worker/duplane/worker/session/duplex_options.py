@@ -12,7 +12,7 @@ from typing import Any
 from duplane.fabric.bounds import DUPLEX_CONFIG
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
-from duplane.worker.model.types import ConversationOptions, OptionError, WindowMode
+from duplane.worker.models.minicpm_o.types import ConversationOptions, OptionError, WindowMode
 from duplane.worker.session.fields import DECODE_MODES, invalid, read_numbers, read_voice
 from duplane.worker.settings import SessionLimits
 

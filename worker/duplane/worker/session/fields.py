@@ -9,7 +9,7 @@ import numpy as np
 from duplane.fabric.audio import INPUT_RATE_HERTZ, AudioError, Samples, samples_from_pcm
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
-from duplane.worker.model.types import DecodeMode
+from duplane.worker.models.minicpm_o.types import DecodeMode
 
 DECODE_MODES: Mapping[int, DecodeMode] = {
     session_pb2.DECODE_MODE_SAMPLING: DecodeMode.SAMPLING,

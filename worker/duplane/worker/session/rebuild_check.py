@@ -9,7 +9,7 @@ from duplane.fabric.bounds import MAX_REBUILD_UNIT_COUNT
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
 from duplane.worker.engine.events import FailedUnit
-from duplane.worker.model.types import PastUnit, StateChange
+from duplane.worker.models.minicpm_o.types import PastUnit, StateChange
 from duplane.worker.session.fields import invalid
 from duplane.worker.session.unit_check import check_unit
 from duplane.worker.settings import SessionLimits

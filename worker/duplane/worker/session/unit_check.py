@@ -10,7 +10,7 @@ from duplane.fabric.durations import to_wall_ns
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import session_pb2
 from duplane.worker.engine.events import FailedUnit
-from duplane.worker.model.types import Unit
+from duplane.worker.models.minicpm_o.types import Unit
 from duplane.worker.settings import SessionLimits
 
 UNIT_TOO_LONG = "UNIT_TOO_LONG"

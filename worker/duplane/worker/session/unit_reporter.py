@@ -7,7 +7,7 @@ from duplane.fabric.v1 import session_pb2
 from duplane.worker.engine.events import FailedUnit
 from duplane.worker.engine.inbox import Entry
 from duplane.worker.metrics import WorkerMetrics
-from duplane.worker.model.types import UnitOutput
+from duplane.worker.models.minicpm_o.types import UnitOutput
 from duplane.worker.session.stages import stage_times
 from duplane.worker.session.unit_spans import UnitSpans
 

@@ -14,7 +14,7 @@ from duplane.fabric.monitoring.spans import FinishedSpan, SpanIds, Telemetry
 from duplane.fabric.v1 import lease_pb2, session_pb2, trace_pb2
 from duplane.worker.engine.events import BatchRecord, FailedUnit
 from duplane.worker.engine.inbox import Entry
-from duplane.worker.model.types import Unit, UnitOutput
+from duplane.worker.models.minicpm_o.types import Unit, UnitOutput
 from duplane.worker.session.stages import stage_attributes
 
 _DEADLINE_NS = int(UNIT_DEADLINE_S * 1e9)

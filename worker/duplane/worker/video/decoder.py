@@ -31,7 +31,7 @@ from av.video.stream import VideoStream
 from PIL import Image
 
 from duplane.fabric.audio import INPUT_RATE_HERTZ
-from duplane.worker.model.vision.video_layout import Scene, plan_scenes, side_by_side
+from duplane.worker.models.minicpm_o.vision.video_layout import Scene, plan_scenes, side_by_side
 from duplane.worker.video.bounds import STACKED_FRAMES, VideoBounds, VideoError
 
 # No other formats are allowed, because FFmpeg also reads playlists, which can name other files.

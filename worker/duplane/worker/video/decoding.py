@@ -25,8 +25,8 @@ import orjson
 from PIL import Image
 
 from duplane.fabric.v1 import session_pb2
-from duplane.worker.model.chat.types import ChatAudio, ChatImage, ChatRequest, ChatVideo
-from duplane.worker.model.types import ImageError, PreparedImage
+from duplane.worker.models.minicpm_o.chat.types import ChatAudio, ChatImage, ChatRequest, ChatVideo
+from duplane.worker.models.minicpm_o.types import ImageError, PreparedImage
 from duplane.worker.session.fields import invalid
 from duplane.worker.settings import SessionLimits
 from duplane.worker.video.bounds import VideoBounds, VideoError

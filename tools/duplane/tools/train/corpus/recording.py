@@ -27,7 +27,7 @@ from duplane.tools.train.domain import (
     draw_exchange,
     question_words,
 )
-from duplane.worker.model.types import INPUT_SAMPLE_RATE, FloatArray
+from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE, FloatArray
 
 MARGIN_S = 0.06
 """Silence that is kept before and after the speech."""

@@ -10,7 +10,7 @@ import orjson
 from numpy.typing import NDArray
 
 from duplane.tools.train.domain import Exchange
-from duplane.worker.model.types import FloatArray
+from duplane.worker.models.minicpm_o.types import FloatArray
 
 SAMPLES, TABLES, TEXTS = "samples.npy", "tables.npz", "texts.json"
 SCALE = 32767.0

@@ -22,7 +22,7 @@ from duplane.tools.talk.duplex import base64_of
 from duplane.tools.train.evaluation.inputs import ChatInput, SessionInput
 from duplane.tools.train.evaluation.scores import Answered
 from duplane.tools.up.fabric import UpSettings, running
-from duplane.worker.model.audio.mel import UNIT_SAMPLES
+from duplane.worker.models.minicpm_o.audio.mel import UNIT_SAMPLES
 
 _REPLY_TIMEOUT_S = 60.0  # for a slot, for each reply to a unit, and for a whole chat
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from duplane.tools.train.evaluation.scores import Answered
-from duplane.worker.model.types import FloatArray
+from duplane.worker.models.minicpm_o.types import FloatArray
 
 Role = Literal["system", "user", "assistant"]
 USUAL_PROMPT = "You are a helpful assistant."

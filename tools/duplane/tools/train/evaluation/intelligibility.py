@@ -17,12 +17,12 @@ from duplane.tools.train.domain import sums
 from duplane.tools.train.evaluation.inputs import Runner, SessionInput
 from duplane.tools.train.evaluation.scores import Rate, turns
 from duplane.tools.train.voice.features import MEL_BINS, frames_of
-from duplane.worker.model.llm.sampling import SeededUniforms
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.tts.sampling import SpeechRequest
-from duplane.worker.model.types import INPUT_SAMPLE_RATE, OUTPUT_SAMPLE_RATE, FloatArray
-from duplane.worker.model.vocoder.token_buffer import SpeechTokens
-from duplane.worker.model.vocoder.types import VocoderChunk
+from duplane.worker.models.minicpm_o.llm.sampling import SeededUniforms
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.tts.sampling import SpeechRequest
+from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE, OUTPUT_SAMPLE_RATE, FloatArray
+from duplane.worker.models.minicpm_o.vocoder.token_buffer import SpeechTokens
+from duplane.worker.models.minicpm_o.vocoder.types import VocoderChunk
 
 LEAD_S = 2.6
 UNITS = 7

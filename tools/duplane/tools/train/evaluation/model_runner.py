@@ -9,10 +9,15 @@ import numpy as np
 
 from duplane.tools.train.evaluation.inputs import ChatInput, SessionInput
 from duplane.tools.train.evaluation.scores import Answered
-from duplane.worker.model.audio.mel import UNIT_SAMPLES
-from duplane.worker.model.chat.types import ChatMessage, ChatOptions, ChatRequest, ChatRole
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.types import ConversationOptions, Unit, UnitFailure
+from duplane.worker.models.minicpm_o.audio.mel import UNIT_SAMPLES
+from duplane.worker.models.minicpm_o.chat.types import (
+    ChatMessage,
+    ChatOptions,
+    ChatRequest,
+    ChatRole,
+)
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.types import ConversationOptions, Unit, UnitFailure
 
 CONTEXT_ROWS = 1024
 _LENGTH_PENALTY = 1.0  # of chats in dialect D

@@ -15,7 +15,7 @@ import soundfile  # pyright: ignore[reportMissingTypeStubs]  it ships none
 from duplane.tools.train.corpus.espeak import SynthesisError
 from duplane.tools.train.domain import DIGITS
 from duplane.tools.train.evaluation.scores import Rate
-from duplane.worker.model.types import INPUT_SAMPLE_RATE, FloatArray
+from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE, FloatArray
 
 COMMAND = "pocketsphinx_batch"
 MARGIN_S = 0.5

@@ -15,7 +15,7 @@ from duplane.tools.train.evaluation.inputs import USUAL_PROMPT, ChatInput, Role,
 from duplane.tools.train.evaluation.scores import Expected
 from duplane.tools.train.listener.sequences import typed
 from duplane.tools.train.listener.sessions import NoiseBank, Session, SessionBuilder, SessionRules
-from duplane.worker.model.types import FloatArray
+from duplane.worker.models.minicpm_o.types import FloatArray
 
 SEED = 90_000
 LONG_UNITS = 48

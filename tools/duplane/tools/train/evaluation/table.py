@@ -33,8 +33,8 @@ from duplane.tools.train.evaluation.rows import (
 from duplane.tools.train.evaluation.scores import Rate, Scores
 from duplane.tools.train.listener.sessions import NoiseBank
 from duplane.tools.train.voice.phrases import held_out_answers
-from duplane.worker.model.model import DuplexModel
-from duplane.worker.model.types import FloatArray
+from duplane.worker.models.minicpm_o.model import DuplexModel
+from duplane.worker.models.minicpm_o.types import FloatArray
 
 Through = Literal["fabric", "model"]
 SLOTS = 8

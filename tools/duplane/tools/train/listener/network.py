@@ -16,13 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from duplane.worker.model.audio.encoder import AudioEncoder
-from duplane.worker.model.audio.mel import CONTEXT_FRAMES, UNIT_SAMPLES
-from duplane.worker.model.audio.whisper import UNIT_POSITIONS, AudioConfig, EncoderAttention
-from duplane.worker.model.llm.decoder import Attention, Decoder, GatedFeedForward
-from duplane.worker.model.llm.kv_cache import Group, KVCache, Rows, causal_mask
-from duplane.worker.model.llm.language_model import LanguageModel
-from duplane.worker.model.types import FloatArray
+from duplane.worker.models.minicpm_o.audio.encoder import AudioEncoder
+from duplane.worker.models.minicpm_o.audio.mel import CONTEXT_FRAMES, UNIT_SAMPLES
+from duplane.worker.models.minicpm_o.audio.whisper import (
+    UNIT_POSITIONS,
+    AudioConfig,
+    EncoderAttention,
+)
+from duplane.worker.models.minicpm_o.llm.decoder import Attention, Decoder, GatedFeedForward
+from duplane.worker.models.minicpm_o.llm.kv_cache import Group, KVCache, Rows, causal_mask
+from duplane.worker.models.minicpm_o.llm.language_model import LanguageModel
+from duplane.worker.models.minicpm_o.types import FloatArray
 
 DEVICE = torch.device("cpu")
 MOST_ROWS = 1024

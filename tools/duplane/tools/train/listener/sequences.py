@@ -13,7 +13,7 @@ from duplane.tools.test_checkpoint.text import PROSE
 from duplane.tools.train.domain import DIGITS, Exchange
 from duplane.tools.train.listener.sessions import Decision, Session
 from duplane.tools.train.vocabulary import Vocabulary
-from duplane.worker.model.chat.chats import ANSWER_MARK, NO_THOUGHTS, SPEECH_MARK
+from duplane.worker.models.minicpm_o.chat.chats import ANSWER_MARK, NO_THOUGHTS, SPEECH_MARK
 
 UNIT_EMBEDDINGS = 10
 AUDIO, VOICE = -1, -2

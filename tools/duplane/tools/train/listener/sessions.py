@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from duplane.tools.train.answers import Spoken
 from duplane.tools.train.corpus.rooms import noise
 from duplane.tools.train.corpus.store import Corpus, Utterance
-from duplane.worker.model.audio.mel import FIRST_UNIT_FILL, UNIT_SAMPLES
-from duplane.worker.model.types import INPUT_SAMPLE_RATE, FloatArray
+from duplane.worker.models.minicpm_o.audio.mel import FIRST_UNIT_FILL, UNIT_SAMPLES
+from duplane.worker.models.minicpm_o.types import INPUT_SAMPLE_RATE, FloatArray
 
 LAG_S = (FIRST_UNIT_FILL - UNIT_SAMPLES) / INPUT_SAMPLE_RATE
 """Delay of the audio in seconds: the worker puts this much silence before it."""

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from duplane.tools.train.torch_calls import integers, split, transposed
 from duplane.tools.train.voice.features import FRAME_WIDTH, MEL_BINS, frames_of
-from duplane.worker.model.types import FloatArray
-from duplane.worker.model.vocoder.harmonic import TOKEN_FRAMES
+from duplane.worker.models.minicpm_o.types import FloatArray
+from duplane.worker.models.minicpm_o.vocoder.harmonic import TOKEN_FRAMES
 
 ITERATIONS = 20
 BLOCK = 4096

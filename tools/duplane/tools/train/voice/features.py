@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from duplane.worker.model.types import OUTPUT_SAMPLE_RATE, FloatArray
-from duplane.worker.model.vocoder.harmonic import FRAME
-from duplane.worker.model.vocoder.voice import PROMPT_BINS, prompt_mel
+from duplane.worker.models.minicpm_o.types import OUTPUT_SAMPLE_RATE, FloatArray
+from duplane.worker.models.minicpm_o.vocoder.harmonic import FRAME
+from duplane.worker.models.minicpm_o.vocoder.voice import PROMPT_BINS, prompt_mel
 
 MEL_BINS = PROMPT_BINS
 FRAME_WIDTH = MEL_BINS + 2

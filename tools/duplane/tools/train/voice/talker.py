@@ -29,8 +29,12 @@ from duplane.tools.train.listener.network import (
 from duplane.tools.train.optimisers import Optimisers
 from duplane.tools.train.torch_calls import seed_all
 from duplane.tools.train.vocabulary import Vocabulary
-from duplane.worker.model.tts.sampling import REPETITION_WINDOW, TOKENS_PER_UNIT, penalise
-from duplane.worker.model.tts.talker import Talker
+from duplane.worker.models.minicpm_o.tts.sampling import (
+    REPETITION_WINDOW,
+    TOKENS_PER_UNIT,
+    penalise,
+)
+from duplane.worker.models.minicpm_o.tts.talker import Talker
 
 IGNORED = -100
 CHAT_SHARE = 0.3

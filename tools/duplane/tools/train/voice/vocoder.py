@@ -13,8 +13,8 @@ from torch import Tensor
 from duplane.tools.train.torch_calls import backward, length, seed_all, take_step
 from duplane.tools.train.voice.codec import nearest, silence_token, token_features
 from duplane.tools.train.voice.features import MEL_BINS
-from duplane.worker.model.types import FloatArray
-from duplane.worker.model.vocoder.harmonic import FRAME, HarmonicConfig, HarmonicNetwork
+from duplane.worker.models.minicpm_o.types import FloatArray
+from duplane.worker.models.minicpm_o.vocoder.harmonic import FRAME, HarmonicConfig, HarmonicNetwork
 
 WIDTH = 128
 SIZES = (512, 1024, 2048)

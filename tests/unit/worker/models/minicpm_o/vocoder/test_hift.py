@@ -1,0 +1,69 @@
+"""The generator's convolutions and its inverse transform."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.paths import GOLDEN
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from duplane.worker.models.minicpm_o.vocoder.files import load_hift
+from duplane.worker.models.minicpm_o.vocoder.hift import same_conv
+
+
+class Operations(TorchDispatchMode):
+    """Records the names of all torch operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.names.add(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("kernel", "dilation"), [(3, 1), (7, 3), (11, 5)])
+@torch.no_grad()
+def test_convolutions_run_with_channels_last_on_a_cpu(kernel: int, dilation: int) -> None:
+    convolution, x = same_conv(16, 16, kernel, dilation), torch.randn(2, 16, 300)
+    margin = dilation * (kernel // 2)
+    expected = functional.conv1d(
+        x, convolution.weight, convolution.bias, padding=margin, dilation=dilation
+    )
+    convolution.prepare()
+    result = convolution(x)
+    assert result.stride() == (16 * 300, 1, 16)
+    torch.testing.assert_close(result, expected, atol=1e-5, rtol=0)
+    with Operations() as operations:
+        convolution(result)
+    assert not operations.names & {"aten::copy_", "aten::clone", "aten::contiguous"}
+
+
+@torch.inference_mode()
+def test_the_generator_never_reads_a_value_on_the_host() -> None:
+    hift = load_hift(GOLDEN / "token2wav", device=torch.device("cpu"))
+    hift.prepare()
+    mel = torch.randn(2, 80, 20)
+    with Operations() as operations:
+        samples = hift(mel, hift.source(mel, None))
+    assert samples.shape == (2, 20 * 480)
+    assert not operations.names & {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"}
+
+
+@torch.inference_mode()
+def test_the_inverse_transform_equals_that_of_torch() -> None:
+    hift = load_hift(GOLDEN / "token2wav", device=torch.device("cpu"))
+    hift.prepare()
+    x = torch.randn(3, hift.config.n_fft + 2, 50) * 0.3
+    bins = hift.config.n_fft // 2 + 1
+    spectrum = torch.polar(x[:, :bins].exp(), x[:, bins:].sin())
+    inverse: Any = torch.istft
+    expected = inverse(spectrum, hift.config.n_fft, hift.config.hop_len, window=hift.window)
+    limit = hift.config.audio_limit
+    torch.testing.assert_close(hift._samples(x), expected.clamp(-limit, limit))

@@ -1,0 +1,151 @@
+"""The host-side state of a duplex conversation and of its unit in progress.
+
+The tensors of a conversation are in the caches; only those of its unit in progress are here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from torch import Tensor
+
+from duplane.worker.models.minicpm_o.duplex.context_window import Window
+from duplane.worker.models.minicpm_o.duplex.sampling import SlotSampling
+from duplane.worker.models.minicpm_o.duplex.unit_state import TurnState, UnitState
+from duplane.worker.models.minicpm_o.types import FloatArray, PreparedImage, Unit, UnitFailure
+from duplane.worker.models.minicpm_o.vocoder.token_buffer import SpeechTokens
+from duplane.worker.models.minicpm_o.vocoder.vocoder import VocoderChunk
+
+
+@dataclass
+class PastSpeech:
+    """Speech of past units, oldest first, that talker and vocoder still have to process again.
+
+    `units` has the units of the talker's open turn, each as the ids of its text, the LLM's state
+    for each of these ids, and its speech tokens. `chunks` has the chunks of the vocoder's
+    open turn.
+    """
+
+    units: list[tuple[Sequence[int], Sequence[Tensor], Sequence[int]]] = field(
+        default_factory=list[tuple[Sequence[int], Sequence[Tensor], Sequence[int]]]
+    )
+    chunks: deque[VocoderChunk] = field(default_factory=deque[VocoderChunk])
+
+    def __bool__(self) -> bool:
+        return bool(self.units or self.chunks)
+
+
+class Status(Enum):
+    """What may be done with a conversation."""
+
+    OPENING = "not open yet"  # a part of the prompt is not fed
+    READY = "ready"  # a unit may run
+    BEGUN = "amid a unit"  # some images of the unit `ahead` are fed; only this unit may run
+    UNSETTLED = "not settled"  # the last unit runs, or `settle` has not completed it
+    REBUILDING = "not rebuilt yet"
+    LOST = "lost"  # it can only be closed
+
+
+@dataclass
+class Opening:
+    """The part of a conversation's prompt that is not fed yet, and values to report after it is.
+
+    - `rows` [n, hidden]: the embeddings to feed.
+    - `voice`: the embeddings of the voice in the prompt.
+    - `ignored`: the options that have no effect.
+    """
+
+    rows: Tensor
+    voice: Tensor | None
+    ignored: tuple[str, ...]
+
+
+@dataclass
+class Conversation:
+    """The state of one conversation between its units.
+
+    - `window` counts the rows of the context.
+    - `generated_rows`: the largest number of rows that a unit adds after its input.
+    - `speech` is None for a conversation without audio.
+    - `opening` is None when the whole prompt is fed.
+    - `ahead`: a unit whose first images were fed and that has not run yet.
+    - `unsettled`: a unit that `settle` has not completed yet.
+    - `pending_ids`: the closing ids of a completed unit. They count as part of the context, but are
+      fed only with the next unit.
+    - `past_speech`: the speech that a rebuild still has to repeat.
+    - `awaits_voice`: the last turn has ended, and the prompt of the voice must be computed before
+      the next turn.
+    """
+
+    slot: int
+    turn: TurnState
+    sampling: SlotSampling
+    window: Window
+    generated_rows: int
+    speech: SpeechTokens | None
+    opening: Opening | None = None
+    status: Status = Status.OPENING
+    ahead: RunningUnit | None = None
+    unsettled: RunningUnit | None = None
+    pending_ids: tuple[int, ...] = ()
+    settle_s: float = 0.0
+    past_speech: PastSpeech = field(default_factory=PastSpeech)
+    awaits_voice: bool = False
+
+
+class InputRows(NamedTuple):
+    """The rows of a unit's input in the context, by their content.
+
+    `marks` counts `<unit>` and two marks for each image or slice. `audio` is 0 for a unit without
+    audio, which then has frames.
+    """
+
+    marks: int = 0
+    video: int = 0
+    audio: int = 0
+
+
+@dataclass(eq=False)
+class RunningUnit:
+    """One unit between its first stage and settle.
+
+    If a stage fails, `failure` is set; a fatal failure ends the conversation.
+
+    - `start`: the length of the context before the unit.
+    - `first_draw`: how many uniform numbers the conversation has used before the unit.
+    - `images`: the decoded frames of the unit.
+    - `fed_images`: how many images were fed ahead of the rest of the input.
+    - `frame_embeds`, `audio_embeds`: the embeddings of each frame, and of the audio.
+    - `chosen_id`: the last choice of the model. `next_id`: the id to feed.
+    - `chosen_ids`: the choices that the repetition penalty counts.
+    - `hidden`: the state of the LLM for each id of the text.
+    - `speech_tokens`: the tokens that the talker has drawn.
+    - `chunks`: the vocoder chunks that wait to be decoded. `mel` belongs to the first of them.
+    - `samples`: the samples of the decoded chunks.
+    """
+
+    slot: int
+    unit: Unit
+    conversation: Conversation
+    state: UnitState
+    is_interrupting: bool
+    failure: UnitFailure | None = None
+    start: int = 0
+    first_draw: int = 0
+    images: list[PreparedImage] = field(default_factory=list[PreparedImage])
+    fed_images: int = 0
+    rows: InputRows = field(default_factory=InputRows)
+    frame_embeds: list[Tensor] = field(default_factory=list[Tensor])
+    audio_embeds: Tensor | None = None
+    chosen_id: int | None = None
+    next_id: int | None = None
+    chosen_ids: list[int] = field(default_factory=list[int])
+    hidden: list[Tensor] = field(default_factory=list[Tensor])
+    speech_tokens: list[int] = field(default_factory=list[int])
+    chunks: deque[VocoderChunk] = field(default_factory=deque[VocoderChunk])
+    mel: Tensor | None = None
+    samples: list[FloatArray] = field(default_factory=list[FloatArray])

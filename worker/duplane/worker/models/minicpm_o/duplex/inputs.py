@@ -1,0 +1,170 @@
+"""The input of a unit: checks, encodes and feeds its frames and audio, and counts their rows.
+
+Source: `DuplexCapability.streaming_prefill` in `MiniCPMO45/modeling_minicpmo_unified.py` of
+OpenBMB/MiniCPM-o-Demo@28b60cf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from duplane.worker.models.minicpm_o.audio.mel import AudioBacklogError
+from duplane.worker.models.minicpm_o.duplex.conversation import InputRows, RunningUnit
+from duplane.worker.models.minicpm_o.loader import ModelParts
+from duplane.worker.models.minicpm_o.types import ImageError, PreparedImage, Unit, UnitFailure
+from duplane.worker.models.minicpm_o.vision.layout import duplex_layout, tile_count
+
+MAX_FRAME_PIXELS = 1 << 23
+"""Maximum number of pixels of one frame; decoding a larger frame would delay a conversation for too
+long."""
+
+
+class UnitInputs:
+    """Prepares and encodes the input of units, for one model."""
+
+    def __init__(self, parts: ModelParts) -> None:
+        self._audio, self._vision = parts.audio, parts.vision
+        self._llm, self._tokens = parts.llm, parts.tokens
+        self._marks: dict[str, int] = {}
+        if parts.vision is not None:
+            marks = parts.vision.marks
+            names = (marks.image_start, marks.image_end, marks.slice_start, marks.slice_end)
+            self._marks = {name: parts.tokens.id_of(name) for name in names}
+        self._audio_rows = parts.audio.unit_rows
+        self._tile_rows = 0 if parts.vision is None else parts.vision.rows
+
+    def prepare(self, unit: Unit) -> Unit | UnitFailure:
+        """Decode the unit's frames that are not decoded yet; safe in any thread."""
+        images: list[PreparedImage] = []
+        for index, frame in enumerate(unit.frames):
+            if self._vision is None:
+                return refusal(unit, "FRAMES_UNSUPPORTED", "this model does not see frames")
+            try:
+                images.append(
+                    frame
+                    if isinstance(frame, PreparedImage)
+                    else self._vision.prepare(frame, unit.max_slices, MAX_FRAME_PIXELS)
+                )
+            except ImageError as error:
+                field = f"frames[{index}]"
+                return UnitFailure(unit.slot, "IMAGE_INVALID", str(error), False, field)
+        return replace(unit, frames=tuple(images)) if images else unit
+
+    def count_rows(self, unit: Unit) -> InputRows:
+        """Count the rows that a prepared unit's input adds to the context."""
+        images = (frame for frame in unit.frames if isinstance(frame, PreparedImage))
+        tiles = sum(tile_count(image.grid) for image in images)
+        audio = self._audio_rows if unit.audio.size or not unit.frames else 0
+        return InputRows(1 + 2 * tiles, tiles * self._tile_rows, audio)
+
+    def buffer_audio(self, unit: Unit) -> UnitFailure | None:
+        """Add the unit's audio to the slot's buffer, and consume one unit of audio from the buffer.
+
+        Returns a failure if the audio is refused or the buffer holds less than a unit.
+        """
+        try:
+            is_complete = self._audio.mel.push(unit.slot, unit.audio)
+        except AudioBacklogError as error:
+            return refusal(unit, "AUDIO_BACKLOG", str(error))
+        except ValueError as error:
+            return refusal(unit, "AUDIO_INVALID", str(error))
+        if not is_complete:
+            buffered = self._audio.mel.buffered(unit.slot)
+            return refusal(unit, "AUDIO_TOO_SHORT", f"{buffered} samples are no whole unit yet")
+        self._audio.mel.take(unit.slot)
+        return None
+
+    def images_ahead(self, unit: RunningUnit, row_count: int) -> int:
+        """Return how many images of a unit to feed before its other rows.
+
+        These images have at most `row_count` rows together, or they are a single image. The unit's
+        last image is never fed ahead, so that the unit has rows left. So the result is 0 only if
+        no other image is left.
+        """
+        rows, count = 0, 0
+        for image in unit.images[unit.fed_images : -1]:
+            rows += self.count_image_rows(image)
+            if count and rows > row_count:
+                break
+            count += 1
+        return count
+
+    def count_image_rows(self, image: PreparedImage) -> int:
+        """Count the rows that a prepared frame adds to the context, with its marks."""
+        return tile_count(image.grid) * (2 + self._tile_rows)
+
+    def encode_frames(self, units: Sequence[RunningUnit], most: int | None = None) -> None:
+        """Encode frames of all units in one batch: [tiles, rows, hidden] for each frame.
+
+        Frames that are encoded already are left out. Of each unit's other frames, at most `most`
+        are encoded.
+        """
+        assert self._vision, "it prepared the frames"
+        images = [unit.images[len(unit.frame_embeds) :][:most] for unit in units]
+        embeds = iter(self._vision.encode([image for own in images for image in own]))
+        for unit, own in zip(units, images, strict=True):
+            unit.frame_embeds += [next(embeds) for _ in own]
+
+    def encode_audio(self, units: Sequence[RunningUnit]) -> None:
+        """Encode the audio that `buffer_audio` has taken for each unit: [rows, hidden] per unit."""
+        embeds = self._audio.encode([unit.slot for unit in units])
+        for unit, rows in zip(units, embeds.unbind(), strict=True):
+            unit.audio_embeds = rows
+
+    def feed(self, units: Sequence[RunningUnit]) -> Tensor:
+        """Feed the input of each unit to its context; return the last rows' logits [units, ids].
+
+        The pending ids of the conversation come first.
+        """
+        embedded = self.embed(units, [unit.conversation.pending_ids for unit in units])
+        logits = self._llm.feed_units([unit.slot for unit in units], embedded)
+        for unit in units:
+            unit.conversation.pending_ids = ()
+        return logits
+
+    def feed_images(self, units: Sequence[RunningUnit]) -> None:
+        """Feed the encoded images of each unit, which come before the rest of its input."""
+        embedded = self.embed(units, [unit.conversation.pending_ids for unit in units])
+        for unit, rows in zip(units, embedded, strict=True):
+            self._llm.append_long(unit.slot, rows)
+            unit.fed_images = len(unit.frame_embeds)
+            unit.conversation.pending_ids = ()
+
+    def embed(self, units: Sequence[RunningUnit], before: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Return the rows [n, hidden] of each unit's input, without images that are fed already.
+
+        These are, in this order: the ids `before` the unit, `<unit>`, the encoded frames between
+        their marks, and the audio.
+        """
+        ids = [self._tokens.unit, *self._marks.values(), *chain.from_iterable(before)]
+        sizes = [1] * (1 + len(self._marks)) + [len(own) for own in before]
+        unit_mark, *others = torch.split_with_sizes(self._llm.embed(ids), sizes)
+        marks = dict(zip(self._marks, others, strict=False))
+        embedded: list[Tensor] = []
+        for unit, first in zip(units, others[len(marks) :], strict=True):
+            fed = unit.fed_images
+            rows = [] if fed else [first, unit_mark]
+            for image, tiles in zip(unit.images[fed:], unit.frame_embeds[fed:], strict=False):
+                rows += self._frame_rows(image, tiles, marks)
+            if unit.audio_embeds is not None:
+                rows.append(unit.audio_embeds)
+            embedded.append(torch.cat([row.to(unit_mark.dtype) for row in rows]))
+        return embedded
+
+    def _frame_rows(
+        self, image: PreparedImage, tiles: Tensor, marks: dict[str, Tensor]
+    ) -> list[Tensor]:
+        """Return the rows of one frame, in the order of its layout."""
+        assert self._vision, "it prepared the frames"
+        layout = duplex_layout(self._vision.marks, image.grid)
+        return [marks[part] if isinstance(part, str) else tiles[part] for part in layout]
+
+
+def refusal(unit: Unit, reason: str, message: str) -> UnitFailure:
+    """Return the failure of a refused unit, which has not changed its conversation."""
+    return UnitFailure(unit.slot, reason, message, is_fatal=False)

@@ -1,0 +1,257 @@
+"""Rebuilds a conversation from past units: their rows are prefilled, and no id is chosen again.
+
+The result is, up to rounding, the state that the conversation had on the worker where the units
+ran. The rules of units, turns and windows are applied to the recorded ids again, so the window
+moves rows at the same units. One call does a *share*, a bounded part of the work, so that other
+conversations do not wait long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from duplane.worker.models.minicpm_o.batch_isolation import run_stage
+from duplane.worker.models.minicpm_o.duplex.conversation import Conversation, RunningUnit, Status
+from duplane.worker.models.minicpm_o.duplex.pipeline import Pipeline
+from duplane.worker.models.minicpm_o.duplex.sampling import DuplexSampling
+from duplane.worker.models.minicpm_o.duplex.speech import SpeechStage
+from duplane.worker.models.minicpm_o.duplex.unit_state import UnitRecord, UnitState
+from duplane.worker.models.minicpm_o.loader import CLOSING_ROWS, ModelParts
+from duplane.worker.models.minicpm_o.stopwatch import Stopwatch
+from duplane.worker.models.minicpm_o.tts.sampling import TOKENS_PER_UNIT, UNIT_DRAWS
+from duplane.worker.models.minicpm_o.types import PastUnit, PreparedImage, Rebuilt, UnitFailure
+
+SHARE_ROWS = 512
+"""Maximum number of rows of one share, unless its only unit has more."""
+CPU_SHARE_ROWS = 128
+"""Maximum number of rows of one share on a CPU with an empty context; a CPU needs longer for a
+row."""
+CPU_CONTEXT_ROWS = 8192
+"""Length of the context at which a share on a CPU has half as many rows: the time of a row grows
+with the context."""
+SHARE_UNITS = 29
+"""Maximum number of units of one share: as many as the audio encoder's cache holds in the released
+model."""
+WINDOW_UNITS = 8
+"""Maximum number of units of one share if a context window may move rows after each of them."""
+
+REFUSED = "REBUILD_REFUSED"
+DIFFERS = "REBUILD_DIFFERS"
+
+
+class _RefusedError(Exception):
+    """A past unit cannot be a part of the conversation."""
+
+    def __init__(self, past: PastUnit, message: str, field: str = "", reason: str = REFUSED):
+        message = f"past unit {past.unit.sequence}: {message}"
+        super().__init__(message)
+        self.failure = UnitFailure(past.unit.slot, reason, message, is_fatal=True, field=field)
+
+
+@dataclass
+class _Share:
+    """The past units of one share of work. The rows of the units in `waiting` are not fed yet."""
+
+    slot: int
+    conversation: Conversation
+    past: Sequence[PastUnit]
+    units: list[RunningUnit] = field(default_factory=list[RunningUnit])
+    waiting: list[RunningUnit] = field(default_factory=list[RunningUnit])
+    failure: UnitFailure | None = None
+
+
+class Rebuilder:
+    """Rebuilds the conversations of one model."""
+
+    def __init__(
+        self,
+        parts: ModelParts,
+        sampling: DuplexSampling,
+        pipeline: Pipeline,
+        speech: SpeechStage | None,
+    ) -> None:
+        self._llm, self._tokens, self._audio = parts.llm, parts.tokens, parts.audio
+        self._speech_ids = 0 if parts.talker is None else parts.talker.end
+        self._device = parts.llm.model.norm.weight.device
+        self._sampling, self._pipeline, self._speech = sampling, pipeline, speech
+        self._inputs = pipeline.inputs
+
+    def run(self, conversation: Conversation, units: Sequence[PastUnit]) -> Rebuilt | UnitFailure:
+        """Do one share of the rebuild.
+
+        The share feeds the first few of `units`. When `units` is empty, the share instead computes
+        the state of the talker or the vocoder from a part of the stored speech. If the share fails,
+        the conversation is lost.
+        """
+        watch = Stopwatch(self._device)
+        share = _Share(conversation.slot, conversation, self._first(conversation, units))
+        conversation.status = Status.REBUILDING
+        run_stage("rebuild", [share], lambda shares: self._run(shares[0], watch))
+        if share.failure is not None:
+            conversation.status = Status.LOST
+            return share.failure
+        is_complete = len(share.past) == len(units) and not conversation.past_speech
+        if is_complete:
+            conversation.status = Status.READY
+        return Rebuilt(
+            slot=share.slot,
+            unit_count=len(share.past),
+            context_length=(
+                share.past[-1].context_length if share.past else self._llm.cache.length(share.slot)
+            ),
+            is_complete=is_complete,
+            stage_s=watch.seconds(),
+        )
+
+    def _first(self, conversation: Conversation, units: Sequence[PastUnit]) -> Sequence[PastUnit]:
+        """Return the units of the next share: the first few of `units`, and at least one."""
+        rows, count = 0, 0
+        share_rows = self._share_rows(conversation.slot)
+        most = WINDOW_UNITS if conversation.window.is_on else SHARE_UNITS
+        for past in units[:most]:
+            rows += sum(self._inputs.count_rows(past.unit)) + len(past.token_ids)
+            if count and rows > share_rows:
+                break
+            count += 1
+        return units[:count]
+
+    def _share_rows(self, slot: int) -> int:
+        """Return the maximum number of rows of the slot's next share."""
+        if self._device.type == "cuda":
+            return SHARE_ROWS
+        length = self._llm.cache.length(slot)
+        return CPU_SHARE_ROWS * CPU_CONTEXT_ROWS // (CPU_CONTEXT_ROWS + length)
+
+    def _run(self, share: _Share, watch: Stopwatch) -> None:
+        if not share.past:
+            if self._speech is not None and share.conversation.past_speech:
+                self._speech.repeat(share.conversation, watch)
+            return
+        try:
+            self._enter(share)
+            self._encode(share, watch)
+            self._feed(share)
+        except _RefusedError as error:
+            share.failure = error.failure
+            return
+        changes = [past.change for past in share.past]
+        chosen = [token for change in changes for token in change.chosen_token_ids]
+        draw_count = sum(change.draw_count for change in changes)
+        self._sampling.repeat(share.conversation.sampling, chosen, draw_count)
+        watch.lap("prefill")
+
+    def _enter(self, share: _Share) -> None:
+        """Check the units of a share, and apply the rules of units to their ids."""
+        conversation = share.conversation
+        for past in share.past:
+            self._check(past, conversation)
+            change = past.change
+            state = UnitState.retraced(
+                self._tokens,
+                conversation.turn,
+                past.token_ids,
+                change.chosen_token_ids,
+                is_interrupting=change.interrupted_turn,
+            )
+            if state is None:
+                raise _RefusedError(past, "a unit cannot have these ids", "token_ids")
+            if change.speech_token_ids and state.is_listen:
+                raise _RefusedError(past, "a unit that listens has speech", "speech_token_ids")
+            unit = RunningUnit(share.slot, past.unit, conversation, state, change.interrupted_turn)
+            prepared = self._inputs.prepare(past.unit)
+            if isinstance(prepared, UnitFailure):
+                raise _RefusedError(past, prepared.message, prepared.field)
+            unit.unit, unit.rows = prepared, self._inputs.count_rows(prepared)
+            unit.images = [image for image in prepared.frames if isinstance(image, PreparedImage)]
+            unit.speech_tokens = list(change.speech_token_ids)
+            share.units.append(unit)
+
+    def _check(self, past: PastUnit, conversation: Conversation) -> None:
+        """Refuse ids and numbers that no unit can have."""
+        change, most = past.change, conversation.turn.max_tokens
+        speech_ids = 0 if conversation.speech is None else self._speech_ids
+        for name, ids, end, longest in (
+            ("token_ids", past.token_ids, self._llm.vocabulary, conversation.generated_rows),
+            ("chosen_token_ids", change.chosen_token_ids, self._llm.vocabulary, most),
+            ("speech_token_ids", change.speech_token_ids, speech_ids, TOKENS_PER_UNIT),
+        ):
+            if len(ids) > longest:
+                raise _RefusedError(past, f"{len(ids)} ids, at most {longest}", name)
+            if outside := [token for token in ids if not 0 <= token < end]:
+                raise _RefusedError(past, f"no such ids: {outside[:10]}", name)
+        if not 0 <= change.draw_count <= 2 * most + UNIT_DRAWS:
+            raise _RefusedError(past, f"{change.draw_count} draws", "draw_count")
+        if change.interrupted_turn and not conversation.turn.is_open:
+            raise _RefusedError(past, "there was no turn to interrupt", "interrupted_turn")
+
+    def _encode(self, share: _Share, watch: Stopwatch) -> None:
+        """Encode the audio and the frames of all units of a share."""
+        heard = [unit for unit in share.units if unit.rows.audio]
+        features: list[tuple[Tensor, list[bool]]] = []
+        for past, unit in zip(share.past, share.units, strict=True):
+            if unit.rows.audio:
+                if failure := self._inputs.buffer_audio(unit.unit):
+                    raise _RefusedError(past, failure.message, "audio")
+                features.append(self._audio.mel.features([share.slot]))
+        if heard:
+            embeds = self._audio.encode_run(share.slot, features)
+            for unit, rows in zip(heard, embeds.unbind(), strict=True):
+                unit.audio_embeds = rows
+        watch.lap("audio")
+        if with_frames := [unit for unit in share.units if unit.images]:
+            self._inputs.encode_frames(with_frames)
+            watch.lap("vision")
+
+    def _feed(self, share: _Share) -> None:
+        """Feed the rows of all units of a share; drop units where the context window drops them."""
+        conversation, window = share.conversation, share.conversation.window
+        first = conversation.turn.unit_count - len(share.units)
+        for number, (past, unit) in enumerate(zip(share.past, share.units, strict=True), first):
+            unit.start, limit = self._length(share), self._pipeline.row_limit(unit)
+            if unit.start > limit:
+                self._feed_waiting(share)
+                if failure := self._pipeline.make_room(unit, limit):
+                    raise _RefusedError(past, failure.message)
+            row_count = sum(unit.rows) + len(unit.state.token_ids)
+            length = unit.start + row_count - CLOSING_ROWS
+            if length != past.context_length:
+                message = f"the context has {length} tokens, not {past.context_length}"
+                raise _RefusedError(past, message, reason=DIFFERS)
+            share.waiting.append(unit)
+            state = unit.state
+            record = UnitRecord(number, row_count, state.is_listen, tuple(state.text_ids))
+            window.units.append(record)
+            if slide := window.slide():
+                self._feed_waiting(share)
+                self._pipeline.apply([(unit, slide)])
+                if unit.failure:
+                    raise RuntimeError(unit.failure.message)
+        self._feed_waiting(share)
+
+    def _length(self, share: _Share) -> int:
+        """Return the number of rows of the context, including rows that are not fed yet."""
+        held = self._llm.cache.length(share.slot) + len(share.conversation.pending_ids)
+        return held + sum(sum(unit.rows) + len(unit.state.token_ids) for unit in share.waiting)
+
+    def _feed_waiting(self, share: _Share) -> None:
+        """Feed the rows of the waiting units, except the closing ids of the last unit."""
+        conversation, waiting = share.conversation, share.waiting
+        if not waiting:
+            return
+        ids = [unit.state.token_ids for unit in waiting]
+        inputs = self._inputs.embed(waiting, [conversation.pending_ids, *ids[:-1]])
+        last = self._llm.embed(ids[-1][:-CLOSING_ROWS])
+        hidden = torch.cat(self._llm.append_long(share.slot, torch.cat([*inputs, last])))
+        conversation.pending_ids = waiting[-1].state.closing_ids
+        starts = accumulate(map(len, inputs))
+        for unit, start in zip(waiting, starts, strict=True):
+            stop = start + len(unit.state.token_ids) - CLOSING_ROWS
+            unit.hidden = list(hidden[stop - len(unit.state.text_ids) : stop].unbind())
+            if self._speech is not None:
+                self._speech.note(unit)
+        share.waiting = []

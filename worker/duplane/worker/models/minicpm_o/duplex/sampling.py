@@ -1,0 +1,162 @@
+"""Chooses the ids of duplex conversations from logits, for many slots in one call.
+
+A sampled conversation uses its uniform numbers in this order. Each text step uses one number to
+decide whether the text of the unit ends here (`<|chunk_eos|>`). If it does not end, and
+`listen_top_k` has not decided either, the step uses a second number to draw the id. Each step of
+the talker uses one number. Source: `StreamDecoder.decode` in `MiniCPMO45/utils.py` of
+OpenBMB/MiniCPM-o-Demo@28b60cf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from duplane.worker.models.minicpm_o.llm.sampling import (
+    CountedUniforms,
+    DrawSettings,
+    PenalisedIds,
+    RecentIds,
+    Uniforms,
+    choose_ids,
+    chooses_id,
+)
+from duplane.worker.models.minicpm_o.llm.tokenizer import Tokens
+from duplane.worker.models.minicpm_o.transfer import download, upload
+from duplane.worker.models.minicpm_o.types import ConversationOptions
+
+
+class Decision(IntEnum):
+    """Why an id was chosen."""
+
+    CHUNK_END = 0
+    LISTEN_RANK = 1
+    CHOICE = 2
+    NOT_FINITE = 3
+
+
+@dataclass(frozen=True)
+class SlotSampling:
+    """The options of one conversation, its uniform numbers, and the ids that it chose last."""
+
+    slot: int
+    options: ConversationOptions
+    uniforms: CountedUniforms
+    draws: DrawSettings
+    recent: RecentIds
+
+
+class DuplexSampling:
+    """Chooses ids for the conversations of all slots."""
+
+    def __init__(
+        self, tokens: Tokens, vocabulary: int, slot_count: int, device: torch.device
+    ) -> None:
+        self._tokens = tokens
+        self._device = device
+        self._forbidden = torch.tensor(tokens.forbidden, device=device)
+        self._penalised = PenalisedIds(slot_count, vocabulary, device)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The size of the per-slot tensors."""
+        return self._penalised.memory_bytes
+
+    def open(self, slot: int, options: ConversationOptions, uniforms: Uniforms) -> SlotSampling:
+        """Return the sampling state of a new conversation in a clean slot."""
+        draws = DrawSettings(
+            is_greedy=options.is_greedy,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p or 2.0,
+        )
+        recent = RecentIds(options.text_repetition_window_size)
+        return SlotSampling(slot, options, CountedUniforms(uniforms), draws, recent)
+
+    def repeat(self, conversation: SlotSampling, chosen: Sequence[int], draw_count: int) -> None:
+        """Let the penalty count earlier choices, and skip the uniform numbers that they used."""
+        self._penalised.extend(conversation.slot, chosen, conversation.recent)
+        conversation.uniforms.advance(draw_count)
+
+    def reset(self, slot: int) -> None:
+        """Empty the slot's set of penalised ids."""
+        self._penalised.reset(slot)
+
+    def is_clean(self, slot: int) -> bool:
+        """True if no state of a conversation is left in the slot."""
+        return self._penalised.is_clean(slot)
+
+    def choose(
+        self, conversations: Sequence[SlotSampling], logits: Tensor
+    ) -> list[tuple[int, Decision]]:
+        """Choose one id for each conversation from raw logits, float32 `[slots, vocabulary]`.
+
+        A first draw, from the raw logits at temperature 1, decides whether the text of the unit
+        ends (`<|chunk_eos|>`). So penalties do not change the moment at which the model pauses. If
+        the text does not end, the id is chosen from the logits with penalties and masks. The host
+        waits for the device once per batch. After an exception the call can be repeated.
+        """
+        draws = [each.draws for each in conversations]
+        ahead = [
+            [0.0, 0.0] if each.draws.is_greedy else each.uniforms.peek(2) for each in conversations
+        ]
+        chunk_eos = self._tokens.chunk_eos
+        scores, is_listen_rank = self._scores(conversations, logits)
+        is_end = chooses_id(chunk_eos, logits, draws, [first for first, _ in ahead])
+        chosen = choose_ids(scores, draws, [second for _, second in ahead])
+        ids = torch.where(is_listen_rank, self._tokens.eos, chosen)
+        ids = torch.where(is_end, chunk_eos, ids)
+        reasons = torch.where(is_listen_rank, int(Decision.LISTEN_RANK), int(Decision.CHOICE))
+        reasons = torch.where(is_end, int(Decision.CHUNK_END), reasons)
+        reasons = torch.where(logits.sum(-1).isfinite(), reasons, int(Decision.NOT_FINITE))
+        decided = download(torch.stack((ids, reasons), dim=-1)).tolist()
+        decisions = [(token, Decision(reason)) for token, reason in decided]
+        self._penalised.push(
+            [
+                (each.slot, token, each.recent)
+                for each, (token, decision) in zip(conversations, decisions, strict=True)
+                if decision is Decision.CHOICE
+            ]
+        )
+        # If `push` raises, no state on the host has changed. The code below does not raise. So
+        # `choose` can be called again after an exception.
+        for each, (_, decision) in zip(conversations, decisions, strict=True):
+            if not each.draws.is_greedy:
+                each.uniforms.advance(2 if decision is Decision.CHOICE else 1)
+        return decisions
+
+    def _scores(
+        self, conversations: Sequence[SlotSampling], logits: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return penalised scores [slots, vocabulary], and whether `listen_top_k` decides [slots].
+
+        As in the reference, for which the model was tuned, the repetition penalty divides scores of
+        either sign, and the listen options act on the tokenizer's end-of-sequence id, not on
+        `<|listen|>`.
+        """
+        numbers = [
+            (
+                each.options.text_repetition_penalty,
+                each.options.length_penalty,
+                each.options.listen_prob_scale,
+                each.options.listen_top_k or 0,
+            )
+            for each in conversations
+        ]
+        columns = upload(numbers, self._device, torch.float32)
+        repetition, length, listen_scale, listen_top_k = columns.unbind(1)
+        turn_eos, eos = self._tokens.turn_eos, self._tokens.eos
+        is_penalised = self._penalised.rows([each.slot for each in conversations])
+        scores = torch.where(is_penalised, logits / repetition[:, None], logits)
+        turn = scores[:, turn_eos]
+        scores[:, turn_eos] = torch.where(turn > 0, turn / length, turn * length)
+        scores[:, eos] *= listen_scale
+        scores[:, self._forbidden] = float("-inf")
+        if not any(each.options.listen_top_k for each in conversations):
+            return scores, torch.zeros_like(turn, dtype=torch.bool)
+        rank = (scores > scores[:, eos, None]).sum(-1)
+        return scores, rank < listen_top_k

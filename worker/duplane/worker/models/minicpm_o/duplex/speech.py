@@ -1,0 +1,207 @@
+"""The speech of a batch of units: the talker draws tokens; the vocoder makes samples from them.
+
+Source: `_generate_waveform_from_tokens` of class `DuplexCapability` in
+`MiniCPMO45/modeling_minicpmo_unified.py` of OpenBMB/MiniCPM-o-Demo@28b60cf.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from duplane.worker.models.minicpm_o.batch_isolation import run_stage
+from duplane.worker.models.minicpm_o.duplex.conversation import Conversation, RunningUnit
+from duplane.worker.models.minicpm_o.loader import SpeechVocoder
+from duplane.worker.models.minicpm_o.probe import Probe, SpokenUnit
+from duplane.worker.models.minicpm_o.stopwatch import Stopwatch
+from duplane.worker.models.minicpm_o.tts.sampling import SpeechRequest
+from duplane.worker.models.minicpm_o.tts.talker import Talker
+from duplane.worker.models.minicpm_o.types import FloatArray
+from duplane.worker.models.minicpm_o.vocoder.token_buffer import SpeechTokens
+from duplane.worker.models.minicpm_o.vocoder.vocoder import VocoderChunk
+
+UNIT_SAMPLES = 24_000
+SHARE_CHUNKS = 2
+"""Maximum number of chunks that one share of a rebuild feeds to the vocoder."""
+TURN_CHUNKS = 30
+"""Maximum number of chunks of an open turn that a rebuild feeds to the vocoder. If the turn has
+more chunks, the vocoder starts as in a new turn."""
+RECENT_CHUNKS = 2
+
+
+class SpeechStage:
+    """Runs the talker and the vocoder for several slots together."""
+
+    def __init__(self, talker: Talker, vocoder: SpeechVocoder, probe: Probe | None = None) -> None:
+        self._talker, self._vocoder, self._probe = talker, vocoder, probe
+
+    def new_buffer(self) -> SpeechTokens:
+        """Make an empty buffer for the speech tokens of a conversation."""
+        return SpeechTokens(
+            silence_token_id=self._vocoder.silence_token_id, lookahead=self._vocoder.lookahead
+        )
+
+    def run(self, units: Sequence[RunningUnit], watch: Stopwatch) -> Iterator[RunningUnit]:
+        """Yield each unit when its speech tokens and samples are complete, or when it has failed.
+
+        So a unit does not wait for units with more chunks of speech. The ends of turns run after
+        all units were yielded. If the end of its turn fails, a unit that was already yielded gets a
+        `failure`. The slots of `units` must be ascending.
+        """
+        waiting = [unit for unit in units if unit.conversation.awaits_voice]
+        run_stage("turn", waiting, self._start_turns)
+        run_stage("talker", units, self._draw_tokens, cache=self._talker.cache)
+        watch.lap("talker")
+        pending: list[RunningUnit] = list(units)
+        while pending:
+            decoding = [unit for unit in pending if unit.chunks]
+            run_stage("flow", decoding, self._encode_chunks)
+            run_stage("HiFT", decoding, self._decode_chunks)
+            watch.lap("vocoder")
+            yield from (unit for unit in pending if unit.failure or not unit.chunks)
+            pending = [unit for unit in pending if not unit.failure and unit.chunks]
+        run_stage("turn", [unit for unit in units if unit.state.end_of_turn], self.end_turns)
+
+    def _draw_tokens(self, units: Sequence[RunningUnit]) -> None:
+        """Draw the speech tokens of units, and cut them into chunks for the vocoder."""
+        requests: list[SpeechRequest] = []
+        for unit in units:
+            sampling = unit.conversation.sampling
+            requests.append(
+                SpeechRequest(
+                    slot=unit.slot,
+                    condition=self._talker.condition(unit.state.text_ids, unit.hidden),
+                    is_turn_end=unit.state.end_of_turn,
+                    is_greedy=sampling.draws.is_greedy,
+                    temperature=sampling.options.tts_temperature,
+                    uniforms=sampling.uniforms,
+                )
+            )
+        starts = [self._talker.cache.length(unit.slot) for unit in units]
+        drawn = self._talker.speak(requests)
+        for unit, tokens in zip(units, drawn, strict=True):
+            assert unit.conversation.speech, "only conversations with audio speak"
+            unit.speech_tokens = tokens
+            cut = unit.conversation.speech.push(tokens, end_of_turn=unit.state.end_of_turn)
+            unit.chunks = deque(VocoderChunk(unit.slot, new.tokens, new.is_last) for new in cut)
+        if self._probe is not None:
+            for request, start, tokens in zip(requests, starts, drawn, strict=True):
+                length = start + len(request.condition) + len(tokens)
+                speech = SpokenUnit(start, request.condition, tokens, length)
+                self._probe.spoke(request.slot, speech)
+
+    def _encode_chunks(self, units: Sequence[RunningUnit]) -> None:
+        """Compute the mel of the next chunk of each unit."""
+        mels = self._vocoder.encode([unit.chunks[0] for unit in units])
+        for unit, mel in zip(units, mels, strict=True):
+            unit.mel = mel
+
+    def _decode_chunks(self, units: Sequence[RunningUnit]) -> None:
+        """Make samples of the mel of each unit."""
+        mels = [unit.mel for unit in units if unit.mel is not None]
+        decoded = self._vocoder.decode_mel([unit.chunks[0] for unit in units], mels)
+        for unit, samples in zip(units, decoded, strict=True):
+            unit.samples.append(samples)
+            chunk = unit.chunks.popleft()
+            if self._probe is not None:
+                self._probe.vocoded(unit.slot, list(chunk.tokens), chunk.is_last, len(samples))
+
+    def note(self, unit: RunningUnit) -> None:
+        """Store the speech of a past unit for `repeat`. The end of a turn clears this speech."""
+        conversation, past = unit.conversation, unit.conversation.past_speech
+        if conversation.speech is None:
+            return
+        if conversation.awaits_voice:
+            self.start_turn(conversation)
+        if unit.is_interrupting:
+            self._skip_turn(conversation)
+        if unit.state.is_listen:
+            return
+        hidden = [row.clone() for row in unit.hidden]  # the rows are views of all states of a share
+        past.units.append((unit.state.text_ids, hidden, unit.speech_tokens))
+        cut = conversation.speech.push(unit.speech_tokens, end_of_turn=unit.state.end_of_turn)
+        past.chunks += [VocoderChunk(unit.slot, new.tokens, new.is_last) for new in cut]
+        if unit.state.end_of_turn:
+            past.units.clear()
+            self._talker.cache.truncate(unit.slot, 0)
+            self._skip_turn(conversation)
+
+    def _skip_turn(self, conversation: Conversation) -> None:
+        """Skip the chunks of a past turn, and start the next turn."""
+        self._vocoder.skip(conversation.past_speech.chunks)
+        conversation.past_speech.chunks.clear()
+        if conversation.speech is not None:
+            conversation.speech.reset()
+        self.start_turn(conversation)
+
+    def repeat(self, conversation: Conversation, watch: Stopwatch) -> None:
+        """Restore a part of the talker's and the vocoder's state, from speech that `note` stored.
+
+        The first call feeds all tokens to the talker; each later call, some chunks to the vocoder.
+        """
+        slot, past = conversation.slot, conversation.past_speech
+        if past.units:
+            self._talker.repeat(
+                slot,
+                [
+                    (self._talker.condition(text_ids, hidden), tokens)
+                    for text_ids, hidden, tokens in past.units
+                ],
+            )
+            past.units.clear()
+            watch.lap("talker")
+            return
+        if len(past.chunks) > TURN_CHUNKS:
+            self._skip_turn(conversation)
+        for _ in range(min(SHARE_CHUNKS, len(past.chunks))):
+            chunk = past.chunks.popleft()
+            self._vocoder.repeat(chunk, is_recent=len(past.chunks) < RECENT_CHUNKS)
+        watch.lap("vocoder")
+
+    def end_turns(self, units: Sequence[RunningUnit]) -> None:
+        """Reset the vocoder and the token buffer for the next turns of conversations with speech.
+
+        A conversation whose voice has no cached prompt only `awaits_voice` then: `start_turn`
+        computes the prompt, so that no other conversation has to wait for it here. The talker's
+        cache is not changed. The talker empties it when the model ends a turn. After an
+        interruption the next turn continues with the old cache, as in the reference.
+        """
+        for unit in units:
+            conversation = unit.conversation
+            if conversation.speech is None:
+                continue
+            conversation.speech.reset()
+            conversation.awaits_voice = True
+            if self._vocoder.has_prompt(unit.slot):
+                self.start_turn(conversation)
+
+    def _start_turns(self, units: Sequence[RunningUnit]) -> None:
+        """Start the turns of units whose caller has not called `start_turn` before."""
+        for unit in units:
+            self.start_turn(unit.conversation)
+
+    def start_turn(self, conversation: Conversation) -> None:
+        """Start a turn in the vocoder. This computes the prompt of the voice if it is not cached.
+
+        If a conversation awaits its voice, call this before its next unit. Otherwise `run` does so
+        when the unit speaks, and the other units of the batch wait.
+        """
+        self._vocoder.start_turn(conversation.slot)
+        conversation.awaits_voice = False
+
+
+def unit_audio(pieces: Sequence[FloatArray], *, end_of_turn: bool) -> FloatArray:
+    """Join the samples of one unit's chunks, `[samples]` at 24 kHz, quantised to 16 bits.
+
+    As in the reference, the samples are clipped to [-1, 1], multiplied by 32767, truncated towards
+    zero and divided by 32768. Inside a turn, audio shorter than a second gets zeros in front, so
+    that it ends when the next unit begins. Without samples the result is empty.
+    """
+    if not any(map(len, pieces)):
+        return np.zeros(0, np.float32)
+    scaled = np.clip(np.concatenate(pieces), -1.0, 1.0) * np.float32(32767.0)
+    samples = scaled.astype(np.int16).astype(np.float32) / np.float32(32768.0)
+    missing = 0 if end_of_turn else max(0, UNIT_SAMPLES - len(samples))
+    return np.pad(samples, (missing, 0))

@@ -1,0 +1,242 @@
+"""The transformer decoder of the LLM (Qwen3) and of the talker (Llama): one module for both.
+
+The rows of all slots in a batch are packed one after the other, [rows, hidden]; only attention
+separates the slots. Parameters are named as in the checkpoint. The decoder gets embeddings, not
+tokens. Sources: Qwen3 (https://arxiv.org/abs/2505.09388), Llama
+(https://arxiv.org/abs/2302.13971) and rotary positions (https://arxiv.org/abs/2104.09864).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from duplane.worker.models.minicpm_o.checkpoint import CheckpointError, field
+from duplane.worker.models.minicpm_o.layers import linear, pack_linear
+from duplane.worker.models.minicpm_o.llm.kv_cache import KVCache, Rows
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """The dimensions of one decoder. `has_head_norm` is true for Qwen3 and false for Llama."""
+
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    query_heads: int
+    key_heads: int
+    head_dim: int
+    rope_theta: float
+    norm_eps: float
+    has_head_norm: bool
+    has_attention_bias: bool
+
+    @classmethod
+    def from_json(
+        cls, config: Mapping[str, Any], *, has_head_norm: bool, rope_theta: float
+    ) -> DecoderConfig:
+        """Read the dimensions of either architecture. `rope_theta` applies if `config` has none."""
+        heads = field(config, "num_attention_heads", int)
+        key_heads = field(config, "num_key_value_heads", int, heads)
+        hidden = field(config, "hidden_size", int)
+        if heads < 1 or key_heads < 1 or heads % key_heads:
+            raise CheckpointError(f"{heads} attention heads over {key_heads} key heads")
+        activation = field(config, "hidden_act", str, "silu")
+        if activation != "silu":
+            raise CheckpointError(f"hidden_act {activation!r} is not supported")
+        rope = cast("dict[str, Any]", config.get("rope_parameters") or {})
+        scaling = cast("dict[str, Any]", config.get("rope_scaling") or rope)
+        if scaling.get("rope_type", scaling.get("type", "default")) != "default":
+            raise CheckpointError(f"rope scaling {scaling!r} is not supported")
+        return cls(
+            hidden_size=hidden,
+            intermediate_size=field(config, "intermediate_size", int),
+            layers=field(config, "num_hidden_layers", int),
+            query_heads=heads,
+            key_heads=key_heads,
+            head_dim=field(config, "head_dim", int, hidden // heads),
+            rope_theta=field({**config, **rope}, "rope_theta", float, rope_theta),
+            norm_eps=field(config, "rms_norm_eps", float, 1e-6),
+            has_head_norm=has_head_norm,
+            has_attention_bias=field(config, "attention_bias", bool, False),
+        )
+
+    def cache(
+        self, slot_count: int, capacity: int, device: torch.device, dtype: torch.dtype
+    ) -> KVCache:
+        """Allocate the cache of a decoder with these dimensions."""
+        return KVCache(
+            layers=self.layers,
+            slots=slot_count,
+            heads=self.key_heads,
+            queries_per_head=self.query_heads // self.key_heads,
+            capacity=capacity,
+            head_dim=self.head_dim,
+            device=device,
+            dtype=dtype,
+        )
+
+
+class Rotary:
+    """Cosines and sines of the rotary angles of all positions, float32 `[capacity, head_dim]`."""
+
+    def __init__(self, config: DecoderConfig, capacity: int, device: torch.device) -> None:
+        exponents = torch.arange(0, config.head_dim, 2, device=device).float() / config.head_dim
+        frequencies = 1.0 / (config.rope_theta**exponents)
+        angles = torch.arange(capacity, device=device).float()[:, None] * frequencies
+        self.cos = torch.cat((angles.cos(), angles.cos()), dim=-1)
+        self.sin = torch.cat((-angles.sin(), angles.sin()), dim=-1)
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines `[rows, 1, head_dim]` for rows at these positions.
+
+        The first half of the sines is negative.
+        """
+        return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
+
+    def rotate(self, keys: Tensor, source: int, target: int) -> Tensor:
+        """Rotate keys `[..., rows, head_dim]` from positions at `source` on to `target` on.
+
+        Each key is rotated once, by the difference of the tabulated angles of its two positions.
+        So it differs only by float32 rounding from a key computed at the new position.
+        """
+        old, new = (slice(start, start + keys.shape[-2]) for start in (source, target))
+        cos = self.cos[new] * self.cos[old] + self.sin[new] * self.sin[old]
+        sin = self.sin[new] * self.cos[old] - self.cos[new] * self.sin[old]
+        return rotate(keys, cos, sin)
+
+
+def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate `[..., head_dim]` in float32. `sin` is negative for the first half of `head_dim`."""
+    exact = states.float()
+    half = exact.shape[-1] // 2
+    return (exact * cos + exact.roll(half, -1) * sin).to(states.dtype)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention of packed rows over the slotted cache."""
+
+    def __init__(self, config: DecoderConfig, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.heads, self.key_heads, self.head_dim = (
+            config.query_heads,
+            config.key_heads,
+            config.head_dim,
+        )
+        hidden, bias = config.hidden_size, config.has_attention_bias
+        width, key_width = self.heads * self.head_dim, self.key_heads * self.head_dim
+        self.q_proj = linear(hidden, width, bias=bias, device=device, dtype=dtype)
+        self.k_proj = linear(hidden, key_width, bias=bias, device=device, dtype=dtype)
+        self.v_proj = linear(hidden, key_width, bias=bias, device=device, dtype=dtype)
+        self.packed_weight, packed = pack_linear((self.q_proj, self.k_proj, self.v_proj))
+        self._bias = packed if bias else None
+        self.o_proj = linear(width, hidden, bias=bias, device=device, dtype=dtype)
+        self.has_head_norm = config.has_head_norm
+        if self.has_head_norm:
+            self.q_norm = nn.RMSNorm(self.head_dim, config.norm_eps, device=device, dtype=dtype)
+            self.k_norm = nn.RMSNorm(self.head_dim, config.norm_eps, device=device, dtype=dtype)
+
+    def forward(
+        self, states: Tensor, angles: tuple[Tensor, Tensor], rows: Rows, cache: KVCache, layer: int
+    ) -> Tensor:
+        """Write the rows' keys and values to the cache, then attend; return `[rows, hidden]`."""
+        projected = functional.linear(states, self.packed_weight, self._bias)
+        heads = projected.view(len(states), -1, self.head_dim)
+        rotated, values = heads.tensor_split([self.heads + self.key_heads], 1)
+        if self.has_head_norm:
+            queries, keys = rotated.tensor_split([self.heads], 1)
+            rotated = torch.cat((self.q_norm(queries), self.k_norm(keys)), 1)
+        queries, keys = rotate(rotated, *angles).tensor_split([self.heads], 1)
+        cache.write(layer, rows, keys, values)
+        return self.o_proj(self._attend(queries, rows, cache, layer))
+
+    def _attend(self, queries: Tensor, rows: Rows, cache: KVCache, layer: int) -> Tensor:
+        """Attend group by group. Query heads that share a key head become rows of one head."""
+        mixed = queries
+        for group in rows.groups:
+            shape = (group.slot_count, group.rows_per_slot, self.key_heads, -1, self.head_dim)
+            own = queries[group.rows].reshape(shape).permute(0, 2, 3, 1, 4)
+            keys, values = cache.view(layer, group)
+            result = functional.scaled_dot_product_attention(
+                own.flatten(2, 3), keys, values, attn_mask=group.mask
+            )
+            result = result.view(own.shape).permute(0, 3, 1, 2, 4).reshape(-1, *queries.shape[1:])
+            if len(result) == len(queries) and isinstance(group.rows, slice):
+                return result.flatten(1)
+            if mixed is queries:
+                mixed = torch.empty_like(queries)
+            # Padding repeats a row, so writing the result of the repetition changes nothing.
+            mixed[group.rows] = result
+        return mixed.flatten(1)
+
+
+class GatedFeedForward(nn.Module):
+    """The gated feed-forward block."""
+
+    def __init__(self, config: DecoderConfig, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj = linear(hidden, inner, bias=False, device=device, dtype=dtype)
+        self.up_proj = linear(hidden, inner, bias=False, device=device, dtype=dtype)
+        self.packed_weight, _ = pack_linear((self.gate_proj, self.up_proj))
+        self.down_proj = linear(inner, hidden, bias=False, device=device, dtype=dtype)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Map `[rows, hidden]` to `[rows, hidden]`."""
+        gate, up = functional.linear(states, self.packed_weight).chunk(2, dim=-1)
+        return self.down_proj(functional.silu(gate) * up)
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each with a norm before it and a residual connection."""
+
+    def __init__(self, config: DecoderConfig, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        hidden, eps = config.hidden_size, config.norm_eps
+        self.input_layernorm = nn.RMSNorm(hidden, eps, device=device, dtype=dtype)
+        self.self_attn = Attention(config, device, dtype)
+        self.post_attention_layernorm = nn.RMSNorm(hidden, eps, device=device, dtype=dtype)
+        self.mlp = GatedFeedForward(config, device, dtype)
+
+    def forward(
+        self, states: Tensor, angles: tuple[Tensor, Tensor], rows: Rows, cache: KVCache, layer: int
+    ) -> Tensor:
+        states = states + self.self_attn(self.input_layernorm(states), angles, rows, cache, layer)
+        return states + self.mlp(self.post_attention_layernorm(states))
+
+
+class Decoder(nn.Module):
+    """All layers and the final norm, with the cache of all layers."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        slot_count: int,
+        capacity: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(config, device, dtype) for _ in range(config.layers)])
+        self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps, device=device, dtype=dtype)
+        self.cache = config.cache(slot_count, capacity, device, dtype)
+        self._rotary = Rotary(config, capacity + 1, device)
+
+    def forward(self, embeds: Tensor, rows: Rows) -> Tensor:
+        """Map embeddings `[rows, hidden]` to normed states. `rows` come from `cache.extend`."""
+        angles = self._rotary.at(rows.positions)
+        for index, layer in enumerate(self.layers):
+            embeds = layer(embeds, angles, rows, self.cache, index)
+        return self.norm(embeds)
+
+    def move(self, slot: int, source: int, target: int) -> None:
+        """Move the slot's rows from `source` on so that they begin at `target`; rotate their keys.
+
+        Keys and values are not computed again, even if they depend on rows that are dropped.
+        """
+        self.cache.move(slot, source, target, self._rotary.rotate)

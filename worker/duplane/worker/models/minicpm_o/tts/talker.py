@@ -1,0 +1,393 @@
+"""The talker: a Llama decoder that maps text conditions to speech tokens, for a batch of slots.
+
+Parameter names are those under the checkpoint's prefix `tts.`. Source: class `MiniCPMTTS` of
+`MiniCPMO45/modeling_minicpmo_unified.py` in OpenBMB/MiniCPM-o-Demo@28b60cf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, CheckpointError, field, section
+from duplane.worker.models.minicpm_o.layers import embedding, linear
+from duplane.worker.models.minicpm_o.llm.cuda_graphs import StaticRows, StepGraphs
+from duplane.worker.models.minicpm_o.llm.decoder import Decoder, DecoderConfig
+from duplane.worker.models.minicpm_o.llm.kv_cache import Rows
+from duplane.worker.models.minicpm_o.llm.language_model import PREFILL_ROWS
+from duplane.worker.models.minicpm_o.llm.sampling import draw
+from duplane.worker.models.minicpm_o.transfer import download, upload
+from duplane.worker.models.minicpm_o.tts.sampling import (
+    REPETITION_WINDOW,
+    UNIT_DRAWS,
+    SpeechRequest,
+    filter_top,
+    penalise,
+)
+
+PREFIX = "tts."
+FULL_ATTENTION, RECOMPUTING = "full_attention", "sliding_recompute"
+TURN_ROWS = 2048
+"""Maximum number of rows of a turn in the cache. A longer turn continues without its earlier rows.
+
+A unit adds 25 tokens, its text and one mark, so this is about a minute of speech.
+"""
+CHECK_STEPS = 5
+"""Steps between two checks whether all slots have ended. Each check waits for the device."""
+
+
+@dataclass(frozen=True)
+class TalkerConfig:
+    """The dimensions of the talker."""
+
+    decoder: DecoderConfig
+    llm_hidden_size: int
+    text_rows: int
+    speech_rows: int
+    bos: int
+    text_end: int
+    capacity: int
+    is_recomputing: bool = False
+    """Whether a passage of a chat answer attends only to the previous passage, which is fed again.
+    """
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any], rows: int) -> TalkerConfig:
+        """Read `tts_config` of config.json; the cache gets at most `rows` rows."""
+        tts = section(config, "tts_config")
+        if field(tts, "num_vq", int, 1) != 1:
+            raise CheckpointError("tts_config: only one codebook (num_vq 1) is supported")
+        if field(tts, "projector_type", str, "mlp") != "mlp":
+            raise CheckpointError("tts_config: only projector_type 'mlp' is supported")
+        # An absent value means the default of the reference.
+        attention = field(tts, "attention_type", str, RECOMPUTING)
+        if attention not in (FULL_ATTENTION, RECOMPUTING):
+            raise CheckpointError(
+                f"tts_config: attention_type is {attention!r}, only {FULL_ATTENTION!r} and "
+                f"{RECOMPUTING!r} are supported"
+            )
+        return cls(
+            decoder=DecoderConfig.from_json(tts, has_head_norm=False, rope_theta=10_000.0),
+            llm_hidden_size=field(tts, "llm_dim", int),
+            text_rows=field(tts, "num_text_tokens", int),
+            speech_rows=field(tts, "num_audio_tokens", int),
+            bos=field(tts, "audio_bos_token_id", int),
+            text_end=field(tts, "text_eos_token_id", int),
+            capacity=min(rows, field(tts, "max_position_embeddings", int, 4096)),
+            is_recomputing=attention == RECOMPUTING,
+        )
+
+
+class TalkerSteps:
+    """Steps of one token per slot, over tensors with fixed addresses.
+
+    A step feeds the last drawn token and draws the next token. `drawn` [slots, window + steps]
+    holds the last tokens before the first step (-1 for none), then the drawn tokens. The cache rows
+    of a captured step come from `StaticRows`; those of other steps come from the cache.
+    """
+
+    def __init__(
+        self,
+        talker: Talker,
+        count: int,
+        rows: Callable[[], Rows],
+        *,
+        steps: int = UNIT_DRAWS,
+        has_draws: bool = True,
+        has_filter: bool = True,
+    ) -> None:
+        """Allocate tensors for `count` slots; `rows` returns the cache rows of the next step.
+
+        Without `has_draws` or `has_filter` the kernels for drawing or filtering are left out.
+        """
+        self._talker, self._has_draws, self._has_filter = talker, has_draws, has_filter
+        self._rows, device = rows, talker.emb_text.weight.device
+        columns = REPETITION_WINDOW + steps
+        self.drawn = torch.full((count, columns), -1, dtype=torch.long, device=device)
+        # The number of steps so far. It is 1 until `begin` sets it to 0, because a CUDA graph
+        # captures `run` before `begin`. The first step of speech is `choose` alone, never `run`.
+        self._step = torch.ones(1, dtype=torch.long, device=device)
+        self._window = torch.arange(REPETITION_WINDOW, device=device)
+        self._temperature = torch.ones(count, 1, device=device)
+        self._fewest = torch.zeros(count, dtype=torch.long, device=device)
+        self._most = torch.full((count,), steps, dtype=torch.long, device=device)
+        self._is_drawn = torch.zeros(count, dtype=torch.bool, device=device)
+        self._filtered_from = torch.full((count, 1), steps, dtype=torch.long, device=device)
+        self._uniforms = torch.zeros(count, steps, dtype=torch.float64, device=device)
+
+    def begin(self, numbers: Tensor) -> None:
+        """Start with the values of `SpeechRequest.numbers`, float64 [slots, n]."""
+        self._temperature.copy_(numbers[:, :1])
+        self._fewest.copy_(numbers[:, 1])
+        self._most.copy_(numbers[:, 2])
+        self._is_drawn.copy_(numbers[:, 3])
+        self._filtered_from.copy_(numbers[:, 4:5])
+        history, uniforms = numbers[:, 5:].tensor_split([REPETITION_WINDOW], 1)
+        self.drawn.fill_(-1)
+        self.drawn[:, :REPETITION_WINDOW] = history
+        self._uniforms.copy_(uniforms)
+        self._step.zero_()
+
+    def run(self) -> None:
+        """Run one step. It never waits for the device, so that a CUDA graph can capture it."""
+        last = self.drawn.index_select(1, self._step + (REPETITION_WINDOW - 1)).squeeze(1)
+        embeds = self._talker.emb_code[0](last.clamp(min=0))
+        self.choose(self._talker.model(embeds, self._rows()))
+
+    def choose(self, hidden: Tensor) -> None:
+        """Draw the next token of each slot from hidden states [slots, width]."""
+        talker = self._talker
+        recent = self.drawn.index_select(1, self._step + self._window)
+        scores = talker.head_code[0](hidden).float() / self._temperature
+        scores = penalise(scores, recent.clamp(min=0), recent >= 0)
+        if self._has_filter:
+            scores = torch.where(self._step >= self._filtered_from, filter_top(scores), scores)
+        scores[:, talker.end] += torch.where(self._step < self._fewest, float("-inf"), 0.0)
+        token = scores.argmax(-1)
+        if self._has_draws or talker.on_step is not None:
+            probabilities = scores.softmax(-1)
+            if talker.on_step is not None:
+                talker.on_step(probabilities)
+            uniforms = self._uniforms.index_select(1, self._step).squeeze(1)
+            token = torch.where(self._is_drawn, draw(probabilities, uniforms), token)
+        self.drawn.index_copy_(1, self._step + REPETITION_WINDOW, token[:, None])
+        self._step.add_(1)
+
+    def have_ended(self) -> Tensor:
+        """Return bool [slots]: whether the slot has drawn the end of speech, or all its tokens."""
+        return (self.drawn == self._talker.end).any(-1) | (self._step >= self._most)
+
+
+class StaticTalkerSteps(TalkerSteps):
+    """Steps of up to `width` slots in contexts of at most `length` rows, which can be captured."""
+
+    def __init__(self, talker: Talker, width: int, length: int) -> None:
+        self.static = StaticRows(talker.cache, width, length)
+        super().__init__(talker, width, self.static.rows)
+
+    def run(self) -> None:
+        """Run one step."""
+        super().run()
+        self.static.advance()
+
+
+class Projector(nn.Module):
+    """Two linear layers from the LLM's width to the talker's width."""
+
+    def __init__(self, inputs: int, outputs: int, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.linear1 = linear(inputs, outputs, bias=True, device=device, dtype=dtype)
+        self.linear2 = linear(outputs, outputs, bias=True, device=device, dtype=dtype)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Map [..., inputs] to [..., outputs]."""
+        return self.linear2(functional.relu(self.linear1(states)))
+
+
+class Talker(nn.Module):
+    """Embeddings, decoder and output layer, with a slotted cache whose rows last for one turn."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        slot_count: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        rows: int = TURN_ROWS,
+    ) -> None:
+        super().__init__()
+        self.dims = dims = TalkerConfig.from_json(config, rows)
+        width = dims.decoder.hidden_size
+        self.emb_text = embedding(dims.text_rows, width, device=device, dtype=dtype)
+        self.emb_code = nn.ModuleList(
+            [embedding(dims.speech_rows, width, device=device, dtype=dtype)]
+        )
+        self.projector_semantic = Projector(dims.llm_hidden_size, width, device, dtype)
+        self.model = Decoder(dims.decoder, slot_count, dims.capacity, device, dtype)
+        self.cache = self.model.cache
+        self.head_code = nn.ModuleList([WeightNormHead(width, dims.speech_rows, device, dtype)])
+        self.end = dims.speech_rows - 1
+        self.graphs: StepGraphs[StaticTalkerSteps] | None = None
+        self.on_step: Callable[[Tensor], None] | None = None
+        """A function that gets the probabilities of every step, for comparison with traces."""
+
+    def load(self, checkpoint: Checkpoint) -> tuple[str, ...]:
+        """Fill the weights; return the names of the talker's tensors that are not used."""
+        unused = checkpoint.load_into(self, PREFIX)
+        self.fold()
+        return unused
+
+    def fold(self) -> None:
+        """Compute the weight of the output layer. Call this after the parameters are set."""
+        cast("WeightNormHead", self.head_code[0]).fold()
+
+    def condition(
+        self, ids: Sequence[int], hidden: Iterable[Tensor], *, is_text_end: bool = False
+    ) -> Tensor:
+        """Return condition rows [ids + 1, width] for the text `ids`.
+
+        `hidden` has the LLM's state of each id. Each row is the sum of a text embedding and the
+        normalised projection of a state. The last row is the mark that begins audio. If
+        `is_text_end`, a row with the mark of the end of the text precedes that row.
+        """
+        table = self.emb_text.weight
+        marks = [self.dims.text_end, self.dims.bos] if is_text_end else [self.dims.bos]
+        rows = self.emb_text(upload([*ids, *marks], table.device))
+        if ids:
+            projected = self.projector_semantic(torch.stack(tuple(hidden)).to(table.dtype))
+            rows[: len(ids)] += functional.normalize(projected, p=2.0, dim=-1)
+        return rows
+
+    def speak(self, requests: Sequence[SpeechRequest]) -> list[list[int]]:
+        """Return at most 25 tokens for each slot: those of one unit. The slots must be ascending.
+
+        Inside a turn a unit has 25 tokens; in the first and the last unit of a turn, speech may end
+        earlier. The last drawn token is not returned. Afterwards the cache holds the conditions and
+        the returned tokens; after the end of a turn it is empty.
+        """
+        for request in requests:
+            self.make_room(request.slot, len(request.condition) + UNIT_DRAWS)
+        bounded = [
+            request
+            if request.is_turn_end or self.cache.length(request.slot) == 0
+            else replace(request, fewest=UNIT_DRAWS)
+            for request in requests
+        ]
+        drawn = self.draw(bounded)
+        for request in requests:
+            if request.is_turn_end:
+                self.cache.truncate(request.slot, 0)
+        return [tokens[:-1] for tokens in drawn]
+
+    def repeat(self, slot: int, spoken: Sequence[tuple[Tensor, Sequence[int]]]) -> None:
+        """Add the conditions and tokens of units that were spoken before, all of one open turn.
+
+        The cache is then as after `speak`: old rows of the turn are dropped at the same units.
+        """
+        rows: list[Tensor] = []
+        for condition, tokens in spoken:
+            held = self.cache.length(slot) + sum(map(len, rows))
+            if held + len(condition) + UNIT_DRAWS > self.cache.capacity:
+                self.cache.truncate(slot, 0)
+                rows.clear()
+            codes = self.emb_code[0](upload(tokens, condition.device, torch.long))
+            rows += [condition, codes]
+        embeds = torch.cat(rows)
+        for start in range(0, len(embeds), PREFILL_ROWS):
+            part = embeds[start : start + PREFILL_ROWS]
+            self.model(part, self.cache.extend([(slot, len(part))]))
+
+    def make_room(self, slot: int, rows: int) -> None:
+        """Drop the rows of the slot if `rows` more do not fit into its cache."""
+        if self.cache.length(slot) + rows > self.cache.capacity:
+            self.cache.truncate(slot, 0)
+
+    def draw(self, requests: Sequence[SpeechRequest]) -> list[list[int]]:
+        """Feed each condition; return the tokens drawn, up to and including the end of speech.
+
+        The slots must be ascending. Afterwards the cache holds the conditions and all drawn tokens
+        but the last. All slots are computed together; their tokens do not depend on each other.
+        """
+        counts = [(request.slot, len(request.condition)) for request in requests]
+        rows = self.cache.extend(counts)
+        hidden = self.model(torch.cat([r.condition for r in requests]), rows)[rows.last]
+        starts = [self.cache.length(slot) for slot, _ in counts]
+        most = max(request.most for request in requests)
+        steps, run, index = self._begin(requests, hidden, starts, most)
+        fewest = max(request.fewest for request in requests)
+        check = CHECK_STEPS if self.on_step is None else 1
+        for step in range(1, most):
+            is_checked = step % check == 0 and step >= fewest
+            if is_checked and download(steps.have_ended()[index].all()):
+                break
+            run()
+        tokens = steps.drawn[:, REPETITION_WINDOW:]
+        found: list[list[int]] = download(tokens[index]).tolist()
+        drawn: list[list[int]] = []
+        for request, start, row in zip(requests, starts, found, strict=True):
+            end = row.index(self.end) + 1 if self.end in row else len(row)
+            kept = row[: min(end, request.most)]
+            request.uniforms.advance(len(kept) if request.is_drawn else 0)
+            self.cache.truncate(request.slot, start + len(kept) - 1)
+            drawn.append(kept)
+        return drawn
+
+    def _begin(
+        self, requests: Sequence[SpeechRequest], hidden: Tensor, starts: Sequence[int], most: int
+    ) -> tuple[TalkerSteps, Callable[[], None], Tensor | slice]:
+        """Draw the first tokens from `hidden` [slots, width].
+
+        Returns the steps, the function that runs a further step, and the slots' rows in the steps.
+        """
+        slots, length = [request.slot for request in requests], max(starts) + most - 1
+        found = None
+        if self.graphs is not None and self.on_step is None and most <= UNIT_DRAWS:
+            found = self.graphs.find(slots, length)
+        numbers = [request.numbers(UNIT_DRAWS if found else most) for request in requests]
+        values = upload(numbers, hidden.device, torch.float64)
+        if found is None:
+            counts = [(slot, 1) for slot in slots]
+            steps = TalkerSteps(
+                self,
+                len(slots),
+                lambda: self.cache.extend(counts),
+                steps=most,
+                has_draws=any(request.is_drawn for request in requests),
+                has_filter=any(request.filtered_from is not None for request in requests),
+            )
+            steps.begin(values)
+            steps.choose(hidden)
+            return steps, steps.run, slice(None)
+        self.cache.grow([(slot, most - 1) for slot in slots])
+        steps, run = found
+        width, index = len(steps.drawn), steps.static.begin(slots, starts)
+        steps.begin(_spread(values, index, width, 1.0))
+        steps.choose(_spread(hidden, index, width, 0.0))
+        return steps, run, index
+
+    def capture(self, *, is_replayed: bool = True) -> None:
+        """Capture the steps as CUDA graphs, which `draw` then uses."""
+        self.graphs = StepGraphs[StaticTalkerSteps](self.cache)
+        self.graphs.capture(partial(StaticTalkerSteps, self), is_replayed=is_replayed)
+
+    def reset(self, slot: int) -> None:
+        """Zero all state of the slot."""
+        self.cache.reset(slot)
+
+
+class WeightNormHead(nn.Module):
+    """A linear layer stored with weight norm: each row of the weight is g * v / |v|."""
+
+    weight: Tensor
+
+    def __init__(self, width: int, outputs: int, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        stored = nn.Module()
+        for name, columns in (("original0", 1), ("original1", width)):
+            values = torch.empty(outputs, columns, device=device, dtype=torch.float32)
+            stored.register_parameter(name, nn.Parameter(values, requires_grad=False))
+        self.parametrizations = nn.ModuleDict({"weight": stored})
+        weight = torch.zeros(outputs, width, device=device, dtype=dtype)
+        self.register_buffer("weight", weight, persistent=False)
+
+    def fold(self) -> None:
+        """Compute the weight from both stored parts."""
+        stored: Any = self.parametrizations["weight"]
+        self.weight.copy_(functional.normalize(stored.original1, dim=-1) * stored.original0)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Map [..., width] to [..., outputs]."""
+        return functional.linear(states, self.weight)
+
+
+def _spread(rows: Tensor, index: Tensor, width: int, fill: float) -> Tensor:
+    """Return `width` rows: the given rows at `index`, all others with the value `fill`."""
+    wide = torch.full((width, *rows.shape[1:]), fill, dtype=rows.dtype, device=rows.device)
+    return wide.index_copy_(0, index, rows)
