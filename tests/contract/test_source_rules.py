@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from support.paths import ROOT
 
-MAX_LINES = 400
-MAX_MODULES = 15
+# A file above the first number is worth a look: is it still one idea? Above the second it fails.
+MANY_LINES = 400
+MAX_LINES = 600
 FOLDERS = ("edge", "proto", "scheduler", "tests", "tools", "worker")
 SUPPRESSION = re.compile(
     r"# (?:noqa(?:: [A-Z0-9, ]+)?|fmt: (?:skip|off)|(?:pyright|type): ignore(?:\[[\w, -]+\])?)"
@@ -26,14 +28,14 @@ def sources() -> Iterator[Path]:
                 yield path
 
 
+@pytest.mark.filterwarnings("always:files above")
 def test_no_file_is_too_long() -> None:
-    lengths = {path: len(path.read_text().splitlines()) for path in sources()}
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in sources()
+    }
+    if long := {path: length for path, length in lengths.items() if length > MANY_LINES}:
+        warnings.warn(f"files above {MANY_LINES} lines: {long}", stacklevel=1)
     assert not {path: length for path, length in lengths.items() if length > MAX_LINES}
-
-
-def test_no_folder_has_too_many_modules() -> None:
-    counts = Counter(path.parent for path in sources())
-    assert not {path: count for path, count in counts.items() if count > MAX_MODULES}
 
 
 def is_reason(text: str) -> bool:

@@ -15,6 +15,7 @@ from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.settings import parse_labels
 from duplane.fabric.v1 import (
     lease_pb2,
+    model_pb2,
     registry_pb2,
     session_pb2,
     session_pb2_grpc,
@@ -227,7 +228,7 @@ class Worker:
                 **parse_labels(self._settings.labels, "labels"),
             },
             device=self._device.description(),
-            model=registry_pb2.Model(
+            model=model_pb2.Model(
                 name=model.name,
                 parameter_count=model.parameter_count,
                 context_token_limit=model.context_capacity,

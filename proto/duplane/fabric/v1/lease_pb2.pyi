@@ -1,5 +1,6 @@
 import datetime
 
+from duplane.fabric.v1 import model_pb2 as _model_pb2
 from duplane.fabric.v1 import trace_pb2 as _trace_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
@@ -75,20 +76,22 @@ class Queued(_message.Message):
     def __init__(self, ticket_id: _Optional[str] = ..., position: _Optional[int] = ..., queue_length: _Optional[int] = ..., estimated_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Granted(_message.Message):
-    __slots__ = ("lease", "lease_id", "worker_address", "claim_timeout", "ticket_id", "worker_id")
+    __slots__ = ("lease", "lease_id", "worker_address", "claim_timeout", "ticket_id", "worker_id", "model")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CLAIM_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     lease: Lease
     lease_id: str
     worker_address: str
     claim_timeout: _duration_pb2.Duration
     ticket_id: str
     worker_id: str
-    def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ..., lease_id: _Optional[str] = ..., worker_address: _Optional[str] = ..., claim_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ticket_id: _Optional[str] = ..., worker_id: _Optional[str] = ...) -> None: ...
+    model: _model_pb2.Model
+    def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ..., lease_id: _Optional[str] = ..., worker_address: _Optional[str] = ..., claim_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ticket_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., model: _Optional[_Union[_model_pb2.Model, _Mapping]] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("claims", "signature", "key_id")

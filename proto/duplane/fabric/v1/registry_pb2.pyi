@@ -1,6 +1,7 @@
 import datetime
 
 from duplane.fabric.v1 import lease_pb2 as _lease_pb2
+from duplane.fabric.v1 import model_pb2 as _model_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -69,13 +70,13 @@ class Register(_message.Message):
     address: str
     pool: str
     device: Device
-    model: Model
+    model: _model_pb2.Model
     kinds: _containers.RepeatedScalarFieldContainer[_lease_pb2.SessionKind]
     slots: _containers.RepeatedCompositeFieldContainer[SlotReport]
     is_draining: bool
     labels: _containers.ScalarMap[str, str]
     stream_number: int
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., pool: _Optional[str] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., kinds: _Optional[_Iterable[_Union[_lease_pb2.SessionKind, str]]] = ..., slots: _Optional[_Iterable[_Union[SlotReport, _Mapping]]] = ..., is_draining: _Optional[bool] = ..., labels: _Optional[_Mapping[str, str]] = ..., stream_number: _Optional[int] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., pool: _Optional[str] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., model: _Optional[_Union[_model_pb2.Model, _Mapping]] = ..., kinds: _Optional[_Iterable[_Union[_lease_pb2.SessionKind, str]]] = ..., slots: _Optional[_Iterable[_Union[SlotReport, _Mapping]]] = ..., is_draining: _Optional[bool] = ..., labels: _Optional[_Mapping[str, str]] = ..., stream_number: _Optional[int] = ...) -> None: ...
 
 class Device(_message.Message):
     __slots__ = ("name", "description", "memory_bytes")
@@ -86,16 +87,6 @@ class Device(_message.Message):
     description: str
     memory_bytes: int
     def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
-
-class Model(_message.Message):
-    __slots__ = ("name", "parameter_count", "context_token_limit")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    PARAMETER_COUNT_FIELD_NUMBER: _ClassVar[int]
-    CONTEXT_TOKEN_LIMIT_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    parameter_count: int
-    context_token_limit: int
-    def __init__(self, name: _Optional[str] = ..., parameter_count: _Optional[int] = ..., context_token_limit: _Optional[int] = ...) -> None: ...
 
 class SlotReport(_message.Message):
     __slots__ = ("slot", "state", "fencing_number", "lease_id", "session_id", "kind", "is_paused")

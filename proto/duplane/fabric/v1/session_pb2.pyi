@@ -212,7 +212,7 @@ class Rebuild(_message.Message):
     def __init__(self, units: _Optional[_Iterable[_Union[PastUnit, _Mapping]]] = ..., is_last: _Optional[bool] = ..., model_digest: _Optional[str] = ...) -> None: ...
 
 class PastUnit(_message.Message):
-    __slots__ = ("sequence", "audio_int16", "audio", "video_frames", "max_slice_count", "token_ids", "state_change", "context_token_count")
+    __slots__ = ("sequence", "audio_int16", "audio", "video_frames", "max_slice_count", "token_ids", "state_change", "context_token_count", "rebuild_state")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     AUDIO_INT16_FIELD_NUMBER: _ClassVar[int]
     AUDIO_FIELD_NUMBER: _ClassVar[int]
@@ -221,6 +221,7 @@ class PastUnit(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     STATE_CHANGE_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    REBUILD_STATE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     audio_int16: bytes
     audio: bytes
@@ -229,7 +230,8 @@ class PastUnit(_message.Message):
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     state_change: StateChange
     context_token_count: int
-    def __init__(self, sequence: _Optional[int] = ..., audio_int16: _Optional[bytes] = ..., audio: _Optional[bytes] = ..., video_frames: _Optional[_Iterable[bytes]] = ..., max_slice_count: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., state_change: _Optional[_Union[StateChange, _Mapping]] = ..., context_token_count: _Optional[int] = ...) -> None: ...
+    rebuild_state: bytes
+    def __init__(self, sequence: _Optional[int] = ..., audio_int16: _Optional[bytes] = ..., audio: _Optional[bytes] = ..., video_frames: _Optional[_Iterable[bytes]] = ..., max_slice_count: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., state_change: _Optional[_Union[StateChange, _Mapping]] = ..., context_token_count: _Optional[int] = ..., rebuild_state: _Optional[bytes] = ...) -> None: ...
 
 class StateChange(_message.Message):
     __slots__ = ("speech_token_ids", "chosen_token_ids", "draw_count", "interrupted_turn")
@@ -296,7 +298,7 @@ class Close(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("sequence", "listen", "speech", "end_of_turn", "context_token_count", "dropped_unit_count", "token_counts", "stage_times", "token_ids", "trace", "state_change")
+    __slots__ = ("sequence", "listen", "speech", "end_of_turn", "context_token_count", "dropped_unit_count", "token_counts", "stage_times", "token_ids", "trace", "state_change", "rebuild_state", "interrupted_turn", "listen_probability")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     LISTEN_FIELD_NUMBER: _ClassVar[int]
     SPEECH_FIELD_NUMBER: _ClassVar[int]
@@ -308,6 +310,9 @@ class Delta(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     STATE_CHANGE_FIELD_NUMBER: _ClassVar[int]
+    REBUILD_STATE_FIELD_NUMBER: _ClassVar[int]
+    INTERRUPTED_TURN_FIELD_NUMBER: _ClassVar[int]
+    LISTEN_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     listen: Listen
     speech: Speech
@@ -319,19 +324,24 @@ class Delta(_message.Message):
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     trace: _trace_pb2.TraceContext
     state_change: StateChange
-    def __init__(self, sequence: _Optional[int] = ..., listen: _Optional[_Union[Listen, _Mapping]] = ..., speech: _Optional[_Union[Speech, _Mapping]] = ..., end_of_turn: _Optional[bool] = ..., context_token_count: _Optional[int] = ..., dropped_unit_count: _Optional[int] = ..., token_counts: _Optional[_Union[TokenCounts, _Mapping]] = ..., stage_times: _Optional[_Union[StageTimes, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., state_change: _Optional[_Union[StateChange, _Mapping]] = ...) -> None: ...
+    rebuild_state: bytes
+    interrupted_turn: bool
+    listen_probability: float
+    def __init__(self, sequence: _Optional[int] = ..., listen: _Optional[_Union[Listen, _Mapping]] = ..., speech: _Optional[_Union[Speech, _Mapping]] = ..., end_of_turn: _Optional[bool] = ..., context_token_count: _Optional[int] = ..., dropped_unit_count: _Optional[int] = ..., token_counts: _Optional[_Union[TokenCounts, _Mapping]] = ..., stage_times: _Optional[_Union[StageTimes, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., trace: _Optional[_Union[_trace_pb2.TraceContext, _Mapping]] = ..., state_change: _Optional[_Union[StateChange, _Mapping]] = ..., rebuild_state: _Optional[bytes] = ..., interrupted_turn: _Optional[bool] = ..., listen_probability: _Optional[float] = ...) -> None: ...
 
 class Listen(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Speech(_message.Message):
-    __slots__ = ("text", "audio")
+    __slots__ = ("text", "audio", "sample_count")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     AUDIO_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_COUNT_FIELD_NUMBER: _ClassVar[int]
     text: str
     audio: bytes
-    def __init__(self, text: _Optional[str] = ..., audio: _Optional[bytes] = ...) -> None: ...
+    sample_count: int
+    def __init__(self, text: _Optional[str] = ..., audio: _Optional[bytes] = ..., sample_count: _Optional[int] = ...) -> None: ...
 
 class TokenCounts(_message.Message):
     __slots__ = ("input_audio_token_count", "input_video_token_count", "input_text_token_count", "output_text_token_count", "output_audio_token_count")

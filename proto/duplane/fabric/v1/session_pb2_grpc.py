@@ -29,7 +29,8 @@ class SessionServiceStub:
     """Runs sessions on the slots of one worker. Edges and internal clients call it on the worker that
     their lease names.
 
-    All audio is mono float32, little endian: 16 kHz towards the model, 24 kHz from it.
+    All audio is mono float32, little endian. Its sample rates are those of the model: see
+    Model.input_rate_hertz and Model.output_rate_hertz in the grant of the slot.
     """
 
     def __init__(self, channel):
@@ -54,7 +55,8 @@ class SessionServiceServicer:
     """Runs sessions on the slots of one worker. Edges and internal clients call it on the worker that
     their lease names.
 
-    All audio is mono float32, little endian: 16 kHz towards the model, 24 kHz from it.
+    All audio is mono float32, little endian. Its sample rates are those of the model: see
+    Model.input_rate_hertz and Model.output_rate_hertz in the grant of the slot.
     """
 
     def Converse(self, request_iterator, context):
@@ -117,7 +119,8 @@ class SessionService:
     """Runs sessions on the slots of one worker. Edges and internal clients call it on the worker that
     their lease names.
 
-    All audio is mono float32, little endian: 16 kHz towards the model, 24 kHz from it.
+    All audio is mono float32, little endian. Its sample rates are those of the model: see
+    Model.input_rate_hertz and Model.output_rate_hertz in the grant of the slot.
     """
 
     @staticmethod

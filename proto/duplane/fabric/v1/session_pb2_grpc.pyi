@@ -30,7 +30,8 @@ class SessionServiceStub:
     """Runs sessions on the slots of one worker. Edges and internal clients call it on the worker that
     their lease names.
 
-    All audio is mono float32, little endian: 16 kHz towards the model, 24 kHz from it.
+    All audio is mono float32, little endian. Its sample rates are those of the model: see
+    Model.input_rate_hertz and Model.output_rate_hertz in the grant of the slot.
     """
 
     @_typing.overload
@@ -70,7 +71,8 @@ class SessionServiceAsyncStub(SessionServiceStub):
     """Runs sessions on the slots of one worker. Edges and internal clients call it on the worker that
     their lease names.
 
-    All audio is mono float32, little endian: 16 kHz towards the model, 24 kHz from it.
+    All audio is mono float32, little endian. Its sample rates are those of the model: see
+    Model.input_rate_hertz and Model.output_rate_hertz in the grant of the slot.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -106,7 +108,8 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
     """Runs sessions on the slots of one worker. Edges and internal clients call it on the worker that
     their lease names.
 
-    All audio is mono float32, little endian: 16 kHz towards the model, 24 kHz from it.
+    All audio is mono float32, little endian. Its sample rates are those of the model: see
+    Model.input_rate_hertz and Model.output_rate_hertz in the grant of the slot.
     """
 
     @_abc_1.abstractmethod
