@@ -1,4 +1,7 @@
-"""Lowest and highest values of a conversation's settings. The edge and the worker check them."""
+"""Lowest and highest values of the fields of the contract.
+
+The edge and the worker check the settings of a conversation, the scheduler checks a worker's model.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,11 @@ CHAT_CONFIG: Mapping[str, tuple[float, float]] = {
     "repetition_penalty": (0.1, 10),
     "max_slice_count": (1, 9),
 }
+
+# Lowest and highest values of the fields of Model that are present: the duration of a unit, and the
+# sample rates of input and output.
+UNIT_DURATION_S = (0.01, 10.0)
+SAMPLE_RATE_HERTZ = (4_000, 192_000)
 
 # Maximum number of units of one `Rebuild` message; the edge splits a longer conversation. The
 # worker checks all units of a message before it handles other sessions again, so their number is

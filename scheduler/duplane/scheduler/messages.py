@@ -26,13 +26,15 @@ def granted(
     grant: Grant, worker: Worker, keys: LeaseKeys, claim_timeout_s: float
 ) -> lease_pb2.Granted:
     """Return the message that gives a caller its grant, with the signed lease."""
+    register = worker.register
     return lease_pb2.Granted(
         lease=keys.sign(grant.claims),
         lease_id=grant.claims.lease_id,
-        worker_address=worker.register.address,
+        worker_address=register.address,
         claim_timeout=to_duration(claim_timeout_s),
         ticket_id=grant.ticket.ticket_id if grant.ticket else "",
         worker_id=grant.claims.worker_id,
+        model=register.model if register.HasField("model") else None,
     )
 
 

@@ -7,16 +7,18 @@ import re
 from collections.abc import Mapping, Sequence
 from urllib.parse import unquote
 
+from duplane.fabric import bounds
 from duplane.fabric.addresses import is_this_machine, parse_address, parse_ip
 from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.kinds import KIND_NAMES
 from duplane.fabric.settings import MAX_LABEL_COUNT, MAX_LABEL_LENGTH
-from duplane.fabric.v1 import admin_pb2, lease_pb2, registry_pb2
+from duplane.fabric.v1 import admin_pb2, lease_pb2, model_pb2, registry_pb2
 
 MAX_ID_LENGTH = 256
 MAX_SLOT_COUNT = 1024
 MAX_REQUEST_BYTES = 128 * 1024  # enough for the longest fields; etcd accepts 1.5 MB
+MAX_MODEL_BYTES = 4096  # every grant repeats the model
 MAX_AVOIDED_COUNT = 64
 MAX_AVOIDED_S = 60.0
 MAX_HOLD_S = 86_400.0
@@ -104,12 +106,39 @@ def check_register(register: registry_pb2.Register) -> None:
     _require_short(register.address, "register.address")
     _require_short(register.pool, "register.pool")
     _check_labels(register.labels, "register.labels")
+    _check_model(register.model, "register.model")
     _require(bool(register.kinds), "register.kinds", "is empty")
     for index, kind in enumerate(register.kinds):
         _require(kind in KIND_NAMES, f"register.kinds[{index}]", "is not a session kind")
     is_counted = 0 < len(register.slots) <= MAX_SLOT_COUNT
     _require(is_counted, "register.slots", f"does not have 1 to {MAX_SLOT_COUNT} slots")
     _check_slots(register.slots, "register.slots")
+
+
+def _check_model(model: model_pb2.Model, path: str) -> None:
+    """Check a model's description. Absent fields are valid."""
+    is_small = model.ByteSize() <= MAX_MODEL_BYTES  # includes unknown fields
+    _require(is_small, path, f"is larger than {MAX_MODEL_BYTES} bytes")
+    _require_short(model.name, f"{path}.name")
+    _require_short(model.digest, f"{path}.digest")
+    _require(model.parameter_count >= 0, f"{path}.parameter_count", "is negative")
+    _require(model.context_token_limit >= 0, f"{path}.context_token_limit", "is negative")
+    if model.HasField("unit_duration"):
+        unit_s = to_seconds(model.unit_duration)
+        _require_within(unit_s, bounds.UNIT_DURATION_S, f"{path}.unit_duration", " s")
+    rates = (
+        ("input_rate_hertz", model.input_rate_hertz),
+        ("output_rate_hertz", model.output_rate_hertz),
+    )
+    for name, rate in rates:
+        if rate:
+            _require_within(rate, bounds.SAMPLE_RATE_HERTZ, f"{path}.{name}", "")
+
+
+def _require_within(value: float, limits: tuple[float, float], field: str, unit: str) -> None:
+    low, high = limits
+    rule = f"must be at least {low:g}{unit} and at most {high:g}{unit}"
+    _require(low <= value <= high, field, rule)
 
 
 def check_reachable(address: str, peer: str) -> None:
