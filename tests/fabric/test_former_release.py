@@ -1,0 +1,119 @@
+"""Fabrics in which processes of this release and of the former release serve the same call.
+
+The call moves from one worker to another, so that each release reads what the other has written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+
+import pytest
+from support.fabric.former_release import former_environment
+from support.fabric.real_fabric import Client
+from support.time_limits import WITHIN_S
+from websockets.asyncio.client import connect
+
+from duplane.fabric import process
+from duplane.worker.checkpoints import DEFAULT_CHECKPOINT
+
+UNITS = 5  # before and after each move
+
+
+@dataclass
+class Server:
+    """One process of the fabric."""
+
+    process: asyncio.subprocess.Process
+    address: str
+
+    async def kill(self) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.wait()
+
+
+@dataclass
+class MixedFabric:
+    """Starts processes of both releases, and kills them at the end."""
+
+    former: Mapping[str, str]
+    _servers: list[Server] = field(default_factory=list[Server])
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def starting(cls, former: Mapping[str, str]) -> AsyncGenerator[MixedFabric]:
+        fabric = cls(former)
+        try:
+            yield fabric
+        finally:
+            for server in fabric._servers:
+                await server.kill()
+
+    async def start(self, role: str, *flags: str, is_former: bool) -> Server:
+        command = (sys.executable, "-m", "duplane.tools", role, *flags)
+        started = await asyncio.create_subprocess_exec(
+            *(*command, "--listen", "127.0.0.1:0", "--log-level", "WARNING"),
+            stdout=asyncio.subprocess.PIPE,
+            env=self.former if is_former else None,
+        )
+        server = Server(started, "")
+        self._servers.append(server)
+        assert started.stdout
+        async with asyncio.timeout(WITHIN_S):
+            async for line in started.stdout:
+                match line.decode().split():
+                    case [process.READY, _, address]:
+                        server.address = address
+                        return server
+        raise AssertionError(f"{role} has ended")
+
+    async def start_worker(self, scheduler: Server, checkpoint: str, *, is_former: bool) -> Server:
+        flags = ("--scheduler", scheduler.address, "--checkpoint", checkpoint, "--slots", "1")
+        return await self.start("worker", *flags, is_former=is_former)
+
+
+@pytest.fixture(scope="module")
+def former(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    return former_environment(tmp_path_factory.mktemp("former"))
+
+
+async def hold_call(client: Client) -> None:
+    for _ in range(UNITS):
+        await client.exchange()
+
+
+@pytest.mark.parametrize("is_reverse", [False, True], ids=["one former", "all former but one"])
+@pytest.mark.parametrize("role", ["scheduler", "edge", "worker"])
+async def test_call_moves_between_workers(
+    former: Mapping[str, str], role: str, is_reverse: bool
+) -> None:
+    """Only the process of `role` is of the former release; with `is_reverse`, all others are."""
+
+    def is_former(name: str) -> bool:
+        return (name == role) != is_reverse
+
+    checkpoint = str(DEFAULT_CHECKPOINT) if role == "worker" else "scripted"
+    async with MixedFabric.starting(former) as fabric:
+        scheduler = await fabric.start("scheduler", is_former=is_former("scheduler"))
+
+        async def start_worker(name: str) -> Server:
+            return await fabric.start_worker(scheduler, checkpoint, is_former=is_former(name))
+
+        worker = await start_worker("worker")
+        at = ("--scheduler", scheduler.address)
+        edge = await fabric.start("edge", *at, is_former=is_former("edge"))
+        url = f"ws://{edge.address}/v1/realtime?mode=audio"
+        async with connect(url, proxy=None, max_size=None) as connection:
+            client = Client(connection)
+            await client.begin()
+            await hold_call(client)
+            for name in ("next worker", "worker"):  # there and back
+                next_worker = await start_worker(name)
+                await worker.kill()
+                await hold_call(client)
+                worker = next_worker
+            await client.end()
