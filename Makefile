@@ -18,7 +18,7 @@ TORCH ?= auto
 
 .DEFAULT_GOAL := help
 .PHONY: help run setup unit test cluster-test check coverage fmt lint types proto contract-docs protocols \
-	settings metrics golden fuzz simulate bench clean
+	settings metrics golden fuzz simulate bench train evaluate clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,12 @@ simulate: $(INSTALLED) ## simulate scheduler, workers and callers with faults: S
 bench: $(INSTALLED) ## measure the hot paths
 	$(BIN)/duplane bench codec
 	$(BIN)/duplane bench fabric $(ARGS)
+
+train: $(INSTALLED) ## train the default model: ARGS="DIR --processes 2" (see tools/training)
+	$(BIN)/python -m training train $(ARGS)
+
+evaluate: $(INSTALLED) ## measure the default model: ARGS=DIR
+	$(BIN)/python -m training evaluate $(ARGS)
 
 clean: ## delete the virtual environment
 	rm -rf $(VENV)

@@ -16,6 +16,7 @@ _IO = ("asyncio", "websockets", "aiohttp", "grpc", "uvloop")
 
 # Package -> modules that its files must not import.
 FORBIDDEN = {
+    "duplane": ("training",),
     "duplane.fabric": (
         "duplane.edge",
         "duplane.scheduler",
@@ -86,8 +87,8 @@ def module_name(folder: str, source: Path) -> str:
 
 SOURCES = [
     (module_name(folder, source), source)
-    for folder in FOLDERS
-    for source in sorted((ROOT / folder / "duplane").rglob("*.py"))
+    for folder, package in [*((folder, "duplane") for folder in FOLDERS), ("tools", "training")]
+    for source in sorted((ROOT / folder / package).rglob("*.py"))
 ]
 
 
@@ -118,7 +119,7 @@ def test_base_install_needs_no_torch() -> None:
         "duplane.tools.test_checkpoint",
         "duplane.tools.replay",
         "duplane.tools.checkpoint",
-        "duplane.tools.train",
+        "training",
         "duplane.tools.bench.launches",
         "duplane.tools.bench.model",
         "duplane.tools.bench.peaks",

@@ -15,7 +15,7 @@ import pytest
 from support.paths import ROOT
 
 FOLDERS = ("proto", "edge", "scheduler", "worker", "tools")
-OURS = {"duplane", "support", "fuzz"}
+OURS = {"duplane", "training", "support", "fuzz"}
 
 
 def project() -> dict[str, list[str]]:

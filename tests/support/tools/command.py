@@ -1,10 +1,10 @@
-"""Runs the `duplane` command within the test process."""
+"""Runs commands within the test process."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 from support.monitoring.log_state import restored_logging
@@ -13,7 +13,14 @@ from duplane.tools.main import run
 
 
 def run_command(*arguments: str, **environment: str) -> tuple[int, str]:
-    """Run the command; return its exit code and all its output to stdout and stderr."""
+    """Run the `duplane` command; return its exit code and all its output to stdout and stderr."""
+    return captured(run, arguments, **environment)
+
+
+def captured(
+    command: Callable[[Sequence[str]], int], arguments: Sequence[str], **environment: str
+) -> tuple[int, str]:
+    """Run a command; return its exit code and all its output to stdout and stderr."""
     output = io.StringIO()
     with (
         _environment({"COLUMNS": "200", **environment}),
@@ -22,7 +29,7 @@ def run_command(*arguments: str, **environment: str) -> tuple[int, str]:
         contextlib.redirect_stderr(output),
     ):
         try:
-            code = run(arguments)
+            code = command(arguments)
         except SystemExit as exit_:
             code = exit_.code if isinstance(exit_.code, int) else 1
     return code, output.getvalue()

@@ -115,9 +115,14 @@ def parse_settings(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command line; return the exit code. A failure is reported as one line on stderr."""
+    """Run the command line of duplane; return the exit code."""
+    return run_app(app.meta, arguments)
+
+
+def run_app(owner: App, arguments: Sequence[str]) -> int:
+    """Run a command of `owner`; return the exit code. A failure is one line on stderr."""
     try:
-        return _run(app.meta, arguments)
+        return _run(owner, arguments)
     except CommandError as error:
         sys.stderr.write(f"duplane: {error}\n")
         return error.exit_code

@@ -1,4 +1,4 @@
-"""The default checkpoint: a small model, trained by `duplane checkpoint train`."""
+"""The default checkpoint: a small model, trained by `make train`."""
 
 from __future__ import annotations
 

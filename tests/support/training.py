@@ -1,0 +1,57 @@
+"""Makes training data without a synthesiser: a corpus and answers of noise, with invented times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import numpy as np
+
+from training.answers import CODE_SAMPLES, Spoken
+from training.corpus.store import Corpus, Recorded, write_corpus
+from training.domain import (
+    TRAINED_WORDS,
+    all_answers,
+    draw_exchange,
+    question_words,
+)
+
+WORD_S = 0.25
+WORDS_PER_UNIT = 4
+
+
+def fake_corpus(folder: Path, count: int = 40) -> Corpus:
+    """Write and open a corpus whose words last a quarter of a second each."""
+    chance, numbers = Random(1), np.random.default_rng(1)
+    recorded: list[Recorded] = []
+    for _ in range(count):
+        exchange = draw_exchange(chance, TRAINED_WORDS)
+        words = exchange.question.split()
+        samples = numbers.standard_normal(int(WORD_S * len(words) * 16_000)) * 0.1
+        times = [WORD_S * number for number in range(len(words))]
+        recorded.append(
+            Recorded(
+                exchange,
+                "fake:voice",
+                samples.astype(np.float32),
+                WORD_S * len(words),
+                tuple(zip(times, words, strict=True)),
+                tuple((start, f"p{number % 3}") for number, start in enumerate(times)),
+            )
+        )
+    write_corpus(folder, recorded, question_words())
+    return Corpus(folder)
+
+
+def fake_answers() -> dict[str, Spoken]:
+    """Make every answer, with four words in each unit and noise as its sound."""
+    answers: dict[str, Spoken] = {}
+    for text in all_answers():
+        words = text.split()
+        units = tuple(
+            tuple(words[start : start + WORDS_PER_UNIT])
+            for start in range(0, len(words), WORDS_PER_UNIT)
+        )
+        count = 25 * (len(units) - 1) + 10
+        answers[text] = Spoken(units, np.full(count * CODE_SAMPLES, 0.01, np.float32))
+    return answers

@@ -1,0 +1,126 @@
+"""Random sessions: the desired speech, its time, and the ids that train the LLM."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+from support.training import fake_answers, fake_corpus
+
+from training.domain import Exchange
+from training.listener.sequences import (
+    AUDIO,
+    IGNORED,
+    Batch,
+    chat_sequence,
+    session_sequence,
+)
+from training.listener.sessions import (
+    LAG_S,
+    PAUSE_S,
+    NoiseBank,
+    Session,
+    SessionBuilder,
+    SessionRules,
+)
+from training.vocabulary import Vocabulary, build_tokenizer
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return Vocabulary(build_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory: pytest.TempPathFactory) -> SessionBuilder:
+    corpus = fake_corpus(tmp_path_factory.mktemp("corpus"))
+    return SessionBuilder(corpus, fake_answers(), NoiseBank(1, count=2), SessionRules())
+
+
+@pytest.fixture(scope="module")
+def sessions(builder: SessionBuilder) -> list[Session]:
+    return [builder.draw((1, number)) for number in range(60)]
+
+
+def test_seed_determines_the_session(builder: SessionBuilder) -> None:
+    first, again, other = (builder.draw((1, number)) for number in (5, 5, 6))
+    assert np.array_equal(first.samples, again.samples)
+    assert first.decisions == again.decisions
+    assert not np.array_equal(first.samples, other.samples)
+
+
+def test_assistant_answers_after_a_pause(sessions: list[Session]) -> None:
+    answered = [one for session in sessions for one in session.asked if one.first_unit >= 0]
+    assert answered
+    for one in answered:
+        heard_until = one.first_unit + 1 - LAG_S
+        assert heard_until >= one.end_s + PAUSE_S - 1e-6
+
+
+def test_turn_has_one_start_and_one_end(sessions: list[Session]) -> None:
+    for session in sessions:
+        is_open = False
+        for decision in session.decisions:
+            assert decision.speaks or not is_open
+            assert decision.is_start != is_open or not decision.speaks
+            is_open = decision.speaks and not decision.ends_turn
+
+
+def test_interrupted_turn_ends_without_words(sessions: list[Session]) -> None:
+    cut = [
+        (session, one)
+        for session in sessions
+        for one in session.asked
+        if 0 <= one.interrupted_unit < len(session.decisions)
+    ]
+    assert cut
+    for session, one in cut:
+        decision = session.decisions[one.interrupted_unit]
+        assert decision.speaks
+        assert decision.ends_turn
+        assert not decision.words
+
+
+def test_sound_is_labelled_where_it_is(sessions: list[Session]) -> None:
+    labelled = [session for session in sessions if session.asked]
+    assert labelled
+    for session in labelled:
+        assert len(session.phonemes) == 50 * len(session.decisions)
+        assert len(session.words) == 10 * len(session.decisions)
+        assert session.words.any()
+    assert any(not session.asked for session in sessions)
+
+
+def test_sequence_has_each_unit_as_the_worker_feeds_it(
+    sessions: list[Session], vocabulary: Vocabulary
+) -> None:
+    session = next(one for one in sessions if any(d.words for d in one.decisions))
+    row = session_sequence(session, vocabulary, Random(0), voice_rows=2)
+    assert row.ids.count(vocabulary.unit) == len(session.decisions) - row.first_unit
+    assert row.ids.count(AUDIO) == 10 * row.ids.count(vocabulary.unit)
+    chosen = [
+        (token, target)
+        for token, target in zip(row.ids[1:], row.targets, strict=False)
+        if target != IGNORED
+    ]
+    assert all(token == target for token, target in chosen)
+    assert vocabulary.unit_end not in {target for _, target in chosen}
+
+
+def test_chat_ends_with_the_end_of_speech(vocabulary: Vocabulary) -> None:
+    row = chat_sequence([Exchange("name", "who", "my name is duplane")], vocabulary, Random(0))
+    chosen = [target for target in row.targets if target != IGNORED]
+    assert vocabulary.tokenizer.decode(chosen) == "my name is duplane"
+    assert chosen[-1] == vocabulary.tts_eos
+
+
+def test_batch_pads_without_targets(vocabulary: Vocabulary) -> None:
+    chance = Random(0)
+    rows = [
+        chat_sequence([Exchange("name", "who", answer)], vocabulary, chance)
+        for answer in ("goodbye", "my name is duplane")
+    ]
+    batch = Batch.of(rows)
+    assert batch.ids.shape == (2, max(len(row.ids) for row in rows))
+    assert int((batch.targets != IGNORED).sum()) == 2 + 5

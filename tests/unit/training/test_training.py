@@ -1,0 +1,138 @@
+"""Training computes the same as the worker, and an interrupted run leads to the same weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.training import fake_answers, fake_corpus
+from torch import Tensor
+
+from duplane.worker.models.minicpm_o.audio.encoder import AudioEncoder
+from duplane.worker.models.minicpm_o.audio.whisper import AudioConfig
+from duplane.worker.models.minicpm_o.llm.language_model import LanguageModel
+from training.dimensions import WINDOW_UNITS, default_config
+from training.listener.network import ListenerNetworks, run_decoder
+from training.listener.training import ListenerPlan, ListenerTraining
+from training.vocabulary import Vocabulary, build_tokenizer
+
+UNITS = 6
+PLAN = ListenerPlan(
+    sound_steps=1,
+    sound_batch=1,
+    steps=3,
+    word_share=1 / 3,
+    short_share=1 / 3,
+    short_batch=1,
+    batch=1,
+    warm_up=1,
+    chats=1,
+    noise_clips=1,
+    is_mixed=False,
+)
+SMALL: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "intermediate_size": 32,
+}
+SMALL_AUDIO = {"d_model": 16, "encoder_layers": 1, "encoder_ffn_dim": 64}
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return Vocabulary(build_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def config(vocabulary: Vocabulary) -> dict[str, Any]:
+    config = default_config(vocabulary.tokenizer)
+    return config | SMALL | {"audio_config": config["audio_config"] | SMALL_AUDIO}
+
+
+@pytest.fixture
+def networks(config: dict[str, Any]) -> ListenerNetworks:
+    return ListenerNetworks.build(config, seed=3, batch=2)
+
+
+@torch.no_grad()
+def test_trained_encoder_is_the_served_encoder(
+    networks: ListenerNetworks, config: dict[str, Any]
+) -> None:
+    """Six units cover the mel's start, fixed floor and dynamic floor, and a reset of the cache."""
+    chance = np.random.default_rng(1)
+    sound = (chance.standard_normal((2, UNITS * 16_000)) * 0.1).astype(np.float32)
+    served = AudioEncoder(AudioConfig.from_json(config), 1)
+    served.apm.load_state_dict(networks.audio.apm.state_dict())
+    served.audio_projection_layer.load_state_dict(
+        networks.audio.audio_projection_layer.state_dict()
+    )
+    rows: list[Tensor] = []
+    for unit in range(UNITS):
+        served.mel.push(0, sound[1, unit * 16_000 : (unit + 1) * 16_000])
+        served.mel.take(0)
+        rows.append(served.encode([0])[0])
+    features, is_first = networks.features([sound[0], sound[1]])
+    # Two more units complete the last window.
+    features = torch.cat((features, features[:, :2]), 1)
+    is_first = torch.cat((is_first, is_first[:, 2:4]), 1)
+    _, trained = networks.encode(features, is_first, WINDOW_UNITS)
+    torch.testing.assert_close(trained[1, : 10 * UNITS], torch.cat(rows), atol=2e-4, rtol=1e-3)
+
+
+@torch.no_grad()
+def test_trained_llm_is_the_served_llm(networks: ListenerNetworks, config: dict[str, Any]) -> None:
+    served = LanguageModel(config, 1, 32, torch.device("cpu"), torch.float32)
+    served.load_state_dict(networks.llm.state_dict())
+    embeds = networks.llm.model.embed_tokens(torch.arange(24).view(2, 12))
+    hidden, logits = served.feed([(0, 12)], embeds[1])
+    trained = run_decoder(networks.llm.model, embeds)
+    torch.testing.assert_close(trained[1, -1:], hidden, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(networks.llm.logits(trained[1, -1:]), logits, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_steps_in_bfloat16_change_the_weights_and_keep_them_finite(
+    config: dict[str, Any], vocabulary: Vocabulary, tmp_path: Path
+) -> None:
+    corpus, plan = fake_corpus(tmp_path / "corpus"), replace(PLAN, is_mixed=True)
+    path = tmp_path / "mixed.pt"
+    training = ListenerTraining(config, vocabulary, corpus, fake_answers(), plan, path)
+    before = {name: value.clone() for name, value in training.tensors()}
+    training.run()
+    after = dict(training.tensors())
+    assert all(value.isfinite().all() and value.dtype == torch.float32 for value in after.values())
+    assert not torch.equal(after["llm.lm_head.weight"], before["llm.lm_head.weight"])
+
+
+def test_each_number_of_steps_has_all_kinds_of_sessions() -> None:
+    plan = ListenerPlan(steps=36)
+    assert (plan.word_steps, plan.short_steps) == (15, 5)
+
+
+def test_interrupted_run_continues_to_the_same_weights(
+    config: dict[str, Any], vocabulary: Vocabulary, tmp_path: Path
+) -> None:
+    corpus, answers = fake_corpus(tmp_path / "corpus"), fake_answers()
+
+    def training(name: str) -> ListenerTraining:
+        return ListenerTraining(config, vocabulary, corpus, answers, PLAN, tmp_path / name)
+
+    whole = training("whole.pt")
+    before = {name: value.clone() for name, value in whole.tensors()}
+    whole.run()
+    first = training("parts.pt")
+    first.run(stop_at=2)
+    second = training("parts.pt")
+    second.run()
+    for (name, wanted), (_, found) in zip(whole.tensors(), second.tensors(), strict=True):
+        torch.testing.assert_close(found, wanted, msg=name)
+    changed = [name for name, value in whole.tensors() if not torch.equal(value, before[name])]
+    assert any("q_proj" in name for name in changed)
+    assert any(name.startswith("apm.conv1") for name in changed)

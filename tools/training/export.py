@@ -1,0 +1,52 @@
+"""Writes the trained networks as a checkpoint in the public format, in float16."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from duplane.tools.test_checkpoint.configs import write_configs
+from duplane.tools.test_checkpoint.tokenizer_files import write_tokenizer
+from duplane.tools.test_checkpoint.weights import save_safetensors
+from duplane.worker.models.minicpm_o.checkpoint import SINGLE_FILE
+from duplane.worker.models.minicpm_o.loader import GENERATION_FILE, VOCODER_FOLDER
+from duplane.worker.models.minicpm_o.vocoder import harmonic
+from duplane.worker.models.minicpm_o.vocoder.harmonic import HarmonicNetwork
+from training.dimensions import GENERATION
+
+
+def write_checkpoint(
+    directory: Path,
+    tokenizer: Tokenizer,
+    config: dict[str, Any],
+    tensors: Mapping[str, Tensor],
+    vocoder: HarmonicNetwork,
+) -> None:
+    """Write all files of a checkpoint; `tensors` have their names in the public format."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_tokenizer(tokenizer, directory, bad_ids=())
+    write_configs(config, directory)
+    path = directory / GENERATION_FILE
+    generation = orjson.loads(path.read_bytes()) | GENERATION
+    path.write_bytes(orjson.dumps(generation, option=orjson.OPT_INDENT_2))
+    _write(tensors, directory / SINGLE_FILE)
+    folder = directory / VOCODER_FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"type": harmonic.KIND, **asdict(vocoder.config)}
+    config_bytes = orjson.dumps(content, option=orjson.OPT_INDENT_2)
+    (folder / harmonic.CONFIG).write_bytes(config_bytes)
+    _write(vocoder.state_dict(), folder / harmonic.WEIGHTS)
+
+
+def _write(tensors: Mapping[str, Tensor], path: Path) -> None:
+    save_safetensors(
+        {name: value.detach().to(torch.float16).contiguous() for name, value in tensors.items()},
+        path,
+    )

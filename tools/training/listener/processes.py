@@ -1,0 +1,83 @@
+"""Trains the listener in one or several processes, which average their gradients."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, distributed
+
+from training.answers import speak_answer
+from training.corpus.store import Corpus
+from training.dimensions import default_config
+from training.domain import all_answers
+from training.listener.training import ListenerPlan, ListenerTraining
+from training.torch_calls import load_tensors
+from training.vocabulary import Vocabulary, build_tokenizer
+
+CORPUS, STATE = "corpus", "listener.pt"
+
+
+def train_listener(workspace: Path, plan: ListenerPlan, processes: int) -> dict[str, Tensor]:
+    """Train the listener to the end; return its tensors with their names in the checkpoint.
+
+    Raises RuntimeError if a process fails. The next call continues from the saved state.
+    """
+    with tempfile.TemporaryDirectory(prefix="duplane-train-") as folder:
+        meeting = Path(folder, "processes")
+        context = get_context("spawn")
+        running = [
+            context.Process(target=run_rank, args=(workspace, plan, meeting, rank, processes))
+            for rank in range(processes)
+        ]
+        for process in running:
+            process.start()
+        for process in running:
+            process.join()
+        failed = [process.exitcode for process in running if process.exitcode]
+    if failed:
+        raise RuntimeError(f"training failed (exit codes {failed})")
+    return listener_tensors(workspace)
+
+
+def run_rank(workspace: Path, plan: ListenerPlan, meeting: Path, rank: int, processes: int) -> None:
+    """Train as one of several processes, on one thread."""
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    tokenizer = build_tokenizer()
+    training = ListenerTraining(
+        default_config(tokenizer),
+        Vocabulary(tokenizer),
+        Corpus(workspace / CORPUS),
+        {text: speak_answer(text) for text in all_answers()},
+        plan,
+        workspace / STATE,
+        rank=rank,
+        ranks=processes,
+    )
+    if processes == 1:
+        training.run()
+        return
+    address = f"file://{meeting}"
+    join = cast("Any", distributed)
+    join.init_process_group("gloo", init_method=address, rank=rank, world_size=processes)
+    try:
+        training.run()
+    finally:
+        join.destroy_process_group()
+
+
+def listener_tensors(workspace: Path) -> dict[str, Tensor]:
+    """Return the tensors of the saved state, without the heads, which only training uses."""
+    modules = cast("dict[str, dict[str, Tensor]]", load_tensors(workspace / STATE)["modules"])
+    return {
+        prefix + name: value
+        for prefix, module in modules.items()
+        if prefix != "heads."
+        for name, value in module.items()
+    }

@@ -1,0 +1,300 @@
+"""Trains the listener, first on the sounds of speech, then on whole sessions and chats.
+
+Each step draws its sessions from the seed and the number of the step. So a run that is resumed
+trains on the same sessions as a run without a stop.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from training.answers import Spoken
+from training.corpus.store import Corpus
+from training.dimensions import WINDOW_UNITS
+from training.domain import TRAINED_WORDS, draw_exchange
+from training.listener.network import ListenerNetworks, run_decoder, trainable
+from training.listener.sequences import (
+    IGNORED,
+    UNIT_EMBEDDINGS,
+    Batch,
+    TokenRow,
+    chat_sequence,
+    session_sequence,
+)
+from training.listener.sessions import NoiseBank, Session, SessionBuilder, SessionRules
+from training.optimisers import Optimisers
+from training.torch_calls import load_tensors, mixed_precision, seed_all
+from training.vocabulary import Vocabulary
+
+PHONEME_WEIGHT = 0.3
+WORD_WEIGHT = 0.4
+CHAT_INTERVAL = 2
+REPORT_INTERVAL, SAVE_INTERVAL = 10, 50
+VOICE_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class ListenerPlan:
+    """The length and the learning rates of the listener's training.
+
+    The first stage has `sound_steps` steps and trains only the encoder, on `sound_batch` windows.
+    The second stage has `steps` steps of three kinds. The share `word_share` of the steps comes
+    first and has questions without answers. The share `short_share` follows and has sessions of 8
+    units. All later steps have sessions of 16 units. In each stage the rate rises during `warm_up`
+    steps and is then constant. During the last `decay_share` of the second stage the rate falls to
+    zero. Every second step of the second stage also trains on `chats` chats.
+
+    If `is_mixed`, the networks compute in bfloat16 where the CPU can. Then a run that is resumed
+    gives only nearly the same weights.
+    """
+
+    seed: int = 1
+    sound_steps: int = 300
+    sound_batch: int = 32
+    steps: int = 3600
+    word_share: float = 5 / 12
+    short_share: float = 5 / 36
+    short_batch: int = 16
+    batch: int = 10
+    rate: float = 1.5e-3
+    matrix_rate: float = 2.5e-3
+    warm_up: int = 40
+    decay_share: float = 0.45
+    chats: int = 10
+    noise_clips: int = 48
+    is_mixed: bool = True
+
+    @property
+    def word_steps(self) -> int:
+        """The number of steps with questions without answers."""
+        return round(self.word_share * self.steps)
+
+    @property
+    def short_steps(self) -> int:
+        """The number of steps with sessions of 8 units."""
+        return round(self.short_share * self.steps)
+
+    def factor(self, step: int, total: int) -> float:
+        """Return the factor of the learning rate at a step. The rate is zero at step `total`."""
+        remaining = (total - step) / max(1.0, self.decay_share * total)
+        return min(1.0, (step + 1) / self.warm_up, remaining)
+
+
+def listener_optimisers(
+    networks: ListenerNetworks, heads: nn.Module, plan: ListenerPlan
+) -> Optimisers:
+    """Assign each tensor to an optimiser. Embedding tables do not count as matrices."""
+    llm, apm = networks.llm, networks.audio.apm
+    tables = (llm.model.embed_tokens.weight, llm.lm_head.weight, apm.embed_positions.weight)
+    found = [*trainable(networks.audio), *trainable(llm)]
+    kept = {id(table) for table in tables}
+    matrices = [t for t in found if t.dim() == 2 and id(t) not in kept]
+    chosen = {id(t) for t in matrices}
+    others = [t for t in found if id(t) not in chosen] + list(heads.parameters())
+    return Optimisers(matrices, others, rate=plan.rate, matrix_rate=plan.matrix_rate)
+
+
+class ListenerTraining:
+    """One training run. It saves its state to `path`, and continues from this file if it exists."""
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        vocabulary: Vocabulary,
+        corpus: Corpus,
+        answers: Mapping[str, Spoken],
+        plan: ListenerPlan,
+        path: Path,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
+        self._rank, self._ranks = rank, ranks
+        self.plan, self.vocabulary, self._path = plan, vocabulary, path
+        batch = max(plan.sound_batch, plan.short_batch, plan.batch)
+        self.networks = ListenerNetworks.build(config, plan.seed, batch=batch)
+        seed_all(plan.seed)
+        self._heads = nn.ModuleDict(
+            {
+                "phonemes": nn.Linear(config["audio_config"]["d_model"], len(corpus.phoneme_names)),
+                "words": nn.Linear(config["hidden_size"], len(corpus.word_names)),
+            }
+        )
+        self._corpus = corpus
+        noises = NoiseBank(plan.seed, plan.noise_clips)
+        dense = SessionRules(WINDOW_UNITS, noise_only=0.02, is_dense=True)
+        self._dense = SessionBuilder(corpus, answers, noises, dense)
+        self._words = SessionBuilder(corpus, answers, noises, replace(dense, unit_count=8))
+        self._short = SessionBuilder(corpus, answers, noises, SessionRules(8, longest_pause_s=1.2))
+        self._long = SessionBuilder(corpus, answers, noises, SessionRules(16, longest_pause_s=2.0))
+        self._optimisers = listener_optimisers(self.networks, self._heads, plan)
+        self.step = 0
+        self._cpu_s = 0.0
+
+    @property
+    def _modules(self) -> dict[str, nn.Module]:
+        return {**self.networks.modules, "heads.": self._heads}
+
+    def run(self, stop_at: int | None = None) -> None:
+        """Train to the end, or to step `stop_at`; report on stderr and save at intervals."""
+        self.resume()
+        plan = self.plan
+        total = plan.sound_steps + plan.steps
+        last = total if stop_at is None else stop_at
+        sums: dict[str, float] = {}
+        began = time.process_time() - self._cpu_s
+        while self.step < last:
+            if self.step < plan.sound_steps:
+                losses, factor = self._sound_step(), plan.factor(self.step, 4 * plan.sound_steps)
+            else:
+                step = self.step - plan.sound_steps
+                losses, factor = self._session_step(step), plan.factor(step, plan.steps)
+            self._optimisers.step(torch.stack(list(losses.values())).sum(), factor)
+            for name, value in losses.items():
+                sums[name] = 0.9 * sums.get(name, value.item()) + 0.1 * value.item()
+            self.step += 1
+            if self._rank:
+                continue
+            if self.step % REPORT_INTERVAL == 0:
+                self._cpu_s = time.process_time() - began
+                shown = "  ".join(f"{name} {value:.3f}" for name, value in sums.items())
+                sys.stderr.write(f"listener {self.step}/{total}  {self._cpu_s:.0f} s  {shown}\n")
+            if self.step % SAVE_INTERVAL == 0 or self.step == last:
+                self.save()
+
+    def _share(self, count: int) -> range:
+        """Return which sessions of a batch this process draws."""
+        return range(self._rank, count, self._ranks)
+
+    def _sound_step(self) -> dict[str, Tensor]:
+        sessions = [
+            self._dense.draw((self.plan.seed, 1, self.step, n))
+            for n in self._share(self.plan.sound_batch)
+        ]
+        features, is_first = self._features(sessions)
+        states, _ = self._encode(features, is_first)
+        return {"phonemes": self._phoneme_loss(states, sessions)}
+
+    def _session_step(self, step: int) -> dict[str, Tensor]:
+        plan = self.plan
+        builder, count = self._long, plan.batch
+        if step < plan.word_steps + plan.short_steps:
+            builder = self._words if step < plan.word_steps else self._short
+            count = plan.short_batch
+        sessions = [builder.draw((plan.seed, 2, step, n)) for n in self._share(count)]
+        chance = Random(f"{plan.seed} {step} {self._rank}")
+        features, is_first = self._features(sessions)
+        states, embeds = self._encode(features, is_first)
+        voices = [self._voice(chance) for _ in sessions]
+        rows = [
+            session_sequence(
+                one, self.vocabulary, chance, voice_rows=0 if voice is None else len(voice)
+            )
+            for one, voice in zip(sessions, voices, strict=True)
+        ]
+        batch = Batch.of(rows)
+        table = self.networks.llm.model.embed_tokens(batch.ids)
+        heard = [
+            own[UNIT_EMBEDDINGS * row.first_unit :] for own, row in zip(embeds, rows, strict=True)
+        ]
+        table = table.masked_scatter(batch.audio[..., None], torch.cat(heard))
+        if spoken := [voice for voice in voices if voice is not None]:
+            table = table.masked_scatter(batch.voice[..., None], torch.cat(spoken))
+        hidden = self._decode(table)
+        words = [
+            torch.tensor(one.words[UNIT_EMBEDDINGS * row.first_unit :])
+            for one, row in zip(sessions, rows, strict=True)
+        ]
+        logits = self._heads["words"](hidden[batch.audio])
+        losses = {
+            "phonemes": PHONEME_WEIGHT * self._phoneme_loss(states, sessions),
+            "words": WORD_WEIGHT * functional.cross_entropy(logits, torch.cat(words)),
+        }
+        if not builder.rules.is_dense:
+            losses["text"] = self._text_loss(hidden, batch)
+        if step % CHAT_INTERVAL == 0:
+            losses["chats"] = self._chat_loss(chance)
+        return losses
+
+    def _features(self, sessions: list[Session]) -> tuple[Tensor, Tensor]:
+        return self.networks.features([one.samples for one in sessions])
+
+    def _encode(self, features: Tensor, is_first: Tensor) -> tuple[Tensor, Tensor]:
+        with mixed_precision(is_allowed=self.plan.is_mixed):
+            states, embeds = self.networks.encode(features, is_first, WINDOW_UNITS)
+        return states.float(), embeds.float()
+
+    def _decode(self, embeds: Tensor) -> Tensor:
+        with mixed_precision(is_allowed=self.plan.is_mixed):
+            return run_decoder(self.networks.llm.model, embeds).float()
+
+    def _phoneme_loss(self, states: Tensor, sessions: list[Session]) -> Tensor:
+        targets = torch.tensor(np.concatenate([one.phonemes for one in sessions]))
+        return functional.cross_entropy(self._heads["phonemes"](states).flatten(0, 1), targets)
+
+    def _text_loss(self, hidden: Tensor, batch: Batch) -> Tensor:
+        is_target = batch.targets != IGNORED
+        logits = self.networks.llm.logits(hidden[is_target])
+        each = functional.cross_entropy(logits, batch.targets[is_target], reduction="none")
+        weights = batch.weights[is_target]
+        return (each * weights).sum() / weights.sum()
+
+    def _chat_loss(self, chance: Random) -> Tensor:
+        rows: list[TokenRow] = []
+        while len(rows) < self.plan.chats:
+            count = chance.choice((1, 1, 2))
+            exchanges = [draw_exchange(chance, TRAINED_WORDS) for _ in range(count)]
+            if all(exchange.answer for exchange in exchanges):
+                rows.append(chat_sequence(exchanges, self.vocabulary, chance))
+        batch = Batch.of(rows)
+        hidden = self._decode(self.networks.llm.model.embed_tokens(batch.ids))
+        return self._text_loss(hidden, batch)
+
+    def _voice(self, chance: Random) -> Tensor | None:
+        """Encode a random voice for the prompt, as the worker does; None for most sessions."""
+        if chance.random() >= VOICE_SHARE:
+            return None
+        clips = [
+            self._corpus[chance.randrange(len(self._corpus))].samples
+            for _ in range(chance.randint(1, 3))
+        ]
+        return self.networks.audio.encode_clip(np.concatenate(clips)).clone()
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors of the checkpoint with their names."""
+        for prefix, module in self.networks.modules.items():
+            for name, value in module.state_dict().items():
+                yield prefix + name, value
+
+    def save(self) -> None:
+        """Write the state of the run."""
+        state = {
+            "step": self.step,
+            "cpu_s": self._cpu_s,
+            "optimisers": self._optimisers.state_dict(),
+            "modules": {name: module.state_dict() for name, module in self._modules.items()},
+        }
+        part = self._path.with_suffix(".part")
+        torch.save(state, part)
+        part.replace(self._path)
+
+    def resume(self) -> None:
+        """Continue from the saved state, if there is one."""
+        if not self._path.exists():
+            return
+        state = load_tensors(self._path)
+        self.step, self._cpu_s = state["step"], state["cpu_s"]
+        for name, module in self._modules.items():
+            module.load_state_dict(state["modules"][name])
+        self._optimisers.load_state_dict(state["optimisers"])

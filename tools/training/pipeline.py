@@ -1,0 +1,145 @@
+"""Trains the default model from random weights; a workspace folder keeps the result of each stage.
+
+A stage is skipped if its files exist; the listener's training continues where it stopped.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+from torch import Tensor
+
+from duplane.worker.models.minicpm_o.vocoder.harmonic import HarmonicNetwork
+from training.answers import Spoken, speak_answer
+from training.corpus.recording import CorpusPlan, record_corpus
+from training.dimensions import CODES, default_config
+from training.domain import DIGITS, all_answers
+from training.export import write_checkpoint
+from training.listener.processes import CORPUS, train_listener
+from training.listener.training import ListenerPlan
+from training.torch_calls import load_tensors
+from training.vocabulary import Vocabulary, build_tokenizer
+from training.voice.codec import all_features, encode, fit_table
+from training.voice.phrases import draw_phrases, held_out_answers
+from training.voice.talker import CodedAnswer, TalkerPlan, TalkerTraining
+from training.voice.vocoder import build_vocoder, train_vocoder
+
+PLAN, TABLE, VOCODER, TALKER = "plan.json", "table.pt", "vocoder.pt", "talker.pt"
+RARE_WEIGHT, COMMON_STRIDE = 3, 5
+"""The codec is fitted to every fifth answer (`COMMON_STRIDE`). Answers with words that are not
+digits are rare, so the codec gets each of them three times (`RARE_WEIGHT`)."""
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """The size of every stage. The corpus and the listener use `processes` processes."""
+
+    seed: int = 1
+    processes: int = 2
+    utterances: int = 36_000
+    vocoder_steps: int = 600
+    phrases: int = 8000
+    talker_steps: int = 1000
+    sound_steps: int = 300
+    steps: int = 3600
+
+
+def train_checkpoint(directory: Path, workspace: Path, plan: TrainingPlan) -> None:
+    """Train all parts and write the checkpoint.
+
+    Raises SynthesisError, OSError for files, and RuntimeError if a process fails, or if the
+    workspace has results of another plan.
+    """
+    workspace.mkdir(parents=True, exist_ok=True)
+    _note_plan(workspace / PLAN, plan)
+    tokenizer = build_tokenizer()
+    vocabulary, config = Vocabulary(tokenizer), default_config(tokenizer)
+    if not (workspace / CORPUS).exists():
+        corpus = CorpusPlan(plan.utterances, plan.seed)
+        record_corpus(workspace / CORPUS, corpus, processes=plan.processes)
+    print_progress("speaking the answers")
+    answers = {text: speak_answer(text) for text in all_answers()}
+    vocoder = _vocoder(workspace, answers, plan)
+    talker = _talker(workspace, answers, vocoder.table, config, vocabulary, plan)
+    stages = ListenerPlan(seed=plan.seed, sound_steps=plan.sound_steps, steps=plan.steps)
+    listener = train_listener(workspace, stages, plan.processes)
+    write_checkpoint(directory, tokenizer, config, {**listener, **talker}, vocoder)
+
+
+def _note_plan(path: Path, plan: TrainingPlan) -> None:
+    """Write the plan of a new workspace. Raises RuntimeError if the workspace has another plan."""
+    content = orjson.dumps(asdict(plan), option=orjson.OPT_INDENT_2)
+    if not path.exists():
+        path.write_bytes(content)
+    elif path.read_bytes() != content:
+        raise RuntimeError(f"{path}: has other settings; use another workspace")
+
+
+def print_progress(text: str) -> None:
+    """Print a line of progress with the time."""
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {text}\n")
+
+
+def _vocoder(workspace: Path, answers: Mapping[str, Spoken], plan: TrainingPlan) -> HarmonicNetwork:
+    """Fit the codec and train the vocoder, or load both."""
+    path = workspace / TABLE
+    if path.exists():
+        table = load_tensors(path)["table"]
+    else:
+        print_progress("fitting the codec")
+        texts = sorted(answers)
+        rare = [text for text in texts if not set(text.split()) <= set(DIGITS)]
+        chosen = [*rare * RARE_WEIGHT, *texts[::COMMON_STRIDE]]
+        features = all_features([answers[text].samples for text in chosen])
+        table = fit_table(features, CODES, plan.seed)
+        torch.save({"table": table}, path)
+    vocoder = build_vocoder(table, plan.seed)
+    path = workspace / VOCODER
+    if path.exists():
+        vocoder.load_state_dict(load_tensors(path))
+    else:
+        print_progress("training the vocoder")
+        sounds = [answers[text].samples for text in sorted(answers)]
+        train_vocoder(vocoder, sounds, steps=plan.vocoder_steps, seed=plan.seed)
+        torch.save(vocoder.state_dict(), path)
+    return vocoder
+
+
+def _coded(answers: Mapping[str, Spoken], table: Tensor) -> dict[str, CodedAnswer]:
+    """Return the words and the speech tokens of each text."""
+    return {
+        text: CodedAnswer(spoken.units, encode(spoken.samples, table))
+        for text, spoken in answers.items()
+    }
+
+
+def _talker(
+    workspace: Path,
+    answers: Mapping[str, Spoken],
+    table: Tensor,
+    config: dict[str, Any],
+    vocabulary: Vocabulary,
+    plan: TrainingPlan,
+) -> dict[str, Tensor]:
+    """Train the talker, or load it; return its tensors with their names in the checkpoint."""
+    path = workspace / TALKER
+    if not path.exists():
+        print_progress("training the talker")
+        coded, held_out = _coded(answers, table), held_out_answers()
+        texts = draw_phrases(plan.phrases, plan.seed)
+        phrases = _coded({text: speak_answer(text) for text in texts}, table)
+        steps = TalkerPlan(seed=plan.seed, steps=plan.talker_steps)
+        training = TalkerTraining(config, vocabulary, steps)
+        learned = {text: one for text, one in coded.items() if text not in held_out}
+        training.run(learned, phrases)
+        loss, right = training.evaluate([coded[text] for text in held_out])
+        print_progress(f"talker on held-out answers: loss {loss:.3f}, right {right:.3f}")
+        torch.save(training.talker.state_dict(), path)
+    return {f"tts.{name}": value for name, value in load_tensors(path).items()}
