@@ -116,7 +116,6 @@ def test_base_install_needs_no_torch() -> None:
     allowed = (
         "duplane.worker.models.minicpm_o",
         "duplane.worker.engine.torch_device",
-        "duplane.tools.test_checkpoint",
         "duplane.tools.replay",
         "duplane.tools.checkpoint",
         "training",

@@ -49,8 +49,7 @@ async def test_start_shows_its_progress_and_ends_with_the_next_command(fabric: R
         "building a small random checkpoint",
         "starting the scheduler",
         "starting 1 worker(s): loading the model",
-        "weights: file 1 of 2",
-        "weights: file 2 of 2",
+        "weights: file 1 of 1",
         "starting the edge",
     )
     shown = [step for line in fabric.log for step in steps if step in line]

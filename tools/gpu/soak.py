@@ -17,7 +17,6 @@ from websockets.exceptions import ConnectionClosed
 
 from duplane.fabric.monitoring.logs import configure_logging
 from duplane.tools.bench.report import percentile
-from duplane.tools.test_checkpoint.build import build_test_checkpoint
 from duplane.tools.up.fabric import UpSettings, running
 from measure import Options, Report, checkpoint_directory, read_options
 
@@ -60,8 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = Report("soak", options)
     configure_logging("soak", "WARNING")
     with report.case("soak"), checkpoint_directory(options) as directory:
-        if options.small and options.checkpoint is None:
-            build_test_checkpoint(directory)
         settings = UpSettings(
             port=0,
             slot_count=2 if options.small else 64,

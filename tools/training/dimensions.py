@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from duplane.tools.test_checkpoint.configs import model_config
+from duplane.tools.checkpoint.configs import model_config
 
 HIDDEN = 192
 TALKER_WIDTH = 128

@@ -12,9 +12,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from duplane.tools.test_checkpoint.configs import write_configs
-from duplane.tools.test_checkpoint.tokenizer_files import write_tokenizer
-from duplane.tools.test_checkpoint.weights import save_safetensors
+from duplane.tools.checkpoint.configs import write_configs
+from duplane.tools.checkpoint.tokenizer_files import write_tokenizer
+from duplane.tools.checkpoint.weights import save_safetensors
 from duplane.worker.models.minicpm_o.checkpoint import SINGLE_FILE
 from duplane.worker.models.minicpm_o.loader import GENERATION_FILE, VOCODER_FOLDER
 from duplane.worker.models.minicpm_o.vocoder import harmonic

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-from duplane.tools.test_checkpoint.text import PROSE
-from duplane.tools.test_checkpoint.tokenizer_files import token_id, train_tokenizer
+from duplane.tools.checkpoint.text import PROSE
+from duplane.tools.checkpoint.tokenizer_files import token_id, train_tokenizer
 from training.domain import answer_words, question_words
 
 MERGES = 900

@@ -13,12 +13,12 @@ import torch
 from support.model.fake_cuda import DEVICE, Border, DeviceError, Way, elsewhere
 from support.model.voice_files import write_voice_networks
 from support.paths import GOLDEN
+from support.test_checkpoint.build import build_test_checkpoint
 from torch import Tensor
 from torch.nn import functional
 
 from duplane.tools.replay.audio import read_audio, read_clip
 from duplane.tools.replay.half_duplex import HalfDuplex, TextWindow
-from duplane.tools.test_checkpoint.build import build_test_checkpoint
 from duplane.worker.engine.torch_device import TorchDevice
 from duplane.worker.models.minicpm_o.chat.types import (
     ChatAudio,

@@ -18,12 +18,12 @@ import torch
 import uvloop
 from google.protobuf import json_format
 from support.protocols.transcripts import FOLDER, Transcript, message_of, read_transcript
+from support.test_checkpoint.build import build_test_checkpoint
 from support.worker.scripted_model import ScriptedModel
 from support.worker.worker_harness import running_worker
 
 from duplane.fabric.converse import ConverseStream
 from duplane.fabric.v1 import session_pb2
-from duplane.tools.test_checkpoint.build import build_test_checkpoint
 from duplane.worker.models.minicpm_o.model import DuplexModel
 
 WITHIN_S = 60.0  # the warm-up of a real model on a loaded machine takes several seconds

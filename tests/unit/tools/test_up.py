@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 from support.fabric.processes import alive
+from support.test_checkpoint.build import build_test_checkpoint
 
-from duplane.tools.test_checkpoint.build import build_test_checkpoint
 from duplane.tools.up.fabric import UpSettings, metrics_ports
 from duplane.tools.up.restarts import FIRST_DELAY_S, MAX_DELAY_S, STABLE_S, RestartDelay
 from duplane.tools.up.supervisor import Role

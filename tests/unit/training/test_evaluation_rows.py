@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from support.training import fake_answers, fake_corpus
 
-from duplane.tools.test_checkpoint.text import PROSE
+from duplane.tools.checkpoint.text import PROSE
 from training.domain import TRAINED_WORDS, answer_words, question_words
 from training.evaluation.inputs import USUAL_PROMPT
 from training.evaluation.rows import (

@@ -9,7 +9,7 @@ from random import Random
 import torch
 from torch import Tensor
 
-from duplane.tools.test_checkpoint.text import PROSE
+from duplane.tools.checkpoint.text import PROSE
 from duplane.worker.models.minicpm_o.chat.chats import ANSWER_MARK, NO_THOUGHTS, SPEECH_MARK
 from training.domain import DIGITS, Exchange
 from training.listener.sessions import Decision, Session

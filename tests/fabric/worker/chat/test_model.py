@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.test_checkpoint.build import build_test_checkpoint
 from support.worker.scripted_model import ScriptedModel
 from support.worker.worker_harness import (
     chat_answer,
@@ -20,7 +21,6 @@ from support.worker.worker_harness import (
 
 from duplane.fabric.errors import Reason
 from duplane.fabric.v1 import session_pb2
-from duplane.tools.test_checkpoint.build import build_test_checkpoint
 from duplane.worker.models.minicpm_o.model import DuplexModel
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.test_checkpoint.build import build_test_checkpoint
 from support.tools.command import run_command
 from torch import Tensor
 from torch.nn import functional
 
 from duplane.tools.bench.launches import LaunchCount, count_launches, load_gathering, scattered
 from duplane.tools.bench.stages import Stage, StageWatch
-from duplane.tools.test_checkpoint.build import build_test_checkpoint
 from duplane.worker.models.minicpm_o.model import DuplexModel
 
 COUNTS = (1, 8, 64)

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.test_checkpoint.build import build_test_checkpoint
 from support.tools.command import run_command
 
 from duplane.tools.bench.peaks import measure_peaks
 from duplane.tools.bench.stages import Stage, StageWatch, moved_bytes
-from duplane.tools.test_checkpoint.build import build_test_checkpoint
 from duplane.worker.checkpoints import DEFAULT_CHECKPOINT
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.minicpm_o.types import (

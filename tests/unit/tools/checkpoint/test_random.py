@@ -13,9 +13,9 @@ import orjson
 import pytest
 import torch
 from support.paths import GOLDEN
+from support.test_checkpoint.build import build_test_checkpoint
 
-from duplane.tools.test_checkpoint.build import build_test_checkpoint
-from duplane.tools.test_checkpoint.text import SPOKEN
+from duplane.tools.checkpoint.text import SPOKEN
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.minicpm_o.types import (
     ConversationOptions,

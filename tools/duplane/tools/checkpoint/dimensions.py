@@ -7,8 +7,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from duplane.tools.test_checkpoint.configs import ROW_MULTIPLE, model_config
-from duplane.tools.test_checkpoint.flow_yaml import FlowDims
+from duplane.tools.checkpoint.configs import ROW_MULTIPLE, model_config
+from duplane.tools.checkpoint.flow_yaml import FlowDims
 
 MINICPM_O_4_5 = "minicpm-o-4.5"
 LIKENESSES = (MINICPM_O_4_5,)

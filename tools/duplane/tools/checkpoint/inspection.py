@@ -11,6 +11,7 @@ import orjson
 
 from duplane.tools.bench.report import show
 from duplane.tools.checkpoint.dimensions import VOICE_TOKENS, dimensions
+from duplane.tools.checkpoint.flow_yaml import flow_yaml
 from duplane.tools.checkpoint.memory import (
     WORK_SHARE,
     AnyVocoderPlan,
@@ -26,9 +27,8 @@ from duplane.tools.checkpoint.memory import (
 )
 from duplane.tools.checkpoint.options import MemoryOptions
 from duplane.tools.checkpoint.random_weights import vocoder_modules
-from duplane.tools.test_checkpoint.flow_yaml import flow_yaml
-from duplane.tools.test_checkpoint.tensor_shapes import tensor_shapes
-from duplane.tools.test_checkpoint.tokenizer_files import train_tokenizer
+from duplane.tools.checkpoint.tensor_shapes import tensor_shapes
+from duplane.tools.checkpoint.tokenizer_files import train_tokenizer
 from duplane.worker.models.minicpm_o.checkpoint import Checkpoint
 from duplane.worker.models.minicpm_o.dtype import torch_dtype
 from duplane.worker.models.minicpm_o.loader import VOCODER_FOLDER, prompt_room

@@ -11,13 +11,13 @@ import orjson
 import torch
 from torch import Tensor, nn
 
+from duplane.tools.checkpoint.configs import write_configs
 from duplane.tools.checkpoint.dimensions import VOICE_TOKENS, Dimensions, dimensions
-from duplane.tools.test_checkpoint.configs import write_configs
-from duplane.tools.test_checkpoint.flow_yaml import flow_yaml
-from duplane.tools.test_checkpoint.tensor_shapes import tensor_shapes
-from duplane.tools.test_checkpoint.tokenizer_files import train_tokenizer, write_tokenizer
-from duplane.tools.test_checkpoint.voice_files import FOLDER, random_voice, weight_normed
-from duplane.tools.test_checkpoint.weights import save_safetensors, spread
+from duplane.tools.checkpoint.flow_yaml import flow_yaml
+from duplane.tools.checkpoint.tensor_shapes import tensor_shapes
+from duplane.tools.checkpoint.tokenizer_files import train_tokenizer, write_tokenizer
+from duplane.tools.checkpoint.vocoder_files import FOLDER, random_voice, weight_normed
+from duplane.tools.checkpoint.weights import save_safetensors, spread
 from duplane.worker.models.minicpm_o.vocoder.files import read_flow_config, read_hift_config
 from duplane.worker.models.minicpm_o.vocoder.flow import Flow
 from duplane.worker.models.minicpm_o.vocoder.hift import HiFT

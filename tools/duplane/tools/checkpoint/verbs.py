@@ -19,28 +19,6 @@ app.command(checkpoint)
 
 
 @checkpoint.command
-def tiny(directory: Path, /, *, seed: int = 0) -> None:
-    """Build a small random checkpoint in the public format, in seconds.
-
-    A conversation with it has listening, speech and turns, but its answers mean nothing.
-
-    Parameters
-    ----------
-    directory
-        Directory to write to; it is created if it is missing.
-    seed
-        The same seed gives the same bytes.
-    """
-    from duplane.tools.test_checkpoint.build import build_test_checkpoint
-
-    try:
-        build_test_checkpoint(directory, seed=seed)
-    except OSError as error:
-        raise UsageError(f"{directory}: {error.strerror}") from None
-    sys.stdout.write(f"small random checkpoint (seed {seed}) in {directory}\n")
-
-
-@checkpoint.command
 def random(
     directory: Path,
     /,

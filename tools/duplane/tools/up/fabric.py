@@ -31,6 +31,9 @@ from duplane.worker.settings import Checkpoint, DtypeOrAuto
 
 _log = logging.getLogger(__name__)
 
+RANDOM_SCALE = 0.02
+"""Size of the model of `--checkpoint random`, as a share of the widths of MiniCPM-o 4.5."""
+
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +53,9 @@ class UpSettings:
     """Concurrent conversations per worker. Default: 4."""
     checkpoint: Literal["random"] | Checkpoint | None = None
     """Checkpoint directory in the public format; or `scripted`, as for a worker; or `random`, for
-    a small checkpoint that is built at start and whose answers mean nothing. Default: the small
-    model of the package, which answers a few questions in English."""
+    a small checkpoint of random weights that is built at start: its answers mean nothing, and its
+    voice is noise. Default: the small model of the package, which answers a few questions in
+    English."""
     devices: Annotated[Names, Parameter("--device")] = ()
     """Device of the model: cpu or cuda:N. Several devices, separated by commas, are assigned to the
     workers in turn. Default: cpu."""
@@ -259,7 +263,7 @@ async def running(settings: UpSettings) -> AsyncGenerator[Fabric]:
 def _note(checkpoint: Path | str, *, is_random: bool) -> str:
     """Return a note about the model for the user; empty for a checkpoint of the user."""
     if is_random:
-        return "small random model, its answers mean nothing"
+        return "small random model: its answers mean nothing, and its voice is noise"
     if checkpoint == DEFAULT_CHECKPOINT:
         return "small model of a few questions, trained on synthetic speech"
     return ""
@@ -268,9 +272,11 @@ def _note(checkpoint: Path | str, *, is_random: bool) -> str:
 async def _build_checkpoint(directory: Path | str) -> None:
     """Build the small random checkpoint, in a process that can be stopped at any time."""
     _log.info("building a small random checkpoint")
-    command = (sys.executable, "-m", "duplane.tools", "checkpoint", "tiny", str(directory))
+    command = (sys.executable, "-m", "duplane.tools", "checkpoint", "random", str(directory))
     running = await asyncio.create_subprocess_exec(
-        *(*command, "--seed", "0"), stdout=asyncio.subprocess.DEVNULL, start_new_session=True
+        *(*command, "--scale", str(RANDOM_SCALE), "--seed", "0"),
+        stdout=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
     )
     try:
         if code := await running.wait():

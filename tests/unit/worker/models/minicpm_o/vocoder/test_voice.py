@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.model.voice_files import CODE_STEP, CODES, SPEAKER_WIDTH, write_voice_networks
+from support.test_checkpoint.build import build_test_checkpoint
 from transformers import WhisperFeatureExtractor
 
-from duplane.tools.test_checkpoint.build import build_test_checkpoint
 from duplane.worker.models.minicpm_o.chat.types import (
     ChatMessage,
     ChatOptions,

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from support.test_checkpoint.weights import Array, Tensors
 
-from duplane.tools.test_checkpoint.weights import Array, Tensors, random_numbers
+from duplane.tools.checkpoint.weights import random_numbers
 
 CONST, GATE, START, MARK, WORD = range(5)
 FREE = 5

@@ -10,27 +10,25 @@ from typing import Any
 import numpy as np
 import orjson
 import torch
+from support.test_checkpoint.weights import Array, Tensors, random_tensors
 from torch import nn
 
-from duplane.tools.test_checkpoint.flow_yaml import FlowDims, flow_yaml
-from duplane.tools.test_checkpoint.weights import (
-    Array,
-    Tensors,
-    random_numbers,
-    random_tensors,
-    save_safetensors,
+from duplane.tools.checkpoint.flow_yaml import FlowDims, flow_yaml
+from duplane.tools.checkpoint.vocoder_files import (
+    FOLDER,
+    MEL_BINS,
+    SPEECH_TOKENS,
+    random_voice,
+    weight_normed,
 )
+from duplane.tools.checkpoint.weights import random_numbers, save_safetensors
 from duplane.worker.models.minicpm_o.types import OUTPUT_SAMPLE_RATE
 from duplane.worker.models.minicpm_o.vocoder.files import read_flow_config, read_hift_config
 from duplane.worker.models.minicpm_o.vocoder.flow import Flow
 from duplane.worker.models.minicpm_o.vocoder.hift import HiFT
 from duplane.worker.models.minicpm_o.vocoder.vocoder import Vocoder, VocoderChunk, VocoderVoice
 
-FOLDER = Path("assets", "token2wav")
 VOICE_TOKENS = 25
-SPEECH_TOKENS = 6561
-MEL_BINS = 80
-SPEAKER_WIDTH = 192
 
 PITCH = 140.0
 """Pitch of the voice in Hz, approximately."""
@@ -67,9 +65,6 @@ _HIFT_DIMS: dict[str, Any] = {
     "upsample_kernel_sizes": [4, 11, 12],
     "istft": {"n_fft": 32, "hop_len": 8},
 }
-
-# Layers of HiFT that the released files store without weight norm.
-_PLAIN_LAYERS = ("m_source.", "source_downs.", "f0_predictor.classifier.")
 
 
 def write_vocoder(directory: Path, seed: int) -> None:
@@ -162,34 +157,9 @@ def _loudness(folder: Path, voice: dict[str, np.ndarray], seed: int) -> float:
     return float(np.median(frames.std(axis=1)))
 
 
-def weight_normed(tensors: Tensors) -> Tensors:
-    """Rename the tensors as in hift.pt, and store most weights as directions and lengths."""
-    stored: Tensors = {}
-    for name, tensor in tensors.items():
-        if name.startswith(_PLAIN_LAYERS) or not name.endswith(".weight"):
-            stored["generator." + name] = tensor
-            continue
-        layer = "generator." + name.removesuffix(".weight") + ".parametrizations.weight."
-        axes = tuple(range(1, tensor.ndim))
-        stored[layer + "original0"] = np.sqrt(np.sum(tensor**2, axis=axes, keepdims=True))
-        stored[layer + "original1"] = tensor
-    return stored
-
-
 def _save(tensors: Tensors, path: Path) -> None:
     torch.save(_torch(tensors), path)
 
 
 def _torch(tensors: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(value) for name, value in tensors.items()}
-
-
-def random_voice(seed: int, tokens: int) -> dict[str, np.ndarray]:
-    """Return the arrays of voice.safetensors for a voice of this many speech tokens."""
-    random = random_numbers("voice", seed)
-    mel: Array = random.standard_normal((2 * tokens, MEL_BINS)).astype(np.float32)
-    return {
-        "prompt_tokens": random.integers(0, SPEECH_TOKENS, tokens, dtype=np.int64),
-        "prompt_mel": mel - 3.0,
-        "speaker_embedding": random.standard_normal(SPEAKER_WIDTH).astype(np.float32),
-    }

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 import orjson
-import safetensors.torch
 import torch
 from numpy.typing import NDArray
+
+from duplane.tools.checkpoint.weights import random_numbers, save_safetensors, spread
 
 Array = NDArray[np.float32]
 Tensors = dict[str, Array]
 
 SHARDS = 2
-
-# Embedding tables have unit variance.
-_TABLES = (
-    "embed_tokens.weight",
-    "embed_positions.weight",
-    "position_embedding.weight",
-    "input_embedding.weight",
-)
 
 
 def random_tensors(shapes: Iterable[tuple[str, tuple[int, ...]]], seed: int) -> Tensors:
@@ -35,33 +26,10 @@ def random_tensors(shapes: Iterable[tuple[str, tuple[int, ...]]], seed: int) -> 
     return {name: _draw(name, shape, seed) for name, shape in shapes}
 
 
-def random_numbers(name: str, seed: int) -> np.random.Generator:
-    """Return the random number generator that belongs to a name."""
-    return np.random.default_rng([seed, zlib.crc32(name.encode())])
-
-
-def spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Return the mean and the deviation of a tensor's random values."""
-    if name.endswith(("bias", "pos_bias_u", "pos_bias_v")):
-        return 0.0, 0.05
-    if len(shape) == 1:
-        return 1.0, 0.05
-    if name.endswith(_TABLES):
-        return 0.0, 1.0
-    return 0.0, 1.0 / float(np.sqrt(np.float32(np.prod(shape[1:]))))
-
-
 def _draw(name: str, shape: tuple[int, ...], seed: int) -> Array:
     values = random_numbers(name, seed).standard_normal(shape).astype(np.float32)
     mean, deviation = spread(name, shape)
     return np.float32(mean) + values * np.float32(deviation)
-
-
-def save_safetensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Write one safetensors file, readable by all users."""
-    # `cast`, because the library declares only some of its types.
-    cast("Any", safetensors.torch).save_file(dict(tensors), path, metadata={"format": "pt"})
-    path.chmod(0o644)
 
 
 def write_shards(tensors: Tensors, directory: Path) -> None:

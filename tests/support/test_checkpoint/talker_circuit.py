@@ -12,9 +12,7 @@ import math
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
-
-from duplane.tools.test_checkpoint.circuits import (
+from support.test_checkpoint.circuits import (
     CONST,
     CONST_SIZE,
     FREE,
@@ -28,8 +26,10 @@ from duplane.tools.test_checkpoint.circuits import (
     quieten,
     unit_vectors,
 )
-from duplane.tools.test_checkpoint.tokenizer_files import token_id
-from duplane.tools.test_checkpoint.weights import Tensors
+from support.test_checkpoint.weights import Tensors
+from tokenizers import Tokenizer
+
+from duplane.tools.checkpoint.tokenizer_files import token_id
 
 LAYER_NOISE = 0.15
 END_PAIR = 4

@@ -15,9 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
-
-from duplane.tools.test_checkpoint.circuits import (
+from support.test_checkpoint.circuits import (
     CONST,
     CONST_SIZE,
     FREE,
@@ -35,8 +33,11 @@ from duplane.tools.test_checkpoint.circuits import (
     quieten,
     unit_vectors,
 )
-from duplane.tools.test_checkpoint.tokenizer_files import spoken_ids, token_id
-from duplane.tools.test_checkpoint.weights import Array, Tensors, random_numbers
+from support.test_checkpoint.weights import Array, Tensors
+from tokenizers import Tokenizer
+
+from duplane.tools.checkpoint.tokenizer_files import spoken_ids, token_id
+from duplane.tools.checkpoint.weights import random_numbers
 
 LAYER_NOISE = 0.05
 """Factor of the output of the random layers: large enough to vary the words."""

@@ -1,4 +1,4 @@
-"""Writes config.json and the other config files of the tiny model, in the public format."""
+"""Writes config.json and the other config files of a small model, in the public format."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 from tokenizers import Tokenizer
 
-from duplane.tools.test_checkpoint.tokenizer_files import token_id
+from duplane.tools.checkpoint.tokenizer_files import token_id
 
 HIDDEN = 128
 TALKER_WIDTH = 64

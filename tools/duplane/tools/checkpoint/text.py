@@ -1,4 +1,4 @@
-"""The training text of the tiny tokenizer, and the sentences of the tiny model."""
+"""The training text of the tokenizer of random checkpoints."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ SPOKEN = (
     "we go home and the street is quiet.",
     "the bread is warm and the tea is good.",
 )
-"""Sentences of a few common words. In the model's text, each pair of neighbouring words comes from
-one of these sentences."""
+"""Sentences of a few common words, each of which is one token."""
 
 PROSE = """\
 Good afternoon. The kitchen window is open, and somebody is playing the piano next door.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from duplane.tools.test_checkpoint.configs import model_config, write_configs
-from duplane.tools.test_checkpoint.language_circuit import steer_language
-from duplane.tools.test_checkpoint.talker_circuit import steer_talker
-from duplane.tools.test_checkpoint.tensor_shapes import tensor_shapes
-from duplane.tools.test_checkpoint.tokenizer_files import train_tokenizer, write_tokenizer
-from duplane.tools.test_checkpoint.voice_files import write_vocoder
-from duplane.tools.test_checkpoint.weights import random_tensors, write_shards
+from support.test_checkpoint.language_circuit import steer_language
+from support.test_checkpoint.talker_circuit import steer_talker
+from support.test_checkpoint.voice_files import write_vocoder
+from support.test_checkpoint.weights import random_tensors, write_shards
+
+from duplane.tools.checkpoint.configs import model_config, write_configs
+from duplane.tools.checkpoint.tensor_shapes import tensor_shapes
+from duplane.tools.checkpoint.tokenizer_files import train_tokenizer, write_tokenizer
 
 
 def build_test_checkpoint(directory: Path, seed: int = 0) -> None:

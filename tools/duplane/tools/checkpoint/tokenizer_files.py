@@ -1,5 +1,5 @@
-"""Trains the tiny tokenizer: byte-level BPE on the text of this package, with the released model's
-added tokens."""
+"""Trains a small tokenizer: byte-level BPE on the text of `text.py`, with the released model's added
+tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokenizers import processors as post_processors
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
-from duplane.tools.test_checkpoint.text import PROSE, SPOKEN
+from duplane.tools.checkpoint.text import PROSE, SPOKEN
 
 MERGES = 1200
 SPOKEN_WEIGHT = 8
