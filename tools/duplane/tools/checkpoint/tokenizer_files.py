@@ -1,5 +1,5 @@
-"""Trains a small tokenizer: byte-level BPE on the text of `text.py`, with the released model's added
-tokens."""
+"""Trains a small tokenizer: byte-level BPE on the text of `text.py`, with the added tokens of the
+released model."""
 
 from __future__ import annotations
 
