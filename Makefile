@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Installed: what runs; and what tests and checks need beside it.
+RUNNABLE := $(VENV)/.runnable
 INSTALLED := $(VENV)/.installed
 PROTOS := $(wildcard proto/duplane/fabric/v1/*.proto)
 # Messages without services, private to the scheduler.
@@ -13,8 +15,8 @@ GOLDEN ?= tests/golden/public
 ARGS ?=
 MINUTES ?= 1
 SEEDS ?= 1000
-# Build of torch: cpu, cuda or auto (see tools/install.py).
-TORCH ?= auto
+# Build of torch: cpu or cuda (see tools/install.py).
+TORCH ?= cpu
 
 .DEFAULT_GOAL := help
 .PHONY: help run setup unit test cluster-test check coverage fmt lint types proto contract-docs protocols \
@@ -23,10 +25,10 @@ TORCH ?= auto
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: $(INSTALLED) ## set up and start everything on one machine: ARGS="--port 8080" TORCH=cpu
+run: $(RUNNABLE) ## set up and start everything on one machine: ARGS="--port 8080" TORCH=cuda
 	@exec $(BIN)/duplane up $(ARGS)
 
-setup: $(INSTALLED) ## set up only: TORCH=cpu or cuda chooses the build of torch
+setup: $(INSTALLED) ## set up only, for tests and checks too: TORCH=cuda installs torch with CUDA
 
 unit: $(INSTALLED) ## run the fast tests: no processes, no recorded traces
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto -m "not slow" tests/unit tests/contract $(ARGS)
@@ -101,5 +103,9 @@ clean: ## delete the virtual environment
 	rm -rf $(VENV)
 
 $(INSTALLED): pyproject.toml constraints.txt tools/install.py
+	@TORCH=$(TORCH) $(PYTHON) tools/install.py --dev $(VENV)
+	@touch $(RUNNABLE) $@
+
+$(RUNNABLE): pyproject.toml constraints.txt tools/install.py
 	@TORCH=$(TORCH) $(PYTHON) tools/install.py $(VENV)
 	@touch $@

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -29,22 +30,6 @@ def install() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize(
-    ("build", "has_driver", "system", "is_cpu"),
-    [
-        ("auto", False, "Linux", True),
-        ("auto", True, "Linux", False),
-        ("cpu", True, "Linux", True),
-        ("cuda", False, "Linux", False),
-        ("cpu", False, "Darwin", False),
-    ],
-)
-def test_build_of_torch_is_chosen(
-    install: ModuleType, build: str, has_driver: bool, system: str, is_cpu: bool
-) -> None:
-    assert install.wants_cpu_build(build, has_driver=has_driver, system=system) is is_cpu
-
-
 @pytest.fixture
 def calls(install: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
     """Record the calls of pip instead of running them; calls with an index URL fail."""
@@ -56,7 +41,8 @@ def calls(install: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Sequence
 
     monkeypatch.setattr(install, "pip", pip)
     monkeypatch.setattr(install.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(install, "has_nvidia_driver", lambda: True)  # TORCH=cpu overrides it
+    monkeypatch.setattr(install, "has_nvidia_driver", lambda: False)
+    monkeypatch.setattr(install, "default_build_needs_cuda", lambda *_: False)
     monkeypatch.setattr(install.venv, "create", lambda *_, **__: None)
     return found
 
@@ -71,12 +57,83 @@ def test_index_that_cannot_be_reached_does_not_fail_the_installation(
     torch, everything = calls
     assert torch[-1].startswith("torch==")
     assert install.CPU_INDEX in torch
-    assert everything == ("-e", f"{ROOT}[worker,dev]")
+    assert everything == ("-e", f"{ROOT}[worker]")
     output = capsys.readouterr().out
     assert [line[:5] for line in output.splitlines() if line.startswith("[")] == [
         *("[1/4]", "[2/4]", "[3/4]", "[4/4]")
     ]
     assert "torch comes from the default index" in output
+
+
+def test_tools_of_development_are_installed_only_on_request(
+    install: ModuleType, calls: list[Sequence[str]], tmp_path: Path
+) -> None:
+    assert install.main(["--dev", str(tmp_path)], {}) == 0
+    assert calls[-1] == ("-e", f"{ROOT}[worker,dev]")
+
+
+def test_build_with_cuda_is_never_installed_without_its_name(
+    install: ModuleType,
+    calls: list[Sequence[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With a driver, and with an index of CPU builds that cannot be reached."""
+    monkeypatch.setattr(install, "has_nvidia_driver", lambda: True)
+    monkeypatch.setattr(install, "default_build_needs_cuda", lambda *_: True)
+    assert install.main([str(tmp_path)], {}) == 1
+    output = capsys.readouterr()
+    assert "make clean run TORCH=cuda" in output.out
+    assert "2.5 GB" in output.err
+    assert [call[-1].partition("==")[0] for call in calls] == ["torch"]
+
+
+@pytest.mark.parametrize(
+    ("requirements", "needs_cuda"),
+    [(["filelock", "nvidia-cublas==13.1; platform_system == 'Linux'"], True), (["sympy"], False)],
+)
+def test_default_build_that_needs_cuda_is_noticed(
+    install: ModuleType, tmp_path: Path, requirements: list[str], needs_cuda: bool
+) -> None:
+    """The report is in the form that pip prints."""
+    report = json.dumps({"install": [{"metadata": {"requires_dist": requirements}}]})
+    python = fake_python(tmp_path, f"cat <<'END'\n{report}\nEND\n")
+    assert install.default_build_needs_cuda(python, "torch==2.13.0") is needs_cuda
+
+
+def test_path_with_a_space_reaches_pip_as_one_constraint(
+    install: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constraints = tmp_path / "a b" / "constraints.txt"
+    constraints.parent.mkdir()
+    constraints.write_text("torch==2.13.0\n")
+    monkeypatch.setattr(install, "CONSTRAINTS", constraints)
+    python = fake_python(tmp_path, f'echo "$PIP_CONSTRAINT" >"{tmp_path}/found"\n')
+    assert install.pip(python, ()) == 0
+    found = (tmp_path / "found").read_text().split()
+    assert len(found) == 1
+    assert found[0].startswith("file:///")
+    assert found[0].endswith("a%20b/constraints.txt")
+
+
+def test_silent_installation_says_that_it_works(
+    install: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(install, "SILENCE_S", 0.01)
+    assert install.pip(fake_python(tmp_path, "sleep 0.5\n"), ()) == 0
+    assert "pip works since" in capsys.readouterr().out
+
+
+def fake_python(folder: Path, script: str) -> Path:
+    """Return a program that runs `script` instead of pip."""
+    python = folder / "python"
+    python.write_text(f"#!/bin/sh\n{script}")
+    python.chmod(0o755)
+    return python
 
 
 def test_unknown_build_is_refused(
