@@ -32,7 +32,7 @@ from duplane.scheduler.settings import SchedulerSettings
 from duplane.scheduler.signing import LeaseKeys
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store import open_store
-from duplane.scheduler.store.measured import measured
+from duplane.scheduler.store.measured import MeasuredStore
 from duplane.scheduler.waiters import Waiters
 from duplane.scheduler.watch import Watch
 
@@ -61,7 +61,7 @@ class Scheduler:
         telemetry = telemetry or Telemetry("scheduler")
         telemetry.observe(self.metrics.registry)
         store = open_store(settings.store, _wall_ms(), settings.open_credentials())
-        self._store = measured(store, self.metrics.registry)
+        self._store = MeasuredStore(store, self.metrics.registry)
         key_age_s = None if settings.signing_key else settings.signing_key_age_s
         self._keys = LeaseKeys(self._store, signer, key_age_s)
         self._watch = Watch(state, settings.ticket_limit)

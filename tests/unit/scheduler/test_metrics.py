@@ -11,7 +11,7 @@ from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.metrics import SchedulerMetrics
 from duplane.scheduler.state import SchedulerState
 from duplane.scheduler.store.base import Ticket, TicketGone, TicketPut
-from duplane.scheduler.store.measured import measured
+from duplane.scheduler.store.measured import MeasuredStore
 from duplane.scheduler.store.memory import MemoryStore
 
 AUDIO, CHAT = lease_pb2.SESSION_KIND_AUDIO_DUPLEX, lease_pb2.SESSION_KIND_CHAT
@@ -63,7 +63,7 @@ class LosableStore(MemoryStore):
 
 def test_lost_contact_to_the_store_is_shown_and_counted() -> None:
     store, registry = LosableStore(boot_ms=1), CollectorRegistry()
-    measured(store, registry)
+    MeasuredStore(store, registry)
 
     def seen() -> tuple[float | None, float | None]:
         read = registry.get_sample_value

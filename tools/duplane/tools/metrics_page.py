@@ -13,7 +13,7 @@ from duplane.edge.session.journal import JournalSpace
 from duplane.fabric.monitoring.span_queue import observe_spans
 from duplane.scheduler.metrics import SchedulerMetrics
 from duplane.scheduler.state import SchedulerState
-from duplane.scheduler.store.measured import measured
+from duplane.scheduler.store.measured import MeasuredStore
 from duplane.scheduler.store.memory import MemoryStore
 from duplane.worker.admission import Admission
 from duplane.worker.metrics import WorkerMetrics
@@ -36,7 +36,7 @@ _MAX_SHOWN = 24  # values of a label
 def registries() -> Mapping[str, CollectorRegistry]:
     """Return the metrics of each process as they are before it has counted anything."""
     scheduler = SchedulerMetrics(SchedulerState(time.monotonic))
-    measured(MemoryStore(boot_ms=0), scheduler.registry)
+    MeasuredStore(MemoryStore(boot_ms=0), scheduler.registry)
     edge = EdgeMetrics(lambda: (), playback_delay_s=0.0)
     edge.observe_connections(lambda: (0, 0))
     edge.observe_journals(JournalSpace(0, 0))

@@ -2,41 +2,44 @@
 
 from __future__ import annotations
 
-import inspect
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
 from duplane.fabric.monitoring.metrics import Observed, counters, gauge, histograms
-from duplane.scheduler.store.base import LeaseStore
+from duplane.fabric.v1 import lease_pb2, registry_pb2
+from duplane.scheduler.store.base import Change, Grant, LeaseStore, Offer, Ticket, Worker
 
-_OTHERS = ("run", "leave", "until_whole")
-OPERATIONS = tuple(
-    sorted(
-        name
-        for name in LeaseStore.__abstractmethods__
-        if name not in _OTHERS and inspect.iscoroutinefunction(getattr(LeaseStore, name))
-    )
+_Answer = TypeVar("_Answer")
+
+OPERATIONS = (
+    "adopt",
+    "cancel",
+    "claim",
+    "drain",
+    "enqueue",
+    "give_back",
+    "register",
+    "release",
+    "report",
+    "set_unreachable",
+    "try_grant",
+    "unregister",
 )
 """The operations of a store, without those that set it up, run it and end it."""
 
 _OUTCOMES = ("done", "void", "failed")  # void: the operation's object had ended or changed
 _BUCKETS_S = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
-_Operation = Callable[..., Awaitable[Any]]
 
 
-def measured(store: LeaseStore, registry: CollectorRegistry) -> LeaseStore:
-    """Return `store` with metrics: count and duration of its operations, and its contact."""
-    return cast(LeaseStore, _MeasuredStore(store, registry))
-
-
-class _MeasuredStore:
-    """Has all methods of a store. The methods in `OPERATIONS` are measured."""
+class MeasuredStore(LeaseStore):
+    """Passes every call on to another store. Counts and times the calls in `OPERATIONS`."""
 
     def __init__(self, store: LeaseStore, registry: CollectorRegistry) -> None:
+        self._store = store
         self._counts = counters(
             registry,
             "duplane_store_operations_total",
@@ -59,20 +62,89 @@ class _MeasuredStore:
         self._has_contact = True
         Observed(registry, self._observe)
         store.watch_contact(self._on_contact)
-        self.subscribe = store.subscribe
-        self.run = store.run
-        self.leave = store.leave
-        self._store = store
-        self.share_keys = store.share_keys
-        self.watch_keys = store.watch_keys
-        self.watch_contact = store.watch_contact
-        self.until_whole = store.until_whole
-        for name in OPERATIONS:
-            setattr(self, name, self._measured(name, getattr(store, name)))
 
     @property
     def has_kept_queue(self) -> bool:
         return self._store.has_kept_queue
+
+    def subscribe(self, listener: Callable[[Change], None]) -> None:
+        self._store.subscribe(listener)
+
+    async def until_whole(self) -> None:
+        await self._store.until_whole()
+
+    def watch_contact(self, listener: Callable[[bool], None]) -> None:
+        self._store.watch_contact(listener)
+
+    def share_keys(self, keys: Sequence[registry_pb2.VerificationKey]) -> None:
+        self._store.share_keys(keys)
+
+    def watch_keys(
+        self, listener: Callable[[Sequence[registry_pb2.VerificationKey]], None]
+    ) -> None:
+        self._store.watch_keys(listener)
+
+    async def run(self) -> None:
+        await self._store.run()
+
+    async def leave(self) -> None:
+        await self._store.leave()
+
+    async def register(self, register: registry_pb2.Register) -> Worker | None:
+        return await self._measure("register", self._store.register(register))
+
+    async def report(self, worker: Worker) -> bool:
+        return await self._measure("report", self._store.report(worker))
+
+    async def drain(self, worker_id: str) -> bool:
+        return await self._measure("drain", self._store.drain(worker_id))
+
+    async def set_unreachable(self, worker_id: str, epoch: int, *, is_unreachable: bool) -> bool:
+        setting = self._store.set_unreachable(worker_id, epoch, is_unreachable=is_unreachable)
+        return await self._measure("set_unreachable", setting)
+
+    async def unregister(self, worker_id: str, epoch: int) -> bool:
+        return await self._measure("unregister", self._store.unregister(worker_id, epoch))
+
+    async def enqueue(
+        self,
+        request: lease_pb2.AcquireLeaseRequest,
+        owner: str,
+        order: int | None = None,
+        offer: Offer | None = None,
+    ) -> Ticket | Grant:
+        enqueuing = self._store.enqueue(request, owner, order, offer)
+        return await self._measure("enqueue", enqueuing)
+
+    async def cancel(self, order: int, owner: str | None = None) -> bool:
+        return await self._measure("cancel", self._store.cancel(order, owner))
+
+    async def try_grant(self, ticket: Ticket, offer: Offer) -> Grant | None:
+        return await self._measure("try_grant", self._store.try_grant(ticket, offer))
+
+    async def claim(self, grant: Grant) -> bool:
+        return await self._measure("claim", self._store.claim(grant))
+
+    async def give_back(self, grant: Grant) -> bool:
+        return await self._measure("give_back", self._store.give_back(grant))
+
+    async def release(self, grant: Grant) -> bool:
+        return await self._measure("release", self._store.release(grant))
+
+    async def adopt(self, grant: Grant) -> bool:
+        return await self._measure("adopt", self._store.adopt(grant))
+
+    async def _measure(self, name: str, operation: Awaitable[_Answer]) -> _Answer:
+        """Run an operation to its end. An answer that is false counts as void."""
+        began_s = time.perf_counter()
+        try:
+            answer = await operation
+        except BaseException:
+            self._counts.of(name, "failed").inc()
+            raise
+        self._durations.of(name).observe(time.perf_counter() - began_s)
+        self._counts.of(name, "done" if answer else "void").inc()
+        return answer
 
     def _on_contact(self, is_lost: bool) -> None:
         self._has_contact = not is_lost
@@ -85,20 +157,3 @@ class _MeasuredStore:
             "1 while the scheduler has contact to its store; without contact it refuses all calls.",
             float(self._has_contact),
         )
-
-    def _measured(self, name: str, operation: _Operation) -> _Operation:
-        duration = self._durations.of(name)
-        done, void, failed = (self._counts.of(name, outcome) for outcome in _OUTCOMES)
-
-        async def measure(*arguments: Any, **named: Any) -> Any:
-            began_s = time.perf_counter()
-            try:
-                result = await operation(*arguments, **named)
-            except BaseException:
-                failed.inc()
-                raise
-            duration.observe(time.perf_counter() - began_s)
-            (done if result else void).inc()
-            return result
-
-        return measure
