@@ -1,4 +1,11 @@
-"""One scheduler process: builds its parts, starts them and stops them."""
+"""One scheduler process: builds its parts, starts them and stops them.
+
+The store publishes each change to `SchedulerState.apply`, which updates the state and then calls
+the listeners of eight parts. A part adds its listener in its constructor. So the listeners run in
+the order in which `Scheduler` constructs the parts: slot counts, metrics, watch, grant loop,
+waiters, position updates, reachability checks, registry. Each listener sees the state after the
+change. No listener changes the state or relies on an earlier listener.
+"""
 
 from __future__ import annotations
 
