@@ -163,10 +163,10 @@ class SchedulerState:
         return next((proposal for proposal in proposals if proposal), None)
 
     def avoidance_left_s(self, after: float) -> float | None:
-        """Return the seconds until a ticket may get the free slot of a worker that it avoids.
+        """Return the seconds until a ticket stops avoiding a worker with a free slot.
 
-        Considers only tickets that may get such a slot later than the time `after`. The result is
-        negative if that time has passed since. Returns None if there is no such ticket.
+        Tickets that stopped at the time `after` or before do not count. The result is negative if
+        the ticket has stopped meanwhile. Returns None if there is no such ticket.
         """
         reserved = self._reserved_orders
         ends = (
@@ -303,7 +303,8 @@ class SchedulerState:
                 self._leave_queue(former)  # the ticket now waits in another queue
         self.tickets[ticket.order] = ticket
         self.requests[ticket.request.request_id] = ticket
-        pool, needs = self._pools.setdefault(ticket.request.pool, _Pool()), needs_of(ticket.request)
+        pool = self._pool(ticket.request.pool)
+        needs = needs_of(ticket.request)
         pool.queues.setdefault(needs, FifoQueue(needs)).put(ticket, self.clock())
         self.return_count += ticket.order < pool.last_order
         pool.last_order = max(pool.last_order, ticket.order)
@@ -365,7 +366,14 @@ class SchedulerState:
             void_numbers = self._void_numbers.get(worker_id, {})
             reserved = self._reserved_slots.get(worker_id, ())
             candidate = Candidate.of(worker, grants, void_numbers, self._grant_since, reserved)
-            self._pools.setdefault(worker.register.pool, _Pool()).slots.put(candidate)
+            self._pool(worker.register.pool).slots.put(candidate)
+
+    def _pool(self, name: str) -> _Pool:
+        """Return a pool, which is new if it has no tickets and workers yet."""
+        pool = self._pools.get(name)
+        if pool is None:
+            pool = self._pools[name] = _Pool()
+        return pool
 
     def _drop_empty(self, name: str) -> None:
         """Delete a pool without tickets and workers, because callers can send any pool name."""
