@@ -78,7 +78,7 @@ class GrantLoop:
             return
         is_known = self._epochs.get(worker.worker_id) == worker.epoch
         self._epochs[worker.worker_id] = worker.epoch
-        if is_known or not any(slot.fencing_number for slot in worker.register.slots):
+        if is_known or not any(slot.fencing_number for slot in worker.slots):
             return
         if self._hold_s() is None and self._state.clock() < self._resume_until:
             _log.info("a restart has lost the queue; waiting for its callers to return")

@@ -53,7 +53,7 @@ def worker_status(
     state: SchedulerState,
 ) -> admin_pb2.WorkerStatus:
     """Return the description of a worker for operators."""
-    return admin_pb2.WorkerStatus(
+    status = admin_pb2.WorkerStatus(
         worker=worker.register,
         worker_epoch=worker.epoch,
         is_draining=worker.is_draining or worker.is_drain_requested,
@@ -63,6 +63,10 @@ def worker_status(
         is_silent=worker.is_silent,
         is_unreachable=worker.is_unreachable,
     )
+    del status.worker.slots[:]
+    status.worker.slots.extend(worker.slots)
+    status.worker.is_draining = worker.is_draining
+    return status
 
 
 def lease_status(grant: Grant, state: SchedulerState) -> admin_pb2.LeaseStatus:

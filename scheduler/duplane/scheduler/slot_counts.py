@@ -59,7 +59,7 @@ class SlotCounts:
         if worker := self._state.workers.get(worker_id):
             slots = [
                 slot_state(worker, slot, self._state.grant_of(worker_id, slot.slot))
-                for slot in worker.register.slots
+                for slot in worker.slots
             ]
             counted = worker.register.pool, worker_state(worker), slots
             self._counted[worker_id] = counted
@@ -70,7 +70,7 @@ class SlotCounts:
         worker = self._state.workers.get(worker_id)
         pool, _, slots = self._counted.get(worker_id, ("", "", []))
         if worker and number < len(slots):
-            report, grant = worker.register.slots[number], self._state.grant_of(worker_id, number)
+            report, grant = worker.slots[number], self._state.grant_of(worker_id, number)
             self._slots[pool, slots[number]] -= 1
             slots[number] = slot_state(worker, report, grant)
             self._slots[pool, slots[number]] += 1

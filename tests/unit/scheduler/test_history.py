@@ -158,7 +158,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         assert (worker is None) == bool(known and is_new)
         if worker is None:
             process.incarnation -= 1
-            process.slots = list(known.register.slots) if known else None
+            process.slots = list(known.slots) if known else None
             return
         assert worker.epoch > max(slot.fencing_number for slot in message.slots)
         self.settle(worker)
@@ -197,12 +197,13 @@ class SchedulerHistory(RuleBasedStateMachine):
     def send_report(
         self, process: WorkerProcess, worker: Worker, is_draining: bool = False
     ) -> None:
-        said = replace(worker, register=process.message(), is_draining=is_draining)
+        slots = tuple(process.message().slots)
+        said = replace(worker, slots=slots, is_draining=is_draining)
         assert run(self.store.report(said))
         self.settle(said)
 
     def settle(self, worker: Worker) -> None:
-        for slot in worker.register.slots:
+        for slot in worker.slots:
             grant = self.state.grant_of(worker.worker_id, slot.slot)
             verdict = judge(grant, slot)
             if grant and verdict is Verdict.CLAIMED:
@@ -266,7 +267,7 @@ class SchedulerHistory(RuleBasedStateMachine):
                 assert grant, "policy proposed what the store refuses"
                 worker = self.state.workers[grant.claims.worker_id]
                 assert worker.takes_sessions
-                reported = worker.register.slots[grant.claims.slot]
+                reported = worker.slots[grant.claims.slot]
                 assert reported.state == FREE
                 assert not any(
                     slot_key(void) == slot_key(grant)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -172,7 +173,7 @@ async def test_forecast_is_bounded_with_many_label_sets(monkeypatch: pytest.Monk
 
 def counted_anew(state: SchedulerState) -> Iterator[tuple[str, str]]:
     for worker in state.workers.values():
-        for slot in worker.register.slots:
+        for slot in worker.slots:
             grant = state.grant_of(worker.worker_id, slot.slot)
             yield worker.register.pool, slot_state(worker, slot, grant)
 
@@ -203,10 +204,8 @@ async def test_counts_of_slots_follow_every_change() -> None:
     await fabric.store.claim(grant)
     check()
     broken = registry_pb2.SlotReport(slot=1, state=registry_pb2.SLOT_STATE_BROKEN)
-    slots = [second.register.slots[0], broken]
-    await fabric.store.report(
-        Worker(second.epoch, register_message("second", slots=slots, pool="b"), is_draining=True)
-    )
+    slots = (second.slots[0], broken)
+    await fabric.store.report(replace(second, slots=slots, is_draining=True))
     check()
     await fabric.store.release(grant)
     await fabric.store.unregister("second", second.epoch)

@@ -60,7 +60,7 @@ class Candidate:
         free: list[tuple[int, int]] = []
         held: set[_Held] = set()
         last_number = idle_count = 0
-        for report in worker.register.slots:
+        for report in worker.slots:
             slot, number, grant = report.slot, report.fencing_number, grants.get(report.slot)
             last_number = max(last_number, number, grant.claims.fencing_number if grant else 0)
             if is_leaving or report.state == registry_pb2.SLOT_STATE_BROKEN:

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import logging
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 from duplane.fabric.durations import to_duration
@@ -141,7 +142,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
                     tasks.create_task(self._watch_silence(stream)),
                 )
                 # Apply the slots of `register` first, then the reports in the order of arrival.
-                await asyncio.gather(*self._settle(worker, worker.register.slots))
+                await asyncio.gather(*self._settle(worker, worker.slots))
                 async for request in requests:
                     await self._apply_report(stream, request)
                 for side in sides:
@@ -169,7 +170,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
             except TimeoutError:
                 _log.warning("worker %s sends no reports: no grants", stream.worker_id)
                 if worker := self._current(stream):
-                    await self._store.report(_changed(worker, is_silent=True))
+                    await self._store.report(replace(worker, is_silent=True))
                 await stream.has_report.wait()
             stream.has_report.clear()
 
@@ -181,13 +182,18 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         worker, report = self._current(stream), request.report
         if worker is None:
             return  # superseded: this stream is about to end
-        check_report(report, len(worker.register.slots))
+        check_report(report, len(worker.slots))
         stream.has_report.set()
         self._announce_progress(stream, report.slots)
         stream.is_drain_sent |= report.is_draining
         self._watch.note_report(worker.worker_id, report)
         changes = self._settle(worker, report.slots)
-        changed = _changed(worker, report)
+        changed = replace(
+            worker,
+            slots=tuple(report.slots),
+            is_draining=report.is_draining,
+            is_silent=False,
+        )
         if changed != worker:
             changes.append(self._store.report(changed))
         else:
@@ -288,26 +294,6 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
     def _revoke(self, grant: Grant) -> None:
         if stream := self._streams.get(grant.claims.worker_id):
             stream.send(registry_pb2.AttachResponse(revoke=revoke(grant)))
-
-
-def _changed(
-    worker: Worker, report: registry_pb2.Report | None = None, *, is_silent: bool = False
-) -> Worker:
-    """Return the registration with the slots and flags of the worker's latest report."""
-    register = registry_pb2.Register()
-    register.CopyFrom(worker.register)
-    if report:
-        del register.slots[:]
-        register.slots.extend(report.slots)
-        register.is_draining = report.is_draining
-    return Worker(
-        epoch=worker.epoch,
-        register=register,
-        is_draining=register.is_draining,
-        is_drain_requested=worker.is_drain_requested,
-        is_silent=is_silent,
-        is_unreachable=worker.is_unreachable,
-    )
 
 
 def _adopted(worker: Worker, slot: registry_pb2.SlotReport) -> Grant:

@@ -21,17 +21,23 @@ RETURN_S = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A worker's registration. `register` has the slots as last reported.
-
-    A change of a registration makes a new `Worker` and a new message `register`.
-    """
+    """A worker's registration, with the latest report of each slot. Messages are never modified."""
 
     epoch: int
-    register: registry_pb2.Register
+    register: registry_pb2.Register  # the worker's first message; `slots` replaces its slots
+    slots: tuple[registry_pb2.SlotReport, ...]  # all slots, in order
     is_draining: bool  # reported by the worker
     is_drain_requested: bool = False  # by an operator; stays true until the registration ends
     is_silent: bool = False  # attached, but its reports are overdue
     is_unreachable: bool = False  # a caller could not reach it, and no health check has since
+
+    @classmethod
+    def of(cls, epoch: int, register: registry_pb2.Register) -> Worker:
+        """Make a registration from a worker's first message."""
+        kept = registry_pb2.Register()
+        kept.CopyFrom(register)
+        del kept.slots[:]
+        return cls(epoch, kept, tuple(register.slots), register.is_draining)
 
     @property
     def worker_id(self) -> str:

@@ -109,7 +109,7 @@ class MemoryStore(LeaseStore):
         if known:
             self._drop_worker(known)
         self._rise_above(register.slots)
-        worker = Worker(self._next(), register, register.is_draining)
+        worker = Worker.of(self._next(), register)
         self._put_worker(worker)
         return worker
 
@@ -117,7 +117,7 @@ class MemoryStore(LeaseStore):
         known = self._current(worker.worker_id, worker.epoch)
         if known is None:
             return False
-        self._rise_above(worker.register.slots)
+        self._rise_above(worker.slots)
         self._next()
         self._put_worker(
             replace(

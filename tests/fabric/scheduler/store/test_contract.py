@@ -158,7 +158,7 @@ async def test_former_stream_cannot_end_or_change_a_later_registration(store: Le
 
 async def test_report_replaces_what_the_worker_says(store: LeaseStore, changes: Changes) -> None:
     worker = await registered(store)
-    changed = replace(worker, register=register_message(slots=slot_reports(OCCUPIED)))
+    changed = replace(worker, slots=tuple(slot_reports(OCCUPIED)))
     assert await store.report(changed)
     assert (await changes.one(WorkerPut, 2)).worker == changed
 
@@ -169,7 +169,7 @@ async def test_drain_request_of_an_operator_outlives_reports(
     worker = await registered(store)
     assert await store.drain("w")
     assert not await store.drain("nobody")
-    assert await store.report(worker)
+    assert await store.report(replace(worker, slots=tuple(slot_reports(OCCUPIED))))
     assert (await changes.one(WorkerPut, 3)).worker.is_drain_requested
 
 
@@ -178,7 +178,7 @@ async def test_unreachable_worker_stays_marked_until_it_is_cleared(
 ) -> None:
     worker = await registered(store)
     assert await store.set_unreachable("w", worker.epoch, is_unreachable=True)
-    assert await store.report(worker)
+    assert await store.report(replace(worker, slots=tuple(slot_reports(OCCUPIED))))
     assert (await changes.one(WorkerPut, 3)).worker.is_unreachable
     assert not await store.set_unreachable("w", worker.epoch - 1, is_unreachable=False)
     assert await store.set_unreachable("w", worker.epoch, is_unreachable=False)
@@ -195,7 +195,7 @@ async def test_revision_rises_above_the_numbers_that_workers_have_seen(store: Le
     assert worker
     assert worker.epoch > seen
     slots[0].fencing_number = worker.epoch + 1000
-    assert await store.report(replace(worker, register=register_message(slots=slots)))
+    assert await store.report(replace(worker, slots=tuple(slots)))
     assert (await granted(store, worker)).claims.fencing_number > worker.epoch + 1000
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import pytest
 from support.scheduler.scheduler_harness import (
@@ -38,7 +39,7 @@ def ticket(
 
 def worker(worker_id: str = "w", *states: registry_pb2.SlotState, **facts: bool) -> Worker:
     register = register_message(worker_id, slots=slot_reports(*states or (FREE,)))
-    return Worker(1, register, **{"is_draining": False, **facts})
+    return replace(Worker.of(1, register), **facts)
 
 
 def grant(slot: int, fencing_number: int) -> Grant:
@@ -58,7 +59,7 @@ def granted_slots(tickets: list[Ticket], *candidates: Candidate) -> list[tuple[i
         slots.put(one)
     grants: dict[str, dict[int, Grant]] = {}
     for one in candidates:
-        states = one.worker.register.slots
+        states = one.worker.slots
         held = {report.slot for report in states if report.state == FREE} - set(one.free_slots)
         is_open = one.worker.takes_sessions
         grants[one.worker.worker_id] = {slot: grant(slot, 10 + slot) for slot in held if is_open}
@@ -85,13 +86,14 @@ def test_worker_with_the_most_free_slots_is_chosen() -> None:
 
 def test_longest_unused_is_chosen_among_equals() -> None:
     late, early = worker("late", FREE), worker("early", FREE)
-    late.register.slots[0].fencing_number, early.register.slots[0].fencing_number = 9, 4
+    late.slots[0].fencing_number = 9
+    early.slots[0].fencing_number = 4
     assert granted_slots([ticket(1)], candidate(late), candidate(early)) == [(1, "early", 0)]
 
 
 def test_longest_unused_slot_of_a_worker_is_chosen() -> None:
     one = worker("w", FREE, FREE)
-    one.register.slots[0].fencing_number = 5
+    one.slots[0].fencing_number = 5
     assert granted_slots([ticket(1)], candidate(one)) == [(1, "w", 1)]
 
 
@@ -116,7 +118,7 @@ def test_granted_slot_is_not_granted_twice() -> None:
 def test_slot_of_a_void_grant_is_free_once_the_worker_reports_its_number() -> None:
     one = worker("w", FREE, FREE)
     assert Candidate.of(one, {}, {0: 7}, {}).free_slots == (1,)
-    one.register.slots[0].fencing_number = 7
+    one.slots[0].fencing_number = 7
     assert set(Candidate.of(one, {}, {0: 7}, {}).free_slots) == {0, 1}
 
 
@@ -166,7 +168,7 @@ def test_draining_workers_count_as_attached_but_not_as_able() -> None:
 
 def test_worker_attached_first_is_chosen_among_new_ones() -> None:
     first, second = worker("b"), worker("a")
-    second = Worker(2, second.register, is_draining=False)
+    second = replace(second, epoch=2)
     assert granted_slots([ticket(1)], candidate(second), candidate(first)) == [(1, "b", 0)]
 
 

@@ -25,7 +25,7 @@ class EndedContext:
 
 
 async def test_a_write_to_an_ended_stream_is_an_error_of_the_fabric() -> None:
-    stream = WorkerStream(Worker(1, registry_pb2.Register(worker_id="w"), False))
+    stream = WorkerStream(Worker.of(1, registry_pb2.Register(worker_id="w")))
     stream.send(registry_pb2.AttachResponse())
     with pytest.raises(FabricError) as raised:
         await stream.write_messages(cast("Any", EndedContext()))
@@ -49,7 +49,7 @@ class Reader:
 
 
 def new_stream() -> WorkerStream:
-    return WorkerStream(Worker(1, registry_pb2.Register(worker_id="w"), is_draining=False))
+    return WorkerStream(Worker.of(1, registry_pb2.Register(worker_id="w")))
 
 
 def revoke(slot: int, number: int, lease_id: str = "") -> registry_pb2.AttachResponse:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -20,7 +21,7 @@ from duplane.scheduler.store.etcd.commits import Commits
 from duplane.scheduler.store.etcd.facts import Facts
 from duplane.scheduler.store.etcd.keys import Keys
 from duplane.scheduler.store.etcd.mirror import Mirror
-from duplane.scheduler.store.etcd.records import worker_value
+from duplane.scheduler.store.etcd.records import reports_value, worker_value
 from duplane.scheduler.store.etcd.session import Session
 from duplane.scheduler.store.etcd.transactions import Transaction
 
@@ -87,13 +88,19 @@ async def test_values_are_written_only_with_the_base_that_they_contain() -> None
 def test_report_that_raises_the_base_shares_no_transaction() -> None:
     facts = Etcd().facts
     register = registry_pb2.Register(worker_id="w", slots=[registry_pb2.SlotReport()])
-    value = worker_value(Worker(0, register, is_draining=False), BASE)
-    held = etcd_pb2.KeyValue(key=KEYS.worker("w"), value=value, mod_revision=3)
-    list(facts.apply([etcd_pb2.Event(kv=held)], 3))
+    worker = Worker.of(0, register)
+    values = {
+        KEYS.worker("w"): worker_value(worker, BASE),
+        KEYS.reports("w"): reports_value(worker.slots),
+    }
+    held = [
+        etcd_pb2.KeyValue(key=key, value=value, mod_revision=3) for key, value in values.items()
+    ]
+    list(facts.apply([etcd_pb2.Event(kv=one) for one in held], 3))
     known = facts.workers["w"]
-    for number, is_alone in ((0, False), (facts.number + 100, True)):
-        known.register.slots[0].fencing_number = number
-        step = operations.report(facts, known)
+    for number, is_alone in ((1, False), (facts.number + 100, True)):
+        slots = (registry_pb2.SlotReport(fencing_number=number),)
+        step = operations.report(facts, replace(known, slots=slots))
         assert isinstance(step, Transaction)
         assert step.is_alone is is_alone
 

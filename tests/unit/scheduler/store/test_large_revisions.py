@@ -30,7 +30,13 @@ from duplane.scheduler.store.base import (
 from duplane.scheduler.store.etcd.facts import Facts
 from duplane.scheduler.store.etcd.keys import Keys
 from duplane.scheduler.store.etcd.mirror import PORTION
-from duplane.scheduler.store.etcd.records import Slot, request_value, slot_value, worker_value
+from duplane.scheduler.store.etcd.records import (
+    Slot,
+    reports_value,
+    request_value,
+    slot_value,
+    worker_value,
+)
 from duplane.scheduler.store.etcd.store import EtcdStore
 
 KEYS = Keys("/duplane/")
@@ -65,8 +71,11 @@ def request(name: str) -> lease_pb2.AcquireLeaseRequest:
 
 
 def worker_puts(name: str, slot_count: int, epoch: int) -> Iterable[etcd_pb2.RequestOp]:
-    register = register_message(name, slot_count)
-    yield put(KEYS.worker(name), worker_value(Worker(epoch, register, is_draining=False), 0))
+    worker = Worker.of(epoch, register_message(name, slot_count))
+    yield put(KEYS.worker(name), worker_value(worker, 0))
+    yield put(KEYS.reports(name), reports_value(worker.slots))
+    for report in worker.slots:
+        yield put(KEYS.report(name, report.slot), report.SerializeToString())
     yield put(KEYS.epoch(name), b"")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError
@@ -32,6 +33,7 @@ from duplane.scheduler.store.etcd.keys import Keys, SlotKey
 from duplane.scheduler.store.etcd.records import (
     Request,
     Slot,
+    read_reports,
     read_request,
     read_slot,
     read_worker,
@@ -54,7 +56,7 @@ class Facts:
         self.present: set[str] = set()  # the names of the sessions whose schedulers are alive
         self.signing_keys: dict[bytes, registry_pb2.VerificationKey] = {}  # by key of etcd
         self.verification_keys: Sequence[registry_pb2.VerificationKey] = ()  # one for each key id
-        self.workers: dict[str, Worker] = {}
+        self.workers: dict[str, Worker] = {}  # with the latest reports of their slots
         self.slots: dict[SlotKey, Slot] = {}
         self.granted: dict[str, Grant] = {}  # live grants, by request id
         self.requests: dict[str, Request] = {}
@@ -62,6 +64,11 @@ class Facts:
         self._highest = 0  # the highest number so far
         self._held: dict[bytes, tuple[int, int]] = {}  # revision and lease of every key
         self._slots_by_worker: dict[str, set[int]] = {}
+        # By worker id: the registrations as they are stored, the reports of all slots, and later
+        # reports by slot.
+        self._registrations: dict[str, Worker] = {}
+        self._reports: dict[str, Sequence[registry_pb2.SlotReport]] = {}
+        self._later_reports: dict[str, dict[int, registry_pb2.SlotReport]] = {}
         self._waiting_counts: Counter[str] = Counter()  # by pool
 
     @property
@@ -141,6 +148,9 @@ class Facts:
             if event:
                 self._apply_event(event, transition)
             yield None
+        for worker_id in transition.workers:
+            self._update_worker(worker_id)
+            yield None
         self.revision = revision
         self._highest = max(self._highest, self.number)
         yield from transition.changes_to(self)
@@ -186,7 +196,15 @@ class Facts:
             case "worker":
                 worker = read_worker(held.value, held.mod_revision) if is_put else None
                 transition.workers.setdefault(parts[0], self.workers.get(parts[0]))
-                _put(self.workers, parts[0], worker)
+                _put(self._registrations, parts[0], worker)
+            case "reports":
+                reports = read_reports(held.value) if is_put else None
+                transition.workers.setdefault(parts[0], self.workers.get(parts[0]))
+                _put(self._reports, parts[0], reports)
+            case "report":
+                report = registry_pb2.SlotReport.FromString(held.value) if is_put else None
+                transition.workers.setdefault(parts[0], self.workers.get(parts[0]))
+                self._apply_report(parts[0], int(parts[1]), report)
             case "slot":
                 slot = read_slot(held.value, held.mod_revision) if is_put else None
                 self._apply_slot((parts[0], int(parts[1])), slot, transition)
@@ -197,6 +215,26 @@ class Facts:
                 self._apply_request(parts[0], request, transition)
             case _:
                 pass
+
+    def _apply_report(
+        self, worker_id: str, slot: int, report: registry_pb2.SlotReport | None
+    ) -> None:
+        later = self._later_reports.setdefault(worker_id, {})
+        _put(later, slot, report)
+        if not later:
+            del self._later_reports[worker_id]
+
+    def _update_worker(self, worker_id: str) -> None:
+        """Put a worker's registration together with the latest reports of its slots."""
+        worker = self._registrations.get(worker_id)
+        # If the registration has slots, a scheduler of an older release wrote it. Then the reports
+        # are left from an earlier registration.
+        if worker and not worker.slots:
+            later = self._later_reports.get(worker_id, {})
+            reports = enumerate(self._reports.get(worker_id, ()))
+            slots = tuple(later.get(number, report) for number, report in reports)
+            worker = replace(worker, slots=slots)
+        _put(self.workers, worker_id, worker)
 
     def _apply_slot(self, key: SlotKey, slot: Slot | None, transition: _Transition) -> None:
         worker_id, number = key

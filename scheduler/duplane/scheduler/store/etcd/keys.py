@@ -19,7 +19,10 @@ class Keys:
     - `session/ID`: one scheduler. Its lease holds the scheduler's registrations and tickets too.
     - `presence/ID`: the same scheduler, with a short lease. Shows that it is alive.
     - `signing/KEY_ID/ID`: the public key that a scheduler signs with; outlasts its session.
-    - `worker/ID`: a registration. `epoch/ID` is written by registrations only, not by reports.
+    - `worker/ID`: a registration without its slots. A scheduler of an older release writes it with
+      the slots, and without the two keys `reports/ID` and `report/ID/N`.
+    - `epoch/ID`: an empty value, which only registrations write.
+    - `reports/ID`: the reports of all slots of a worker. `report/ID/N`: a later report of one slot.
     - `slot/WORKER/N`: the last grant of a slot.
     - `request/ID`: a request that waits or has a grant.
     - `order/N`: reserves an order for a ticket that has returned to this order.
@@ -45,6 +48,16 @@ class Keys:
 
     def epoch(self, worker_id: str) -> bytes:
         return self._key("epoch", worker_id)
+
+    def reports(self, worker_id: str) -> bytes:
+        return self._key("reports", worker_id)
+
+    def report(self, worker_id: str, slot: int) -> bytes:
+        return self._key("report", worker_id, str(slot))
+
+    def later_reports(self, worker_id: str) -> bytes:
+        """The common beginning of the keys of a worker's later reports."""
+        return self._key("report", worker_id, "")
 
     def slot(self, key: SlotKey) -> bytes:
         worker_id, slot = key

@@ -19,6 +19,7 @@ from duplane.scheduler.store.etcd.records import (
     read_request,
     read_slot,
     read_worker,
+    reports_value,
     request_value,
     slot_value,
     worker_value,
@@ -28,6 +29,8 @@ from duplane.scheduler.store.etcd.transactions import Answer, Done, Step, Transa
 # Maximum number of grants that one transaction ends. etcd refuses transactions of more than 128
 # operations.
 MAX_ENDED_COUNT = 50
+# If more slots of a worker have changed, all its reports are written as one value.
+MAX_LATER_REPORTS = 16
 
 
 def register(facts: Facts, message: registry_pb2.Register, lease: int) -> Step[Worker | None]:
@@ -37,13 +40,17 @@ def register(facts: Facts, message: registry_pb2.Register, lease: int) -> Step[W
     if known and not replaces(message, known.register):
         return Done(None)
     base = _base_above(facts, message.slots)
-    value = worker_value(Worker(0, message, message.is_draining), base)
-    step = Transaction[Worker | None](facts, lambda revision: read_worker(value, revision))
+    worker = Worker.of(0, message)
+    value = worker_value(worker, base)
+    step = Transaction[Worker | None](
+        facts, lambda revision: replace(read_worker(value, revision), slots=worker.slots)
+    )
     step.require_unchanged(keys.worker(worker_id), keys.epoch(worker_id))
     _put_base(step, base)
     _remove_grants(step, worker_id)
     step.put(keys.worker(worker_id), value, lease)
     step.put(keys.epoch(worker_id), b"", lease)
+    _put_all_reports(step, worker, lease)
     return step
 
 
@@ -57,6 +64,8 @@ def unregister(facts: Facts, worker_id: str, epoch: int) -> Step[bool]:
     _remove_grants(step, worker_id)
     step.delete(keys.worker(worker_id))
     step.delete(keys.epoch(worker_id))
+    step.delete(keys.reports(worker_id))
+    step.delete_all(keys.later_reports(worker_id))
     return step
 
 
@@ -78,16 +87,20 @@ def end_some_grants(facts: Facts, worker_id: str, may_end: Callable[[Worker], bo
 
 
 def report(facts: Facts, reported: Worker) -> Step[bool]:
-    """Replace the slots and flags that a worker reports."""
+    """Replace the slots and flags that a worker reports. Only what has changed is written."""
     known = _worker(facts, reported.worker_id, reported.epoch)
     if known is None:
         return Done(False)
-    changed = replace(
-        reported,
-        is_drain_requested=known.is_drain_requested,
-        is_unreachable=known.is_unreachable,
-    )
-    return _put_worker(facts, changed, _base_above(facts, reported.register.slots))
+    base = _base_above(facts, reported.slots)
+    changed = replace(known, is_draining=reported.is_draining, is_silent=reported.is_silent)
+    if changed != known:
+        step = _put_worker(facts, changed, base)
+    else:
+        step = Transaction[bool](facts, lambda _: True)
+        step.require_unchanged(facts.keys.epoch(known.worker_id))
+        _put_base(step, base)
+    _put_reports(step, known, reported)
+    return step if step.changes else Done(True)
 
 
 def drain(facts: Facts, worker_id: str) -> Step[bool]:
@@ -249,6 +262,28 @@ def _put_worker(facts: Facts, worker: Worker, base: int) -> Transaction[bool]:
     _put_base(step, base)
     step.put(key, worker_value(worker, base), facts.lease_of(epoch_key))
     return step
+
+
+def _put_reports(step: Transaction[bool], known: Worker, reported: Worker) -> None:
+    """Write the reports that differ from the known ones."""
+    keys, worker_id = step.facts.keys, known.worker_id
+    lease = step.facts.lease_of(keys.epoch(worker_id))
+    slots = zip(known.slots, reported.slots, strict=True)
+    changed = [after for before, after in slots if before != after]
+    if len(changed) > MAX_LATER_REPORTS:
+        step.require_unchanged(keys.reports(worker_id))
+        _put_all_reports(step, reported, lease)
+        return
+    for one in changed:
+        key = keys.report(worker_id, one.slot)
+        step.require_unchanged(key)
+        step.put(key, one.SerializeToString(), lease)
+
+
+def _put_all_reports(step: Transaction[Answer], worker: Worker, lease: int) -> None:
+    keys = step.facts.keys
+    step.put(keys.reports(worker.worker_id), reports_value(worker.slots), lease)
+    step.delete_all(keys.later_reports(worker.worker_id))
 
 
 def _put_slot(facts: Facts, slot: Slot) -> Transaction[bool]:

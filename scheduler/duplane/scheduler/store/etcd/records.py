@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from duplane.fabric.v1 import lease_pb2
+from duplane.fabric.v1 import lease_pb2, registry_pb2
 from duplane.scheduler.store.base import Grant, GrantEnd, Ticket, Worker
 from duplane.scheduler.store.etcd import records_pb2 as pb
 
@@ -57,16 +58,30 @@ def worker_value(worker: Worker, base: int) -> bytes:
 
 
 def read_worker(value: bytes, revision: int) -> Worker:
-    """Decode a registration that `revision` wrote."""
+    """Decode a registration that `revision` wrote.
+
+    It has slots only if a scheduler of an older release wrote it.
+    """
     record = pb.WorkerRecord.FromString(value)
     return Worker(
         epoch=record.epoch or record.base + revision,
         register=record.register,
+        slots=tuple(record.register.slots),
         is_draining=record.is_draining,
         is_drain_requested=record.is_drain_requested,
         is_silent=record.is_silent,
         is_unreachable=record.is_unreachable,
     )
+
+
+def reports_value(slots: Iterable[registry_pb2.SlotReport]) -> bytes:
+    """Encode the reports of all slots of a worker."""
+    return registry_pb2.Report(slots=slots).SerializeToString()
+
+
+def read_reports(value: bytes) -> tuple[registry_pb2.SlotReport, ...]:
+    """Decode the reports of all slots of a worker."""
+    return tuple(registry_pb2.Report.FromString(value).slots)
 
 
 def request_value(ticket: Ticket, base: int, *, is_granted: bool) -> bytes:
