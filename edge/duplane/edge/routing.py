@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qs, parse_qsl, unquote
 
 from duplane.edge.clock import Moment
 from duplane.edge.close import Close, CloseReason
@@ -21,7 +21,9 @@ from duplane.edge.modes import CHAT_MODE, DEFAULT_MODE, DUPLEX_MODES, MODES, Mod
 from duplane.edge.session.chat_session import ChatSession
 from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.settings import Limits
+from duplane.fabric.monitoring.spans import from_headers
 from duplane.fabric.settings import MAX_LABEL_LENGTH
+from duplane.fabric.v1 import trace_pb2
 
 _MAX_MODE_CHARACTERS = 32
 _MAX_CLIENT_ID_CHARACTERS = 128
@@ -64,11 +66,6 @@ def find_route(path: str) -> Route | None:
     return Route.DUPLEX if _duplex_id(plain_path) else None
 
 
-def is_chat(path: str) -> bool:
-    """Return whether a path is for chat. Messages of a chat may be longer, for a long history."""
-    return find_route(path) is not None and parse_target(path, {}).mode == "chat"
-
-
 def _duplex_id(path: str) -> str:
     """Return the session id of /ws/duplex/{session_id}, and "" for other paths.
 
@@ -95,6 +92,13 @@ def parse_target(path: str, headers: Mapping[str, str]) -> Target:
     mode = query.get("mode", [DEFAULT_MODE])[0]
     client_id = client_id[:_MAX_CLIENT_ID_CHARACTERS]
     return Target(mode[:_MAX_MODE_CHARACTERS], client_id, model=model)
+
+
+def parse_trace(path: str, headers: Mapping[str, str]) -> trace_pb2.TraceContext:
+    """Return the client's trace, from the headers or the query: browsers cannot set headers."""
+    trace = from_headers(headers)
+    query = path.partition("?")[2]
+    return trace if trace.traceparent else from_headers(dict(parse_qsl(query)))
 
 
 @dataclass(frozen=True, slots=True)

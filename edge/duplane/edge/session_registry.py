@@ -9,7 +9,8 @@ import secrets
 import uuid
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
-from urllib.parse import parse_qsl
+
+from aiohttp import web
 
 from duplane.edge.clock import Clock
 from duplane.edge.close import Close, CloseReason
@@ -19,7 +20,7 @@ from duplane.edge.identity import Identity
 from duplane.edge.metrics import EdgeMetrics
 from duplane.edge.modes import Mode
 from duplane.edge.recording.recorder import Recorder, Recording
-from duplane.edge.routing import AnySession, Target, parse_target
+from duplane.edge.routing import AnySession, Target, parse_target, parse_trace
 from duplane.edge.session.chat_runner import ChatRunner
 from duplane.edge.session.chat_session import ChatSession
 from duplane.edge.session.continuity import Continuity, Turns
@@ -28,11 +29,16 @@ from duplane.edge.session.journal import JournalSpace
 from duplane.edge.session.runner import Client
 from duplane.edge.settings import EdgeSettings
 from duplane.edge.spans import SessionSpans
-from duplane.edge.transport.client_address import identify, parse_networks
+from duplane.edge.transport.client_address import (
+    ClientAddress,
+    identify,
+    join_headers,
+    parse_networks,
+)
 from duplane.edge.transport.client_limits import ClientLimiter, LimitReached
 from duplane.fabric.client import FabricClient
 from duplane.fabric.monitoring.logs import logged_ids
-from duplane.fabric.monitoring.spans import Telemetry, from_headers
+from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.settings import parse_labels
 from duplane.fabric.v1 import lease_pb2, trace_pb2
 
@@ -47,23 +53,12 @@ _LIMIT_MESSAGES = {
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """The request that opens a session: path with query, headers by lower-case name."""
+    """The request that opens a session."""
 
-    path: str
-    headers: Mapping[str, str]
-    address: str
-
-    @property
-    def target(self) -> Target:
-        """The request's parsed path and headers."""
-        return parse_target(self.path, self.headers)
-
-    @property
-    def trace(self) -> trace_pb2.TraceContext:
-        """The client's trace, from the headers or from the query: browsers cannot set headers."""
-        trace = from_headers(self.headers)
-        query = self.path.partition("?")[2]
-        return trace if trace.traceparent else from_headers(dict(parse_qsl(query)))
+    path: str  # with its query
+    target: Target
+    trace: trace_pb2.TraceContext
+    client: ClientAddress
 
 
 class SessionRegistry:
@@ -146,6 +141,16 @@ class SessionRegistry:
                 await self.idle()
         return self._is_idle.is_set()
 
+    def parse(self, request: web.Request) -> ClientRequest:
+        """Parse the URL and the headers of a request."""
+        path, headers = request.raw_path, join_headers(request.headers.items())
+        return ClientRequest(
+            path,
+            parse_target(path, headers),
+            parse_trace(path, headers),
+            identify(request.remote or "", headers, self._proxies),
+        )
+
     @contextlib.contextmanager
     def admitted(self, mode: Mode, request: ClientRequest) -> Generator[Close | None]:
         """Count a session during the body of the `with`.
@@ -165,8 +170,7 @@ class SessionRegistry:
         if self.is_draining:
             yield Close(CloseReason.SERVICE_UNAVAILABLE, "shutting down")
             return
-        client = identify(request.address, request.headers, self._proxies).network
-        release = self._limiter.acquire(client)
+        release = self._limiter.acquire(request.client.network)
         if isinstance(release, LimitReached):
             yield Close(CloseReason.SERVICE_UNAVAILABLE, _LIMIT_MESSAGES[release])
             return
@@ -218,7 +222,6 @@ class SessionRegistry:
         spans: SessionSpans,
     ) -> None:
         limits, identity = self._settings.limits, session.identity
-        client_address = identify(request.address, request.headers, self._proxies)
         runner = (
             ChatRunner(session, client, limits, self._fabric, spans, self._clock, self.metrics)
             if isinstance(session, ChatSession)
@@ -263,9 +266,14 @@ class SessionRegistry:
             _log.log(
                 logging.ERROR if outcome in _FAILURES else logging.INFO,
                 "session %s (%s, dialect %s) of %s on worker %s ended after %.1f s: %s (%s)",
-                *(identity.session_id, identity.realtime_id, session.dialect.name),
-                *(client_address.address, runner.worker or "none"),
-                *(self._clock.now().monotonic_s - began.monotonic_s, outcome, close.text),
+                identity.session_id,
+                identity.realtime_id,
+                session.dialect.name,
+                request.client.address,
+                runner.worker or "none",
+                self._clock.now().monotonic_s - began.monotonic_s,
+                outcome,
+                close.text,
             )
 
     def _record(self, request: ClientRequest, identity: Identity) -> Recording | None:

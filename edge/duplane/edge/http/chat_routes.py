@@ -15,10 +15,9 @@ from duplane.edge.http.messages import json_answer, read_body
 from duplane.edge.modes import CHAT_MODE
 from duplane.edge.routing import HTTP_CHAT_PATH
 from duplane.edge.session.chat_session import ChatSession
-from duplane.edge.session_registry import ClientRequest, SessionRegistry
+from duplane.edge.session_registry import SessionRegistry
 from duplane.edge.settings import Limits
 from duplane.edge.transport.client import Receiver
-from duplane.edge.transport.client_address import join_headers
 
 # The HTTP status of a request that gets no answer, by close reason; 500 for all other reasons.
 _STATUSES: Mapping[CloseReason, HTTPStatus] = {
@@ -46,8 +45,7 @@ class ChatRoutes:
         return [web.post(HTTP_CHAT_PATH, self._chat)]
 
     async def _chat(self, request: web.Request) -> web.Response:
-        headers = join_headers(request.headers.items())
-        chat_request = ClientRequest(request.raw_path, headers, request.remote or "")
+        chat_request = self._sessions.parse(request)
         with self._sessions.admitted(CHAT_MODE, chat_request) as refusal:
             if refusal:
                 return _refused(_STATUSES[refusal.reason], refusal.message)

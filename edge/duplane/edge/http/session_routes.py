@@ -17,12 +17,10 @@ from duplane.edge.routing import (
     REFUSAL_DIALECTS,
     Route,
     find_route,
-    is_chat,
     unsupported_mode,
 )
 from duplane.edge.session_registry import ClientRequest, SessionRegistry
 from duplane.edge.settings import Limits
-from duplane.edge.transport.client_address import join_headers
 from duplane.edge.transport.websocket import WebSocket
 
 _log = logging.getLogger(__name__)
@@ -46,12 +44,12 @@ class SessionRoutes:
             raise web.HTTPNotFound
         if request.headers.get("Upgrade", "").strip().lower() != "websocket":
             raise web.HTTPUpgradeRequired(text="this path accepts only WebSockets")
-        limits = self._limits
-        max_bytes = limits.chat_message_bytes if is_chat(request.raw_path) else limits.message_bytes
+        limits, client_request = self._limits, self._sessions.parse(request)
+        # Messages of a chat may be longer, because they contain its history.
+        is_chat = client_request.target.mode == "chat"
+        max_bytes = limits.chat_message_bytes if is_chat else limits.message_bytes
         socket = WebSocket(request, limits, max_bytes)
         async with socket.opened() as response:
-            headers = join_headers(request.headers.items())
-            client_request = ClientRequest(request.raw_path, headers, request.remote or "")
             await _finish(self._run(socket, client_request))
         return response
 
