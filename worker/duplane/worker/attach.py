@@ -26,7 +26,7 @@ from duplane.fabric.errors import FabricError, Reason, from_rpc
 from duplane.fabric.repeated_log import RepeatedLog
 from duplane.fabric.v1 import registry_pb2, registry_pb2_grpc, session_pb2
 from duplane.worker.admission import Admission
-from duplane.worker.serving import first_serving
+from duplane.worker.scheduler_health import first_serving
 
 _log = logging.getLogger(__name__)
 
