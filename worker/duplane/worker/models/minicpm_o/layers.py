@@ -3,24 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+
+
+class _Linear(nn.Linear):
+    def reset_parameters(self) -> None:
+        """Compute no values: the checkpoint has them."""
+
+
+class _Embedding(nn.Embedding):
+    def reset_parameters(self) -> None:
+        """Compute no values: the checkpoint has them.
+
+        On the meta device, the first random values would import `torch._dynamo`, for a second.
+        """
 
 
 def linear(
     inputs: int, outputs: int, *, bias: bool, device: torch.device, dtype: torch.dtype
 ) -> nn.Linear:
     """Allocate a linear layer; the weights have no defined values before they are loaded."""
-    make = cast("Any", nn.utils).skip_init  # untyped in torch
-    return make(nn.Linear, inputs, outputs, bias=bias, device=device, dtype=dtype)
+    return _Linear(inputs, outputs, bias=bias, device=device, dtype=dtype)
 
 
-def embedding(rows: int, width: int, *, device: torch.device, dtype: torch.dtype) -> nn.Embedding:
+def embedding(
+    rows: int, width: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
+) -> nn.Embedding:
     """Allocate an embedding table; the weights have no defined values before they are loaded."""
-    make = cast("Any", nn.utils).skip_init  # untyped in torch
-    return make(nn.Embedding, rows, width, device=device, dtype=dtype)
+    return _Embedding(rows, width, device=device, dtype=dtype)
+
+
+def allocate(module: nn.Module, device: str | torch.device, dtype: torch.dtype) -> None:
+    """Allocate the parameters of a module that was built on the meta device, without values.
+
+    `nn.Module.to_empty` does the same, but imports sympy for a tensor on the meta device.
+    """
+    for owner in module.modules():
+        for name, parameter in list(owner.named_parameters(recurse=False)):
+            values = torch.empty(parameter.shape, device=device, dtype=dtype)
+            setattr(owner, name, nn.Parameter(values))
 
 
 def pack_linear(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:

@@ -30,6 +30,7 @@ from duplane.worker.models.minicpm_o.audio.whisper import (
     WhisperEncoder,
 )
 from duplane.worker.models.minicpm_o.batch_sizes import padded_size, padded_sizes
+from duplane.worker.models.minicpm_o.layers import allocate
 from duplane.worker.models.minicpm_o.transfer import upload
 
 _CONTEXT_POSITIONS = CONTEXT_FRAMES // 2
@@ -57,10 +58,11 @@ class AudioEncoder(nn.Module):
         super().__init__()
         self.config = config
         with torch.device("meta"):
-            apm, projector = WhisperEncoder(config), AudioProjector(config)
-        self.apm = apm.to(dtype).to_empty(device=device)
+            self.apm = WhisperEncoder(config)
+            self.audio_projection_layer = AudioProjector(config)
+        allocate(self.apm, device, dtype)
         self.apm.pack()
-        self.audio_projection_layer = projector.to(dtype).to_empty(device=device)
+        allocate(self.audio_projection_layer, device, dtype)
         self.mel = MelStream(config.mel_bins, slot_count, device)
         head_dim = config.width // config.head_count
         cache = torch.zeros(

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from duplane.worker.models.minicpm_o.audio.mel import CONTEXT_FRAMES, CORE_FRAMES
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError, field, section
-from duplane.worker.models.minicpm_o.layers import pack_linear
+from duplane.worker.models.minicpm_o.layers import embedding, pack_linear
 
 UNIT_POSITIONS = CORE_FRAMES // 2
 """Positions of one unit: the second convolution halves the frame rate."""
@@ -153,7 +153,7 @@ class WhisperEncoder(nn.Module):
         self.config = config
         self.conv1 = nn.Conv1d(config.mel_bins, config.width, 3, padding=1)
         self.conv2 = nn.Conv1d(config.width, config.width, 3, stride=2, padding=1)
-        self.embed_positions = nn.Embedding(config.position_count, config.width)
+        self.embed_positions = embedding(config.position_count, config.width)
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.layer_count))
         self.layer_norm = nn.LayerNorm(config.width)
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError, field, section
+from duplane.worker.models.minicpm_o.layers import embedding
 from duplane.worker.models.minicpm_o.transfer import upload
 from duplane.worker.models.minicpm_o.vocoder.conformer import (
     ConformerConfig,
@@ -156,7 +157,7 @@ class Flow(nn.Module):
         self.config = config
         self.stride = config.encoder.up_stride
         self.lookahead = config.encoder.pre_lookahead_len
-        self.input_embedding = nn.Embedding(config.vocab_size, config.input_size)
+        self.input_embedding = embedding(config.vocab_size, config.input_size)
         self.spk_embed_affine_layer = nn.Linear(config.spk_embed_dim, config.output_size)
         self.encoder = UpsampleConformer(config.encoder)
         self.encoder_proj = nn.Linear(config.encoder.output_size, config.output_size)
