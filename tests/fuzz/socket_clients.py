@@ -16,11 +16,10 @@ from fuzz.event_rules import CLOSINGS, QUEUE_EVENTS, IllegalError, check_event
 from fuzz.random_fabric import WITNESS
 from fuzz.values import render
 from support.edge.live_edge import LiveEdge
+from support.edge.raw_client import CLOSE, PING, PONG, TEXT, RawClient
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
-
-from duplane.tools.bench.raw_clients import RawClient
 
 CLOSE_CODES = frozenset({1000, 1001, 1002, 1003, 1007, 1008, 1009, 1011, 1013})
 _HTTP_CODES = frozenset({100, 101, *range(200, 207), *range(400, 432), 501, 503, 505})
@@ -220,11 +219,11 @@ def _check_answer(kind: str, said: bytes, listener: Listener, pieces: wire.Piece
 
 def _check_frames(said: bytes, listener: Listener, shown: str) -> None:
     for opcode, payload in _read_frames(said):
-        if opcode == wire.TEXT:
+        if opcode == TEXT:
             listener.hear(payload)
-        elif opcode == wire.CLOSE and not _is_close_code(int.from_bytes(payload[:2])):
+        elif opcode == CLOSE and not _is_close_code(int.from_bytes(payload[:2])):
             raise IllegalError(shown)
-        elif opcode not in (wire.CLOSE, wire.PING, wire.PONG):
+        elif opcode not in (CLOSE, PING, PONG):
             raise IllegalError(f"opcode {opcode}: {shown}")
 
 

@@ -3,40 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 import orjson
 from fuzz import values
+from support.edge.raw_client import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT
+from support.edge.raw_client import frame as client_frame
 
 Pieces = list[bytes]  # byte strings to write one by one, with a pause between them
 
-
-def frame(
-    opcode: int,
-    payload: bytes = b"",
-    *,
-    fin: bool = True,
-    rsv: int = 0,
-    is_masked: bool = True,
-    told_length: int | None = None,
-) -> bytes:
-    """Return one WebSocket frame (RFC 6455, 5.2), invalid if the arguments make it so."""
-    length = len(payload) if told_length is None else told_length
-    first = (fin << 7) | (rsv << 4) | opcode
-    mask_bit = is_masked << 7
-    if length < 126:
-        head = bytes((first, mask_bit | length))
-    elif length < 65_536:
-        head = bytes((first, mask_bit | 126)) + length.to_bytes(2)
-    else:
-        head = bytes((first, mask_bit | 127)) + length.to_bytes(8)
-    if not is_masked:
-        return head + payload
-    mask = b"\x01\x02\x03\x04"
-    return head + mask + bytes(byte ^ mask[at % 4] for at, byte in enumerate(payload))
+frame = partial(client_frame, mask=b"\x01\x02\x03\x04")
 
 
-CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 _UPDATE = b'{"type":"session.update","session":{"instructions":"x"}}'
 _UNKNOWN = b'{"type":"unheard.of"}'
 
@@ -46,11 +25,11 @@ def _opcode(rng: Random) -> Pieces:
 
 
 def _compressed(rng: Random) -> Pieces:
-    return [frame(rng.choice([TEXT, BINARY, PING]), rng.randbytes(30), rsv=rng.randint(1, 7))]
+    return [frame(rng.choice([TEXT, BINARY, PING]), rng.randbytes(30), reserved=rng.randint(1, 7))]
 
 
 def _unmasked(rng: Random) -> Pieces:
-    return [frame(TEXT, _UPDATE, is_masked=False)]
+    return [frame(TEXT, _UPDATE, mask=None)]
 
 
 def _wrongly_masked(rng: Random) -> Pieces:
@@ -60,28 +39,28 @@ def _wrongly_masked(rng: Random) -> Pieces:
 
 
 def _stray_continuation(rng: Random) -> Pieces:
-    return [frame(CONTINUATION, _UNKNOWN, fin=rng.random() < 0.5)]
+    return [frame(CONTINUATION, _UNKNOWN, is_last=rng.random() < 0.5)]
 
 
 def _text_in_text(rng: Random) -> Pieces:
-    return [frame(TEXT, _UPDATE[:9], fin=False), frame(rng.choice([TEXT, BINARY]), _UPDATE[9:])]
+    return [frame(TEXT, _UPDATE[:9], is_last=False), frame(rng.choice([TEXT, BINARY]), _UPDATE[9:])]
 
 
 def _continuation_flood(rng: Random) -> Pieces:
     """Return a legal message in up to thousands of fragments, most of them empty."""
-    middle = [frame(CONTINUATION, fin=False)] * rng.choice([10, 3000])
+    middle = [frame(CONTINUATION, is_last=False)] * rng.choice([10, 3000])
     last = frame(CONTINUATION, _UNKNOWN[5:])
-    return [b"".join([frame(TEXT, _UNKNOWN[:5], fin=False), *middle, last])]
+    return [b"".join([frame(TEXT, _UNKNOWN[:5], is_last=False), *middle, last])]
 
 
 def _endless_message(rng: Random) -> Pieces:
-    piece = frame(CONTINUATION, bytes(32_000), fin=False)
-    return [frame(TEXT, b"{", fin=False), *[piece] * 12]
+    piece = frame(CONTINUATION, bytes(32_000), is_last=False)
+    return [frame(TEXT, b"{", is_last=False), *[piece] * 12]
 
 
 def _bad_control(rng: Random) -> Pieces:
     opcode = rng.choice([CLOSE, PING, PONG])
-    return [frame(opcode, b"x" * rng.choice([1, 126, 70_000]), fin=rng.random() < 0.5)]
+    return [frame(opcode, b"x" * rng.choice([1, 126, 70_000]), is_last=rng.random() < 0.5)]
 
 
 def _bad_close(rng: Random) -> Pieces:
@@ -107,7 +86,7 @@ def _ping_flood(rng: Random) -> Pieces:
 def _bad_text(rng: Random) -> Pieces:
     text = b'{"type":"' + rng.choice([b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf4\x90"]) + b'"}'
     at = rng.randint(9, 11)
-    return [frame(TEXT, text[:at], fin=False), frame(PING), frame(CONTINUATION, text[at:])]
+    return [frame(TEXT, text[:at], is_last=False), frame(PING), frame(CONTINUATION, text[at:])]
 
 
 def _many_at_once(rng: Random) -> Pieces:

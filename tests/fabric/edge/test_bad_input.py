@@ -21,12 +21,12 @@ from support.edge.live_edge import (
     receive,
     send,
 )
+from support.edge.raw_client import RawClient, upgrade
 from support.time_limits import WITHIN_S
 from websockets.exceptions import ConnectionClosed
 
 from duplane.edge.settings import Limits
 from duplane.fabric.v1 import lease_pb2
-from duplane.tools.bench.raw_clients import RawClient, upgrade
 
 
 @pytest.mark.parametrize("frame", [b"\xff\xfe{}", b'{"type":"\xc3"}', b"{", b"NaN"])
@@ -160,18 +160,12 @@ async def test_logs_tell_how_a_session_ended_and_nothing_of_what_was_said(
 
 
 async def test_bytes_that_are_no_text_in_the_handshake_harm_nobody() -> None:
-    async with live_edge() as edge:
-        host, _, port = edge.edge.address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(
-            b"GET /v1/realtime?mode=audio&client_id=%FF HTTP/1.1\r\nHost: x\r\n"
-            b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-            b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
-            b"X-Client-Id: \xff\r\nX-Client-Id: \xfe\r\n\r\n"
-        )
+    handshake = upgrade("/v1/realtime?mode=audio&client_id=%FF")
+    ids = b"X-Client-Id: \xff\r\nX-Client-Id: \xfe\r\n\r\n"
+    async with live_edge() as edge, RawClient(edge.edge.address) as client:
+        await client.send(handshake.removesuffix(b"\r\n") + ids)
         async with asyncio.timeout(WITHIN_S):
-            await reader.readuntil(b"session.queue_done")
-        writer.transport.abort()
+            await client.read_until(b"session.queue_done")
 
 
 async def test_upgrade_that_is_refused_with_bytes_that_are_no_text_is_told(

@@ -25,6 +25,7 @@ from support.edge.live_edge import (
     receive,
     send,
 )
+from support.edge.raw_client import RawClient, event, upgrade
 from support.edge.scripted_fabric import ScriptedFabric, listened
 from support.protocols.transcripts import pcm
 from support.time_limits import WITHIN_S
@@ -38,7 +39,6 @@ from duplane.edge.transport.client_protocol import ClientProtocol
 from duplane.edge.transport.rate_limit import RateLimit
 from duplane.fabric.process import Shutdown
 from duplane.fabric.v1 import session_pb2
-from duplane.tools.bench.raw_clients import RawClient, event, upgrade
 
 
 async def test_conversation_from_queue_done_to_closed() -> None:

@@ -14,6 +14,7 @@ from urllib.parse import quote
 import aiohttp
 import orjson
 import pybase64
+from support.edge.raw_client import RawClient, event
 from support.edge.scripted_fabric import ScriptedConversation, ScriptedFabric
 from support.protocols.transcripts import pcm
 from support.time_limits import WITHIN_S
@@ -24,7 +25,6 @@ from duplane.edge.server import Edge
 from duplane.edge.settings import EdgeSettings, Limits
 from duplane.fabric.client import FabricClient
 from duplane.fabric.monitoring.spans import Telemetry
-from duplane.tools.bench.raw_clients import RawClient, event
 
 
 class SetAlarm:

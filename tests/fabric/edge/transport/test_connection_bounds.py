@@ -25,12 +25,12 @@ from support.edge.live_edge import (
     live_edge,
     witness_of,
 )
+from support.edge.raw_client import RawClient
 from support.time_limits import WITHIN_S
 
 from duplane.edge.recording.settings import RecordingSettings
 from duplane.edge.recording.storage import Meta, write_meta
 from duplane.edge.settings import Limits
-from duplane.tools.bench.raw_clients import RawClient
 
 
 async def test_runners_above_the_bound_are_cut_until_one_leaves() -> None:

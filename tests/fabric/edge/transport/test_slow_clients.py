@@ -27,6 +27,7 @@ from support.edge.live_edge import (
     receive,
     witness_of,
 )
+from support.edge.raw_client import CONTINUATION, PING, TEXT, RawClient, event, frame
 from support.protocols.transcripts import pcm
 from support.time_limits import WITHIN_S
 from websockets.exceptions import ConnectionClosed
@@ -34,7 +35,6 @@ from websockets.exceptions import ConnectionClosed
 from duplane.edge.settings import Limits
 from duplane.edge.transport.websocket import WebSocket
 from duplane.fabric.v1 import session_pb2
-from duplane.tools.bench.raw_clients import CONTINUATION, PING, TEXT, RawClient, event, frame
 
 SECOND = pcm(24_000)
 

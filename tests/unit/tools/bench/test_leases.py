@@ -5,18 +5,6 @@ from __future__ import annotations
 import pytest
 from support.tools.command import run_command
 
-from duplane.tools.bench.leases.costs import bench_lease_costs
-
-
-@pytest.mark.slow
-def test_costs_do_not_grow_with_the_fabric(capsys: pytest.CaptureFixture[str]) -> None:
-    bench_lease_costs([(10, 100, 1), (400, 4_000, 1)])
-    small, large = capsys.readouterr().out.splitlines()[-3:-1]
-    assert small.startswith("10 workers, 100 waiting")
-    assert large.startswith("400 workers, 4,000 waiting")
-    for less, more in zip(small.split()[4:7], large.split()[4:7], strict=True):
-        assert float(more) <= 4 * float(less)
-
 
 @pytest.mark.slow
 def test_grants_of_a_killed_scheduler_are_neither_lost_nor_doubled() -> None:

@@ -9,7 +9,6 @@ from support.tools.load_rows import row
 
 from duplane.tools.bench.load.ledger import Counts, Timed
 from duplane.tools.bench.load.reports import LoadFigures, Report
-from duplane.tools.bench.load.row import Floor
 from duplane.tools.bench.load.tables import capacity_text, progress_text, show_rows
 from duplane.tools.bench.options import FabricBench
 
@@ -24,25 +23,6 @@ def test_tables_have_a_line_for_each_row_and_process(capsys: pytest.CaptureFixtu
     (cost,) = [line for line in lines if line.startswith("B, 50: edge")]
     assert cost.split()[3:5] == ["900", "0.10"]
     assert sum(": generators" in line for line in lines) == 2
-
-
-def test_floor_is_shown_beside_the_edge(capsys: pytest.CaptureFixture[str]) -> None:
-    edge = row("C", 150, cpu_us=900.0)
-    relayed = replace(edge, processes={"relay": edge.processes["edge"]}, problems=["2 units late"])
-    relayed = replace(relayed, counts=Counts(answered=7))
-    assert Floor.of(relayed, edge.processes["edge"]).edge_ratio == 1
-    dear = replace(edge.processes["edge"], cpu_us_per_unit=1350.0)
-    floor = Floor.of(relayed, dear)
-    show_rows([replace(edge, processes={"edge": dear}, floor=floor), row("C", 2)])
-    lines = capsys.readouterr().out.splitlines()
-    (line,) = [line for line in lines if line.endswith("2 units late")]
-    assert line.split()[:6] == ["C,", "150", "1350", "900", "1.50", "7"]
-
-
-def test_row_without_answers_has_no_ratio_to_its_floor() -> None:
-    silent = row("C", 1, cpu_us=None).processes["edge"]
-    relayed = replace(row("C", 1), processes={"relay": silent})
-    assert Floor.of(relayed, silent) == Floor(None, None, 0, ())
 
 
 def test_capacity_names_why_the_next_number_does_not_hold() -> None:

@@ -87,9 +87,6 @@ class FabricBench:
     only."""
     telemetry: Annotated[bool, Parameter(negative=())] = False
     """The command's own fabric exports spans and metrics to a receiver that discards them."""
-    floor: Annotated[bool, Parameter(negative=())] = False
-    """After each row, measure the CPU time of the libraries alone, with a relay in place of the
-    edge. Only dialect C, and only a fabric of the command with the scripted model."""
     find_capacity: Annotated[bool, Parameter(negative=())] = False
     """Search the largest number of sessions whose row holds. The search begins with the first of
     --sessions and doubles the number until a row does not hold; then it halves the interval. A
@@ -103,8 +100,6 @@ class FabricBench:
     bottleneck."""
     json: Path | None = None
     """JSON file for all figures; docs/load.md describes it."""
-    png: Path | None = None
-    """PNG file for a chart of latency and CPU time."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -121,8 +116,6 @@ class FabricBench:
             raise ValueError("process: needs url; without it all processes are measured")
         if self.url and (self.edge_cpu is not None or self.telemetry):
             raise ValueError("edge_cpu and telemetry cannot be used with url")
-        if self.floor:
-            self._check_floor()
         self._check_stops()
         if not all(pid.isdecimal() for pid in parse_labels(self.processes, "process").values()):
             raise ValueError("process: must be NAME=ID")
@@ -131,14 +124,6 @@ class FabricBench:
     def protocols(self) -> Sequence[str]:
         """The protocols to measure."""
         return self.dialects or ("grpc" if self.url.startswith("grpc:") else "B",)
-
-    def _check_floor(self) -> None:
-        if self.url or self.checkpoint != "scripted" or set(self.protocols) != {"C"}:
-            raise ValueError(
-                "floor: needs dialect C, and a fabric of the command with the scripted model"
-            )
-        if self.stop_plan[0]:
-            raise ValueError("floor cannot be used with kill_every_s or restart_every_s")
 
     def _check_stops(self) -> None:
         for name, every_s in (
@@ -208,8 +193,6 @@ class ModelBench:
 class LeaseBench:
     """Flags of `duplane bench leases`. Raises ValueError naming the setting."""
 
-    policy_only: bool = False
-    """Measure the policy code without sockets, for several fabric sizes. Ignores other flags."""
     store: str = "memory:"
     """Where the schedulers keep leases, as in `duplane scheduler --store`."""
     replicas: PositiveInt = 1

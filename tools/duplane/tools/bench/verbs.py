@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Coroutine
-from typing import Annotated, Any
+from typing import Any
 
-from annotated_types import Ge
 from cyclopts import App
 from cyclopts.types import ExistingDirectory
 
 from duplane.fabric import process
 from duplane.fabric.monitoring.logs import configure_logging
-from duplane.fabric.settings import Names, PositiveInt
+from duplane.fabric.settings import PositiveInt
 from duplane.tools.bench.options import Counts, FabricBench, LeaseBench, ModelBench
 from duplane.tools.command import UsageError, app
 from duplane.worker.settings import DtypeOrAuto
@@ -50,14 +49,6 @@ def codec() -> None:
 
 
 @bench.command
-def telemetry() -> None:
-    """Measure the cost of metrics and spans for one unit, and the cost of a scrape."""
-    from duplane.tools.bench.telemetry import bench_telemetry
-
-    bench_telemetry()
-
-
-@bench.command
 def fabric(options: FabricBench = FabricBench()) -> int:
     """Run sessions at real-time pace, and measure the time that the fabric adds to each unit.
 
@@ -76,72 +67,12 @@ def fabric(options: FabricBench = FabricBench()) -> int:
         raise UsageError(str(error)) from None
 
 
-@bench.command(show=False)
-def relay(*, scheduler: str, listen: str = "127.0.0.1:0") -> int:
-    """Run the relay of `bench fabric --floor`, which starts it.
-
-    Parameters
-    ----------
-    scheduler
-        Address of a scheduler.
-    listen
-        Address for clients.
-    """
-    from duplane.tools.bench.relay import serve
-
-    configure_logging("relay", "WARNING")
-    return process.run(lambda shutdown: serve(scheduler, listen, shutdown))
-
-
-@bench.command
-def neighbours(
-    *,
-    only: Names = (),
-    slots: Annotated[int, Ge(3)] = 6,
-    connections: PositiveInt = 300,
-    wait_s: Annotated[float, Ge(0.1)] = 3.0,
-    seconds: Annotated[float, Ge(1)] = 8.0,
-) -> int:
-    """Measure what clients that misbehave cost the edge and other sessions.
-
-    Linux only. Uses real processes and a small model.
-
-    Parameters
-    ----------
-    only
-        Kinds of bad clients to measure, separated by commas. Default: all.
-    slots
-        Slots of the worker. Two good sessions use two of them.
-    connections
-        Number of bad clients of each kind that uses no slot.
-    wait_s
-        Value of every time limit of the edge, in seconds.
-    seconds
-        Seconds of each measurement.
-    """
-    from duplane.tools.bench.bad_clients import KINDS
-    from duplane.tools.bench.neighbours import bench_neighbours
-    from duplane.tools.up.fabric import UpSettings, command_errors
-
-    if unknown := set(only) - set(KINDS):
-        raise UsageError(f"only: {', '.join(sorted(unknown))} is none of {', '.join(KINDS)}")
-    configure_logging("bench", "WARNING")
-    settings = UpSettings(port=0, slot_count=slots, log_level="WARNING")
-    names = list(only or KINDS)
-    with command_errors():
-        return _run(bench_neighbours(settings, names, wait_s, seconds, connections))
-
-
 @bench.command
 def leases(options: LeaseBench = LeaseBench()) -> int:
     """Measure grants of real schedulers over gRPC, and check that none is lost or made twice."""
-    from duplane.tools.bench.leases.costs import bench_lease_costs
     from duplane.tools.bench.leases.grants import bench_leases
 
     configure_logging("bench", "CRITICAL")
-    if options.policy_only:
-        bench_lease_costs()
-        return 0
     return _run(bench_leases(options))
 
 

@@ -1,4 +1,4 @@
-"""The files that `duplane bench fabric` writes: all figures as JSON, and a chart."""
+"""The JSON file that `duplane bench fabric` writes, with all figures."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from duplane.tools.bench.load.row import Row
 from duplane.tools.bench.options import FabricBench
 from duplane.tools.command import UsageError
@@ -17,34 +15,12 @@ from duplane.tools.command import UsageError
 _VERSION = 1  # version of the JSON schema, which docs/load.md describes
 
 
-class Files:
-    """The files that the options name. Raises UsageError if one cannot be written."""
-
-    def __init__(self, options: FabricBench) -> None:
-        self._options = options
-        for name, file in (("json", options.json), ("png", options.png)):
-            _check(name, file)
-        if options.png:
-            from duplane.tools.bench.load.chart import write_chart  # needs Pillow
-
-            self._write_chart = write_chart
-
-    def write(self, rows: Sequence[Row], capacities: Mapping[str, int]) -> None:
-        """Write the files."""
-        if self._options.json:
-            told = document(self._options, rows, capacities)
-            self._options.json.write_bytes(orjson.dumps(told, option=orjson.OPT_INDENT_2))
-        if self._options.png and rows:
-            self._write_chart(self._options.png, rows)
-
-
-def _check(name: str, file: Path | None) -> None:
-    """Check before the measurement that a file can be written."""
+def check_writable(file: Path) -> None:
+    """Check before the measurement that a file can be written. Raises UsageError."""
     try:
-        if file:
-            file.open("ab").close()
+        file.open("ab").close()
     except OSError as error:
-        raise UsageError(f"{name}: {file} cannot be written: {error.strerror}") from None
+        raise UsageError(f"json: {file} cannot be written: {error.strerror}") from None
 
 
 def document(

@@ -89,24 +89,6 @@ class Moves:
 
 
 @dataclass(frozen=True)
-class Floor:
-    """The CPU time of the libraries alone: of a relay that took the place of the edge."""
-
-    cpu_us_per_unit: float | None  # of the relay
-    edge_ratio: float | None  # CPU time of the edge per unit, divided by that of the relay
-    answered: int  # units that the relay answered
-    problems: Sequence[str]  # why this figure may be wrong; the row holds nevertheless
-
-    @classmethod
-    def of(cls, relayed: Row, edge: ProcessCost) -> Floor:
-        """Compare the costs of the relay in the row `relayed` with those of the edge."""
-        floor_us = relayed.processes["relay"].cpu_us_per_unit
-        edge_us = edge.cpu_us_per_unit
-        ratio = round(edge_us / floor_us, 3) if edge_us and floor_us else None
-        return cls(floor_us, ratio, relayed.counts.answered, relayed.problems)
-
-
-@dataclass(frozen=True)
 class Row:
     """The figures of one run."""
 
@@ -125,7 +107,6 @@ class Row:
     problems: Sequence[str]  # why the row does not hold; empty if it does
     moves: Moves | None = None  # null without `--kill-every-s` and `--restart-every-s`
     exported_bytes: int | None = None  # bytes of spans and metrics; null without `--telemetry`
-    floor: Floor | None = None  # null without `--floor`
 
     @property
     def holds(self) -> bool:

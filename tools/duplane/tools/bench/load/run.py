@@ -8,13 +8,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+import orjson
+
 from duplane.tools.bench.load.capacity import search
-from duplane.tools.bench.load.files import Files
+from duplane.tools.bench.load.files import check_writable, document
 from duplane.tools.bench.load.generators import Generators
 from duplane.tools.bench.load.plan import UNIT_S, Plan, share
 from duplane.tools.bench.load.reports import LoadFigures
 from duplane.tools.bench.load.row import (
-    Floor,
     Limits,
     Percentiles,
     Row,
@@ -31,9 +32,8 @@ from duplane.tools.bench.load.tables import (
     show_rows,
 )
 from duplane.tools.bench.load.target import Target, target
-from duplane.tools.bench.load.watch import Watch, assign
+from duplane.tools.bench.load.watch import Watch
 from duplane.tools.bench.options import FabricBench
-from duplane.tools.bench.relay import relaying
 
 _PROGRESS_S = 5.0
 _GENERATORS = "generators"  # name of the generators in the list of watched processes
@@ -54,23 +54,9 @@ class _Run:
         """Measure a fabric that this method starts and stops, or the server of `--url`."""
         async with target(self._options, self._sessions) as measured:
             row = await self._measure(measured)
-            if self._options.floor:
-                row = replace(row, floor=await self._floor(measured, row))
         if measured.receiver is None:
             return row
         return replace(row, exported_bytes=measured.receiver.byte_count)  # with final exports
-
-    async def _floor(self, measured: Target, row: Row) -> Floor:
-        """Measure a relay in place of the edge, with the same scheduler and worker."""
-        _tell("measuring the floor")
-        async with relaying(measured.scheduler) as relay:
-            if self._options.edge_cpu is not None:
-                assign(relay.process_id, {self._options.edge_cpu})
-            others = {name: ids for name, ids in measured.process_ids.items() if name != "edge"}
-            process_ids = {**others, "relay": lambda: [relay.process_id]}
-            url = f"ws://{relay.address}"
-            relayed = await self._measure(replace(measured, edge_url=url, process_ids=process_ids))
-        return Floor.of(relayed, row.processes["edge"])
 
     async def _measure(self, measured: Target) -> Row:
         plans = [
@@ -183,11 +169,12 @@ async def _capacity(options: FabricBench, dialect: str, rows: list[Row]) -> int:
 
 
 async def bench_fabric(options: FabricBench) -> Sequence[Row]:
-    """Measure, print, and write the requested files; return the rows.
+    """Measure, print, and write the JSON file if it is requested; return the rows.
 
     If the run is cancelled, the rows that are complete are printed and written.
     """
-    files = Files(options)
+    if options.json:
+        check_writable(options.json)
     rows: list[Row] = []
     capacities: dict[str, int] = {}
     try:
@@ -201,5 +188,7 @@ async def bench_fabric(options: FabricBench) -> Sequence[Row]:
         show_rows(rows)
         for dialect, sessions in capacities.items():
             sys.stdout.write(capacity_text(dialect, sessions, rows, options))
-        files.write(rows, capacities)
+        if options.json:
+            found = document(options, rows, capacities)
+            options.json.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))
     return rows

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from duplane.tools.bench.load.ledger import Counts
 from duplane.tools.bench.load.reports import Report
-from duplane.tools.bench.load.row import Floor, Moves, Percentiles, Row
+from duplane.tools.bench.load.row import Moves, Percentiles, Row
 from duplane.tools.bench.options import FabricBench
 from duplane.tools.bench.report import percentile, show
 
@@ -44,12 +44,6 @@ def show_rows(rows: Sequence[Row]) -> None:
             ("", "stops", "moved", "lost", "gap p50", "p95", "p99", "max", "slots left"),
             [_move_cells(row, row.moves) for row in rows if row.moves],
         )
-    if any(row.floor for row in rows):
-        show(
-            "CPU time of the edge beside that of its libraries alone, us per unit",
-            ("", "edge", "floor", "edge / floor", "units", ""),
-            [_floor_cells(row, row.floor) for row in rows if row.floor],
-        )
 
 
 def _name(row: Row) -> str:
@@ -70,16 +64,6 @@ def _latency_cells(row: Row) -> Sequence[str]:
 def _move_cells(row: Row, moves: Moves) -> Sequence[str]:
     counts = (moves.stop_count, moves.session_count, row.counts.broken_sessions)
     return (_name(row), *map(str, counts), *_cells(moves.gap_ms), str(row.slots_left))
-
-
-def _floor_cells(row: Row, floor: Floor) -> Sequence[str]:
-    edge = row.processes.get("edge")
-    costs = (edge.cpu_us_per_unit if edge else None, floor.cpu_us_per_unit)
-    return (
-        *(_name(row), *("" if cost is None else f"{cost:.0f}" for cost in costs)),
-        "" if floor.edge_ratio is None else f"{floor.edge_ratio:.2f}",
-        *(str(floor.answered), "; ".join(floor.problems)),
-    )
 
 
 def _cells(figures: Percentiles) -> Sequence[str]:

@@ -9,19 +9,37 @@ from typing import Self
 
 import orjson
 
-TEXT, CONTINUATION, PING, PONG = 0x1, 0x0, 0x9, 0xA
+CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
+_NO_MASK = bytes(4)
 
 
-def frame(opcode: int, payload: bytes = b"", *, is_last: bool = True) -> bytes:
-    """Return a client's frame; its mask is zero, so that the payload is unchanged."""
-    size = len(payload)
-    if size < 126:
-        length = struct.pack("!B", 0x80 | size)
-    elif size < 1 << 16:
-        length = struct.pack("!BH", 0x80 | 126, size)
+def frame(
+    opcode: int,
+    payload: bytes = b"",
+    *,
+    is_last: bool = True,
+    reserved: int = 0,
+    mask: bytes | None = _NO_MASK,
+    told_length: int | None = None,
+) -> bytes:
+    """Return a client's frame (RFC 6455, 5.2), invalid if the arguments make it so.
+
+    The default mask is zero, so that the payload is unchanged; without a mask the frame is invalid.
+    """
+    length = len(payload) if told_length is None else told_length
+    first = is_last << 7 | reserved << 4 | opcode
+    masked = (mask is not None) << 7
+    if length < 126:
+        head = struct.pack("!BB", first, masked | length)
+    elif length < 1 << 16:
+        head = struct.pack("!BBH", first, masked | 126, length)
     else:
-        length = struct.pack("!BQ", 0x80 | 127, size)
-    return bytes([0x80 * is_last | opcode]) + length + bytes(4) + payload
+        head = struct.pack("!BBQ", first, masked | 127, length)
+    if mask is None:
+        return head + payload
+    if mask != _NO_MASK:
+        payload = bytes(byte ^ mask[at % 4] for at, byte in enumerate(payload))
+    return head + mask + payload
 
 
 def event(told: object) -> bytes:
