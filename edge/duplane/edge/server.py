@@ -55,7 +55,7 @@ async def serve(settings: EdgeSettings, shutdown: Shutdown) -> None:
         async with (
             FabricClient(settings.schedulers) as fabric,
             Edge.listening(settings, fabric, telemetry) as edge,
-            published("edge", edge.metrics.registry, settings.metrics_listen),
+            published(edge.metrics.registry, settings.metrics_listen),
         ):
             if edge.certificate:
                 loop = asyncio.get_running_loop()

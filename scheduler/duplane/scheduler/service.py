@@ -140,7 +140,7 @@ async def serve(settings: SchedulerSettings, shutdown: process.Shutdown) -> None
     registry = scheduler.metrics.registry
     try:
         async with (
-            published("scheduler", registry, settings.metrics_listen),
+            published(registry, settings.metrics_listen),
             asyncio.TaskGroup() as tasks,
         ):
             address = await scheduler.start(tasks)

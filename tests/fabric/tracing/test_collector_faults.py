@@ -23,7 +23,6 @@ from support.monitoring.metrics import read
 from support.time_limits import WITHIN_S
 from support.worker.worker_harness import asks, chat_answer, running_worker, unit
 
-from duplane.fabric.monitoring.otlp import exporting
 from duplane.fabric.monitoring.span_queue import SpanQueue, observe_spans
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.process import StartError
@@ -135,18 +134,6 @@ async def test_dead_collector_delays_no_exit_and_the_lost_spans_are_counted(
         assert time.monotonic() - began_s < EXIT_WITHIN_S
     assert queue.failed_count + queue.dropped_count == CAPACITY
     assert f"{CAPACITY} spans were not exported" in caplog.text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("is_silent", [False, True])
-async def test_dead_collector_of_metrics_delays_no_exit(
-    is_silent: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with dead_collector(is_silent=is_silent) as url:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", url)
-        async with exporting("edge", CollectorRegistry()):
-            began_s = time.monotonic()
-        assert time.monotonic() - began_s < EXIT_WITHIN_S
 
 
 @pytest.mark.parametrize("size", ["0", "many", "3"])

@@ -1,4 +1,4 @@
-"""OTLP receivers that replace a collector in tests."""
+"""A receiver of OTLP that replaces a collector in tests."""
 
 from __future__ import annotations
 
@@ -7,43 +7,9 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 import grpc.aio
-from opentelemetry.proto.collector.metrics.v1 import (
-    metrics_service_pb2,
-    metrics_service_pb2_grpc,
-)
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
-from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric, ResourceMetrics
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from support.time_limits import WITHIN_S
-
-
-class MetricReceiver(metrics_service_pb2_grpc.MetricsServiceServicer):
-    """Stores the metrics that it receives."""
-
-    def __init__(self) -> None:
-        self.address = ""
-        self.received: asyncio.Queue[ResourceMetrics] = asyncio.Queue()
-
-    @classmethod
-    @contextlib.asynccontextmanager
-    async def serving(cls) -> AsyncGenerator[MetricReceiver]:
-        receiver = cls()
-        add = metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server
-        async with _served(lambda server: add(receiver, server)) as receiver.address:
-            yield receiver
-
-    async def Export(self, request, context):
-        for exported in request.resource_metrics:
-            self.received.put_nowait(exported)
-        return metrics_service_pb2.ExportMetricsServiceResponse()
-
-    async def next_export(self) -> tuple[str, dict[str, Metric]]:
-        """Return the service name of the next export, and its metrics with their names as keys."""
-        async with asyncio.timeout(WITHIN_S):
-            exported = await self.received.get()
-        attributes = {each.key: each.value.string_value for each in exported.resource.attributes}
-        (scope,) = exported.scope_metrics
-        return attributes["service.name"], {metric.name: metric for metric in scope.metrics}
 
 
 class SpanReceiver(trace_service_pb2_grpc.TraceServiceServicer):
@@ -58,10 +24,16 @@ class SpanReceiver(trace_service_pb2_grpc.TraceServiceServicer):
     @classmethod
     @contextlib.asynccontextmanager
     async def serving(cls) -> AsyncGenerator[SpanReceiver]:
+        """Serve on a free port of the loopback interface."""
         receiver = cls()
-        add = trace_service_pb2_grpc.add_TraceServiceServicer_to_server
-        async with _served(lambda server: add(receiver, server)) as receiver.address:
+        server = grpc.aio.server()
+        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(receiver, server)
+        receiver.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        try:
             yield receiver
+        finally:
+            await server.stop(1)
 
     async def Export(self, request, context):
         async with self._more:
@@ -86,16 +58,3 @@ class SpanReceiver(trace_service_pb2_grpc.TraceServiceServicer):
 
     def named(self, name: str) -> list[Span]:
         return [span for span in self.spans if span.name == name]
-
-
-@contextlib.asynccontextmanager
-async def _served(add: Callable[[grpc.aio.Server], object]) -> AsyncGenerator[str]:
-    """Serve the servicer that `add` registers, on a free port; yield the address."""
-    server = grpc.aio.server()
-    add(server)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
-    try:
-        yield address
-    finally:
-        await server.stop(1)

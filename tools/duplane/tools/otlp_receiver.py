@@ -1,4 +1,4 @@
-"""A receiver of OTLP over gRPC. Its users decide what to do with the exports."""
+"""A receiver of spans: OTLP over gRPC. Its users decide what to do with the exports."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import grpc.aio
 from duplane.fabric.addresses import Address
 from duplane.fabric.process import StartError
 
-SPANS, METRICS = "trace.v1.TraceService", "metrics.v1.MetricsService"
+_SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 _MAX_CALLS = 32  # concurrent calls; exporters repeat calls that are refused
 
 
 @contextlib.asynccontextmanager
 async def receiving_otlp(
-    listen: Address, services: tuple[str, ...], on_export: Callable[[bytes], None]
+    listen: Address, on_export: Callable[[bytes], None]
 ) -> AsyncGenerator[Address]:
-    """Serve `services` during the body of the `with`; yield the address. Raises StartError.
+    """Receive spans during the body of the `with`; yield the address. Raises StartError.
 
     `on_export` gets each export as the bytes of its request. An export for which it raises an
     exception is refused.
@@ -31,12 +31,7 @@ async def receiving_otlp(
     handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(export)
     server = grpc.aio.server(maximum_concurrent_rpcs=_MAX_CALLS, options=[("grpc.so_reuseport", 0)])
     server.add_generic_rpc_handlers(
-        [
-            grpc.method_handlers_generic_handler(
-                f"opentelemetry.proto.collector.{service}", {"Export": handler}
-            )
-            for service in services
-        ]
+        [grpc.method_handlers_generic_handler(_SERVICE, {"Export": handler})]
     )
     try:
         port = server.add_insecure_port(str(listen))

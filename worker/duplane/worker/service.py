@@ -133,7 +133,7 @@ class Worker:
         """Serve until the drain has ended. Raises an ExceptionGroup if the device thread fails."""
         settings, registry = self._settings, self._metrics.registry
         async with (
-            published("worker", registry, settings.metrics_listen),
+            published(registry, settings.metrics_listen),
             asyncio.TaskGroup() as cleanups,
         ):
             sessions = SessionServicer(

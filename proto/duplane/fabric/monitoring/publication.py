@@ -1,4 +1,4 @@
-"""Publishes the metrics of one process: over HTTP for Prometheus, and as OTLP."""
+"""Publishes the metrics of one process over HTTP, for Prometheus."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator
 from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from duplane.fabric.addresses import Address, parse_address
-from duplane.fabric.monitoring.otlp import exporting
 from duplane.fabric.process import StartError
 
 _log = logging.getLogger(__name__)
@@ -17,20 +16,19 @@ _KEEPALIVE_S = 75.0
 
 
 @contextlib.asynccontextmanager
-async def published(role: str, registry: CollectorRegistry, listen: str) -> AsyncGenerator[str]:
+async def published(registry: CollectorRegistry, listen: str) -> AsyncGenerator[str]:
     """Publish the metrics during the body of the `with`.
 
     Yields the URL at which Prometheus can read the metrics, or an empty URL if `listen` is empty.
     The event loop reads the metrics. Raises StartError if the process cannot listen there.
     """
     disable_created_metrics()  # `_created` series would double the number of series
-    async with exporting(role, registry):
-        if not listen:
-            yield ""
-            return
-        async with _served(registry, listen) as url:
-            _log.info("metrics at %s", url)
-            yield url
+    if not listen:
+        yield ""
+        return
+    async with _served(registry, listen) as url:
+        _log.info("metrics at %s", url)
+        yield url
 
 
 @contextlib.asynccontextmanager

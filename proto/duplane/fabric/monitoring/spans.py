@@ -163,8 +163,8 @@ class Telemetry:
         """Export spans as the `OTEL_*` settings ask. Tests pass a `processor` instead."""
         self._role = role
         self._queue: SpanQueue | None = None
-        if processor is None and is_export_configured("TRACES"):
-            check_exporter("TRACES")
+        if processor is None and is_export_configured():
+            check_exporter()
             # Imported only here: most processes export nothing, and the import would slow their
             # start.
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter

@@ -86,7 +86,7 @@ class FabricBench:
     """Core for the edge of the command's own fabric; all other processes use other cores. Linux
     only."""
     telemetry: Annotated[bool, Parameter(negative=())] = False
-    """The command's own fabric exports spans and metrics to a receiver that discards them."""
+    """The command's own fabric exports spans to a receiver that discards them."""
     find_capacity: Annotated[bool, Parameter(negative=())] = False
     """Search the largest number of sessions whose row holds. The search begins with the first of
     --sessions and doubles the number until a row does not hold; then it halves the interval. A

@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from duplane.fabric.addresses import Address, parse_address
 from duplane.fabric.process import StartError
-from duplane.tools.otlp_receiver import SPANS, receiving_otlp
+from duplane.tools.otlp_receiver import receiving_otlp
 from duplane.tools.trace.spans_json import to_line
 from duplane.tools.trace.units import Collected
 
@@ -72,5 +72,5 @@ async def receiving(
         except OSError as error:
             raise StartError(f"cannot write {out}: {error.strerror}") from None
         receiver = _Receiver(collected, file)
-        async with receiving_otlp(address, (SPANS,), receiver.store) as bound:
+        async with receiving_otlp(address, receiver.store) as bound:
             yield bound

@@ -106,7 +106,7 @@ class Row:
     generator: GeneratorCost
     problems: Sequence[str]  # why the row does not hold; empty if it does
     moves: Moves | None = None  # null without `--kill-every-s` and `--restart-every-s`
-    exported_bytes: int | None = None  # bytes of spans and metrics; null without `--telemetry`
+    exported_bytes: int | None = None  # bytes of spans; null without `--telemetry`
 
     @property
     def holds(self) -> bool:

@@ -15,7 +15,7 @@ from duplane.fabric.client import FabricClient
 from duplane.fabric.v1 import admin_pb2, registry_pb2
 from duplane.tools.bench.load.watch import ProcessIds, assign, free_cores
 from duplane.tools.bench.options import FabricBench
-from duplane.tools.otlp_receiver import METRICS, SPANS, receiving_otlp
+from duplane.tools.otlp_receiver import receiving_otlp
 from duplane.tools.up.fabric import UpSettings, running
 from duplane.tools.up.restarts import FIRST_DELAY_S, RestartDelay
 from duplane.tools.up.supervisor import Role
@@ -26,7 +26,7 @@ _LOOK_S = 0.1
 
 
 class Receiver:
-    """Receives spans and metrics of a fabric, counts their bytes, and discards them."""
+    """Receives the spans of a fabric, counts their bytes, and discards them."""
 
     def __init__(self) -> None:
         self.byte_count = 0
@@ -39,7 +39,7 @@ class Receiver:
     async def exporting(cls) -> AsyncGenerator[Receiver]:
         """Serve, and set the environment so that new processes export to this receiver."""
         receiver, listen = cls(), Address("127.0.0.1", 0)
-        async with receiving_otlp(listen, (SPANS, METRICS), receiver._count) as address:
+        async with receiving_otlp(listen, receiver._count) as address:
             with _environment(
                 {
                     "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{address}",
