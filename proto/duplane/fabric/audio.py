@@ -11,12 +11,13 @@ import soundfile  # pyright: ignore[reportMissingTypeStubs]  it ships none
 import soxr  # pyright: ignore[reportMissingTypeStubs]  it ships none
 from numpy.typing import NDArray
 
+# The sample rates of a model whose description has none.
 INPUT_RATE_HERTZ = 16_000
 OUTPUT_RATE_HERTZ = 24_000
 WAV_HEAD = re.compile(rb"RIFF....WAVE", re.DOTALL)
 """The first bytes of a RIFF/WAVE file."""
 
-_SAMPLE_BYTES = 4
+SAMPLE_BYTES = 4
 # The largest accepted sample. Full scale is 1.0, but some clients send integers without scaling
 # them. Above this bound, sums in the model could overflow.
 _MAX_AMPLITUDE = 1e6
@@ -32,6 +33,11 @@ class AudioTooLongError(AudioError):
     """Audio that can be decoded but is too long."""
 
 
+def too_long(seconds: float, max_s: float) -> AudioTooLongError:
+    """Return the error for audio of more than `max_s` seconds."""
+    return AudioTooLongError(f"lasts {seconds:g} s, more than {max_s:g} s")
+
+
 def samples_from_pcm(pcm: bytes) -> Samples:
     """Return float32 bytes as samples, without a copy.
 
@@ -39,7 +45,7 @@ def samples_from_pcm(pcm: bytes) -> Samples:
     """
     if WAV_HEAD.match(pcm):
         raise AudioError("is a WAV file, must be bare float32 samples")
-    if len(pcm) % _SAMPLE_BYTES:
+    if len(pcm) % SAMPLE_BYTES:
         raise AudioError(f"{len(pcm)} bytes is not a whole number of float32 samples")
     samples = np.frombuffer(pcm, dtype="<f4")
     # If a sample is NaN, both extremes are NaN and the comparisons are false.
@@ -107,7 +113,7 @@ def read_audio_file(
             if not is_trusted:
                 _check_plain(sound)
             if sound.frames > max_s * sound.samplerate:
-                raise AudioTooLongError(f"lasts more than {max_s:g} s")
+                raise too_long(sound.frames / sound.samplerate, max_s)
             # The number of frames is passed, because soundfile cannot find it in every codec.
             decoded = sound.read(frames=sound.frames, dtype="float32", always_2d=True)
             rate = int(sound.samplerate)
@@ -126,6 +132,13 @@ def resample(samples: Samples, from_hertz: int, to_hertz: int) -> Samples:
     if from_hertz == to_hertz:
         return samples
     return np.asarray(soxr.resample(samples, from_hertz, to_hertz), dtype=np.float32)
+
+
+def resample_pcm(pcm: bytes, from_hertz: int, to_hertz: int) -> bytes:
+    """Convert a whole sound to another rate. Equal rates copy nothing."""
+    if from_hertz == to_hertz or not pcm:
+        return pcm
+    return pcm_from_samples(resample(np.frombuffer(pcm, "<f4"), from_hertz, to_hertz))
 
 
 def _check_plain(sound: soundfile.SoundFile) -> None:
