@@ -18,8 +18,8 @@ import yaml
 
 from duplane.edge.content.default_voice import NAME
 from duplane.edge.content.default_voice import default_voice as synthetic_voice
+from duplane.edge.payload.rates import VOICE_RATE_HERTZ
 from duplane.fabric.audio import (
-    INPUT_RATE_HERTZ,
     AudioError,
     Samples,
     pcm_from_samples,
@@ -62,7 +62,7 @@ def _voice(clip: Json) -> Json:
     return {
         "name": clip["name"],
         "duration": clip["duration"],
-        "sample_rate": INPUT_RATE_HERTZ,
+        "sample_rate": VOICE_RATE_HERTZ,
         "samples": clip["samples"],
         "base64": clip["data"],
     }
@@ -131,7 +131,7 @@ def _read_within(directory: Path, name: object) -> Json:
 
 def _read_audio(path: Path) -> Json:
     try:
-        samples = read_audio_file(path, max_s=_MAX_VOICE_S)
+        samples = read_audio_file(path, rate_hertz=VOICE_RATE_HERTZ, max_s=_MAX_VOICE_S)
     except (AudioError, OSError) as error:
         raise ValueError(f"{path}: {error}") from None
     return _clip(path.name, samples)
@@ -140,7 +140,7 @@ def _read_audio(path: Path) -> Json:
 def _clip(name: str, samples: Samples) -> Json:
     return {
         "name": name,
-        "duration": len(samples) / INPUT_RATE_HERTZ,
+        "duration": len(samples) / VOICE_RATE_HERTZ,
         "samples": len(samples),
         "data": pybase64.b64encode_as_string(pcm_from_samples(samples)),
     }

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from duplane.fabric.audio import INPUT_RATE_HERTZ, Samples
+from duplane.edge.payload.rates import VOICE_RATE_HERTZ
+from duplane.fabric.audio import Samples
 
 NAME = "duplane.wav"
 
@@ -37,15 +38,15 @@ def default_voice() -> Samples:
 
 
 def _vowel(formants: tuple[float, ...]) -> NDArray[np.float64]:
-    count = round(_VOWEL_S * INPUT_RATE_HERTZ)
+    count = round(_VOWEL_S * VOICE_RATE_HERTZ)
     pitch = np.linspace(*_PITCH_HERTZ, count)
-    phase = 2 * np.pi * np.cumsum(pitch) / INPUT_RATE_HERTZ
+    phase = 2 * np.pi * np.cumsum(pitch) / VOICE_RATE_HERTZ
     harmonics = np.arange(1, _HARMONIC_COUNT + 1)[:, np.newaxis]
     gain = sum(
         1 / (1 + ((harmonics * pitch - formant) / bandwidth) ** 2)
         for formant, bandwidth in zip(formants, _BANDWIDTHS, strict=True)
     )
     sound = (gain / harmonics * np.sin(harmonics * phase)).sum(axis=0)
-    edge = round(_FADE_S * INPUT_RATE_HERTZ)
+    edge = round(_FADE_S * VOICE_RATE_HERTZ)
     fade = np.minimum(1.0, np.minimum(np.arange(count), np.arange(count)[::-1]) / edge)
     return sound * fade

@@ -21,9 +21,9 @@ import orjson
 import pybase64
 import soundfile  # pyright: ignore[reportMissingTypeStubs]  it ships none
 
+from duplane.edge.payload.rates import VOICE_RATE_HERTZ
 from duplane.edge.settings import Limits
 from duplane.fabric.audio import (
-    INPUT_RATE_HERTZ,
     AudioError,
     Samples,
     pcm_from_samples,
@@ -82,14 +82,17 @@ class VoiceStore:
 
     def add(self, name: str, audio_file: bytes, now: datetime) -> StoredVoice:
         """Store an audio file as mono PCM16 at 16 kHz. Raises AudioError, VoicesFullError."""
-        samples = read_audio_file(audio_file, max_s=self._limits.ref_audio_s, is_trusted=False)
+        max_s = self._limits.ref_audio_s
+        samples = read_audio_file(
+            audio_file, rate_hertz=VOICE_RATE_HERTZ, max_s=max_s, is_trusted=False
+        )
         if not samples.size:
             raise AudioError("is empty")
         voice_id = str(uuid.uuid4())
-        duration_ms = round(samples.size / INPUT_RATE_HERTZ * 1e3)
+        duration_ms = round(samples.size / VOICE_RATE_HERTZ * 1e3)
         voice = StoredVoice(
             *(voice_id, name, f"{voice_id}.wav", "upload"),
-            *(duration_ms, INPUT_RATE_HERTZ, now.isoformat()),
+            *(duration_ms, VOICE_RATE_HERTZ, now.isoformat()),
         )
         with self._locked():
             voices = self.listed()
@@ -114,13 +117,13 @@ class VoiceStore:
         if voice is None:
             return None
         try:
-            samples = read_audio_file(self._path(voice))
+            samples = read_audio_file(self._path(voice), rate_hertz=VOICE_RATE_HERTZ)
         except AudioError as error:
             raise OSError(f"voice {voice_id} {error}") from None
         return {
             "name": voice.name,
-            "duration": samples.size / INPUT_RATE_HERTZ,
-            "sample_rate": INPUT_RATE_HERTZ,
+            "duration": samples.size / VOICE_RATE_HERTZ,
+            "sample_rate": VOICE_RATE_HERTZ,
             "samples": samples.size,
             "base64": pybase64.b64encode_as_string(pcm_from_samples(samples)),
         }
@@ -156,7 +159,7 @@ class VoiceStore:
     def _write(self, path: Path, samples: Samples) -> None:
         try:
             with replacing(path) as part:
-                soundfile.write(part, samples, INPUT_RATE_HERTZ, "PCM_16", format="WAV")
+                soundfile.write(part, samples, VOICE_RATE_HERTZ, "PCM_16", format="WAV")
         except soundfile.LibsndfileError as error:
             raise OSError(error.error_string) from None
 

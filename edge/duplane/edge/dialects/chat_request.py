@@ -11,13 +11,9 @@ from duplane.edge.payload.fields import Fields, ignored, invalid, missing
 from duplane.edge.payload.media import WAV_IN_BASE64, decode_audio, decode_file, read_voice
 from duplane.edge.payload.model_settings import read_chat_config
 from duplane.edge.payload.pictures import decode_picture, read_slice_count
+from duplane.edge.payload.rates import INPUT_RATE_HERTZ
 from duplane.edge.settings import Limits
-from duplane.fabric.audio import (
-    INPUT_RATE_HERTZ,
-    pcm_from_samples,
-    resample,
-    samples_from_pcm,
-)
+from duplane.fabric.audio import SAMPLE_BYTES, resample_pcm
 from duplane.fabric.bounds import MAX_STACK_FRAME_COUNT
 from duplane.fabric.v1 import session_pb2
 
@@ -52,7 +48,8 @@ class MediaBudget:
     @property
     def sound_s(self) -> float:
         """The duration of the longest sound that the budget allows."""
-        return self._left_bytes / (4 * INPUT_RATE_HERTZ)
+        # Every sound of a history is kept at the rate of the dialects.
+        return self._left_bytes / (SAMPLE_BYTES * INPUT_RATE_HERTZ)
 
     def spend(self, media: bytes, path: str) -> bytes:
         """Subtract the size of `media`; return `media`. Raises ClientError if it is too large."""
@@ -183,23 +180,23 @@ def _read_part(part: Fields, limits: Limits, budget: MediaBudget) -> session_pb2
 def _read_sound(part: Fields, limits: Limits, budget: MediaBudget) -> bytes:
     """Return a sound as PCM at 16 kHz.
 
-    A WAV file states its sample rate; for raw samples the field `sample_rate` does. A sound that
+    A WAV file states its sample rate; for raw samples the field `sample_rate` does, or else they
+    have the rate of the dialects. A sound that
     exceeds its bound or the budget is refused before it is decoded. Raises ClientError.
     """
     rate = part.integer("sample_rate", _LOWEST_RATE_HERTZ, _HIGHEST_RATE_HERTZ)
     encoded, path = part.get("data", str, required=True), part.path("data")
     is_file = encoded.startswith(WAV_IN_BASE64)
-    given_rate = INPUT_RATE_HERTZ if rate is None or is_file else rate
+    rate_hertz = INPUT_RATE_HERTZ if rate is None or is_file else rate
     is_budget_less = budget.sound_s < limits.chat_audio_s
     max_s = budget.sound_s if is_budget_less else limits.chat_audio_s
-    too_long = budget.fault if is_budget_less else ""
-    decoded = decode_audio(encoded, path, max_s * given_rate / INPUT_RATE_HERTZ, too_long)
-    if given_rate == INPUT_RATE_HERTZ:
-        return decoded
-    resampled = resample(samples_from_pcm(decoded), given_rate, INPUT_RATE_HERTZ)
-    if not resampled.size:
-        raise invalid(path, "is too short")
-    return pcm_from_samples(resampled)
+    fault = budget.fault if is_budget_less else ""
+    decoded = decode_audio(encoded, path, max_s, rate_hertz=rate_hertz, fault=fault)
+    sound = resample_pcm(decoded, rate_hertz, INPUT_RATE_HERTZ)
+    if not sound:
+        count = len(decoded) // SAMPLE_BYTES
+        raise invalid(path, f"is too short: {count} samples at {rate_hertz} Hz")
+    return sound
 
 
 def _read_video(part: Fields, limits: Limits) -> bytes:

@@ -6,18 +6,19 @@ import pybase64
 
 from duplane.edge.client_errors import ClientError, ErrorCode
 from duplane.edge.payload.fields import BASE64, Fields, invalid
+from duplane.edge.payload.rates import INPUT_RATE_HERTZ
 from duplane.fabric.audio import (
-    INPUT_RATE_HERTZ,
+    SAMPLE_BYTES,
     WAV_HEAD,
     AudioError,
     AudioTooLongError,
     pcm_from_samples,
     read_audio_file,
     samples_from_pcm,
+    too_long,
 )
 
 WAV_IN_BASE64 = "UklGR"  # RIFF
-_SECOND_BYTES = INPUT_RATE_HERTZ * 4
 
 
 def decode_base64(encoded: str, path: str) -> bytes:
@@ -43,12 +44,20 @@ def decode_file(encoded: str, path: str, max_bytes: int) -> bytes:
     return file
 
 
-def decode_audio(encoded: str | bytes, path: str, max_s: float, too_long: str = "") -> bytes:
-    """Return float32 PCM at 16 kHz from base64 of raw PCM or of a WAV file. Raises ClientError.
+def decode_audio(
+    encoded: str | bytes,
+    path: str,
+    max_s: float,
+    *,
+    rate_hertz: int = INPUT_RATE_HERTZ,  # of the dialects, for sound without a rate of its own
+    fault: str = "",
+) -> bytes:
+    """Return float32 PCM from base64 of raw PCM at `rate_hertz`, or of a WAV file.
 
-    A value of type bytes is base64 that is already decoded. Audio longer than `max_s` is refused
-    before it is decoded, with the message `too_long` if given. The first bytes decide between PCM
-    and WAV, because existing clients mix up the two forms.
+    A WAV file is converted to `rate_hertz`. A value of type bytes is base64 that is already
+    decoded. Raises ClientError. Audio longer than `max_s` is refused before it is decoded, with the
+    message `fault` if given. The first bytes decide between PCM and WAV, because existing clients
+    mix up the two forms.
     """
     try:
         audio = encoded
@@ -57,15 +66,16 @@ def decode_audio(encoded: str | bytes, path: str, max_s: float, too_long: str = 
         if not audio:
             raise AudioError("is empty")
         if WAV_HEAD.match(audio):
-            audio = pcm_from_samples(read_audio_file(audio, max_s=max_s, is_trusted=False))
+            samples = read_audio_file(audio, rate_hertz=rate_hertz, max_s=max_s, is_trusted=False)
+            audio = pcm_from_samples(samples)
             if not audio:
                 raise AudioError("is empty")
             return audio
-        if len(audio) > max_s * _SECOND_BYTES:
-            raise AudioTooLongError(f"lasts more than {max_s:g} s")
+        if len(audio) > max_s * rate_hertz * SAMPLE_BYTES:
+            raise too_long(len(audio) / (rate_hertz * SAMPLE_BYTES), max_s)
         samples_from_pcm(audio)
     except AudioTooLongError as error:
-        raise invalid(path, too_long or str(error)) from None
+        raise invalid(path, fault or str(error)) from None
     except AudioError as error:
         raise invalid(path, str(error)) from None
     except ValueError:

@@ -6,14 +6,16 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import soundfile  # pyright: ignore[reportMissingTypeStubs]  it ships none
 import soxr  # pyright: ignore[reportMissingTypeStubs]  it ships none
 
+from duplane.edge.payload.rates import OUTPUT_RATE_HERTZ
 from duplane.edge.recording.storage import MODEL, REPLAY, USER, is_locked, lock
-from duplane.fabric.audio import INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ, Samples
+from duplane.fabric.audio import Samples
 
 _FRAME_BYTES = 4  # two channels of PCM16
 
@@ -63,24 +65,36 @@ def remove_unfinished(directory: Path) -> None:
 def _size_bytes(user: soundfile.SoundFile | None, model: soundfile.SoundFile | None) -> int:
     """Return the size of the mix; 0 if there is no audio."""
     lengths_s = [wav.frames / wav.samplerate for wav in (user, model) if wav]
-    return math.ceil(max(lengths_s, default=0.0) * OUTPUT_RATE_HERTZ) * _FRAME_BYTES
+    return math.ceil(max(lengths_s, default=0.0) * _rate_hertz(model)) * _FRAME_BYTES
+
+
+def _rate_hertz(model: soundfile.SoundFile | None) -> int:
+    """Return the sample rate of the mix: that of the model's side."""
+    # Without speech, the mix has the rate at which the client would have got it.
+    return model.samplerate if model else OUTPUT_RATE_HERTZ
 
 
 def _mix_into(
     file: int, user: soundfile.SoundFile | None, model: soundfile.SoundFile | None
 ) -> None:
+    rate_hertz = _rate_hertz(model)
     with soundfile.SoundFile(
-        file, "w", OUTPUT_RATE_HERTZ, 2, "PCM_16", format="WAV", closefd=False
+        file, "w", rate_hertz, 2, "PCM_16", format="WAV", closefd=False
     ) as stereo:
-        resampler = soxr.ResampleStream(INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ, 1, dtype="float32")
-        is_at_end = user is None
-        while not is_at_end:
-            second = _read(user, INPUT_RATE_HERTZ)
-            is_at_end = second.size < INPUT_RATE_HERTZ
-            left = np.asarray(resampler.resample_chunk(second, last=is_at_end), np.float32)
+        for left in _resampled_seconds(user, rate_hertz) if user else ():
             _write(stereo, left, _read(model, left.size))
-        while (right := _read(model, OUTPUT_RATE_HERTZ)).size:
+        while (right := _read(model, rate_hertz)).size:
             _write(stereo, right[:0], right)
+
+
+def _resampled_seconds(wav: soundfile.SoundFile, rate_hertz: int) -> Iterator[Samples]:
+    """Yield a file at another rate, about one second at a time."""
+    resampler = soxr.ResampleStream(wav.samplerate, rate_hertz, 1, dtype="float32")
+    is_at_end = False
+    while not is_at_end:
+        second = _read(wav, wav.samplerate)
+        is_at_end = second.size < wav.samplerate
+        yield np.asarray(resampler.resample_chunk(second, last=is_at_end), np.float32)
 
 
 def _open(path: Path, files: contextlib.ExitStack) -> soundfile.SoundFile | None:

@@ -38,7 +38,7 @@ class Recording:
         self._lost_event_count = 0
 
     def up(self, frame: bytes, audio: bytes, now: Moment) -> None:
-        """Record an event of the client, with the PCM (16 kHz) that the session decoded from it."""
+        """Record an event of the client, with the PCM that the session decoded from it."""
         self._write(Direction.UP, frame, now, audio)
 
     def down(self, events: Iterable[bytes], now: Moment) -> None:

@@ -13,16 +13,11 @@ from typing import cast
 import numpy as np
 import orjson
 
+from duplane.edge.payload.rates import INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ
 from duplane.edge.recording.events import Blob, split
 from duplane.edge.recording.storage import BLOBS, MODEL, STREAM, USER, Meta, lock, write_meta
 from duplane.edge.recording.wav_writer import WavWriter
-from duplane.fabric.audio import (
-    INPUT_RATE_HERTZ,
-    OUTPUT_RATE_HERTZ,
-    AudioError,
-    Samples,
-    samples_from_pcm,
-)
+from duplane.fabric.audio import AudioError, Samples, samples_from_pcm
 
 _log = logging.getLogger(__name__)
 
@@ -65,8 +60,8 @@ class RecordingWriter:
     def write(self, direction: Direction, frame: bytes, at_s: float, audio: bytes = b"") -> None:
         """Append one event that was received or sent `at_s` seconds after the recording began.
 
-        `audio` is the PCM (float32, 16 kHz) that the session has decoded from a client's event. The
-        audio of a server's event is decoded here.
+        `audio` is the PCM (float32) that the session has decoded from a client's event. The audio
+        of a server's event is decoded here. Both have the rates of the dialects.
         """
         if self._meta.error is None:
             self._guard(lambda: self._write(direction, frame, at_s, audio))
@@ -150,6 +145,7 @@ class RecordingWriter:
             other = self._wavs.get(_OPPOSITE[direction])
             begin_s = max(at_s, other.end_s if other else 0.0)
         elif is_user:
+            # The sound is recorded as the client has sent it, at the rate of the dialects.
             begin_s = max(0.0, at_s - samples.size / INPUT_RATE_HERTZ)
         else:
             begin_s = at_s
@@ -165,6 +161,7 @@ class RecordingWriter:
         wav = self._wavs.get(direction)
         if wav is None:
             is_user = direction is Direction.UP
+            # Both sides are recorded as the client has sent and got them.
             rate_hertz = INPUT_RATE_HERTZ if is_user else OUTPUT_RATE_HERTZ
             wav = WavWriter(self.directory / (USER if is_user else MODEL), rate_hertz)
             self._wavs[direction] = wav
