@@ -148,6 +148,7 @@ class DialectA(DuplexDialect):
         }
         if dropped != NOTHING_DROPPED:
             event["metrics"] = drop_metrics(dropped)
+        audio = self._speech_audio(delta)
         if delta.WhichOneof("outcome") != "speech":
             if delta.end_of_turn:  # this unit interrupted the model's turn
                 event["end_of_turn"] = True
@@ -155,7 +156,7 @@ class DialectA(DuplexDialect):
         event["type"] = "response.output_audio.delta"
         event["text"] = delta.speech.text
         event["end_of_turn"] = delta.end_of_turn
-        return [with_audio(event, self._speech_audio(delta))]
+        return [with_audio(event, audio)]
 
     def _closed_events(self, close: Close, now: Moment) -> list[bytes]:
         del now

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from duplane.edge.payload.rates import INPUT_RATE_HERTZ
 from duplane.fabric.v1 import session_pb2
 
 
@@ -48,7 +49,7 @@ class Configure:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Audio of any length (float32 PCM, 16 kHz, checked), pictures, or both.
+    """Audio of any length (float32 PCM at `rate_hertz`, checked), pictures, or both.
 
     `max_slice_count` limits the slices of each picture. It has the client's value, or else the
     session's default. If it is None, a picture has one slice.
@@ -60,6 +61,7 @@ class Append:
     frames: tuple[bytes, ...] = ()
     max_slice_count: int | None = None
     kind: str = ""
+    rate_hertz: int = INPUT_RATE_HERTZ  # dialects A to D have no other rate
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,6 @@ from duplane.edge.dialects.b_events import (
     read_close,
     read_input_id,
 )
-from duplane.edge.dialects.b_metrics import Usage, metrics
 from duplane.edge.dialects.b_settings import read_settings
 from duplane.edge.dialects.dialect import (
     ALIVE,
@@ -43,6 +42,7 @@ from duplane.edge.dialects.dialect import (
     with_audio,
 )
 from duplane.edge.dialects.duplex import DuplexDialect
+from duplane.edge.dialects.unit_metrics import Usage, metrics
 from duplane.edge.identity import Identity
 from duplane.edge.modes import Mode
 from duplane.edge.payload.fields import BASE64, Fields, invalid, missing
@@ -174,7 +174,7 @@ class DialectB(DuplexDialect):
         event["metrics"] = orjson.Fragment(orjson.dumps(metrics(delta, dropped)))
         counts = self._count(delta.token_counts)  # only on the first event of a unit
         events: list[bytes] = []
-        audio = self._speech_audio(delta) if is_speech else b""
+        audio = self._speech_audio(delta)
         if is_speech and (delta.speech.text or not (audio or delta.end_of_turn)):
             text = {"kind": "text", "text": delta.speech.text}
             events.append(orjson.dumps({**event, **text, **counts}))

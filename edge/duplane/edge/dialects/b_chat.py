@@ -21,7 +21,6 @@ from duplane.edge.dialects.b_events import (
     read_close,
     read_input_id,
 )
-from duplane.edge.dialects.b_metrics import BACKEND, Usage, stage_metrics
 from duplane.edge.dialects.b_settings import read_settings
 from duplane.edge.dialects.chat import ChatDialect
 from duplane.edge.dialects.chat_request import ChatDefaults, read_turn
@@ -36,6 +35,7 @@ from duplane.edge.dialects.dialect import (
     queue_events,
     with_audio,
 )
+from duplane.edge.dialects.unit_metrics import BACKEND, Usage, stage_metrics
 from duplane.edge.identity import Identity
 from duplane.edge.modes import Mode
 from duplane.edge.payload.fields import Fields, ignored

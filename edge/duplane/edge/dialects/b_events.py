@@ -10,8 +10,8 @@ from duplane.edge.client_errors import ErrorCode
 from duplane.edge.clock import Moment
 from duplane.edge.close import Close, CloseReason
 from duplane.edge.dialects.actions import Leave
-from duplane.edge.dialects.b_metrics import Usage
 from duplane.edge.dialects.dialect import Phase, Transitions
+from duplane.edge.dialects.unit_metrics import Usage
 from duplane.edge.identity import Identity
 from duplane.edge.payload.fields import Fields
 from duplane.edge.settings import Limits

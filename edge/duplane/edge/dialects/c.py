@@ -20,7 +20,6 @@ from duplane.edge.dialects.actions import (
     Reply,
     Tag,
 )
-from duplane.edge.dialects.b_metrics import metrics
 from duplane.edge.dialects.dialect import (
     ALIVE,
     OPEN,
@@ -34,6 +33,7 @@ from duplane.edge.dialects.dialect import (
     with_optional_audio,
 )
 from duplane.edge.dialects.duplex import DuplexDialect, drop_metrics
+from duplane.edge.dialects.unit_metrics import metrics
 from duplane.edge.payload.fields import BASE64, Fields, ignored
 from duplane.edge.payload.media import decode_audio, read_voice
 from duplane.edge.payload.model_settings import read_duplex_config
@@ -220,7 +220,7 @@ class DialectC(DuplexDialect):
         }
         if dropped != NOTHING_DROPPED:
             event |= drop_metrics(dropped)
-        return [with_optional_audio(event, self._speech_audio(delta) if is_speech else b"")]
+        return [with_optional_audio(event, self._speech_audio(delta))]
 
     def _closed_events(self, close: Close, now: Moment) -> list[bytes]:
         match close.reason:

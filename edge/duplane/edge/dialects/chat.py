@@ -52,7 +52,20 @@ class ChatDialect(Dialect):
         return []
 
     def delta(self, delta: session_pb2.ChatDelta, now: Moment) -> list[bytes]:
-        """Render one delta of the answer; keep its audio if the answer is not streamed."""
+        """Render one delta of the answer; keep its audio if the answer is not streamed.
+
+        If the audio is resampled, this changes `delta`.
+        """
+        if self._resampler:
+            delta.audio = self._resampler.add(delta.audio)
+        return self._add(delta, now)
+
+    def rest(self, now: Moment) -> list[bytes]:
+        """Render the last milliseconds of the speech, before `done`, if the audio is resampled."""
+        audio = self._resampler.end() if self._resampler else b""
+        return self._add(session_pb2.ChatDelta(audio=audio), now) if audio else []
+
+    def _add(self, delta: session_pb2.ChatDelta, now: Moment) -> list[bytes]:
         self._text.append(delta.text)
         self._context_token_count = max(self._context_token_count, delta.context_token_count)
         if self._turn.is_streaming:

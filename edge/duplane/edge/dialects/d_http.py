@@ -27,7 +27,6 @@ from duplane.edge.identity import Identity
 from duplane.edge.modes import Mode
 from duplane.edge.payload.fields import Fields
 from duplane.edge.settings import Limits
-from duplane.fabric.audio import OUTPUT_RATE_HERTZ
 from duplane.fabric.durations import to_seconds
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
@@ -82,7 +81,7 @@ class DialectDHttp(ChatDialect):
             "text": "".join(self._text),
             "success": True,
             "error": None,
-            "audio_sample_rate": OUTPUT_RATE_HERTZ,
+            "audio_sample_rate": self.output_rate_hertz,
             "tokens_generated": answer_count,
             "token_stats": {
                 "cached_tokens": 0,

@@ -21,8 +21,11 @@ from duplane.edge.dialects.actions import Action, Configure
 from duplane.edge.identity import Identity
 from duplane.edge.modes import Mode
 from duplane.edge.payload.fields import Fields
+from duplane.edge.payload.rates import INPUT_RATE_HERTZ, OUTPUT_RATE_HERTZ
 from duplane.edge.settings import Limits
 from duplane.fabric.durations import to_seconds
+from duplane.fabric.model import ModelFormat
+from duplane.fabric.resampler import Resampler, resampler
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
 
@@ -72,10 +75,16 @@ class Dialect(ABC):
     server_events: ClassVar[ServerEvents]
     queue_prefix: ClassVar[str] = "session."
 
+    # The sample rates of what the client sends and of what it gets: those of A to D. Each rate is
+    # converted if the model has another one.
+    input_rate_hertz: ClassVar[int] = INPUT_RATE_HERTZ
+    output_rate_hertz: ClassVar[int] = OUTPUT_RATE_HERTZ
+
     # The type that the table uses for the only client event, if events have no type of their own.
     only_event: ClassVar[str] = ""
 
     _ignored: tuple[str, ...] = ()  # paths of settings without effect
+    _resampler: Resampler | None = None  # of the model's speech; None if the rates are equal
 
     def __init__(self, identity: Identity, limits: Limits, mode: Mode) -> None:
         self.identity = identity
@@ -132,6 +141,10 @@ class Dialect(ABC):
         return ClientError(ErrorCode.UNKNOWN_EVENT, f"type: {kind} is allowed only once")
 
     # --- server events ---
+
+    def use_model(self, model: ModelFormat) -> None:
+        """Prepare to render the speech of a model. Call this before the first delta."""
+        self._resampler = resampler(model.output_rate_hertz, self.output_rate_hertz)
 
     def queued(self, queued: lease_pb2.Queued, *, is_update: bool) -> list[bytes]:
         """Render `queued`, or `queue_update` if `is_update`. An unknown wait is rendered as 0."""

@@ -11,6 +11,7 @@ from duplane.edge.clock import Moment
 from duplane.edge.close import CloseReason
 from duplane.edge.dialects.actions import Configure, Dropped, Tag
 from duplane.edge.dialects.dialect import Dialect
+from duplane.fabric.resampler import Resampler
 from duplane.fabric.v1 import session_pb2
 
 # Reasons for which the client is at fault if a unit fails; for all others the server is.
@@ -32,8 +33,6 @@ class DuplexDialect(Dialect):
     # Field of the contract's Unit -> the client's name for it, where the names differ.
     unit_paths: ClassVar[Mapping[str, str]] = {}
 
-    speech_byte_count = 0  # bytes of the speech that was rendered so far
-
     _paths: Mapping[str, str] = {}  # field of the settings -> its path in the client's event
     _max_slice_count: int | None = None  # for pictures whose append does not set it
 
@@ -49,10 +48,22 @@ class DuplexDialect(Dialect):
         """Render the output of one unit; `dropped` counts input dropped since the last output."""
 
     def _speech_audio(self, delta: session_pb2.Delta) -> bytes:
-        """Return the audio of a unit and count its bytes. Each access to the field makes a copy."""
+        """Return the audio of a unit. Call this exactly once for each unit.
+
+        Each access to the field makes a copy. If the audio is resampled, the last milliseconds of a
+        unit come with the next one, or are dropped if that listens. A turn ends with its last one.
+        """
         audio = delta.speech.audio
-        self.speech_byte_count += len(audio)
+        if self._resampler:
+            audio = self._resampled(delta, self._resampler)
         return audio
+
+    def _resampled(self, delta: session_pb2.Delta, stream: Resampler) -> bytes:
+        if not delta.HasField("speech"):
+            stream.end()
+            return b""
+        audio = stream.add(delta.speech.audio)
+        return audio + stream.end() if delta.end_of_turn else audio
 
     def incomplete(self, tag: Tag, now: Moment) -> list[bytes]:
         """Render the reply to an append that completed no unit, if the dialect has one."""

@@ -1,4 +1,4 @@
-"""The metrics of a unit and the tokens of a session, under the names of dialect B."""
+"""The metrics of a unit and the tokens of a session, under the names of dialects B and C."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 from duplane.edge.dialects.actions import Dropped
 from duplane.fabric.v1 import session_pb2
 
+# The protocols count one slice for every 64 tokens of pictures, whatever the model makes of them.
 _FRAME_SLICE_TOKENS = 64
 BACKEND = "duplane"
 

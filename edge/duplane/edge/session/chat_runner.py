@@ -8,6 +8,7 @@ from duplane.edge.session.chat_session import ChatSession
 from duplane.edge.session.runner import SessionRunner
 from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError
+from duplane.fabric.model import ModelFormat
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
 
@@ -55,7 +56,8 @@ class ChatRunner(SessionRunner[ChatSession]):
         self._note_claim(granted)
         now, has_limit = self._clock.now(), granted.HasField("claim_timeout")
         claim_s = to_seconds(granted.claim_timeout) if has_limit else None
-        self._apply(self.session.granted(claim_s, now), now)
+        model = ModelFormat.of(granted.model)
+        self._apply(self.session.granted(claim_s, now, model), now)
         return granted
 
     async def _run_turn(self, granted: lease_pb2.Granted, turn: session_pb2.ChatRequest) -> None:

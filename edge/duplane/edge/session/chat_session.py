@@ -14,10 +14,12 @@ from duplane.edge.close import Close, CloseReason
 from duplane.edge.dialects.actions import Action, Configure, Leave, Reply, Turn
 from duplane.edge.dialects.chat import ChatDialect
 from duplane.edge.dialects.dialect import Phase
+from duplane.edge.session.request_rates import convert_turn
 from duplane.edge.session.session import Session
 from duplane.edge.session.time_limits import TimeLimit
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.model import DEFAULT_FORMAT, ModelFormat
 from duplane.fabric.v1 import session_pb2
 
 # In the client's event the bytes of every kind of media are in the field `data`.
@@ -46,6 +48,7 @@ class ChatSession(Session[ChatDialect]):
         self._running: Turn | None = None
         self._has_delta = False  # the client has a part of the answer to the running turn
         self._is_prefilled = False  # the client has the event that the turn was prefilled
+        self._model = DEFAULT_FORMAT  # of the granted slot
         self._attempt_count = 0
         self._was_granted = False
         self._is_draining = False
@@ -136,13 +139,17 @@ class ChatSession(Session[ChatDialect]):
 
     # --- the worker ---
 
-    def granted(self, claim_s: float | None, now: Moment) -> list[bytes]:
-        """Record a grant.
+    def granted(
+        self, claim_s: float | None, now: Moment, model: ModelFormat = DEFAULT_FORMAT
+    ) -> list[bytes]:
+        """Record a grant of a slot with this model.
 
         If no turn uses the slot within `claim_s`, it is released; None means no limit.
         """
         if self.closed:
             return []
+        self._model = model
+        self.dialect.use_model(model)
         was_queued, is_first = self._is_queued, not self._was_granted
         self._leave_queue()
         self._was_granted = True
@@ -160,7 +167,8 @@ class ChatSession(Session[ChatDialect]):
     def next_turn(self, now: Moment) -> session_pb2.ChatRequest | None:
         """Return the turn to run on the granted slot; None if no turn waits.
 
-        The slot is then used and can run no other turn.
+        The turn has its sound at the rate of the slot's model. The slot is then used and can run no
+        other turn.
         """
         is_ready = self.has_slot and self.dialect.takes_turns and not self.is_running
         if self.closed or not is_ready or not self._turns:
@@ -173,7 +181,8 @@ class ChatSession(Session[ChatDialect]):
         if not self.is_retrying:
             self._is_prefilled = False
         self.dialect.begin(self._running, now)
-        return self._running.request
+        rates = self.dialect.input_rate_hertz, self._model.input_rate_hertz
+        return convert_turn(self._running.request, *rates)
 
     def responded(self, response: session_pb2.ChatResponse, now: Moment) -> list[bytes]:
         """Handle a message from the worker about the running turn."""
@@ -190,7 +199,8 @@ class ChatSession(Session[ChatDialect]):
                 events = self.dialect.delta(response.delta, now)
                 return self.failed(self._too_long(), now) if self.dialect.is_too_long else events
             case "done":
-                return self.dialect.done(response.done, now) + self._end_turn(now)
+                events = self.dialect.rest(now) + self.dialect.done(response.done, now)
+                return events + self._end_turn(now)
             case _:
                 return []
 

@@ -85,6 +85,7 @@ def join_outcomes(parts: Sequence[Outcome], context_token_count: int) -> Outcome
     if speeches:
         joined.speech.text = "".join(speech.text for speech in speeches)
         joined.speech.audio = b"".join(speech.audio for speech in speeches)
+        joined.speech.sample_count = sum(speech.sample_count for speech in speeches)
     return joined
 
 

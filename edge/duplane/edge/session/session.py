@@ -125,7 +125,7 @@ class Session(ABC, Generic[D]):
         return self.end(Close(CloseReason.CLIENT, client_reason=leave.reason), now)
 
     def take_recorded_audio(self) -> bytes:
-        """Return the audio of the last message (PCM, 16 kHz); empty if nothing is recorded."""
+        """Return the audio of the last message, as the client sent it; empty if not recorded."""
         audio, self._recorded_audio = self._recorded_audio, b""
         return audio
 

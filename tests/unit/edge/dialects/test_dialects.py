@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 import orjson
 import pybase64
 import pytest
@@ -24,6 +25,8 @@ from duplane.edge.identity import Identity
 from duplane.edge.modes import MODES
 from duplane.edge.payload.fields import parse
 from duplane.edge.settings import Limits
+from duplane.fabric.audio import resample_pcm
+from duplane.fabric.model import ModelFormat
 from duplane.fabric.v1 import session_pb2
 
 NOW = Moment(0.0, 0)
@@ -85,15 +88,39 @@ def test_no_append_changes_the_phase(dialect: type[Dialect], kind: str) -> None:
     assert phases == {Phase.OPENING: Phase.OPENING, Phase.ACTIVE: Phase.ACTIVE}
 
 
+def rendered(dialect: DuplexDialect, *, is_end: bool, count: int = 960) -> bytes:
+    """Return the audio of a unit of speech as the client gets it."""
+    speech = session_pb2.Speech(text="x", audio=pcm(count))
+    delta = session_pb2.Delta(speech=speech, end_of_turn=is_end)
+    events = map(orjson.loads, dialect.delta(delta, NO_TAG, NOTHING_DROPPED, NOW))
+    audio = (event.get("audio") or event.get("audio_data") or "" for event in events)
+    return b"".join(map(pybase64.b64decode, audio))
+
+
 @pytest.mark.parametrize("kind", [DialectA, DialectB, DialectC])
-def test_rendered_speech_is_counted(kind: type[DuplexDialect]) -> None:
+def test_speech_at_another_rate_is_resampled_as_one_stream_for_each_turn(
+    kind: type[DuplexDialect],
+) -> None:
     dialect = kind(IDENTITY, Limits(), MODES["audio"])
     dialect.phase = Phase.ACTIVE
-    speech = session_pb2.Delta(speech=session_pb2.Speech(audio=pcm(100)))
-    listen = session_pb2.Delta(listen=session_pb2.Listen())
-    for delta in (speech, listen, speech):
-        dialect.delta(delta, NO_TAG, NOTHING_DROPPED, NOW)
-    assert dialect.speech_byte_count == 2 * len(pcm(100))
+    dialect.use_model(ModelFormat(unit_ns=80_000_000, output_rate_hertz=12_000))
+    turn = b"".join(rendered(dialect, is_end=number == 4) for number in range(5))
+    whole = resample_pcm(pcm(960) * 5, 12_000, 24_000)
+    assert len(turn) == len(whole) == 4 * 5 * 1920
+    assert np.frombuffer(turn, "<f4") == pytest.approx(np.frombuffer(whole, "<f4"), abs=1e-5)
+    rendered(dialect, is_end=False)
+    dialect.delta(
+        session_pb2.Delta(listen=session_pb2.Listen()), NO_TAG, NOTHING_DROPPED, NOW
+    )  # the rest of the speech is dropped
+    assert len(rendered(dialect, is_end=True)) == 4 * 1920
+
+
+@pytest.mark.parametrize("kind", [DialectA, DialectB, DialectC])
+def test_speech_at_the_rate_of_the_dialect_is_not_changed(kind: type[DuplexDialect]) -> None:
+    dialect = kind(IDENTITY, Limits(), MODES["audio"])
+    dialect.phase = Phase.ACTIVE
+    dialect.use_model(ModelFormat(unit_ns=80_000_000))
+    assert rendered(dialect, is_end=False) == pcm(960)
 
 
 @pytest.mark.parametrize(

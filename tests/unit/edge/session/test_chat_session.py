@@ -5,6 +5,7 @@ from __future__ import annotations
 import grpc
 import grpc.aio
 import orjson
+import pybase64
 import pytest
 
 from duplane.edge.clock import Moment
@@ -15,7 +16,8 @@ from duplane.edge.identity import Identity
 from duplane.edge.modes import CHAT_MODE
 from duplane.edge.session.chat_session import ChatSession
 from duplane.edge.settings import Limits
-from duplane.fabric.errors import from_rpc
+from duplane.fabric.errors import FabricError, Reason, from_rpc
+from duplane.fabric.model import ModelFormat
 from duplane.fabric.v1 import session_pb2
 
 START = Moment(36_077.123, 1_714_200_000_000_000_000)
@@ -36,6 +38,10 @@ def running() -> ChatSession:
     session.granted(3.0, START)
     assert session.next_turn(START)
     return session
+
+
+def base64(sample_count: int) -> str:
+    return pybase64.b64encode(bytes(4 * sample_count)).decode()
 
 
 def ask(session: ChatSession) -> list[dict[str, object]]:
@@ -97,6 +103,35 @@ def test_the_turn_that_runs_when_the_edge_drains_is_the_last(running: ChatSessio
     assert told == ["response.done", "session.closed"]
     assert running.closed
     assert running.closed.reason is CloseReason.SHUTDOWN
+
+
+def test_turn_is_converted_to_the_rates_of_its_model() -> None:
+    session = ChatSession(DialectD(Identity("s", "r"), Limits(), CHAT_MODE), Limits(), START)
+    sound = {"type": "audio", "data": base64(16_000)}
+    asked = {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, sound]}],
+        "tts": {"ref_audio_data": base64(8_000)},
+    }
+    session.receive(orjson.dumps(asked), START)
+    for rate_hertz, part_count in ((24_000, 24_000), (16_000, 16_000)):  # the first slot is lost
+        model = ModelFormat(input_rate_hertz=rate_hertz, output_rate_hertz=8_000)
+        session.granted(3.0, START, model)
+        turn = session.next_turn(START)
+        assert turn
+        assert turn.messages[0].parts[0].text == "x"
+        assert len(turn.messages[0].parts[1].audio) == 4 * part_count
+        assert len(turn.config.tts_voice) == 4 * part_count // 2
+        if rate_hertz == 24_000:
+            session.failed(FabricError(Reason.UNAVAILABLE, "gone"), START)
+    piece = session_pb2.ChatDelta(text="x", audio=bytes(4 * 8_000))
+    events = [
+        *session.responded(session_pb2.ChatResponse(delta=piece), START),
+        *session.responded(session_pb2.ChatResponse(delta=piece), START),
+        *session.responded(DONE, START),
+    ]
+    audio = [orjson.loads(event)["audio_data"] for event in events]
+    assert len(b"".join(pybase64.b64decode(part or "") for part in audio)) == 4 * 2 * 24_000
+    assert len(audio) == 4
 
 
 def test_a_turn_too_many_is_refused_by_its_name(running: ChatSession) -> None:

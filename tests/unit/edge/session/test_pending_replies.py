@@ -35,6 +35,48 @@ def test_every_append_is_answered_once_whichever_units_were_dropped(
     assert contexts == sorted(contexts)
 
 
+def test_units_of_one_append_are_joined_in_one_answer() -> None:
+    replies = PendingReplies()
+    replies.add_append(4)
+    listened = session_pb2.Delta(sequence=0, listen=session_pb2.Listen(), context_token_count=3)
+    spoken = [
+        session_pb2.Delta(
+            sequence=sequence,
+            speech=session_pb2.Speech(text=text, audio=bytes([sequence]) * 4, sample_count=1),
+            context_token_count=10 + sequence,
+            token_counts=session_pb2.TokenCounts(output_text_token_count=sequence),
+        )
+        for sequence, text in ((1, "a "), (2, "word"))
+    ]
+    last = session_pb2.Delta(
+        sequence=3, listen=session_pb2.Listen(), end_of_turn=True, context_token_count=20
+    )
+    for ordinal, outcome in enumerate((listened, *spoken)):
+        replies.add_outcome(ordinal, outcome)
+        assert replies.ready() == []
+    replies.add_outcome(3, last)
+    assert replies.ready() == [
+        session_pb2.Delta(
+            sequence=3,
+            speech=session_pb2.Speech(
+                text="a word", audio=bytes([1]) * 4 + bytes([2]) * 4, sample_count=2
+            ),
+            end_of_turn=True,
+            context_token_count=20,
+            token_counts=session_pb2.TokenCounts(output_text_token_count=3),
+        )
+    ]
+
+
+def test_append_whose_units_all_listened_is_a_listening_answer() -> None:
+    replies = PendingReplies()
+    replies.add_append(2)
+    for ordinal in range(2):
+        replies.add_outcome(ordinal, delta(ordinal))
+    (answer,) = replies.ready()
+    assert answer.HasField("listen")
+
+
 def test_a_worker_that_never_answers_owes_no_more_than_the_bound() -> None:
     replies = PendingReplies()
     for end in range(3000):
