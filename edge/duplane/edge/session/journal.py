@@ -11,7 +11,8 @@ from duplane.fabric.v1 import session_pb2
 
 # The units of one message have at most this number of bytes, unless the message has only one unit.
 _MESSAGE_BYTES = 4 * 1024 * 1024
-_UNIT_BYTES = 256  # approximate memory of a past unit without its audio and pictures
+# Approximate memory of a past unit without its audio, its pictures and its `rebuild_state`.
+_ENTRY_BYTES = 256
 
 
 class JournalSpace:
@@ -56,21 +57,24 @@ class Journal:
     ) -> None:
         """Add a unit with its delta. A unit that failed has changed nothing, so it is left out.
 
-        If the unit's request is missing, or if the delta lacks the change of the conversation's
-        state, the journal is given up.
+        The journal is given up if the unit's request is missing, or if the delta has no state to
+        rebuild the conversation. Both forms of this state are copied and not read, so the session
+        can also move to a worker of the former release.
         """
         if not self.is_whole or isinstance(outcome, session_pb2.Failed):
             return
-        if request is None or not outcome.HasField("state_change"):
+        if request is None or not (outcome.rebuild_state or outcome.HasField("state_change")):
             self.give_up()
             return
         unit = request.unit
         past = session_pb2.PastUnit(
             sequence=unit.sequence,
             token_ids=outcome.token_ids,
-            state_change=outcome.state_change,
+            rebuild_state=outcome.rebuild_state,
             context_token_count=outcome.context_token_count,
         )
+        if outcome.HasField("state_change"):
+            past.state_change.CopyFrom(outcome.state_change)
         frame_bytes = 0
         if unit.video_frames:
             past.video_frames.extend(unit.video_frames)
@@ -82,7 +86,7 @@ class Journal:
         else:
             past.audio_int16 = packed
         self._units.append(past)
-        self._add(len(packed) + frame_bytes + _UNIT_BYTES)
+        self._add(len(packed) + frame_bytes + len(past.rebuild_state) + _ENTRY_BYTES)
 
     def _add(self, byte_count: int) -> None:
         """Count bytes. Give the journal up if a bound is exceeded."""

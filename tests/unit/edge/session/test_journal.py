@@ -170,6 +170,30 @@ def test_settings_count_as_bytes_of_the_journal() -> None:
     assert space.used_bytes == 0
 
 
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"rebuild_state": b"opaque", "state_change": None},  # of a worker of the next release
+        {"rebuild_state": b"", "state_change": CHANGE},  # of a worker of the former release
+        {"rebuild_state": b"opaque", "state_change": CHANGE},
+    ],
+)
+def test_state_is_passed_on_in_each_form_that_the_worker_sent(state: dict[str, Any]) -> None:
+    kept = journal()
+    kept.append(request(0), delta(0, **state))
+    assert kept.is_whole
+    (past,) = past_units(kept)
+    assert past.rebuild_state == state["rebuild_state"]
+    assert past.HasField("state_change") is (state["state_change"] is not None)
+
+
+def test_opaque_state_counts_as_bytes_of_the_journal() -> None:
+    small, large = journal(), journal()
+    small.append(request(0), delta(0))
+    large.append(request(0), delta(0, rebuild_state=bytes(5_000)))
+    assert large.byte_count == small.byte_count + 5_000
+
+
 def test_worker_that_cannot_rebuild_gets_no_journal() -> None:
     kept = journal(model_digest="")
     assert not kept.is_whole
