@@ -1,24 +1,31 @@
-"""Chunks of any length become units of one second, and every dropped unit is counted."""
+"""Chunks of any length become units of the model, and every dropped unit is counted."""
 
 from __future__ import annotations
 
-from hypothesis import given
+import numpy as np
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.protocols.transcripts import pcm
 
 from duplane.edge.dialects.actions import NO_TAG, NOTHING_DROPPED, Append, Dropped, Tag
 from duplane.edge.session.receipt import Receipt
 from duplane.edge.session.request_queue import RequestQueue
-from duplane.edge.session.unit_assembler import UNIT_BYTES, UnitAssembler
+from duplane.edge.session.unit_assembler import UnitAssembler
+from duplane.fabric.audio import Samples, resample
 from duplane.fabric.durations import to_wall_ns
+from duplane.fabric.model import DEFAULT_FORMAT, ModelFormat
+
+UNIT_BYTES = 4 * 16_000
+SHORT = ModelFormat(unit_ns=80_000_000)
+SHORT_24K = ModelFormat(unit_ns=80_000_000, input_rate_hertz=24_000)
 
 
 def at(received_ns: int) -> Receipt:
     return Receipt(received_ns, received_ns, received_ns, 0.0)
 
 
-def gather(*appends: Append) -> list[bytes]:
-    assembler = UnitAssembler(frame_count=4)
+def gather(*appends: Append, model: ModelFormat | None = None) -> list[bytes]:
+    assembler = UnitAssembler(4, model)
     return [unit.audio for append in appends for unit in assembler.add(append)]
 
 
@@ -49,6 +56,72 @@ def test_units_are_the_chunks_end_to_end(lengths: list[int]) -> None:
     units = gather(*(Append(chunk) for chunk in audio))
     assert b"".join(units) == whole[: len(whole) // UNIT_BYTES * UNIT_BYTES]
     assert all(len(unit) == UNIT_BYTES for unit in units)
+
+
+@given(
+    st.lists(st.integers(1, 9_000), max_size=12),
+    st.sampled_from([DEFAULT_FORMAT, SHORT, ModelFormat(unit_ns=12_500_000), None]),
+)
+def test_units_have_the_length_that_the_model_demands(
+    lengths: list[int], model: ModelFormat | None
+) -> None:
+    whole = b"".join(pcm(length) for length in lengths)
+    units = gather(*(Append(pcm(length)) for length in lengths), model=model)
+    unit_bytes = 4 * (model or DEFAULT_FORMAT).unit_sample_count
+    assert b"".join(units) == whole[: len(whole) // unit_bytes * unit_bytes]
+    assert all(len(unit) == unit_bytes for unit in units)
+
+
+def noise(count: int) -> Samples:
+    return np.random.default_rng(7).normal(0, 0.1, count).astype(np.float32)
+
+
+@given(
+    st.lists(st.integers(1, 5_000), min_size=1, max_size=12),
+    st.sampled_from([8_000, 16_000, 24_000, 48_000]),
+    st.sampled_from([SHORT, SHORT_24K, DEFAULT_FORMAT, ModelFormat(10**9, 24_000)]),
+)
+@settings(max_examples=60, deadline=None)
+def test_units_are_the_resampled_stream_and_come_with_their_last_sample(
+    lengths: list[int], rate_hertz: int, model: ModelFormat
+) -> None:
+    sound = noise(sum(lengths))
+    assembler, units, heard = UnitAssembler(4, model), list[bytes](), 0
+    for piece in np.split(sound, np.cumsum(lengths)[:-1]):
+        heard += piece.size
+        append = Append(piece.tobytes(), rate_hertz=rate_hertz)
+        units += [unit.audio for unit in assembler.add(append)]
+        samples_so_far = heard * model.input_rate_hertz // rate_hertz
+        assert len(units) == samples_so_far // model.unit_sample_count
+    assert all(len(unit) == 4 * model.unit_sample_count for unit in units)
+    got = np.frombuffer(b"".join(units), "<f4")
+    expected = resample(sound, rate_hertz, model.input_rate_hertz)
+    # The filter reaches 100 samples of the lower rate ahead.
+    late = 100 * model.input_rate_hertz // min(rate_hertz, model.input_rate_hertz)
+    late *= rate_hertz != model.input_rate_hertz
+    assert np.abs(got[late:] - expected[: max(0, got.size - late)]).max(initial=0) < 1e-5
+    assert np.abs(got[:late]).max(initial=0) < 0.3
+
+
+def test_append_of_less_than_a_sample_of_the_model_loses_nothing() -> None:
+    assembler = UnitAssembler(4, ModelFormat(unit_ns=10_000_000, input_rate_hertz=8_000))
+    tiny = Append(pcm(1), force_listen=True, frames=(picture(1),), rate_hertz=48_000)
+    assert list(assembler.add(tiny)) == []
+    rest = Append(pcm(479), rate_hertz=48_000)
+    (unit,) = assembler.add(rest)
+    assert (len(unit.audio), unit.force_listen, unit.frames) == (4 * 80, True, (picture(1),))
+    (unit,) = assembler.add(Append(pcm(480), rate_hertz=48_000))
+    assert (unit.force_listen, unit.frames) == (False, ())
+
+
+def test_units_have_the_rate_of_the_appends_while_the_model_is_not_known() -> None:
+    assembler = UnitAssembler(4)
+    (unit,) = assembler.add(Append(pcm(30_000), rate_hertz=24_000))
+    rest = assembler.take_rest()
+    assert rest
+    assert [len(unit.audio), len(rest.audio)] == [4 * 24_000, 4 * 6_000]
+    assert unit.rate_hertz == rest.rate_hertz == 24_000
+    assert assembler.take_rest() is None
 
 
 def test_force_listen_holds_for_every_unit_with_audio_that_asked_for_it() -> None:
