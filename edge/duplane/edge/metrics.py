@@ -13,10 +13,9 @@ from duplane.edge.close import CloseReason
 from duplane.edge.session.journal import JournalSpace
 from duplane.edge.session.moving import MoveCause, MoveOutcome
 from duplane.edge.session.playout import Playout
-from duplane.fabric.audio import OUTPUT_RATE_HERTZ
 from duplane.fabric.errors import Reason
+from duplane.fabric.model import DEFAULT_FORMAT, ModelFormat
 from duplane.fabric.monitoring.metrics import (
-    UNIT_DEADLINE_S,
     Observed,
     counters,
     gauge,
@@ -38,7 +37,6 @@ STREAM_ERRORS = (
     Reason.UNKNOWN,
 )
 _GAP_BUCKETS_S = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)
-_OUTPUT_BYTES_PER_S = 4 * OUTPUT_RATE_HERTZ
 _MAX_SENT = 1024  # maximum number of unanswered units of a session; the newest are kept
 
 
@@ -187,16 +185,11 @@ class EdgeMetrics:
 
 
 class Totals(Protocol):
-    """What one duplex session has dropped and sent so far."""
+    """What one duplex session has dropped so far."""
 
     @property
     def dropped_unit_count(self) -> int:
         """Units that the edge has dropped before they were sent."""
-        ...
-
-    @property
-    def speech_byte_count(self) -> int:
-        """Size of the speech that the client has got, as PCM."""
         ...
 
 
@@ -213,7 +206,11 @@ class SessionMetrics:
         self._totals = totals
         self._playout = Playout(metrics.playback_delay_s)
         self._dropped_count = 0  # of the session's dropped units, those that are counted
-        self._speech_byte_count = 0  # of the session's speech, the bytes in `_playout`
+        self._model = DEFAULT_FORMAT
+
+    def use_model(self, model: ModelFormat) -> None:
+        """Measure the units of this model from now on."""
+        self._model = model
 
     def answered(self, outcome: session_pb2.Delta | session_pb2.Failed, now: Moment) -> None:
         """Count a unit whose outcome is rendered. Older units without an outcome were dropped."""
@@ -231,12 +228,9 @@ class SessionMetrics:
         taken_s = now.monotonic_s - received_s
         metrics.units[name].inc()
         metrics.unit_times[name].observe(taken_s)
-        if taken_s > UNIT_DEADLINE_S:
+        if taken_s > self._model.unit_s:
             metrics.late.inc()
-        byte_count = self._totals.speech_byte_count
-        if byte_count > self._speech_byte_count:
-            audio_s = (byte_count - self._speech_byte_count) / _OUTPUT_BYTES_PER_S
-            self._speech_byte_count = byte_count
+        if is_speech and (audio_s := self._model.speech_s(outcome.speech)):
             gap_s, stalled_s = self._playout.add(audio_s, now.monotonic_s)
             if gap_s is not None:
                 metrics.gaps.observe(gap_s)

@@ -12,12 +12,11 @@ from opentelemetry.util.types import AttributeValue
 from duplane.edge.clock import Clock
 from duplane.edge.session.receipt import Receipt
 from duplane.fabric.durations import to_seconds
+from duplane.fabric.model import DEFAULT_FORMAT, ModelFormat
 from duplane.fabric.monitoring import spans
-from duplane.fabric.monitoring.metrics import UNIT_DEADLINE_S
 from duplane.fabric.monitoring.spans import FinishedSpan, SpanIds, Telemetry
 from duplane.fabric.v1 import session_pb2, trace_pb2
 
-_DEADLINE_NS = int(UNIT_DEADLINE_S * 1e9)
 _MAX_UNITS = 1024  # maximum number of unanswered units; of more, the oldest are not traced
 # Of a session that is not sampled, at most this many steps are kept: the newest.
 _MAX_STEPS = 64
@@ -85,6 +84,7 @@ class SessionSpans:
         self._is_sampled = spans.is_sampled(self.context)
         self._links = spans.link_to(self.context)
         self._lease_id = self._next_lease_id = ""
+        self._deadline_ns = DEFAULT_FORMAT.unit_ns  # answers that take longer fall behind real time
         self._start_ns = self._step_start_ns = clock.now().wall_ns
         self._unsampled_steps = deque[FinishedSpan](maxlen=_MAX_STEPS)
 
@@ -128,6 +128,10 @@ class SessionSpans:
     def _use_lease(self, lease_id: str) -> None:
         self._lease_id = lease_id
         self._session.set_attribute(spans.LEASE_ID, lease_id)
+
+    def use_model(self, model: ModelFormat) -> None:
+        """Judge by the duration of this model's units whether a unit is late."""
+        self._deadline_ns = model.unit_ns
 
     def begin_move(self, cause: str, number: int) -> None:
         """Begin the span of an attempt to move to another worker.
@@ -249,7 +253,7 @@ class SessionSpans:
 
     def _finish(self, unit: _Unit, end_ns: int) -> None:
         """Export a unit's span, if the unit is sampled or must be kept."""
-        is_late = end_ns - unit.receipt.received_ns > _DEADLINE_NS
+        is_late = end_ns - unit.receipt.received_ns > self._deadline_ns
         if not (self._is_sampled or unit.is_kept or (is_late and unit.answered_ns)):
             return
         attributes = {**self._attributes, spans.UNIT_OUTCOME: unit.outcome}

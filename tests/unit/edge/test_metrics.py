@@ -9,6 +9,7 @@ from support.monitoring.metrics import Scrape, read
 
 from duplane.edge.clock import Moment
 from duplane.edge.metrics import OUTCOMES, EdgeMetrics, SessionMetrics
+from duplane.fabric.model import ModelFormat
 from duplane.fabric.v1 import session_pb2
 
 BEGAN_S = 1_714_200_000.0
@@ -16,19 +17,19 @@ SECOND = bytes(4 * 24_000)
 
 
 class Session:
-    """A session that receives one unit per second."""
+    """A session that receives one unit per second, or one in each `unit_s`."""
 
     def __init__(self) -> None:
         self.edge = EdgeMetrics(lambda: (), playback_delay_s=0.25)
         self.units = SessionMetrics(self.edge, self)
         self.sent_count = 0
+        self.unit_s = 1.0
         self.dropped_unit_count = 0
-        self.speech_byte_count = 0
         self.clock_step_s = 0.0  # by how much the wall clock was set since the beginning
 
     def send(self, count: int = 1) -> None:
         for _ in range(count):
-            self.units.sent.append((self.sent_count, float(self.sent_count)))
+            self.units.sent.append((self.sent_count, self.sent_count * self.unit_s))
             self.sent_count += 1
 
     def answer(
@@ -39,8 +40,7 @@ class Session:
             delta.listen.SetInParent()
         else:
             delta.speech.audio = audio
-            self.speech_byte_count += len(audio)
-        at_s = sequence + after_s
+        at_s = sequence * self.unit_s + after_s
         moment = Moment(at_s, int((BEGAN_S + self.clock_step_s + at_s) * 1e9))
         self.units.answered(delta, moment)
 
@@ -76,6 +76,27 @@ def test_unit_that_takes_longer_than_its_second_misses_its_deadline(session: Ses
     session.answer(0, after_s=0.99)
     session.answer(1, after_s=1.01)
     assert session.read().value("duplane_unit_deadlines_missed_total", role="edge") == 1
+
+
+def test_short_unit_is_late_after_its_own_duration(session: Session) -> None:
+    session.unit_s = 0.08
+    session.units.use_model(ModelFormat(unit_ns=80_000_000))
+    session.send(2)
+    session.answer(0, after_s=0.07)
+    session.answer(1, after_s=0.09)
+    assert session.read().value("duplane_unit_deadlines_missed_total", role="edge") == 1
+
+
+def test_client_plays_speech_at_the_rate_of_its_model(session: Session) -> None:
+    session.unit_s = 0.08
+    session.units.use_model(ModelFormat(unit_ns=80_000_000, output_rate_hertz=12_000))
+    session.send(20)
+    for sequence in range(20):  # 0.08 s of speech per 0.08 s, and a client that buffers 0.25 s
+        session.answer(sequence, 0.01, bytes(4 * 960))
+    assert session.read().value("duplane_playout_underruns_total") == 0
+    session.send(1)
+    session.answer(20, 0.35, bytes(4 * 960))
+    assert session.read().value("duplane_playout_underruns_total") == 1
 
 
 @pytest.mark.parametrize("step_s", [-3600.0, 3600.0])

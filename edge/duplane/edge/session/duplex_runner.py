@@ -24,6 +24,7 @@ from duplane.fabric.client import FabricClient
 from duplane.fabric.converse import ConverseStream
 from duplane.fabric.durations import to_seconds
 from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.model import DEFAULT_FORMAT
 from duplane.fabric.monitoring.spans import EDGE_OPEN
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
@@ -67,7 +68,7 @@ class DuplexRunner(SessionRunner[DuplexSession]):
         """Prepare a session. Without `continuity`, the session ends when its worker is lost."""
         super().__init__(session, client, limits, fabric, spans, clock, metrics)
         self._units = SessionMetrics(metrics, session)
-        self._pace = unit_rate(limits.units_per_s)
+        self._pace = unit_rate(limits.units_per_s, DEFAULT_FORMAT.unit_s)
         self._request = lease_pb2.AcquireLeaseRequest()  # the request for the first slot
         self._granted = lease_pb2.Granted()  # the grant of the last slot that got units
         self._slot: HeldSlot | None = None  # the slot that gets the units

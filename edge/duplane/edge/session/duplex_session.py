@@ -79,11 +79,6 @@ class DuplexSession(Session[DuplexDialect]):
         """The number of units that were dropped before they were sent."""
         return self.requests.total_dropped_count
 
-    @property
-    def speech_byte_count(self) -> int:
-        """The size of the speech that was rendered so far, as PCM."""
-        return self.dialect.speech_byte_count
-
     # --- the client ---
 
     def _decode_first(self, event: Fields) -> Decoded[DuplexDialect]:

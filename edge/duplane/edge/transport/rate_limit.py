@@ -23,9 +23,14 @@ class RateLimit:
         return max(0.0, used_until_s - self._burst_s - now_s)
 
 
-def unit_rate(units_per_s: float) -> RateLimit:
-    """Return the limit of units that one session sends to its worker."""
-    return RateLimit(units_per_s, max(_BURST_S * units_per_s - 1, 0.0))
+def unit_rate(units_per_s: float, unit_s: float) -> RateLimit:
+    """Return the limit of units that one session sends to its worker.
+
+    `units_per_s` is the limit for units of one second. More of them may be sent if a unit lasts
+    only `unit_s`, so that the limit of sound is the same.
+    """
+    per_s = units_per_s / unit_s
+    return RateLimit(per_s, max(_BURST_S * per_s - 1, 0.0))
 
 
 def cpu_quota(share: float) -> RateLimit:

@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 OTHER = "other"  # the label value under which all undeclared values are counted
-UNIT_DEADLINE_S = 1.0  # a unit is one second of sound; slower answers fall behind real time
+UNIT_DEADLINE_S = 1.0  # of units of one second; slower answers fall behind real time
 UNIT_BUCKETS_S = (
     *(0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
     *(UNIT_DEADLINE_S, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0),
@@ -60,11 +60,11 @@ def counters(
 
 
 def late_units(registry: CollectorRegistry, role: str) -> Counter:
-    """Return the counter of units that took longer than `UNIT_DEADLINE_S` in this process."""
+    """Return the counter of units that took longer in this process than their sound lasts."""
     return counters(
         registry,
         "duplane_unit_deadlines_missed_total",
-        "Units that took longer than their second of sound.",
+        "Units that took longer than their sound lasts.",
         role=(role,),
     ).of(role)
 

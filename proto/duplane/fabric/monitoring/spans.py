@@ -8,7 +8,7 @@ of a chat turn are child spans of the turn's span.
 
 The standard settings of OpenTelemetry choose the sessions of which all units are exported. Of the
 other sessions, only units that are late, fail or are dropped are exported. A unit is late if its
-delta is made more than `UNIT_DEADLINE_S` after the edge received the unit. The worker decides this
+delta is made longer after the edge received the unit than the unit lasts. The worker decides this
 and sends the result in the `sampled` flag of the delta's trace context. If a unit becomes late only
 on the way back, the edge exports its own span, with the worker's stage times as attributes; the
 worker's span is not exported.

@@ -20,7 +20,7 @@ def spend_all(pace: RateLimit, due_s: float, now_s: float) -> tuple[int, float]:
 
 @pytest.mark.parametrize(("per_s", "burst"), [(2.0, 10), (0.5, 2), (0.1, 1)])
 def test_five_seconds_worth_may_go_at_once_then_the_rate_holds(per_s: float, burst: int) -> None:
-    pace = unit_rate(per_s)
+    pace = unit_rate(per_s, unit_s=1.0)
     count, due_s = spend_all(pace, 0.0, 1000.0)
     assert count == burst
     assert due_s == pytest.approx(1000 + 1 / per_s - max(0, 5 - burst / per_s))
@@ -32,9 +32,16 @@ def test_five_seconds_worth_may_go_at_once_then_the_rate_holds(per_s: float, bur
 
 
 def test_a_client_at_its_rate_is_never_held() -> None:
-    pace = unit_rate(1.0)
+    pace = unit_rate(1.0, unit_s=1.0)
     for second in range(100):
         assert pace.spend(second) == 0.0
+
+
+def test_short_units_may_be_as_fast_in_seconds_of_sound() -> None:
+    pace = unit_rate(2.0, unit_s=0.08)  # twice as fast as real time
+    count, due_s = spend_all(pace, 0.0, 1000.0)
+    assert count == 125
+    assert due_s == pytest.approx(1000 + 0.04)
 
 
 def test_work_above_its_share_is_waited_for_and_a_little_may_be_done_at_once() -> None:
