@@ -6,8 +6,10 @@ from fuzz.event_rules import IllegalError
 
 from duplane.edge.routing import AnySession
 from duplane.edge.session.chat_session import ChatSession
-from duplane.edge.session.unit_assembler import UNIT_BYTES
 from duplane.edge.settings import Limits
+from duplane.fabric.model import DEFAULT_FORMAT
+
+UNIT_BYTES = 4 * DEFAULT_FORMAT.unit_sample_count
 
 
 def check_held(session: AnySession, limits: Limits) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 from fuzz.cases import Case, Line
 from fuzz.event_rules import CLOSINGS, IllegalError, check_event
-from fuzz.held_bounds import check_held
+from fuzz.held_bounds import UNIT_BYTES, check_held
 from fuzz.messages import Message
 from google.protobuf import json_format
 from support.protocols.transcripts import Step, chat_response_of, error_of, message_of, response_of
@@ -28,7 +28,6 @@ from duplane.edge.identity import Identity
 from duplane.edge.routing import ENDPOINTS, parse_target
 from duplane.edge.session.chat_session import ChatSession
 from duplane.edge.session.duplex_session import DuplexSession
-from duplane.edge.session.unit_assembler import UNIT_BYTES
 from duplane.edge.transport.closing import cut_reason
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2
