@@ -203,7 +203,7 @@ def load_parts(
         digest=f"{checkpoint.digest()} {dtype} {context_capacity} {turn_rows}",
         windows=window_rules(read_json(generation) if generation.exists() else {}),
         vision=vision,
-        chat_template=ChatTemplate.load(directory),
+        chat_template=tokens.chat_template,
     )
 
 

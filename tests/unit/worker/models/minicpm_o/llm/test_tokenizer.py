@@ -39,7 +39,7 @@ def test_special_tokens_are_found_by_name(tokens: Tokens) -> None:
 def test_a_tokenizer_without_a_duplex_token_is_refused(tmp_path: Path) -> None:
     for name in ("vocab.json", "merges.txt"):
         shutil.copy(GOLDEN / "checkpoint" / name, tmp_path)
-    (tmp_path / "tokenizer_config.json").write_bytes(b'{"eos_token": {"content": "<|im_end|>"}}')
+    (tmp_path / "tokenizer_config.json").write_bytes(b'{"eos_token": "<|im_end|>"}')
     with pytest.raises(CheckpointError, match="<unit>"):
         Tokens.load(tmp_path)
 

@@ -1,4 +1,8 @@
-"""The tokenizer of the checkpoint. It finds the ids of special tokens by their names."""
+"""The tokenizer of the checkpoint, with its special tokens by name and its chat template.
+
+transformers builds the tokenizer and renders the template. Text is converted by the object of
+`tokenizers` inside, which several threads may use at the same time.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +10,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
-from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
-from tokenizers import Regex as Pattern
-from tokenizers.models import BPE
+from tokenizers import Tokenizer
+from transformers import Qwen2Tokenizer
 
 from duplane.worker.models.minicpm_o.checkpoint import CheckpointError, read_json
+from duplane.worker.models.minicpm_o.llm.chat_template import ChatTemplate
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 CHARACTERS_PER_ROW = 64
 """A prompt with more characters per row of context than this is refused before it is encoded."""
-
-# Cuts text into words before byte-pair encoding, as Qwen2 tokenizers do. It is needed only for a
-# checkpoint that has vocab.json and merges.txt but no tokenizer.json.
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 
 
 class Tokens:
@@ -34,8 +31,10 @@ class Tokens:
         eos: str,
         bad_ids: Iterable[int] = (),
         unknown: str = "<unk>",
+        chat_template: ChatTemplate | None = None,
     ) -> None:
         self._tokenizer = tokenizer
+        self.chat_template = chat_template
         self.eos = self.id_of(eos)
         self.unit = self.id_of("<unit>")
         self.unit_end = self.id_of("</unit>")
@@ -60,17 +59,18 @@ class Tokens:
     def load(cls, directory: Path) -> Tokens:
         """Read tokenizer.json, or vocab.json and merges.txt, with tokenizer_config.json.
 
-        Raises `CheckpointError` when files are missing or broken or a special token is unknown.
+        The chat template is in the configuration or in chat_template.jinja. Raises
+        `CheckpointError` when files are missing or broken or a special token is unknown.
         """
         config = read_json(directory / CONFIG_FILE)
-        tokenizer = _tokenizer(directory, config)
-        cast("Any", tokenizer).add_special_tokens(_special_tokens(config))
+        loaded = _load(directory)
+        template = ChatTemplate(loaded) if loaded.chat_template else None
         bad_ids = cast("list[object]", config.get("bad_token_ids") or [])
         if not all(type(entry) is int and entry >= 0 for entry in bad_ids):
             raise CheckpointError(f"{CONFIG_FILE}: bad_token_ids are not all ids")
         eos = _content(config.get("eos_token")) or "<|im_end|>"
         unknown = _content(config.get("unk_token")) or "<unk>"
-        return cls(tokenizer, eos, cast("list[int]", bad_ids), unknown)
+        return cls(loaded.backend_tokenizer, eos, cast("list[int]", bad_ids), unknown, template)
 
     def id_of(self, name: str) -> int:
         """Return the id of a special token, e.g. `<|listen|>`; raises `CheckpointError`."""
@@ -96,33 +96,16 @@ class Tokens:
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
 
-def _tokenizer(directory: Path, config: dict[str, Any]) -> Tokenizer:
-    path = directory / TOKENIZER_FILE
-    if path.exists():
-        try:
-            return Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception for a bad file
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
-    vocabulary, merges = directory / "vocab.json", directory / "merges.txt"
-    if not (vocabulary.exists() and merges.exists()):
+def _load(directory: Path) -> Any:
+    names = (TOKENIZER_FILE, "vocab.json", "merges.txt")
+    has_whole, *has_parts = ((directory / name).exists() for name in names)
+    if not (has_whole or all(has_parts)):
         raise CheckpointError(f"{directory} has neither tokenizer.json nor vocab.json, merges.txt")
-    # The library's type stubs lack the setters and do not type lists.
-    tokenizer: Any = Tokenizer(cast("Any", BPE).from_file(str(vocabulary), str(merges)))
-    words = pre_tokenizers.Split(Pattern(_WORDS), "isolated")
-    pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pieces])
-    tokenizer.decoder = decoders.ByteLevel()
-    added = cast("dict[str, dict[str, Any]]", config.get("added_tokens_decoder") or {})
-    tokenizer.add_tokens([AddedToken(**added[number]) for number in sorted(added, key=int)])
-    return tokenizer
-
-
-def _special_tokens(config: dict[str, Any]) -> list[str]:
-    """Return the tokens that the configuration marks as special; `decode` can skip them."""
-    named = [_content(config.get(f"{role}_token")) for role in ("bos", "eos", "pad", "unk")]
-    more = cast("list[Any]", config.get("additional_special_tokens") or [])
-    return [name for name in (*named, *(_content(entry) for entry in more)) if name]
+    path = directory / names[0 if has_whole else 1]
+    try:
+        return cast("Any", Qwen2Tokenizer).from_pretrained(str(directory), local_files_only=True)
+    except Exception as error:  # the libraries raise exceptions of any type for a bad file
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def _content(token: object) -> str | None:
