@@ -28,10 +28,9 @@ LIMITS = replace(
     SMALL,
     message_bytes=300_000,
     chat_message_bytes=400_000,
-    handshake_s=5.0,
+    client_s=5.0,
     scheduler_s=60.0,  # generous, because one process runs everything
     close_s=1.0,
-    end_s=0.5,
 )
 _WITNESSES = ("A", "B chat", "C")
 _CALLERS = 12

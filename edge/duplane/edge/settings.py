@@ -106,15 +106,19 @@ class Limits:
     reads the client's messages more slowly."""
 
     # Time limits of waits. The help of each says what happens when the time has passed.
-    handshake_s: NonNegativeFloat = 10.0
-    """Seconds that each of these may take: TLS handshake, head of a request, body of a request."""
+    client_s: PositiveFloat = 10.0
+    """Seconds that each of these may take: TLS handshake, head of a request, body of a request.
+    Also seconds for which a client may read nothing, or almost nothing, while events wait. Then the
+    connection is cut. A client that is silent for twice this time is pinged; if it is silent for as
+    long again, the connection is cut, too."""
     scheduler_s: NonNegativeFloat = 15.0
     """Seconds to wait for a scheduler to answer; then `service_unavailable`."""
     queue_s: NonNegativeFloat = 1800.0
     """Seconds to wait in the queue; then `worker_busy`."""
     init_s: NonNegativeFloat = 60.0
     """Seconds to wait for a session's settings, then `timeout`; and for the body of a long request,
-    then status 408."""
+    then status 408. A client may take 15 times as long to read an HTTP answer; then the connection
+    is cut."""
     open_s: NonNegativeFloat = 60.0
     """Seconds to wait for a worker to start a conversation; then `worker_connect_failed`."""
     pause_s: NonNegativeFloat = 3600.0
@@ -141,8 +145,10 @@ class Limits:
     session_s: NonNegativeFloat | None = None
     """Longest duration of a session in seconds, from `queue_done`; then `timeout`. Default: set by
     its mode."""
-    end_s: NonNegativeFloat = 2.0
-    """Seconds to wait for a worker's last message when a session is over."""
+    close_s: NonNegativeFloat = 2.0
+    """Seconds that each of these may take at the end of a session: the worker's last message; a
+    client that can close by itself, because its time or context is used up; and the closing
+    handshake, after which the connection is cut."""
 
     # Bounds for clients that read more slowly than the model speaks.
     answer_bytes: NonNegativeInt = 32 * 1024 * 1024
@@ -151,18 +157,6 @@ class Limits:
     outbox_bytes: NonNegativeInt = 4 * 1024 * 1024
     """Maximum number of bytes of events that a client has not read. If there are more, the
     connection closes with 1008."""
-    send_s: NonNegativeFloat = 10.0
-    """Seconds for which a client may read nothing, or almost nothing, while events wait; then the
-    connection is cut."""
-    linger_s: NonNegativeFloat = 2.0
-    """Seconds in which a client can close by itself when its time or context is used up."""
-    close_s: NonNegativeFloat = 2.0
-    """Seconds that the closing handshake may take; then the connection is cut."""
-    ping_s: PositiveFloat = 20.0
-    """Seconds of silence after which a client is pinged. If it is silent for as long again, the
-    connection is cut."""
-    http_s: NonNegativeFloat = 900.0
-    """Seconds that a client may take to read an HTTP answer; then the connection is cut."""
 
     # The journals, with which sessions move to another worker (`--continuity worker`).
     journal_bytes: NonNegativeInt = 32 * 1024 * 1024
@@ -188,6 +182,36 @@ class Limits:
 
     def __post_init__(self) -> None:
         check_bounds(self)
+
+    @property
+    def handshake_s(self) -> float:
+        """Seconds for a TLS handshake, and for the head or the body of a request."""
+        return self.client_s
+
+    @property
+    def send_s(self) -> float:
+        """Seconds for which a client may read almost nothing while events wait."""
+        return self.client_s
+
+    @property
+    def ping_s(self) -> float:
+        """Seconds of silence after which a client is pinged, and after a ping cut off."""
+        return 2 * self.client_s
+
+    @property
+    def http_s(self) -> float:
+        """Seconds that a client may take to read an HTTP answer."""
+        return 15 * self.init_s
+
+    @property
+    def end_s(self) -> float:
+        """Seconds to wait for a worker's last message when a session is over."""
+        return self.close_s
+
+    @property
+    def linger_s(self) -> float:
+        """Seconds in which a client can close by itself when its time or context is used up."""
+        return self.close_s
 
 
 @Parameter(name="*")

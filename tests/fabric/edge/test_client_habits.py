@@ -112,7 +112,7 @@ async def test_client_that_still_sends_when_its_session_is_over_may_close_by_its
 
 
 async def test_client_that_does_not_close_is_closed() -> None:
-    limits = replace(Limits(), linger_s=0.05)
+    limits = replace(Limits(), close_s=0.3)
     async with live_edge(limits, clock=HandSetClock()) as edge, edge.connect() as socket:
         await begin(socket)
         run_out_of_time(edge, await edge.fabric.conversation())

@@ -124,7 +124,7 @@ def spoken(unit: session_pb2.Unit) -> list[session_pb2.ConverseResponse]:
 @pytest.mark.parametrize(
     "limits",
     [
-        Limits(send_s=0.3, close_s=0.3, outbox_bytes=10**9),
+        Limits(client_s=0.3, close_s=0.3, outbox_bytes=10**9),
         Limits(outbox_bytes=500_000, close_s=0.3),
     ],
     ids=["a send takes too long", "too much waits"],

@@ -168,8 +168,8 @@ async def live_edge(
 
 
 def impatient(limits: Limits) -> Limits:
-    """Return the limits with a very short drain, and without a wait for clients to close."""
-    return replace(limits, drain_s=0.05, linger_s=0.0)
+    """Return the limits with a very short drain and a very short wait for clients to close."""
+    return replace(limits, drain_s=0.05, close_s=0.1)
 
 
 # --- a client of dialect A, step by step ---
@@ -216,7 +216,7 @@ async def closed(client: ClientConnection, code: int) -> None:
 
 # --- raw clients, and a well-behaved client beside them ---
 
-QUICK = replace(Limits(), send_s=0.2, close_s=0.2, end_s=0.2, ping_s=30.0)
+QUICK = replace(Limits(), client_s=0.5, close_s=0.2)
 AUDIO_PATH = "/v1/realtime?mode=audio"
 
 

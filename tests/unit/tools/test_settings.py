@@ -256,7 +256,7 @@ def test_settings_are_set_by_flags(run: Run, tmp_path: Path) -> None:
         (["--queue-s", "many"], "--queue-s"),
         (["--units-per-s", "0"], "units_per_s"),
         (["--read-share", "0"], "read_share"),
-        (["--ping-s", "0"], "ping_s"),
+        (["--client-s", "0"], "client_s"),
     ],
 )
 def test_value_that_cannot_be_used_ends_with_the_reason(arguments: list[str], named: str) -> None:

@@ -71,7 +71,7 @@ async def test_runners_of_one_client_are_bounded_and_those_of_a_proxy_are_not(
 
 
 async def test_hundreds_that_say_nothing_are_cut_and_a_session_goes_on() -> None:
-    limits = replace(Limits(), handshake_s=1.0)
+    limits = replace(Limits(), client_s=1.0)
     async with live_edge(limits) as edge, witness_of(edge), contextlib.AsyncExitStack() as stack:
         silent = [await stack.enter_async_context(RawClient(edge.edge.address)) for _ in range(300)]
         assert [await client.read() for client in silent] == [b""] * 300
@@ -106,7 +106,7 @@ def long_voice(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("limits", "step"),
-    [(QUICK, 0), (replace(Limits(), http_s=0.3), 1000)],
+    [(QUICK, 0), (replace(Limits(), init_s=0.02), 1000)],
     ids=["reads nothing", "drips"],
 )
 async def test_http_client_that_does_not_read_its_answer_is_cut(
@@ -160,7 +160,7 @@ def long_recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("below", ["recording", "download", "assets/user.wav"])
 @pytest.mark.parametrize(
     ("limits", "step"),
-    [(QUICK, 0), (replace(Limits(), http_s=0.3), 1000)],
+    [(QUICK, 0), (replace(Limits(), init_s=0.02), 1000)],
     ids=["reads nothing", "drips"],
 )
 async def test_who_does_not_read_a_recording_is_cut(

@@ -27,7 +27,7 @@ from support.edge.live_edge import (
     receive,
     witness_of,
 )
-from support.edge.raw_client import CONTINUATION, PING, TEXT, RawClient, event, frame
+from support.edge.raw_client import CONTINUATION, PING, PONG, TEXT, RawClient, event, frame
 from support.protocols.transcripts import pcm
 from support.time_limits import WITHIN_S
 from websockets.exceptions import ConnectionClosed
@@ -74,7 +74,7 @@ async def test_client_that_reads_steadily_may_take_longer_than_the_wait_for_one_
     None
 ):
     """The client reads one long answer slowly, but without a pause."""
-    limits = replace(QUICK, outbox_bytes=10**9, send_s=0.5)
+    limits = replace(QUICK, outbox_bytes=10**9)
     minute = session_pb2.Speech(text="x", audio=pcm(60 * 24_000))
     async with live_edge(limits) as edge, RawClient(edge.edge.address, is_slow=False) as client:
         conversation = await begin_raw(edge, client)
@@ -85,6 +85,7 @@ async def test_client_that_reads_steadily_may_take_longer_than_the_wait_for_one_
             piece = await client.read(200_000)
             assert piece, f"was cut after {read_bytes} bytes"
             read_bytes += len(piece)
+            await client.send(frame(PONG))
             await asyncio.sleep(0.05)
         assert asyncio.get_running_loop().time() - begin_s > 2 * limits.send_s
         await client.send(event({"type": "session.close"}))
@@ -112,7 +113,7 @@ async def test_chat_that_does_not_read_its_answer_is_cut_and_its_turn_stopped(pa
 
 
 async def test_pongs_that_nobody_reads_are_bounded_and_then_cut() -> None:
-    limits = replace(QUICK, send_s=1.0, read_share=0.5)
+    limits = replace(QUICK, client_s=1.0, read_share=0.5)
     async with (
         live_edge(limits, slot_count=2) as edge,
         witness_of(edge) as witness,
@@ -135,7 +136,7 @@ async def test_pongs_that_nobody_reads_are_bounded_and_then_cut() -> None:
 
 
 async def test_client_that_stops_in_the_middle_of_a_message_is_cut_in_time() -> None:
-    limits = replace(QUICK, ping_s=1.0)
+    limits = QUICK
     async with (
         live_edge(limits, slot_count=2) as edge,
         witness_of(edge),
@@ -149,7 +150,7 @@ async def test_client_that_stops_in_the_middle_of_a_message_is_cut_in_time() -> 
 
 async def test_message_may_take_longer_than_a_pong_as_long_as_it_comes() -> None:
     """A client that is in the middle of a frame cannot answer a ping before the frame ends."""
-    limits = replace(QUICK, ping_s=0.5)
+    limits = replace(QUICK, client_s=0.25)
     async with live_edge(limits) as edge, RawClient(edge.edge.address) as client:
         await begin_raw(edge, client)
         unit, begin_s = event(APPEND), asyncio.get_running_loop().time()
@@ -254,7 +255,7 @@ async def test_silence_of_a_peer_that_is_gone_is_bounded_by_the_kernel() -> None
     option = getattr(socket, "TCP_USER_TIMEOUT", None)
     if option is None:
         pytest.skip("this system does not have it")
-    async with live_edge(replace(Limits(), ping_s=7.0)) as edge, edge.connect() as client:
+    async with live_edge(replace(Limits(), client_s=3.5)) as edge, edge.connect() as client:
         await begin(client)
         (transport,) = transports_of(edge)
         accepted = transport.get_extra_info("socket")
@@ -263,7 +264,7 @@ async def test_silence_of_a_peer_that_is_gone_is_bounded_by_the_kernel() -> None
 
 
 async def test_slow_client_is_closed_with_1008_where_it_can_be_told() -> None:
-    limits = replace(QUICK, outbox_bytes=300_000, send_s=5.0, close_s=5.0)
+    limits = replace(QUICK, outbox_bytes=300_000, client_s=5.0, close_s=5.0)
     async with live_edge(limits) as edge, edge.connect() as client:
         await begin(client)
         conversation = await edge.fabric.conversation()

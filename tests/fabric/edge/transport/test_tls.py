@@ -116,7 +116,7 @@ async def test_plain_and_old_clients_are_refused(tmp_path: Path) -> None:
 
 async def test_client_that_stops_in_the_middle_of_the_tls_handshake_is_cut(tmp_path: Path) -> None:
     chain, key = write_certificate(tmp_path, "edge")
-    limits = Limits(handshake_s=1.0, close_s=0.3)
+    limits = Limits(client_s=1.0, close_s=0.3)
     async with live_edge(limits, tls_cert=chain, tls_key=key) as edge:
         host, _, port = edge.edge.address.rpartition(":")
         hello = ssl.MemoryBIO()

@@ -33,10 +33,9 @@ from duplane.fabric.v1 import lease_pb2, session_pb2
 
 ELSEWHERE = {
     *("message_bytes", "chat_message_bytes", "json_depth", "json_value_count"),
-    *("units_per_s", "read_share", "handshake_s", "end_s", "outbox_bytes", "send_s", "close_s"),
-    "linger_s",
-    *("ping_s", "http_s", "connection_count", "client_connection_count", "session_count"),
-    *("client_session_count", "drain_s", "linger_s"),
+    *("units_per_s", "read_share", "client_s", "close_s", "outbox_bytes"),
+    *("connection_count", "client_connection_count", "session_count", "client_session_count"),
+    "drain_s",
     # Bounds of journals and moves, tested in `test_journal.py` and `test_moving*.py`.
     *("journal_bytes", "journal_total_bytes", "failover_s", "overdue_s", "rebuild_count"),
     # Bounds of uploads, tested in `tests/fabric/edge/http/test_voices.py`.

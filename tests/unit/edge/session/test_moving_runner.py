@@ -44,7 +44,7 @@ async def test_client_that_leaves_during_a_rebuild_blames_only_the_lost_worker()
 async def test_client_that_leaves_during_a_rebuild_frees_the_slot_at_once() -> None:
     first, second = WorkerDouble(), WorkerDouble(rebuild=None)
     second.closes = False
-    limits = replace(Limits(), end_s=3600.0)
+    limits = replace(Limits(), close_s=3600.0)
     async with MovedRunner.running(first, second, limits=limits) as play:
         await lose_first(play, first)
         await second.until("rebuild")
