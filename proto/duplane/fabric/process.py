@@ -1,4 +1,7 @@
-"""Runs a process: event loop, signals, the ready line, and the end when the parent process dies."""
+"""Runs a process: event loop, signals, the ready line, signs of life for the parent process.
+
+The process ends when its parent process dies.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 import gc
 import logging
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -13,7 +17,11 @@ from collections.abc import Callable, Coroutine
 import uvloop
 
 READY = "duplane-ready"  # first word of the line that announces the served address
-SUPERVISED = "DUPLANE_SUPERVISED"  # set by a parent process: end the process when its stdin ends
+# Set by a parent process: end the process when its stdin ends, and write the line ALIVE to stdout
+# each ALIVE_S.
+SUPERVISED = "DUPLANE_SUPERVISED"
+ALIVE = "duplane-alive"
+ALIVE_S = 1.0
 EXIT_CANNOT_START = 1
 EXIT_FATAL = 70
 EXIT_INTERRUPTED = 130
@@ -81,9 +89,15 @@ async def _supervise(main: Callable[[Shutdown], Coroutine[None, None, None]]) ->
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
-    if os.environ.get(SUPERVISED):
-        await _watch_parent(task)
-    await task
+    if not os.environ.get(SUPERVISED):
+        await task
+        return
+    await _watch_parent(task)
+    showing = asyncio.create_task(_show_life())
+    try:
+        await task
+    finally:
+        showing.cancel()
 
 
 async def _watch_parent(task: asyncio.Future[None]) -> None:
@@ -97,6 +111,18 @@ async def _watch_parent(task: asyncio.Future[None]) -> None:
                 task.cancel()
 
     await asyncio.get_running_loop().connect_read_pipe(_Tie, sys.stdin)
+
+
+async def _show_life() -> None:
+    """Write the line ALIVE until cancelled. A process whose event loop hangs, or that is frozen,
+    writes none.
+    """
+    stdout = sys.stdout.fileno()
+    while True:
+        _, writable, _ = select.select((), (stdout,), (), 0)
+        if writable:  # else the parent does not read, and a write could wait
+            os.write(stdout, f"{ALIVE}\n".encode())
+        await asyncio.sleep(ALIVE_S)
 
 
 def announce(role: str, address: str) -> None:

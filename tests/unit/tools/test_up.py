@@ -12,8 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 from support.fabric.processes import alive
+from support.fabric.real_fabric import until
 from support.test_checkpoint.build import build_test_checkpoint
 
+from duplane.fabric import process
+from duplane.tools.up import supervisor
 from duplane.tools.up.fabric import UpSettings, metrics_ports
 from duplane.tools.up.restarts import FIRST_DELAY_S, MAX_DELAY_S, STABLE_S, RestartDelay
 from duplane.tools.up.supervisor import Role
@@ -68,6 +71,26 @@ async def test_role_is_started_again_only_after_the_delay(monkeypatch: pytest.Mo
         await role.keep_running()
     first_s, second_s = begins_s
     assert second_s - first_s >= FIRST_DELAY_S
+
+
+async def test_frozen_process_is_killed_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "HUNG_S", 3 * process.ALIVE_S)
+    role = Role("scheduler", ("scheduler",), "127.0.0.1:0")
+    running = asyncio.create_task(role.keep_running())
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            address = await role.ready()
+            frozen = psutil.Process(role.process_id)
+            frozen.suspend()
+
+            async def is_replaced() -> bool:
+                return role.process_id != frozen.pid
+
+            await until(is_replaced, WITHIN_S)
+            assert await role.ready() == address
+    finally:
+        await role.stop()
+        await running
 
 
 def test_metrics_have_a_port_for_each_process_in_a_row() -> None:

@@ -1,4 +1,4 @@
-"""Keeps one process of the fabric running: starts it again when it ends, and drains it."""
+"""Keeps one process of the fabric running: starts it again when it ends or hangs, and drains it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ _log = logging.getLogger(__name__)
 
 _READY_TIMEOUT_S = 300.0  # a large checkpoint takes minutes to load
 _STOP_TIMEOUT_S = 15.0  # from the second signal to SIGKILL
+# A process that serves shows that it lives each second. Without a sign for this time it hangs, and
+# is killed.
+HUNG_S = 15.0
 _MAX_FAST_FAILURES = 5  # `up` ends after this many exits in a row before the process was ready
 
 
@@ -83,16 +86,27 @@ class Role:
         )
         try:
             assert running.stdout
-            async for line in running.stdout:
+            while line := await self._next_line(running.stdout):
                 self._on_line(line.decode(errors="replace").rstrip())
+            return await running.wait()
+        except TimeoutError:
+            _log.error("%s hangs: it has shown no sign of life for %g s", self.name, HUNG_S)
+            running.kill()
             return await running.wait()
         finally:
             if running.returncode is None:
                 running.kill()
                 await running.wait()
 
+    async def _next_line(self, stdout: asyncio.StreamReader) -> bytes:
+        """Return the next line, empty at the end. Raises TimeoutError if a ready process hangs."""
+        async with asyncio.timeout(HUNG_S if self._ready.is_set() else None):
+            return await stdout.readline()
+
     def _on_line(self, line: str) -> None:
         match line.split():
+            case [process.ALIVE]:
+                pass
             case [process.READY, _, address]:
                 self.address = address
                 self._has_served = True
