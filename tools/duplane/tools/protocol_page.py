@@ -35,6 +35,7 @@ from duplane.edge.payload.model_settings import (
 )
 from duplane.edge.routing import ENDPOINTS
 from duplane.edge.settings import Limits
+from duplane.edge.transport.websocket import SUBPROTOCOLS
 from duplane.fabric.bounds import CHAT_CONFIG, DUPLEX_CONFIG
 from duplane.tools.protocol_examples import CLIENT, client_event, server_events, shortened
 from duplane.tools.protocol_fields import USAGE, client_fields, meaning, server_fields
@@ -69,6 +70,12 @@ the edge closes the connection with code 1003.
 A session is in one of these phases:
 """
 
+SUBPROTOCOL_RULE = """\
+Of the subprotocols that a client offers, the edge selects the first one of {} (`realtime` is
+reserved). A value that contains a key, such as `map-api-key.KEY`, `duplane.bearer.KEY` or
+`openai-insecure-api-key.KEY`, is never selected, logged or recorded. Without a selected name the
+session runs too, but browsers close it: a page that offers a key also offers `map.realtime`.
+"""
 PHASES: Mapping[Phase, str] = {
     Phase.START: "the client has sent no settings; it may still be waiting for a slot",
     Phase.OPENING: "the edge has accepted the settings; the conversation is not ready yet",
@@ -181,6 +188,7 @@ def _places() -> Iterator[str]:
         " client for operators; `traceparent=TEXT` (W3C Trace Context) makes the session a part of"
         " the client's trace, like the header of that name.\n"
     )
+    yield SUBPROTOCOL_RULE.format(" and ".join(f"`{name}`" for name in SUBPROTOCOLS))
     yield (
         "On `/v1/realtime` the first event whose type is in the next table selects the dialect."
         " Before this event, the edge answers every event as in dialect A.\n"

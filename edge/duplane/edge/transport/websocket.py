@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
@@ -16,6 +17,14 @@ from duplane.edge.transport.client import Receiver
 from duplane.edge.transport.client_protocol import ClientProtocol
 from duplane.edge.transport.closing import ClosingResponse, echoed_code, linger
 from duplane.edge.transport.outbox import Outbox
+
+# The subprotocols that the edge selects if a client offers them: their names for the dialects A to
+# D. A browser closes the connection if it offers subprotocols and none is selected. `realtime` is
+# reserved for another dialect. Clients also offer values that contain a key; none is ever selected.
+SUBPROTOCOLS = ("map.realtime", "duplane.realtime")
+
+# aiohttp's only message of this logger quotes all values that a client offers, and so its keys.
+logging.getLogger("aiohttp.websocket").disabled = True
 
 
 class WebSocket:
@@ -41,6 +50,7 @@ class WebSocket:
             timeout=limits.close_s,
             autoclose=False,  # `serve` echoes the client's close code
             autoping=False,  # `serve` answers pings, within the client's CPU quota
+            protocols=SUBPROTOCOLS,
             compress=False,
             max_msg_size=max_message_bytes,
             writer_limit=0,  # so that a pong waits while the transport's buffer is full
