@@ -65,7 +65,7 @@ several tokens is sent when all of them are decoded.
 
 The edge answers an invalid event with one `error` that names the invalid field; the session does
 not change. In D, which has only one event, the session ends. After a frame that is not JSON text
-the edge closes the connection with code 1003.
+the edge closes the connection with code 1003, and after a text frame that is not UTF-8 with 1007.
 
 A session is in one of these phases:
 """

@@ -54,9 +54,12 @@ class ClosingResponse(web.WebSocketResponse):
 def echoed_code(code: int) -> int:
     """Return the code that answers a client's close frame; `code` is 0 if that frame has none.
 
-    aiohttp refuses other invalid codes, but not those that are too high.
+    aiohttp refuses other invalid codes, but neither those that are too high nor 1006, which no
+    frame may have.
     """
-    return WSCloseCode.PROTOCOL_ERROR if code > _MAX_CLOSE_CODE else code or WSCloseCode.OK
+    if code == WSCloseCode.ABNORMAL_CLOSURE or code > _MAX_CLOSE_CODE:
+        return WSCloseCode.PROTOCOL_ERROR
+    return code or WSCloseCode.OK
 
 
 def cut_reason(reason: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import logging
 import time
@@ -22,6 +23,8 @@ from duplane.edge.transport.outbox import Outbox
 # D. A browser closes the connection if it offers subprotocols and none is selected. `realtime` is
 # reserved for another dialect. Clients also offer values that contain a key; none is ever selected.
 SUBPROTOCOLS = ("map.realtime", "duplane.realtime")
+
+_DECODED_BYTES = 64 * 1024  # of a text at a time
 
 # aiohttp's only message of this logger quotes all values that a client offers, and so its keys.
 logging.getLogger("aiohttp.websocket").disabled = True
@@ -87,6 +90,10 @@ class WebSocket:
             message = await self._response.receive()
             began_s = time.thread_time() - collections.total_s
             if message.type is WSMsgType.TEXT:
+                if not is_utf8(message.data):
+                    await self._response.close(code=WSCloseCode.INVALID_TEXT)
+                    receiver.end(self._lost())
+                    return
                 self._protocol.unread_bytes = 0
                 # If several messages wait, the time of the last data counts as the time of receipt
                 # of all of them.
@@ -211,3 +218,17 @@ class WebSocket:
             return Close(CloseReason.TOO_SLOW, "events are not read")
         is_too_big = is_refused or self._protocol.is_too_big
         return Close(CloseReason.TOO_BIG if is_too_big else CloseReason.GONE)
+
+
+def is_utf8(text: bytes) -> bool:
+    """Return whether a text is UTF-8. This needs little memory, however long the text is."""
+    if text.isascii():
+        return True
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for start in range(0, len(text), _DECODED_BYTES):
+            end = start + _DECODED_BYTES
+            decoder.decode(text[start:end], final=end >= len(text))
+    except UnicodeDecodeError:
+        return False
+    return True
