@@ -1,8 +1,9 @@
 """The default voice and the presets that an operator offers to clients, read once at the start.
 
 A preset is an object in a file `MODE/*.json` or `MODE/*.yaml` of a directory. A preset may name
-audio files within that directory. If the operator gives no sound file, the default voice is
-synthetic.
+audio files within that directory. In the tree of the reference this directory is `assets/presets`,
+and the names of audio files are relative to the tree's root, so they are also found there. If the
+operator gives no sound file, the default voice is synthetic.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from duplane.fabric.audio import (
 
 _MAX_VOICE_S = 60.0
 _UNORDERED = 999
+_REFERENCE_FOLDER = Path("assets/presets")  # of the presets in the tree of the reference
 _PRESET_FORMATS = frozenset({".json", ".yaml", ".yml"})
 
 Json = dict[str, object]
@@ -123,9 +125,13 @@ def _without_data(clip: Json) -> Json:
 
 
 def _read_within(directory: Path, name: object) -> Json:
-    path = (directory / str(name)).resolve()
-    if not path.is_relative_to(directory.resolve()):
-        raise ValueError(f"presets: {name} is outside of {directory}")
+    root = directory.resolve()
+    folder = root
+    if root.parts[-2:] == _REFERENCE_FOLDER.parts and not (root / str(name)).exists():
+        folder = root.parents[1]
+    path = (folder / str(name)).resolve()
+    if not path.is_relative_to(folder):
+        raise ValueError(f"presets: {name} is outside of {folder}")
     return _read_audio(path)
 
 

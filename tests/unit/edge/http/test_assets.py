@@ -84,6 +84,22 @@ def test_presets_may_be_yaml(tmp_path: Path) -> None:
         load_assets(None, tmp_path)
 
 
+def test_sound_is_found_from_the_root_of_the_references_tree(tmp_path: Path) -> None:
+    presets = tmp_path / "assets/presets"
+    presets.mkdir(parents=True)
+    (tmp_path / "assets/ref_audio").mkdir()
+    write_sound(tmp_path / "assets/ref_audio/anna.wav")
+    write_sound(tmp_path.parent / "secret.wav")
+    write_preset(presets, "omni/a.json", ref_audio_path="assets/ref_audio/anna.wav")
+    assets = load_assets(None, presets)
+    told: Any = assets.presets["omni"][0]["ref_audio"]
+    assert (told["name"], told["path"]) == ("anna.wav", "assets/ref_audio/anna.wav")
+    assert assets.preset_audio["omni", "a"]["ref_audio"]
+    write_preset(presets, "omni/a.json", ref_audio_path="../secret.wav")
+    with pytest.raises(ValueError, match="outside"):
+        load_assets(None, presets)
+
+
 def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"missing\.wav"):
         load_assets(tmp_path / "missing.wav", None)
