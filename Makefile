@@ -34,7 +34,7 @@ unit: $(INSTALLED) ## run the fast tests: no processes, no recorded traces
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto -m "not slow" tests/unit tests/contract $(ARGS)
 
 test: $(INSTALLED) ## run all tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadfile --ignore tests/cluster $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadfile --slowest-files 10 --ignore tests/cluster $(ARGS)
 
 cluster-test: $(INSTALLED) ## run a fabric on several hosts (network namespaces, as root) and break it
 	$(BIN)/pytest -q tests/cluster $(ARGS)

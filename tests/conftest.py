@@ -1,22 +1,18 @@
-"""Marks tests by their path: tests that `make unit` leaves out, and tests that may run twice.
-
-The tests in `RERUN` use sockets, processes or the clock of the machine, with time limits. A loaded
-machine can miss such a limit. So these tests run a second time if they fail. The summary of the run
-then contains `1 rerun`: find the cause.
-"""
+"""Settings and fixtures of all tests."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import hypothesis
 import pytest
 import uvloop
 from support.monitoring.log_state import restored_logging
-from support.paths import TESTS
+
+pytest_plugins = ["support.reruns", "support.slow_files"]
 
 # No deadline for an example of hypothesis, because the machine may be loaded. `pytest-timeout`
 # bounds the whole test.
@@ -24,40 +20,6 @@ hypothesis.settings.register_profile(
     "duplane", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("duplane")
-
-SLOW = (
-    "contract/test_stubs.py",
-    "unit/edge/dialects/test_fuzz.py",
-    "unit/scheduler/test_history.py",
-    "unit/test_declared_packages.py",
-    "unit/tools/bench/test_model.py",
-    "unit/tools/checkpoint/test_default.py",
-    "unit/tools/checkpoint/test_random.py",
-    "unit/tools/checkpoint/test_tools.py",
-    "unit/tools/test_gpu_scripts.py",
-    "unit/tools/test_up.py",
-    "unit/worker/models/minicpm_o/test_checkpoint.py",
-    "unit/worker/models/minicpm_o/tts/test_talker.py",
-    "unit/worker/models/minicpm_o/vision/test_preprocessing.py",
-    "unit/worker/models/minicpm_o/vocoder/test_vocoder.py",
-    "unit/worker/models/minicpm_o/vocoder/test_voice.py",
-)
-
-RERUN = (
-    "cluster",
-    "fabric",
-    "golden/edge/test_transcripts.py",
-    "unit/edge/recording",
-    "unit/fabric/monitoring/test_logs.py",
-    "unit/fabric/test_process_exit.py",
-    "unit/support",
-    "unit/tools/bench/test_leases.py",
-    "unit/tools/load",
-    "unit/tools/test_gpu_scripts.py",
-    "unit/tools/test_install.py",
-    "unit/tools/test_up.py",
-    "unit/worker/engine/test_scripted_model.py",
-)
 
 
 def pytest_configure() -> None:
@@ -72,15 +34,6 @@ def pytest_configure() -> None:
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Run async tests on the event loop of the product: its timers may fire early."""
     return {"uvloop": uvloop.new_event_loop}
-
-
-def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
-    slow = {TESTS / name for name in SLOW}
-    for item in items:
-        if any(item.path.is_relative_to(TESTS / folder) for folder in RERUN):
-            item.add_marker(pytest.mark.flaky(reruns=1))
-        if item.path in slow:
-            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

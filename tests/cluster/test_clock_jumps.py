@@ -9,6 +9,8 @@ from support.fabric.cluster import START_S, Cluster
 from support.fabric.cluster_clients import queueing, serve, talking
 from support.fabric.wall_clocks import wall_clock
 
+pytestmark = pytest.mark.timing
+
 
 @pytest.mark.parametrize("hosts", ["one scheduler", "schedulers", "workers", "edges"])
 async def test_clock_that_jumps_is_noticed_by_no_client(

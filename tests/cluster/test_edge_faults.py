@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 from support.fabric.cluster import Cluster, until
 from support.fabric.cluster_clients import queueing, serve, serve_next, talking
 from support.time_limits import WITHIN_S
+
+pytestmark = pytest.mark.timing
 
 
 async def test_killed_edge_gives_its_slots_back_and_its_clients_find_another(

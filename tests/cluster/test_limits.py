@@ -8,9 +8,12 @@ from collections import deque
 from typing import Any
 
 import orjson
+import pytest
 from support.fabric.cluster import TICKET_LIMIT, Cluster
 from support.fabric.cluster_clients import calling, queueing, serve, talking
 from support.time_limits import WITHIN_S
+
+pytestmark = pytest.mark.timing
 
 
 async def check_full(cluster: Cluster) -> None:

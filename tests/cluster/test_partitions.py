@@ -6,8 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
 
+import pytest
 from support.fabric.cluster import Cluster, Server
 from support.fabric.cluster_clients import End, queueing, serve, serve_next, talking
+
+pytestmark = pytest.mark.timing
 
 LOST = End({"type": "session.closed", "reason": "error"}, 1011)
 

@@ -17,6 +17,8 @@ from support.fabric.cluster import until
 from support.fabric.hosts import Host, Network, why_no_hosts
 from support.paths import ROOT
 
+pytestmark = pytest.mark.timing
+
 BLOCK = re.compile(r"^```sh\n# on (.*?)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 

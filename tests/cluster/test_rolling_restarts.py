@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 from support.fabric.cluster import START_S, Cluster, until
 from support.fabric.cluster_clients import serve_next, talking
 from support.time_limits import WITHIN_S
+
+pytestmark = pytest.mark.timing
 
 
 async def test_schedulers_and_etcd_restart_without_a_lost_session(cluster: Cluster) -> None:

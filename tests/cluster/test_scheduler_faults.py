@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from support.fabric.cluster import START_S, Cluster
 from support.fabric.cluster_clients import Caller, calling, queueing, serve, serve_next, talking
+
+pytestmark = pytest.mark.timing
 
 
 async def end_and_serve(talkers: list[Caller], waiting: list[Caller]) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from support.fabric.cluster import Cluster
 from support.fabric.cluster_clients import calling, queueing, serve, serve_next, talking
+
+pytestmark = pytest.mark.timing
 
 
 async def test_killed_leader_only_delays_a_grant(cluster: Cluster) -> None:

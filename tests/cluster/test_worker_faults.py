@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from support.fabric.cluster import Cluster, Server, until
 from support.fabric.cluster_clients import Caller, End, serve_next, talking
 from support.time_limits import WITHIN_S
 
 from duplane.worker.engine.scripted_model import Mark
+
+pytestmark = pytest.mark.timing
 
 LOST = End({"type": "session.closed", "reason": "error"}, 1011)
 

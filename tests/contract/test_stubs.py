@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 PROTOS = sorted((ROOT / "proto/duplane/fabric/v1").glob("*.proto"))
 SCHEDULER = ROOT / "scheduler"
 SCHEDULER_PROTOS = sorted(SCHEDULER.rglob("*.proto"))

@@ -58,6 +58,7 @@ async def test_request_cancelled_around_its_grant_holds_no_slot(iterations: int)
         await worker.vanish()
 
 
+@pytest.mark.timing
 async def test_scheduler_that_does_not_answer_is_left_for_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

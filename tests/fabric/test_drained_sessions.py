@@ -17,6 +17,8 @@ from support.fabric.talker import WAIT_S, Talker, talking, until_free
 from support.tools.command import run_command
 from websockets.asyncio.client import connect
 
+pytestmark = pytest.mark.timing
+
 WORKERS = 4
 FREE = WORKERS * 2
 UNITS = 24  # a worker needs six times REBUILD_S for so many past units

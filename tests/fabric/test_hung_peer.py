@@ -14,6 +14,8 @@ import pytest
 from duplane.fabric.channel import open_channel
 from duplane.fabric.v1 import session_pb2, session_pb2_grpc
 
+pytestmark = pytest.mark.timing
+
 SERVER = """
 import asyncio
 import uvloop

@@ -17,6 +17,8 @@ from support.time_limits import WITHIN_S
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
+pytestmark = pytest.mark.timing
+
 NOTICED_WITHIN_S = 20.0  # from the stop to the end of a call, and to /ready 503
 REPORT_INTERVAL_S = 2.0  # the scheduler's default
 CLOCK_S = 3.0  # possible error of measured times on a loaded machine

@@ -16,6 +16,8 @@ from websockets.asyncio.client import connect
 
 from duplane.worker.engine.scripted_model import Mark
 
+pytestmark = pytest.mark.timing
+
 UNITS = 8
 GAP_S = 3.0
 """Limit of the time from a unit to its answer if the worker is killed: three units."""

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 FOLDERS = ("proto", "edge", "scheduler", "worker", "tools")
 OURS = {"duplane", "training", "support", "fuzz"}
 

@@ -72,6 +72,7 @@ async def test_what_a_client_says_of_itself_does_not_make_it_another(
         await end(second)
 
 
+@pytest.mark.timing
 async def test_units_above_the_rate_wait_and_the_newest_win() -> None:
     limits = replace(Limits(), units_per_s=0.4, pending_unit_count=2)
     clock = HandSetClock()

@@ -121,6 +121,7 @@ def spoken(unit: session_pb2.Unit) -> list[session_pb2.ConverseResponse]:
     return [session_pb2.ConverseResponse(delta=delta)]
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(
     "limits",
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
+import pytest
 from support.edge.live_edge import (
     APPEND,
     UPDATE,
@@ -28,6 +29,7 @@ def sessions(seen: Scrape, state: str) -> float:
     return seen.total("duplane_sessions", role="edge", state=state)
 
 
+@pytest.mark.timing
 async def test_sessions_are_counted_by_state_and_by_end() -> None:
     async with live_edge() as edge:
         registry = edge.edge.metrics.registry

@@ -90,6 +90,7 @@ async def test_units_that_the_lost_worker_did_not_answer_are_answered_once(edge:
         await end(client)
 
 
+@pytest.mark.timing
 async def test_client_that_leaves_while_no_slot_is_free_leaves_the_queue(edge: LiveEdge) -> None:
     async with edge.connect() as client:
         await begin(client)
@@ -106,6 +107,7 @@ async def test_client_that_leaves_while_no_slot_is_free_leaves_the_queue(edge: L
             await waiting.is_over.wait()
 
 
+@pytest.mark.timing
 async def test_session_that_finds_no_slot_in_time_fails_as_without_a_move() -> None:
     limits = replace(Limits(), failover_s=0.2)
     async with live_edge(limits, continuity="worker") as edge:

@@ -31,6 +31,7 @@ from duplane.scheduler.settings import SchedulerSettings
 pytestmark = pytest.mark.usefixtures("every_store")
 
 
+@pytest.mark.timing
 async def test_lists_show_workers_leases_and_tickets() -> None:
     async with SchedulerHarness.running(ticket_limit=17) as harness:
         operator = await harness.operator()
@@ -179,6 +180,7 @@ def seconds(duration: Any) -> float:
     return duration.ToTimedelta().total_seconds()
 
 
+@pytest.mark.timing
 async def test_estimates_can_be_read_and_changed_and_callers_get_the_new_ones() -> None:
     async with SchedulerHarness.running() as harness:
         operator = await harness.operator()

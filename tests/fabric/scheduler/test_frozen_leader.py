@@ -29,6 +29,8 @@ from duplane.fabric.errors import FabricError
 from duplane.fabric.v1 import lease_pb2
 from duplane.scheduler.store.etcd import session
 
+pytestmark = pytest.mark.timing
+
 RUNS = int(os.environ.get("FREEZE_RUNS", "1"))
 PARALLEL = 3
 TTL_S = 5

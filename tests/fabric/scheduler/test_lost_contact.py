@@ -17,6 +17,8 @@ from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import admin_pb2, admin_pb2_grpc
 from duplane.scheduler.store.etcd import session
 
+pytestmark = pytest.mark.timing
+
 BOUND_S = 15.0
 
 

@@ -26,6 +26,7 @@ from duplane.fabric.v1 import lease_pb2, registry_pb2
 pytestmark = pytest.mark.usefixtures("every_store")
 
 
+@pytest.mark.timing
 async def test_free_slot_is_granted_without_queueing() -> None:
     async with SchedulerHarness.running(claim_timeout_s=5.0) as harness:
         worker = await harness.worker(slot_count=2)
@@ -105,6 +106,7 @@ async def test_estimated_wait_is_absent_while_no_worker_is_known() -> None:
         assert not caller.queued[-1].HasField("estimated_wait")
 
 
+@pytest.mark.timing
 async def test_unclaimed_grant_returns_and_its_late_claim_is_void() -> None:
     async with SchedulerHarness.running(claim_timeout_s=1.0) as harness:
         worker = await harness.worker()
@@ -117,6 +119,7 @@ async def test_unclaimed_grant_returns_and_its_late_claim_is_void() -> None:
         assert claims.fencing_number > revoke.fencing_number
 
 
+@pytest.mark.timing
 async def test_claimed_grant_does_not_expire() -> None:
     async with SchedulerHarness.running(claim_timeout_s=1.0) as harness:
         operator, worker = await harness.operator(), await harness.worker(slot_count=2)
@@ -282,6 +285,7 @@ async def test_ticket_that_was_never_issued_is_not_used() -> None:
         assert forged.ticket_id > first.ticket_id
 
 
+@pytest.mark.timing
 async def test_restarted_scheduler_keeps_the_order_of_the_queue() -> None:
     async with SchedulerHarness.running(resume_grace_s=1.0) as harness:
         worker = await harness.worker()

@@ -136,6 +136,7 @@ async def test_caller_is_granted_a_worker_that_it_avoids_only_without_another() 
         await one.vanish()
 
 
+@pytest.mark.timing
 async def test_caller_waits_only_a_limited_time_for_another_worker_than_the_one_it_avoids() -> None:
     """When `avoided_duration` is over, the caller gets the worker without any other event."""
     async with SchedulerHarness.running() as harness:
@@ -151,6 +152,7 @@ async def test_caller_waits_only_a_limited_time_for_another_worker_than_the_one_
             assert (await avoiding.granted()).worker_id == "free"
 
 
+@pytest.mark.timing
 async def test_session_goes_to_another_worker_when_one_hangs_on_an_open_channel() -> None:
     hung, sound = Sessions(is_hung=True), Sessions()
     async with (

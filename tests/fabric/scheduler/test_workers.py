@@ -39,6 +39,7 @@ async def test_registered_contains_epoch_keys_and_interval() -> None:
         assert [len(key.public_key) for key in told.verification_keys] == [32]
 
 
+@pytest.mark.timing
 async def test_worker_learns_how_far_fencing_numbers_are() -> None:
     async with SchedulerHarness.running(report_interval_s=0.05) as scheduler:
         worker = await scheduler.worker(slot_count=2)
@@ -160,6 +161,7 @@ async def test_slot_whose_cleanup_failed_is_never_granted_again() -> None:
         await (await harness.caller()).stands(1)
 
 
+@pytest.mark.timing
 async def test_silent_worker_is_not_granted_until_it_reports() -> None:
     async with SchedulerHarness.running(report_interval_s=0.05) as harness:
         operator, worker = await harness.operator(), await harness.worker()
@@ -173,6 +175,7 @@ async def test_silent_worker_is_not_granted_until_it_reports() -> None:
         await operator.until(lambda seen: not seen.workers["w"].is_silent)
 
 
+@pytest.mark.timing
 async def test_age_of_the_last_report_is_shown() -> None:
     async with SchedulerHarness.running(report_interval_s=0.05) as harness:
         operator = await harness.operator()
@@ -304,6 +307,7 @@ async def test_slot_that_is_given_back_while_others_are_settled_is_granted_again
         assert {claims.slot for claims in free} == {0, 2}
 
 
+@pytest.mark.timing
 async def test_lost_revoke_is_repeated_after_a_report() -> None:
     async with SchedulerHarness.running(report_interval_s=0.05) as harness:
         worker = await harness.worker()

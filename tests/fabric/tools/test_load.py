@@ -27,6 +27,8 @@ from duplane.fabric.v1 import session_pb2
 from duplane.tools.bench.load.run import bench_fabric
 from duplane.tools.bench.options import FabricBench
 
+pytestmark = pytest.mark.timing
+
 SESSIONS, SECONDS, WARM_UP = 20, 16, 2
 # A process may grow by at most this much between the middle and the end of the soak, because the
 # allocator may keep some memory of ended sessions. A process that kept the sound of each unit would

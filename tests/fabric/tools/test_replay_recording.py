@@ -198,6 +198,7 @@ async def test_answers_of_another_model_differ(tmp_path: Path, model: Any, expec
     assert differences(script, outcome) == [(was, expected)]
 
 
+@pytest.mark.timing
 async def test_server_that_answers_less_differs(tmp_path: Path) -> None:
     script = read_script(await record(tmp_path, "B"))
     async with live_edge() as edge:

@@ -119,6 +119,7 @@ async def test_collector_that_is_gone_costs_no_unit_and_the_failed_spans_are_cou
     assert not queue.exported_count
 
 
+@pytest.mark.timing
 @pytest.mark.slow
 @pytest.mark.parametrize("is_silent", [False, True])
 async def test_dead_collector_delays_no_exit_and_the_lost_spans_are_counted(

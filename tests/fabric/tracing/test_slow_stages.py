@@ -30,6 +30,8 @@ from duplane.worker.engine.device_thread import DeviceThread
 from duplane.worker.models.minicpm_o.types import UnitOutput
 from duplane.worker.session.duplex_call import DuplexCall
 
+pytestmark = pytest.mark.timing
+
 DELAY_S, DEADLINE_NS = 1.0, 800_000_000
 PICTURE = pybase64.b64encode(picture_of("jpeg", "8x8") or b"").decode()
 Step = Callable[[TracedFabric, ClientConnection, pytest.MonkeyPatch], Awaitable[None]]

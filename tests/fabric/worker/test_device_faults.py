@@ -13,6 +13,8 @@ from duplane.fabric.process import FatalError
 from duplane.fabric.v1 import registry_pb2, session_pb2
 from duplane.worker.models.minicpm_o.types import Unit, UnitFailure, UnitOutput
 
+pytestmark = pytest.mark.timing
+
 
 async def test_a_broken_slot_is_checked_again_and_freed_when_it_is_clean() -> None:
     async with running_worker(recheck_interval_s=0.05) as rig:

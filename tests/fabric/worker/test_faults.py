@@ -39,6 +39,7 @@ def _limits(**limits: Any) -> dict[str, Any]:
     return {"limits": SessionLimits(**limits)}
 
 
+@pytest.mark.timing
 async def test_a_slot_that_is_not_opened_in_time_is_freed() -> None:
     async with running_worker(**_limits(open_timeout_s=0.05)) as rig:
         async with rig.claimed() as client:
@@ -48,6 +49,7 @@ async def test_a_slot_that_is_not_opened_in_time_is_freed() -> None:
             del silent
 
 
+@pytest.mark.timing
 async def test_silence_ends_a_session() -> None:
     async with running_worker(**_limits(idle_timeout_s=0.05)) as rig, rig.claimed() as client:
         await client.write(Request(open=session_pb2.Open()))
@@ -303,6 +305,7 @@ def shout(unit_: Unit, length: int) -> UnitOutput:
     return dataclasses.replace(answer_loud(unit_, length), is_listen=False, audio=audio)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(
     ("limits", "unit_count"),
     [

@@ -17,6 +17,7 @@ def slots(seen: Scrape) -> dict[str, float]:
     return {state: count for state, count in counts.items() if count}
 
 
+@pytest.mark.timing
 async def test_units_are_counted_and_timed(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     async with running_worker(metrics_listen="127.0.0.1:0") as rig:

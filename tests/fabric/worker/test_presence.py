@@ -175,6 +175,7 @@ async def test_a_drained_worker_lets_sessions_end_and_then_stops() -> None:
             await rig.worker
 
 
+@pytest.mark.timing
 async def test_a_session_that_outlasts_the_drain_is_closed() -> None:
     async with running_worker(drain_timeout_s=0.05) as rig, rig.opened() as client:
         rig.shutdown.drain()
@@ -203,6 +204,7 @@ async def health_of(address: str) -> int:
         return (await stub.Check(request)).status
 
 
+@pytest.mark.timing
 async def test_a_stuck_device_is_noticed_and_forgiven() -> None:
     status = health_pb2.HealthCheckResponse
     async with running_worker(stuck_after_s=1.0) as rig, rig.opened() as client:

@@ -270,6 +270,7 @@ async def test_rebuild_before_opened_ends_the_call() -> None:
         assert (await client.refused()).reason is Reason.OUT_OF_ORDER
 
 
+@pytest.mark.timing
 async def test_session_that_ends_while_it_is_rebuilt_leaves_a_clean_slot() -> None:
     model = ScriptedModel()
     entered = asyncio.Event()

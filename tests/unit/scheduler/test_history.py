@@ -7,6 +7,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -39,6 +40,8 @@ from duplane.scheduler.store.base import (
     Worker,
 )
 from duplane.scheduler.store.memory import MemoryStore
+
+pytestmark = pytest.mark.slow
 
 BOOT_MS = 1_700_000_000_000
 WORKERS = ("w0", "w1")

@@ -82,6 +82,7 @@ async def test_the_end_of_one_side_reaches_the_other(peers: Peers) -> None:
     assert await reader.read() == b""
 
 
+@pytest.mark.timing
 async def test_delay_adds_to_each_direction_and_not_to_each_message(peers: Peers) -> None:
     streams = await peers.connect()
     await exchange(streams, b"first")
@@ -96,6 +97,7 @@ async def test_delay_adds_to_each_direction_and_not_to_each_message(peers: Peers
     assert 0.4 <= time.monotonic() - began_s < 20.0  # the sum of all delays is 40 s
 
 
+@pytest.mark.timing
 async def test_bandwidth_bounds_the_rate(peers: Peers) -> None:
     streams = await peers.connect()
     peers.proxy.up.bytes_per_s = 200_000
@@ -104,6 +106,7 @@ async def test_bandwidth_bounds_the_rate(peers: Peers) -> None:
     assert time.monotonic() - began_s >= 0.4
 
 
+@pytest.mark.timing
 async def test_held_bytes_arrive_later_in_order(peers: Peers) -> None:
     reader, writer = await peers.connect()
     await exchange((reader, writer), b"before ")
@@ -117,6 +120,7 @@ async def test_held_bytes_arrive_later_in_order(peers: Peers) -> None:
     assert await reader.readexactly(10) == b"held later"
 
 
+@pytest.mark.timing
 async def test_while_held_no_side_sees_an_end(peers: Peers) -> None:
     _, writer = await peers.connect()
     peers.proxy.hold()

@@ -12,6 +12,8 @@ import pytest
 import torch
 from support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 SCRIPTS = ROOT / "tools" / "gpu"
 TABLES = {
     "sanity": {"peaks", "settings of torch", "attention of one layer, ms"},

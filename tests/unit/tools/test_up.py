@@ -21,6 +21,8 @@ from duplane.tools.up.fabric import UpSettings, metrics_ports
 from duplane.tools.up.restarts import FIRST_DELAY_S, MAX_DELAY_S, STABLE_S, RestartDelay
 from duplane.tools.up.supervisor import Role
 
+pytestmark = pytest.mark.slow
+
 WITHIN_S = 60.0
 AT_ONCE_S = 20.0
 

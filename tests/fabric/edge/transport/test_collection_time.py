@@ -15,6 +15,8 @@ from support.edge.live_edge import begin, end, exchange, live_edge
 from duplane.edge.session.session import Session
 from duplane.edge.transport.client_protocol import ClientProtocol
 
+pytestmark = pytest.mark.timing
+
 _COLLECTION_S = 0.2  # with the default share of a core, the quota would allow 0.05 s
 
 

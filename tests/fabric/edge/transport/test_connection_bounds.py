@@ -32,6 +32,8 @@ from duplane.edge.recording.settings import RecordingSettings
 from duplane.edge.recording.storage import Meta, write_meta
 from duplane.edge.settings import Limits
 
+pytestmark = pytest.mark.timing
+
 
 async def test_runners_above_the_bound_are_cut_until_one_leaves() -> None:
     limits = replace(Limits(), connection_count=3)

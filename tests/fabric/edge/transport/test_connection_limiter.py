@@ -16,6 +16,8 @@ from duplane.edge.server import make_room
 from duplane.edge.settings import Limits
 from duplane.edge.transport.client_protocol import MAX_HEAD_BYTES
 
+pytestmark = pytest.mark.timing
+
 QUICK = replace(Limits(), client_s=0.3, close_s=0.1)
 UPGRADE = (
     b"GET /v1/realtime?mode=audio HTTP/1.1\r\nHost: edge\r\nconnection: Upgrade\r\n"

@@ -36,6 +36,8 @@ from duplane.edge.settings import Limits
 from duplane.edge.transport.websocket import WebSocket
 from duplane.fabric.v1 import session_pb2
 
+pytestmark = pytest.mark.timing
+
 SECOND = pcm(24_000)
 
 

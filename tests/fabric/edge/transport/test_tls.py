@@ -29,6 +29,8 @@ from duplane.fabric.client import FabricClient
 from duplane.fabric.monitoring.spans import Telemetry
 from duplane.fabric.process import Shutdown, StartError
 
+pytestmark = pytest.mark.timing
+
 
 def served_name(address: str) -> str:
     """Return the name in the edge's certificate."""

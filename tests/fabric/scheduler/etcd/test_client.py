@@ -82,6 +82,7 @@ async def test_another_member_is_called_after_one_that_does_not_answer(
     await client.close()
 
 
+@pytest.mark.timing
 async def test_call_to_a_frozen_member_is_bounded(tmp_path: Path) -> None:
     async with EtcdCluster.running(tmp_path) as cluster:
         client = EtcdClient(cluster.addresses)

@@ -19,6 +19,8 @@ from duplane.scheduler.etcd.lease import LeaseKeeper
 from duplane.scheduler.etcd.v3 import etcd_pb2
 from duplane.scheduler.etcd.watch import CompactedError, PrefixWatch
 
+pytestmark = pytest.mark.timing
+
 BOUND_S = 20.0
 
 

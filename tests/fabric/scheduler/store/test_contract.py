@@ -296,6 +296,7 @@ async def test_request_that_returns_to_its_order_is_not_granted_at_once(store: L
     assert found.order == former.order
 
 
+@pytest.mark.timing
 async def test_unclaimed_grant_expires_but_not_early(store: LeaseStore, changes: Changes) -> None:
     worker, before = await registered(store, slot_count=2), time.monotonic()
     first = await granted(store, worker, 0, claim_timeout_s=0.15)
@@ -306,6 +307,7 @@ async def test_unclaimed_grant_expires_but_not_early(store: LeaseStore, changes:
     assert len(changes.of(GrantGone)) == 1
 
 
+@pytest.mark.timing
 async def test_claimed_grant_never_expires(store: LeaseStore, changes: Changes) -> None:
     worker = await registered(store, slot_count=2)
     claimed = await granted(store, worker, 0, claim_timeout_s=1.0)

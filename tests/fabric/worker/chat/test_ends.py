@@ -49,6 +49,7 @@ async def test_a_client_that_leaves_stops_its_answer_and_frees_the_slot() -> Non
         assert len(rig.model.chat_rounds) == steps + 3, "the abandoned chat went on"
 
 
+@pytest.mark.timing
 async def test_a_client_that_does_not_read_costs_the_device_nothing() -> None:
     limits = SessionLimits(outbox_message_count=4, stall_timeout_s=0.2)
     big = "x" * 100_000
@@ -95,6 +96,7 @@ async def test_a_revoked_chat_ends() -> None:
             assert (await chat_failure(responses)).reason is Reason.LEASE_STALE
 
 
+@pytest.mark.timing
 async def test_a_chat_on_a_worker_that_stops_ends() -> None:
     async with running_worker(drain_timeout_s=0.01) as rig:
         rig.model.on_chat = endless

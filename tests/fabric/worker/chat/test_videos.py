@@ -148,6 +148,7 @@ async def stuck(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     return has_begun
 
 
+@pytest.mark.timing
 async def test_a_file_that_takes_too_long_is_refused_and_its_process_ended(
     stuck: asyncio.Event,
 ) -> None:

@@ -24,6 +24,8 @@ from duplane.edge.dialects.dialect import Phase
 from duplane.edge.session.session import Session
 from duplane.edge.session.unit_assembler import UnitAssembler
 
+pytestmark = pytest.mark.slow
+
 NAMES = {"a": "A", "b": "B", "b_chat": "B chat", "c": "C", "d": "D"}
 
 

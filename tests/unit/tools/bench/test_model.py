@@ -21,6 +21,8 @@ from duplane.worker.models.minicpm_o.types import (
     UnitOutput,
 )
 
+pytestmark = pytest.mark.slow
+
 STAGES = (
     *("mel", "audio encoder", "vision", "prefill", "decode step"),
     *("talker", "flow", "HiFT"),

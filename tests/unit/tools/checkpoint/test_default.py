@@ -19,6 +19,8 @@ from duplane.worker.models.minicpm_o.types import (
     UnitOutput,
 )
 
+pytestmark = pytest.mark.slow
+
 MOST_BYTES = 20_000_000
 RATE = 16_000
 

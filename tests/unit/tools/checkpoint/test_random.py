@@ -25,6 +25,8 @@ from duplane.worker.models.minicpm_o.types import (
     UnitOutput,
 )
 
+pytestmark = pytest.mark.slow
+
 SEEDS = (0, 1, 7)
 UNITS = 18
 PROMPT = "Streaming Omni Conversation."

@@ -33,6 +33,8 @@ from duplane.worker.models.minicpm_o.checkpoint import Checkpoint
 from duplane.worker.models.minicpm_o.model import DuplexModel
 from duplane.worker.models.minicpm_o.types import ConversationOptions, Unit, UnitOutput
 
+pytestmark = pytest.mark.slow
+
 LIKE = "minicpm-o-4.5"
 SCALE = 0.02
 GOLDEN = GOLDEN / "checkpoint"

@@ -12,6 +12,8 @@ from torch import nn
 
 from duplane.worker.models.minicpm_o.checkpoint import Checkpoint, CheckpointError, field, section
 
+pytestmark = pytest.mark.slow
+
 
 def write(directory: Path, shards: dict[str, dict[str, torch.Tensor]]) -> Path:
     """Write a sharded checkpoint with an empty configuration."""

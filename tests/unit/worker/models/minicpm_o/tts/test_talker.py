@@ -12,6 +12,8 @@ from duplane.worker.models.minicpm_o.llm.sampling import SeededUniforms
 from duplane.worker.models.minicpm_o.tts.sampling import TOKENS_PER_UNIT, SpeechRequest, penalise
 from duplane.worker.models.minicpm_o.tts.talker import Talker
 
+pytestmark = pytest.mark.slow
+
 CONFIG = {
     "tts_config": {
         "llm_dim": 12,

@@ -27,6 +27,8 @@ from duplane.worker.models.minicpm_o.vision.preprocessing import (
     slice_grid,
 )
 
+pytestmark = pytest.mark.slow
+
 RULES = ImageRules()
 SIDES = st.integers(1, 6000)
 SLICES = st.integers(1, MAX_SLICES)

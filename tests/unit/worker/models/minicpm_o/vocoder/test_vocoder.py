@@ -23,6 +23,8 @@ from duplane.worker.models.minicpm_o.vocoder.types import (
 )
 from duplane.worker.models.minicpm_o.vocoder.vocoder import Vocoder
 
+pytestmark = pytest.mark.slow
+
 FILES = GOLDEN / "token2wav"
 SLOTS = 4
 SAMPLES_PER_TOKEN = 960

@@ -37,6 +37,8 @@ from duplane.worker.models.minicpm_o.vocoder.voice import (
     Voices,
 )
 
+pytestmark = pytest.mark.slow
+
 GREEDY = ConversationOptions(seed=1, force_listen_count=0)
 
 
