@@ -87,14 +87,18 @@ class Limits:
     """Maximum number of bytes of all uploaded reference voices together."""
 
     # Bounds on the units that the edge holds. Beyond a bound the oldest units are dropped, and the
-    # client gets the number of dropped units.
+    # client gets the number of dropped units. The bounds are for units of one second: a model with
+    # shorter units may have more of them, which last equally long.
     early_unit_count: NonNegativeInt = 4
-    """Maximum number of units kept until the conversation is ready. The newest are kept."""
+    """Maximum number of units kept until the conversation is ready. The newest are kept. If a unit
+    of the model does not last a second, this is the number of seconds."""
     pending_unit_count: NonNegativeInt = 32
-    """Maximum number of units kept while the worker does not accept any. The newest are kept."""
+    """Maximum number of units kept while the worker does not accept any. The newest are kept. If a
+    unit of the model does not last a second, this is the number of seconds."""
     units_per_s: PositiveFloat = 20.0
     """Maximum number of units per second that one session sends to its worker, with bursts of five
-    times as many. Above this rate units wait, and the newest are kept."""
+    times as many. Above this rate units wait, and the newest are kept. If a unit of the model does
+    not last a second, this is the number of seconds of sound."""
     context_token_count: NonNegativeInt = 8192
     """Maximum number of tokens in a session's context, in dialects A and B."""
     pending_turn_count: NonNegativeInt = 4

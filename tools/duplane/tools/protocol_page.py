@@ -54,8 +54,9 @@ of [MiniCPM-o-Demo](https://github.com/OpenBMB/MiniCPM-o-Demo) and its documenta
 [realtime_client.mjs](../tools/examples/realtime_client.mjs) in JavaScript (dialect B).
 
 Every event is one WebSocket text message: a JSON object in UTF-8. Clients send audio as base64 of
-float32 samples (little endian, mono, 16 kHz) or of a WAV file, and get float32 at 24 kHz. A client
-may send audio in pieces of any length; one second (16000 samples) is a unit. Every unit of speech
+float32 samples (little endian, mono, 16 kHz) or of a WAV file, and get float32 at 24 kHz, whatever
+the rates of the model are. A client may send audio in pieces of any length. The model chooses the
+duration of a unit; a unit of MiniCPM-o is one second (16000 samples), and every unit of its speech
 has at least one second of audio, except the last unit of a turn, which may be shorter or empty.
 Pictures are JPEG, PNG, WEBP, GIF (the first frame) or BMP files. `null` counts as absent.
 
@@ -91,7 +92,7 @@ DIALECTS: Mapping[str, type[Dialect]] = {
     "D": DialectD,
 }
 NOTES: Mapping[str, str] = {
-    "A": "The edge cuts audio of any length into units of one second; each unit has one reply.",
+    "A": "The edge cuts audio of any length into units of the model; each unit has one reply.",
     "B": "The edge sends the speech of a unit as `text`, then `audio`; a `listen` with the turn's"
     " id ends the turn. If an append completes no unit, the edge answers immediately: with"
     " `listen`, or inside a turn with an empty `text`. When a client closes the session,"
