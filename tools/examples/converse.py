@@ -1,6 +1,6 @@
 """Sends audio to a worker with only the generated stubs: python converse.py SCHEDULER FILE.f32
 
-FILE contains raw float32 samples, 16 kHz mono. Prints the output of each second of input."""
+FILE contains raw mono float32 samples at the model's input rate. Prints the output of each unit."""
 
 import queue
 import sys
@@ -15,17 +15,17 @@ from duplane.fabric.v1.session_pb2 import ConverseRequest as Request
 
 
 def main(scheduler: str, file: str) -> None:
-    audio = Path(file).read_bytes()
-    seconds = [audio[start : start + 64_000] for start in range(0, len(audio), 64_000)]
-    units = [Request(unit=session_pb2.Unit(sequence=n, audio=s)) for n, s in enumerate(seconds)]
-    opening = Request(open=session_pb2.Open(system_prompt="You are helpful."))
-    later = [opening, *units, Request(close=session_pb2.Close())]
     wanted = lease_pb2.AcquireLeaseRequest(request_id=str(uuid.uuid4()), kind=AUDIO)
     leases = lease_pb2_grpc.LeaseServiceStub(grpc.insecure_channel(scheduler))
-    granted = next(r.granted for r in leases.AcquireLease(wanted) if r.HasField("granted"))
-    worker = session_pb2_grpc.SessionServiceStub(grpc.insecure_channel(granted.worker_address))
+    grant = next(r.granted for r in leases.AcquireLease(wanted) if r.HasField("granted"))
+    size = grant.model.input_rate_hertz * grant.model.unit_duration.ToMilliseconds() // 250 or 64000
+    audio = Path(file).read_bytes()
+    sounds = [audio[start : start + size] for start in range(0, len(audio), size)]
+    units = [Request(unit=session_pb2.Unit(sequence=n, audio=s)) for n, s in enumerate(sounds)]
+    later = [Request(open=session_pb2.Open()), *units, Request(close=session_pb2.Close())]
+    worker = session_pb2_grpc.SessionServiceStub(grpc.insecure_channel(grant.worker_address))
     requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
-    requests.put(Request(claim=session_pb2.Claim(lease=granted.lease)))
+    requests.put(Request(claim=session_pb2.Claim(lease=grant.lease)))
     for response in worker.Converse(iter(requests.get, None)):
         if response.HasField("delta"):
             delta, text = response.delta, response.delta.speech.text
