@@ -51,7 +51,8 @@ class DuplexDialect(Dialect):
         """Return the audio of a unit. Call this exactly once for each unit.
 
         Each access to the field makes a copy. If the audio is resampled, the last milliseconds of a
-        unit come with the next one, or are dropped if that listens. A turn ends with its last one.
+        unit come with the next speech or with the end of the turn. If the turn ends because the
+        model must listen, they are dropped.
         """
         audio = delta.speech.audio
         if self._resampler:
@@ -59,11 +60,10 @@ class DuplexDialect(Dialect):
         return audio
 
     def _resampled(self, delta: session_pb2.Delta, stream: Resampler) -> bytes:
-        if not delta.HasField("speech"):
-            stream.end()
-            return b""
         audio = stream.add(delta.speech.audio)
-        return audio + stream.end() if delta.end_of_turn else audio
+        if delta.end_of_turn:
+            audio += stream.end()
+        return audio if delta.HasField("speech") else b""
 
     def incomplete(self, tag: Tag, now: Moment) -> list[bytes]:
         """Render the reply to an append that completed no unit, if the dialect has one."""

@@ -108,10 +108,13 @@ def test_speech_at_another_rate_is_resampled_as_one_stream_for_each_turn(
     whole = resample_pcm(pcm(960) * 5, 12_000, 24_000)
     assert len(turn) == len(whole) == 4 * 5 * 1920
     assert np.frombuffer(turn, "<f4") == pytest.approx(np.frombuffer(whole, "<f4"), abs=1e-5)
+    first = rendered(dialect, is_end=False)
+    listen = session_pb2.Delta(listen=session_pb2.Listen())
+    dialect.delta(listen, NO_TAG, NOTHING_DROPPED, NOW)
+    assert len(first + rendered(dialect, is_end=True)) == 4 * 2 * 1920
     rendered(dialect, is_end=False)
-    dialect.delta(
-        session_pb2.Delta(listen=session_pb2.Listen()), NO_TAG, NOTHING_DROPPED, NOW
-    )  # the rest of the speech is dropped
+    listen.end_of_turn = True  # the client has interrupted the model
+    dialect.delta(listen, NO_TAG, NOTHING_DROPPED, NOW)
     assert len(rendered(dialect, is_end=True)) == 4 * 1920
 
 
