@@ -21,6 +21,7 @@ from duplane.fabric.v1 import (
     admin_pb2_grpc,
     lease_pb2,
     lease_pb2_grpc,
+    model_pb2,
     registry_pb2,
     session_pb2,
     session_pb2_grpc,
@@ -130,6 +131,7 @@ class ScriptedFabric:
         self.worker = ""
         self.is_automatic = True
         self.model_digest = ""  # the worker cannot rebuild conversations
+        self.model: model_pb2.Model | None = None  # None as from a scheduler of an older release
         self.on_unit: Callable[[session_pb2.Unit], Sequence[session_pb2.ConverseResponse]] = (
             listened
         )
@@ -256,6 +258,7 @@ class _Leases:
                     worker_address=fabric.worker,
                     worker_id="w",
                     claim_timeout=Duration(seconds=_CLAIM_S),
+                    model=fabric.model,
                 )
             )
         finally:
