@@ -195,7 +195,9 @@ def make_room(connection_count: int) -> None:
         if allowed < wanted:
             _log.warning(
                 "the system allows %d open files; %d connections may need %d",
-                *(allowed, connection_count, wanted),
+                allowed,
+                connection_count,
+                wanted,
             )
 
 

@@ -105,14 +105,18 @@ class SessionSpans:
             return
         self._step.end()
         if not self._is_sampled:
-            ids, start_ns = SpanIds.of(self._step), self._step_start_ns
             self._unsampled_steps.append(
                 FinishedSpan(
-                    *(self._step_name, ids, start_ns, self._clock.now().wall_ns, self._attributes),
+                    name=self._step_name,
+                    ids=SpanIds.of(self._step),
+                    start_ns=self._step_start_ns,
+                    end_ns=self._clock.now().wall_ns,
+                    attributes=self._attributes,
                     parent=spans.extract(self.context),
                 )
             )
-        self._step, self._step_name = None, ""
+        self._step = None
+        self._step_name = ""
 
     def granted(self, lease_id: str) -> None:
         """Begin the claim's span, and add the lease id to the session's span.
@@ -183,8 +187,11 @@ class SessionSpans:
         parent = spans.extract(self._parent)
         self._telemetry.record(
             FinishedSpan(
-                *(spans.EDGE_SESSION, SpanIds.of(self._session), self._start_ns, end_ns),
-                attributes,
+                name=spans.EDGE_SESSION,
+                ids=SpanIds.of(self._session),
+                start_ns=self._start_ns,
+                end_ns=end_ns,
+                attributes=attributes,
                 parent=parent if parent.is_valid else None,
                 is_error=True,
             )

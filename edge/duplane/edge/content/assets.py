@@ -50,10 +50,10 @@ def load_assets(default_voice: Path | None, presets: Path | None) -> Assets:
     """Read the default voice and the presets. Raises ValueError that names the invalid file."""
     listed: dict[str, list[Json]] = {}
     audio: dict[tuple[str, str], Json] = {}
-    for mode, preset in _read_presets(presets) if presets else ():
-        assert presets
-        audio[mode, str(preset["id"])] = _extract_audio(preset, presets)
-        listed.setdefault(mode, []).append(preset)
+    if presets:
+        for mode, preset in _read_presets(presets):
+            audio[mode, str(preset["id"])] = _extract_audio(preset, presets)
+            listed.setdefault(mode, []).append(preset)
     for presets_of_mode in listed.values():
         presets_of_mode.sort(key=_order)
     clip = _read_audio(default_voice) if default_voice else _clip(NAME, synthetic_voice())

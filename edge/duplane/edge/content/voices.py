@@ -91,8 +91,13 @@ class VoiceStore:
         voice_id = str(uuid.uuid4())
         duration_ms = round(samples.size / VOICE_RATE_HERTZ * 1e3)
         voice = StoredVoice(
-            *(voice_id, name, f"{voice_id}.wav", "upload"),
-            *(duration_ms, VOICE_RATE_HERTZ, now.isoformat()),
+            id=voice_id,
+            name=name,
+            filename=f"{voice_id}.wav",
+            source_type="upload",
+            duration_ms=duration_ms,
+            sample_rate=VOICE_RATE_HERTZ,
+            created_at=now.isoformat(),
         )
         with self._locked():
             voices = self.listed()

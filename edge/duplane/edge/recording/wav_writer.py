@@ -67,9 +67,7 @@ class WavWriter:
 
     def _header(self) -> bytes:
         size = self._sample_count * _SAMPLE_BYTES
-        return _HEADER.pack(
-            *(b"RIFF", _HEADER.size - 8 + size, b"WAVE"),
-            *(b"fmt ", 16, 1, 1, self._rate_hertz, self._rate_hertz * _SAMPLE_BYTES),
-            *(_SAMPLE_BYTES, _SAMPLE_BYTES * 8),
-            *(b"data", size),
-        )
+        whole = (b"RIFF", _HEADER.size - 8 + size, b"WAVE")
+        rates = (self._rate_hertz, self._rate_hertz * _SAMPLE_BYTES)
+        form = (b"fmt ", 16, 1, 1, *rates, _SAMPLE_BYTES, _SAMPLE_BYTES * 8)
+        return _HEADER.pack(*whole, *form, b"data", size)

@@ -220,7 +220,11 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         _log.log(
             logging.ERROR if is_fault else logging.INFO,
             "worker %s slot %d: session %s ended: %s %s",
-            *(claims.worker_id, claims.slot, _session_name(claims), reason, message),
+            claims.worker_id,
+            claims.slot,
+            _session_name(claims),
+            reason,
+            message,
         )
 
     def _release(self, call: DuplexCall | ChatCall) -> None:

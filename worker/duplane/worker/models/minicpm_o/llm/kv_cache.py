@@ -78,19 +78,19 @@ class Slide:
 
 @dataclass(frozen=True)
 class _Plan:
-    """A `Group` before its indices are uploaded.
+    """A `Group` before its indices are uploaded: `rows` and `slots` are slices where possible."""
 
-    If the rows form no slice, `rows` is None and the first list in `indices` has the rows. If the
-    slots form no slice, `slots` is None and the last list in `indices` has the slots.
-    """
-
-    rows: slice | None
-    slots: slice | None
+    rows: slice | list[int]
+    slots: slice | list[int]
     slot_count: int
     rows_per_slot: int
     length: int
     is_masked: bool
-    indices: list[list[int]]
+
+    @property
+    def indices(self) -> list[list[int]]:
+        """The rows and the slots that are no slices, in this order."""
+        return [numbers for numbers in (self.rows, self.slots) if isinstance(numbers, list)]
 
 
 class KVCache:
@@ -152,16 +152,14 @@ class KVCache:
         # All indices are uploaded in one transfer.
         lists = [slots, list(positions), last, *(index for plan in plans for index in plan.indices)]
         sent = upload(list(chain.from_iterable(lists)), self.keys.device, torch.long)
-        at, where, ends, *indices = sent.split_with_sizes([len(numbers) for numbers in lists])
+        at, where, ends, *others = sent.split_with_sizes([len(numbers) for numbers in lists])
+        indices = iter(others)
         groups: list[Group] = []
         for plan in plans:
-            own = [indices.pop(0) for _ in plan.indices]
-            rows = own.pop(0) if plan.rows is None else plan.rows
+            rows = plan.rows if isinstance(plan.rows, slice) else next(indices)
+            held = plan.slots if isinstance(plan.slots, slice) else next(indices)
             mask = self._mask(where[rows], plan) if plan.is_masked else None
-            shape = (plan.slot_count, plan.rows_per_slot, plan.length)
-            groups.append(
-                Group(rows, own.pop(0) if plan.slots is None else plan.slots, *shape, mask)
-            )
+            groups.append(Group(rows, held, plan.slot_count, plan.rows_per_slot, plan.length, mask))
         return Rows(at, where, tuple(groups), ends)
 
     def grow(self, counts: Sequence[tuple[int, int]]) -> None:
@@ -213,27 +211,21 @@ class KVCache:
         slots = [counts[index][0] for index in members]
         own = [counts[index][1] for index in members]
         lengths = [self._lengths[slot] for slot in slots]
-        most, spacing = max(own), _spacing(slots)
-        is_packed = min(own) == most and firsts[members[-1]] - firsts[members[0]] == most * (
-            len(members) - 1
-        )
-        indices: list[list[int]] = []
-        rows = None
-        if is_packed:
-            rows = slice(firsts[members[0]], firsts[members[0]] + most * len(members))
+        most = max(own)
+        first = firsts[members[0]]
+        rows: slice | list[int]
+        if min(own) == most and firsts[members[-1]] - first == most * (len(members) - 1):
+            rows = slice(first, first + most * len(members))
         else:
-            indices.append(
-                [
-                    firsts[index] + min(row, counts[index][1] - 1)
-                    for index in members
-                    for row in range(most)
-                ]
-            )
-        view = slice(slots[0], slots[-1] + 1, spacing) if spacing else None
-        if view is None:
-            indices.append(slots)
+            rows = [
+                firsts[index] + min(row, counts[index][1] - 1)
+                for index in members
+                for row in range(most)
+            ]
+        spacing = _spacing(slots)
+        held = slice(slots[0], slots[-1] + 1, spacing) if spacing else slots
         is_masked = most > 1 or min(lengths) < max(lengths)
-        return _Plan(rows, view, len(slots), most, max(lengths), is_masked, indices)
+        return _Plan(rows, held, len(slots), most, max(lengths), is_masked)
 
     def _mask(self, positions: Tensor, plan: _Plan) -> Tensor:
         """Compute the mask of query rows at `positions` [slots * rows per slot]."""

@@ -192,10 +192,13 @@ class Flow(nn.Module):
     ) -> Tensor:
         """Map one chunk per slot, slots ascending, to mel `[batch, frames, mel]`.
 
-        Rows are padded to the longest, or to `padded` tokens if this is not 0; a row has `encoded *
-        stride` valid frames. A chunk with n cached frames uses the columns of `noise` `[columns,
-        mel]` from n on. `mel` `[batch, frames, mel]` is the known mel of a prompt. The new frames
-        are written after the capacity of the caches; `retain` moves the frames that are kept.
+        - `noise` `[columns, mel]`: a chunk begins at the column that is the number of its cached
+          frames.
+        - `mel` `[batch, frames, mel]`: the known mel of a prompt, or None.
+        - `padded`: the tokens of each row after padding. 0 means the tokens of the longest row. A
+          row has `encoded * stride` valid frames.
+
+        The caches hold the new frames behind their capacity until `retain` is called.
         """
         rows = [
             Row(
