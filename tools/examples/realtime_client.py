@@ -20,7 +20,8 @@ UNIT_BYTES = 4 * 16_000  # one second
 
 async def converse(server: str, sound: bytes, seconds: int) -> tuple[str, bytes]:
     """Send `sound`, then silence, one second at a time; return the model's text and speech."""
-    text, answer = "", bytearray()
+    text = ""
+    answer = bytearray()
     units = [sound[at : at + UNIT_BYTES] for at in range(0, len(sound), UNIT_BYTES)]
     units += [b""] * (seconds - len(units))
     async with websockets.connect(f"{server}/v1/realtime?mode=audio", max_size=None) as socket:

@@ -68,9 +68,11 @@ class Optimisers:
         rate: float,
         matrix_rate: float,
     ) -> None:
-        self._matrices, self._tensors = list(matrices), [*matrices, *others]
+        self._matrices = list(matrices)
+        self._tensors = [*matrices, *others]
         self._momenta = [torch.zeros_like(matrix) for matrix in matrices]
-        self._rate, self._matrix_rate = rate, matrix_rate
+        self._rate = rate
+        self._matrix_rate = matrix_rate
         self._adam = torch.optim.AdamW(
             list(others), lr=rate, betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY
         )

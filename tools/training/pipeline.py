@@ -60,7 +60,8 @@ def train_checkpoint(directory: Path, workspace: Path, plan: TrainingPlan) -> No
     workspace.mkdir(parents=True, exist_ok=True)
     _note_plan(workspace / PLAN, plan)
     tokenizer = build_tokenizer()
-    vocabulary, config = Vocabulary(tokenizer), default_config(tokenizer)
+    vocabulary = Vocabulary(tokenizer)
+    config = default_config(tokenizer)
     if not (workspace / CORPUS).exists():
         corpus = CorpusPlan(plan.utterances, plan.seed)
         record_corpus(workspace / CORPUS, corpus, processes=plan.processes)
@@ -132,7 +133,8 @@ def _talker(
     path = workspace / TALKER
     if not path.exists():
         print_progress("training the talker")
-        coded, held_out = _coded(answers, table), held_out_answers()
+        coded = _coded(answers, table)
+        held_out = held_out_answers()
         texts = draw_phrases(plan.phrases, plan.seed)
         phrases = _coded({text: speak_answer(text) for text in texts}, table)
         steps = TalkerPlan(seed=plan.seed, steps=plan.talker_steps)

@@ -133,7 +133,8 @@ class Edge:
                     await asyncio.to_thread(recorder.close)
 
     async def _listen(self, http: web.AppRunner, collections: CollectionTime) -> asyncio.Server:
-        settings, limits = self._settings, self._settings.limits
+        settings = self._settings
+        limits = self._settings.limits
         address = parse_address(settings.listen, "listen", min_port=0)
         assert http.server
         limiter = ConnectionLimiter(limits, parse_networks(settings.trusted_proxies))

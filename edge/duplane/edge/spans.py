@@ -232,7 +232,8 @@ class SessionSpans:
         while self._units and (oldest := next(iter(self._units))) <= answer.sequence:
             unit = self._units.pop(oldest)
             if oldest < answer.sequence:
-                unit.outcome, unit.is_kept = spans.DROPPED, True
+                unit.outcome = spans.DROPPED
+                unit.is_kept = True
                 self._finish(unit, answered_ns)
         if unit is None or unit.sequence != answer.sequence:
             return None
@@ -241,7 +242,8 @@ class SessionSpans:
         # If the answer came before the write returned, the time of the write is not known yet.
         unit.sent_ns = unit.sent_ns or unit.taken_ns
         if isinstance(answer, session_pb2.Failed):
-            unit.outcome, unit.is_kept = spans.FAILED, True
+            unit.outcome = spans.FAILED
+            unit.is_kept = True
         else:
             unit.outcome = "speech" if answer.HasField("speech") else "listen"
             unit.is_kept = spans.is_sampled(answer.trace)

@@ -25,7 +25,9 @@ class RepeatedLog:
         """Log that the condition lasts, but at most once in the present interval."""
         now = self._clock()
         if self._since is None:
-            self._since, self._due, self._interval_s = now, now, _FIRST_INTERVAL_S
+            self._since = now
+            self._due = now
+            self._interval_s = _FIRST_INTERVAL_S
         if now < self._due:
             self._skipped_count += 1
             return
@@ -40,4 +42,5 @@ class RepeatedLog:
         """Log that the condition has ended, if it was reported."""
         if self._since is not None:
             self._log.info("%s after %.0f s", message, self._clock() - self._since)
-        self._since, self._skipped_count = None, 0
+        self._since = None
+        self._skipped_count = 0

@@ -118,7 +118,8 @@ class GrantLoop:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._has_change.clear()
-                hold_s, begun_at = self._hold_s(), self._state.clock()
+                hold_s = self._hold_s()
+                begun_at = self._state.clock()
                 if hold_s is None:
                     await self._begin_all(tasks)
                 if not self._has_change.is_set():
@@ -185,7 +186,8 @@ class GrantLoop:
 
         Does nothing if a ticket was put ahead of others after `ticket` was chosen.
         """
-        revision, grant = self._state.revision, None
+        revision = self._state.revision
+        grant = None
         try:
             if return_count == self._state.return_count:
                 grant = await self._store.try_grant(ticket, offer)

@@ -83,7 +83,8 @@ def lease_status(grant: Grant, state: SchedulerState) -> admin_pb2.LeaseStatus:
 
 def ticket_status(entry: QueueEntry, state: SchedulerState) -> admin_pb2.TicketStatus:
     """Return the description of a ticket for operators."""
-    request, wait_s = entry.ticket.request, state.wait_s(entry.ticket)
+    request = entry.ticket.request
+    wait_s = state.wait_s(entry.ticket)
     return admin_pb2.TicketStatus(
         ticket_id=entry.ticket.ticket_id,
         kind=request.kind,

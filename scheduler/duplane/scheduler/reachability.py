@@ -60,7 +60,8 @@ class ReachabilityChecks:
 
     async def _check(self, worker: Worker) -> None:
         """Call the worker at growing intervals until it answers or its registration ends."""
-        worker_id, address = worker.worker_id, worker.register.address
+        worker_id = worker.worker_id
+        address = worker.register.address
         _log.warning("worker %s cannot be reached at %s: no grants", worker_id, address)
         interval_s = FIRST_INTERVAL_S
         try:

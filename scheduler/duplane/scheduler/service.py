@@ -63,7 +63,8 @@ class Scheduler:
 
     def __init__(self, settings: SchedulerSettings, telemetry: Telemetry | None = None) -> None:
         self._settings = settings
-        signer, state = settings.open_signer(), SchedulerState(time.monotonic)
+        signer = settings.open_signer()
+        state = SchedulerState(time.monotonic)
         self.metrics = SchedulerMetrics(state)
         telemetry = telemetry or Telemetry("scheduler")
         telemetry.observe(self.metrics.registry)

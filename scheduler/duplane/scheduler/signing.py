@@ -49,7 +49,8 @@ class LeaseKeys:
         """Replace the key each time it reaches `max_age_s`, until cancelled."""
         while self._max_age_s is not None:
             await asyncio.sleep(max(self._max_age_s - KEY_LEAD_S, 0.0))
-            former, following = self._signer, LeaseSigner()
+            former = self._signer
+            following = LeaseSigner()
             self._store.share_keys([former.verification_key, following.verification_key])
             await self._known_to_workers(following.verification_key.key_id)
             self._signer = following

@@ -70,7 +70,8 @@ class SlotCounts:
         worker = self._state.workers.get(worker_id)
         pool, _, slots = self._counted.get(worker_id, ("", "", []))
         if worker and number < len(slots):
-            report, grant = worker.slots[number], self._state.grant_of(worker_id, number)
+            report = worker.slots[number]
+            grant = self._state.grant_of(worker_id, number)
             self._slots[pool, slots[number]] -= 1
             slots[number] = slot_state(worker, report, grant)
             self._slots[pool, slots[number]] += 1

@@ -158,7 +158,8 @@ class SchedulerState:
         if known is None or not known.slots.has_free:
             return None
         queues = sorted(known.slots.grantable(known.queues), key=_first_order)
-        now, reserved = self.clock(), self._reserved_orders
+        now = self.clock()
+        reserved = self._reserved_orders
         proposals = (next_grant(queue, known.slots, now, reserved) for queue in queues)
         return next((proposal for proposal in proposals if proposal), None)
 
@@ -248,8 +249,11 @@ class SchedulerState:
 
     def wait_s(self, ticket: Ticket) -> float | None:
         """Return the estimated wait of a ticket, or None while no slot serves the ticket."""
-        pool, now = self._pools[ticket.request.pool], self.clock()
-        needs, kind, known = needs_of(ticket.request), ticket.request.kind, pool.forecast
+        pool = self._pools[ticket.request.pool]
+        now = self.clock()
+        needs = needs_of(ticket.request)
+        kind = ticket.request.kind
+        known = pool.forecast
         rank = pool.queues[needs].rank_in_kind(ticket)
         if pool.has_many_label_sets:
             known = pool.forecasts.get((needs, kind))
@@ -316,7 +320,8 @@ class SchedulerState:
         self._leave_queue(ticket)
 
     def _leave_queue(self, ticket: Ticket) -> None:
-        queues, needs = self._pools[ticket.request.pool].queues, needs_of(ticket.request)
+        queues = self._pools[ticket.request.pool].queues
+        needs = needs_of(ticket.request)
         queue = queues[needs]
         queue.remove(ticket.order)
         self._moved[queue] = None

@@ -157,9 +157,11 @@ class Waiters:
 
         Raises FabricError if the earlier request has another kind, pool or needs.
         """
-        field, ticket = "request_id", self._state.requests.get(request.request_id)
+        field = "request_id"
+        ticket = self._state.requests.get(request.request_id)
         if ticket is None and order is not None:
-            field, ticket = "ticket_id", self._state.tickets.get(order)
+            field = "ticket_id"
+            ticket = self._state.tickets.get(order)
         if ticket is None:
             return False
         if demand_of(ticket.request) != demand_of(request):

@@ -112,7 +112,8 @@ def _queued(position: int) -> lease_pb2.Queued:
 
 
 def _duplex(dialect: str) -> Iterable[bytes]:
-    identity, mode = _IDENTITY, MODES["audio"]
+    identity = _IDENTITY
+    mode = MODES["audio"]
     speaks = {
         "A": lambda: DialectA(identity, _LIMITS, mode),
         "B": lambda: DialectB(identity, _LIMITS, mode, new_id=lambda: "0123456789ab"),

@@ -122,7 +122,8 @@ def word_starts(
     words, so some starts are missing. A missing start is interpolated between the neighbours.
     """
     starts: list[float | None] = []
-    position, known = 0, dict(found)
+    position = 0
+    known = dict(found)
     for word in text.split():
         position = text.index(word, position)
         starts.append(known.get(position))

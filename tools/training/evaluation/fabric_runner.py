@@ -37,7 +37,8 @@ class FabricRunner:
     """
 
     def __init__(self, url: str, slot_count: int) -> None:
-        self._url, self._slot_count = url, slot_count
+        self._url = url
+        self._slot_count = slot_count
 
     async def sessions(self, inputs: Sequence[SessionInput]) -> list[list[Answered]]:
         """Return the outputs of all units of each session."""

@@ -112,7 +112,8 @@ class Scores:
 def turns(units: Sequence[Answered]) -> list[Turn]:
     """Group the speaking units into turns."""
     found: list[Turn] = []
-    first, text = -1, ""
+    first = -1
+    text = ""
     for number, unit in enumerate(units):
         if not unit.speaks:
             if first >= 0:

@@ -95,7 +95,8 @@ def listener_optimisers(
     networks: ListenerNetworks, heads: nn.Module, plan: ListenerPlan
 ) -> Optimisers:
     """Assign each tensor to an optimiser. Embedding tables do not count as matrices."""
-    llm, apm = networks.llm, networks.audio.apm
+    llm = networks.llm
+    apm = networks.audio.apm
     tables = (llm.model.embed_tokens.weight, llm.lm_head.weight, apm.embed_positions.weight)
     found = [*trainable(networks.audio), *trainable(llm)]
     kept = {id(table) for table in tables}
@@ -120,8 +121,11 @@ class ListenerTraining:
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
-        self._rank, self._ranks = rank, ranks
-        self.plan, self.vocabulary, self._path = plan, vocabulary, path
+        self._rank = rank
+        self._ranks = ranks
+        self.plan = plan
+        self.vocabulary = vocabulary
+        self._path = path
         batch = max(plan.sound_batch, plan.short_batch, plan.batch)
         self.networks = ListenerNetworks.build(config, plan.seed, batch=batch)
         seed_all(plan.seed)
@@ -156,10 +160,12 @@ class ListenerTraining:
         began = time.process_time() - self._cpu_s
         while self.step < last:
             if self.step < plan.sound_steps:
-                losses, factor = self._sound_step(), plan.factor(self.step, 4 * plan.sound_steps)
+                losses = self._sound_step()
+                factor = plan.factor(self.step, 4 * plan.sound_steps)
             else:
                 step = self.step - plan.sound_steps
-                losses, factor = self._session_step(step), plan.factor(step, plan.steps)
+                losses = self._session_step(step)
+                factor = plan.factor(step, plan.steps)
             self._optimisers.step(torch.stack(list(losses.values())).sum(), factor)
             for name, value in losses.items():
                 sums[name] = 0.9 * sums.get(name, value.item()) + 0.1 * value.item()
@@ -188,7 +194,8 @@ class ListenerTraining:
 
     def _session_step(self, step: int) -> dict[str, Tensor]:
         plan = self.plan
-        builder, count = self._long, plan.batch
+        builder = self._long
+        count = plan.batch
         if step < plan.word_steps + plan.short_steps:
             builder = self._words if step < plan.word_steps else self._short
             count = plan.short_batch

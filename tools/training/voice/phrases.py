@@ -23,7 +23,8 @@ def draw_phrases(count: int, seed: int) -> list[str]:
     No phrase contains a held-out answer or the question of a sum: the evaluation measures how the
     model speaks these.
     """
-    chance, found = Random(seed), set[str]()
+    chance = Random(seed)
+    found = set[str]()
     answers = [text.split() for text in all_answers()]
     known = set(all_answers())
     words = answer_words()
@@ -39,7 +40,8 @@ def draw_phrases(count: int, seed: int) -> list[str]:
 
 def _draw(chance: Random, answers: Sequence[Sequence[str]], words: Sequence[str]) -> list[str]:
     """Draw digits, words in a random order, or parts of two answers."""
-    length, kind = chance.randint(1, LONGEST_PHRASE), chance.random()
+    length = chance.randint(1, LONGEST_PHRASE)
+    kind = chance.random()
     if kind < 0.25:
         return chance.choices(DIGITS, k=length)
     if kind < 0.6:

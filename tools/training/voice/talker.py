@@ -110,14 +110,16 @@ class TalkerTraining:
     """Trains the worker's talker on whole turns, with the training cache."""
 
     def __init__(self, config: dict[str, Any], vocabulary: Vocabulary, plan: TalkerPlan) -> None:
-        self.plan, self._vocabulary = plan, vocabulary
+        self.plan = plan
+        self._vocabulary = vocabulary
         self.talker = Talker(config, 1, DEVICE, torch.float32)
         draw_weights(self.talker, plan.seed)
         with torch.no_grad():
             for parameter in self.talker.projector_semantic.parameters():
                 parameter.zero_()
         use_one_pass(self.talker.model)
-        width, self.end = config["tts_config"]["hidden_size"], self.talker.end
+        width = config["tts_config"]["hidden_size"]
+        self.end = self.talker.end
         seed_all(plan.seed)
         self.head = nn.Linear(width, self.end + 1, bias=False)
         codes = cast("nn.Embedding", self.talker.emb_code[0])
@@ -135,7 +137,8 @@ class TalkerTraining:
     def run(self, answers: Mapping[str, CodedAnswer], phrases: Mapping[str, CodedAnswer]) -> None:
         """Train. Half of the draws are phrases."""
         seed_all(self.plan.seed)
-        began, mean = time.process_time(), 0.0
+        began = time.process_time()
+        mean = 0.0
         for step, rows in enumerate(self._batches(answers, phrases)):
             loss, right = self.loss(rows, noise=NOISE_SHARE)
             self._optimisers.step(loss, self.plan.factor(step))
@@ -172,7 +175,9 @@ class TalkerTraining:
 
     def _row(self, answer: CodedAnswer, *, is_chat: bool) -> _Row:
         """Return an answer as the worker feeds it: unit by unit; in a chat, all units together."""
-        row, vocabulary, dims = _Row(), self._vocabulary, self.talker.dims
+        row = _Row()
+        vocabulary = self._vocabulary
+        dims = self.talker.dims
         if is_chat:
             words = [word for unit in answer.units for word in unit]
             row.read([*vocabulary.words(words, is_start=True), dims.text_end, dims.bos])

@@ -76,7 +76,8 @@ class AttachLoop:
         scheduler says that it accepts calls. If a scheduler accepts calls but refuses the worker,
         the loop pauses. Both times grow with each pass over the addresses without success.
         """
-        failure_count, backoff_s = 0, _FIRST_BACKOFF_S
+        failure_count = 0
+        backoff_s = _FIRST_BACKOFF_S
         index = random.getrandbits(16)  # random, so that the workers use all schedulers
         while True:
             addresses = await resolve(self._schedulers)

@@ -73,10 +73,8 @@ class DialectDHttp(ChatDialect):
 
     def done(self, done: session_pb2.Done, now: Moment) -> list[bytes]:
         """Render the answer. `cached_tokens` is 0, since no request uses an earlier context."""
-        answer_count, prompt_count = (
-            done.token_counts.output_text_token_count,
-            self._prompt_token_count,
-        )
+        answer_count = done.token_counts.output_text_token_count
+        prompt_count = self._prompt_token_count
         event: dict[str, object] = {
             "text": "".join(self._text),
             "success": True,

@@ -51,9 +51,11 @@ class ChatRoutes:
                 return _refused(_STATUSES[refusal.reason], refusal.message)
             limits = self._limits
             body = await read_body(request, limits.chat_message_bytes, limits.init_s)
-            now, identity = self._clock.now(), self._sessions.new_identity(chat_request)
+            now = self._clock.now()
+            identity = self._sessions.new_identity(chat_request)
             dialect = DialectDHttp(identity, limits, CHAT_MODE, now)
-            session, client = ChatSession(dialect, limits, now), HttpChatClient(body)
+            session = ChatSession(dialect, limits, now)
+            client = HttpChatClient(body)
             running = asyncio.ensure_future(
                 self._sessions.run(client, session, CHAT_MODE, chat_request)
             )

@@ -93,9 +93,11 @@ class FabricRoutes:
                 list_workers(self._fabric), list_leases(self._fabric), list_tickets(self._fabric)
             )
         except FabricError:
-            status, is_reachable = unknown_status(now()), False
+            status = unknown_status(now())
+            is_reachable = False
         else:
-            status, is_reachable = fabric_status(workers, leases, tickets, now()), True
+            status = fabric_status(workers, leases, tickets, now())
+            is_reachable = True
         return json_answer(
             {
                 **status,

@@ -185,7 +185,8 @@ def _worker(
     The reference has one session per worker. Here, the keys about this session describe the oldest
     session of the worker.
     """
-    register, lease = worker.worker, leases[0] if leases else None
+    register = worker.worker
+    lease = leases[0] if leases else None
     address = parse_address(register.address)
     device, _, index = register.device.name.partition(":")
     return {

@@ -50,7 +50,8 @@ class VoiceRoutes:
         return json_answer({"total": len(listed), "ref_audios": listed})
 
     async def _read(self, request: web.Request) -> web.Response:
-        voices, voice_id = self._voices, request.match_info["voice"]
+        voices = self._voices
+        voice_id = request.match_info["voice"]
         content = await _in_thread(lambda: voices.read(voice_id)) if voices else None
         if content is None:
             raise _not_found(voice_id)
@@ -79,7 +80,8 @@ class VoiceRoutes:
 
     async def _delete(self, request: web.Request) -> web.Response:
         self._require_operator(request)
-        voices, voice_id = self._require_voices(), request.match_info["voice"]
+        voices = self._require_voices()
+        voice_id = request.match_info["voice"]
         removed = await _in_thread(lambda: voices.remove(voice_id))
         if removed is None:
             raise _not_found(voice_id)

@@ -14,7 +14,8 @@ _MIN_LENGTH = 4096  # the parser reads shorter strings
 _MAX_STRINGS = 32  # only the first strings of a message are examined
 # The mark that the parser reads in place of the long string. A message with escapes is parsed
 # whole, so no other string can equal the mark.
-_MARK, _MARK_JSON = "\0", rb'"\u0000"'
+_MARK = "\0"
+_MARK_JSON = rb'"\u0000"'
 
 
 def load(message: bytes) -> object:

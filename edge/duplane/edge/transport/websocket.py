@@ -8,7 +8,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import WebSocketError, WSCloseCode, WSMsgType, web
 
@@ -39,8 +39,7 @@ class WebSocket:
     """
 
     def __init__(self, request: web.Request, limits: Limits, max_message_bytes: int) -> None:
-        protocol = request.protocol
-        assert isinstance(protocol, ClientProtocol)
+        protocol = cast("ClientProtocol", request.protocol)  # the server makes no other
         self._protocol = protocol
         self._request = request
         self._limits = limits
@@ -84,7 +83,8 @@ class WebSocket:
         lost connection, even while the session waits in the queue or a unit runs.
         """
         self._reading = asyncio.current_task()
-        loop, last_data_s = asyncio.get_running_loop(), 0.0
+        loop = asyncio.get_running_loop()
+        last_data_s = 0.0
         collections = self._protocol.collections
         while True:
             message = await self._response.receive()
@@ -195,7 +195,8 @@ class WebSocket:
 
         Any data counts as an answer, because a client cannot send a pong inside a long frame.
         """
-        loop, ping_s = asyncio.get_running_loop(), self._limits.ping_s
+        loop = asyncio.get_running_loop()
+        ping_s = self._limits.ping_s
         while True:
             last_data_s = self._protocol.last_data_s
             await asyncio.sleep(last_data_s + ping_s - loop.time())

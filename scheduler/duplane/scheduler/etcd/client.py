@@ -131,7 +131,8 @@ class EtcdClient:
         """Return a header, and all keys with this prefix as they were at the header's revision."""
         end = end_of(prefix)
         page = await self.read(prefix, end, _PAGE_LENGTH)
-        header, found = page.header, list(page.kvs)
+        header = page.header
+        found = list(page.kvs)
         while page.more:
             page = await self.read(page.kvs[-1].key + b"\0", end, _PAGE_LENGTH, header.revision)
             found += page.kvs

@@ -53,7 +53,8 @@ class LeaseKeeper:
         """Renew the lease until it has ended or the task is cancelled."""
         failed: Endpoint | None = None
         while True:
-            endpoint, sent_at = self._endpoints.pick(failed), asyncio.get_running_loop().time()
+            endpoint = self._endpoints.pick(failed)
+            sent_at = asyncio.get_running_loop().time()
             ttl_s = await self._renew(endpoint)
             if ttl_s is None:
                 self._endpoints.note_failure(endpoint)

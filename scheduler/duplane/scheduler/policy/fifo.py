@@ -89,7 +89,8 @@ class FifoQueue:
         Nevertheless, the `position` of these tickets does not grow.
         """
         if entry := self._entries.get(ticket.order):
-            entry.ticket, entry.avoids_until = ticket, _avoids_until(ticket, now)
+            entry.ticket = ticket
+            entry.avoids_until = _avoids_until(ticket, now)
             return
         position = self._orders.bisect_left(ticket.order) + 1
         self._orders.add(ticket.order)

@@ -61,7 +61,9 @@ class Candidate:
         held: set[_Held] = set()
         last_number = idle_count = 0
         for report in worker.slots:
-            slot, number, grant = report.slot, report.fencing_number, grants.get(report.slot)
+            slot = report.slot
+            number = report.fencing_number
+            grant = grants.get(report.slot)
             last_number = max(last_number, number, grant.claims.fencing_number if grant else 0)
             if is_leaving or report.state == registry_pb2.SLOT_STATE_BROKEN:
                 continue
@@ -202,7 +204,8 @@ class SlotIndex:
 
     def put(self, candidate: Candidate) -> None:
         """Add a worker, or replace its entry."""
-        worker_id, ability = candidate.worker.worker_id, candidate.ability
+        worker_id = candidate.worker.worker_id
+        ability = candidate.ability
         former = self._candidates.get(worker_id)
         if former and former.ability != ability:
             self.remove(worker_id)

@@ -47,7 +47,8 @@ class Pages(Generic[Item, Status]):
         keys = await self._sorted_keys(is_first=not token)
         length = min(page_size or PAGE_LENGTH, PAGE_LENGTH)
         found: list[Status] = []
-        size, start = 0, bisect_right(keys, token)
+        size = 0
+        start = bisect_right(keys, token)
         for index in range(start, len(keys)):
             if len(found) == length or size >= _PAGE_BYTES:
                 return found, keys[index - 1]
@@ -67,6 +68,7 @@ class Pages(Generic[Item, Status]):
                     await asyncio.sleep(0)
                 keys.append(self._key_of(item))
             keys.sort()
-            self._keys, self._made_at = keys, now
+            self._keys = keys
+            self._made_at = now
             return keys
         return self._keys

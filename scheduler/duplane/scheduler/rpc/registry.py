@@ -179,7 +179,8 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
     ) -> None:
         if not request.HasField("report"):
             raise FabricError(Reason.OUT_OF_ORDER, "only reports may follow", field="report")
-        worker, report = self._current(stream), request.report
+        worker = self._current(stream)
+        report = request.report
         if worker is None:
             return  # superseded: this stream is about to end
         check_report(report, len(worker.slots))

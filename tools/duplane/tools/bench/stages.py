@@ -91,7 +91,8 @@ class StageWatch:
         setattr(owner, name, watched)
 
     def _counted(self, stage: Stage, call: Call) -> Any:
-        flops, syncs = FlopCounterMode(display=False), SyncCount()
+        flops = FlopCounterMode(display=False)
+        syncs = SyncCount()
         with syncs, flops:
             result = call()
         self.flops[stage] += flops.get_total_flops()
@@ -123,7 +124,8 @@ def moved_bytes(model: DuplexModel, slots: int) -> dict[Stage, int]:
     parts = model.parts
     llm, audio = parts.llm, parts.audio
     layers = _bytes(llm) - llm.model.embed_tokens.weight.nbytes
-    cache, head = llm.cache, llm.model.embed_tokens.weight.nbytes
+    cache = llm.cache
+    head = llm.model.embed_tokens.weight.nbytes
     row = cache.memory_bytes // (cache.slot_count * cache.capacity)
     held = row * sum(cache.length(slot) for slot in range(slots))
     per_position = audio.cache.nbytes // (model.slot_count * audio.config.position_count)

@@ -180,7 +180,8 @@ def _sizes(
     is_seeing = field(config, "init_vision", bool, True)
     beyond = overhang(heard, VisionConfig.from_json(config).query_count if is_seeing else None)
     modules = dict(_modules(config, slots, capacity + beyond, dtype))
-    llm, talker = modules["llm."], modules.get("tts.")
+    llm = modules["llm."]
+    talker = modules.get("tts.")
     assert isinstance(llm, LanguageModel)  # as `_modules` builds it
     audio = AudioEncoder(heard, slots, META, dtype)
     found = [("LLM", _bytes(llm) + llm.cache.memory_bytes), ("audio", _bytes(audio))]

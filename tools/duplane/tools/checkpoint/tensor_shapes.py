@@ -16,7 +16,8 @@ def tensor_shapes(config: dict[str, Any]) -> Shapes:
     yield from _vision("vpm.", config["vision_config"], layers)
     yield from _resampler("resampler.", config)
     yield from _audio("apm.", config["audio_config"])
-    width, hidden = config["audio_config"]["d_model"], config["hidden_size"]
+    width = config["audio_config"]["d_model"]
+    hidden = config["hidden_size"]
     yield from _projector("audio_projection_layer.", width, hidden)
     yield from _talker("tts.", config["tts_config"])
 
@@ -98,7 +99,8 @@ def _vision(prefix: str, config: dict[str, Any], layers: int) -> Shapes:
 
 
 def _resampler(prefix: str, config: dict[str, Any]) -> Shapes:
-    hidden, vision = config["hidden_size"], config["vision_config"]["hidden_size"]
+    hidden = config["hidden_size"]
+    vision = config["vision_config"]["hidden_size"]
     yield prefix + "query", (config["query_num"], hidden)
     yield prefix + "kv_proj.weight", (hidden, vision)
     yield prefix + "attn.in_proj_weight", (3 * hidden, hidden)

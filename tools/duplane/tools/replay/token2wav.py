@@ -86,7 +86,8 @@ def _load(
 
 def _setup_checks(vocoder: Vocoder, arrays: Arrays, frames: int) -> Iterator[Check]:
     """Compare the caches after priming, in the layout of the reference."""
-    base, stride = vocoder.base, vocoder.flow.stride
+    base = vocoder.base
+    stride = vocoder.flow.stride
 
     def attention(cache: torch.Tensor, count: int) -> torch.Tensor:
         """Return the first `count` columns of slot 0, with keys and values joined.

@@ -55,7 +55,8 @@ def _turn(name: str, talker: Talker, turn: list[dict[str, Any]], arrays: Any) ->
 
 
 def _chunk(talker: Talker, chunk: dict[str, Any], arrays: Any) -> Iterator[Check]:
-    key, start = chunk["name"], talker.cache.length(0)
+    key = chunk["name"]
+    start = talker.cache.length(0)
     condition = _condition(talker, chunk["text_token_ids"], arrays[f"{key}_hidden"])
     yield compare("condition", condition, arrays[f"{key}_condition"], TOLERANCE)
     yield same("text_start_pos", start, chunk["text_start_pos"])

@@ -147,7 +147,8 @@ class DialectB(_Realtime):
         named = str(event.get("input_id", ""))
         if named.isdecimal():
             return int(named)
-        kind, before = event["kind"], self._last_kind
+        kind = event["kind"]
+        before = self._last_kind
         self._last_kind = kind
         goes_on = closes_turn or (kind == "audio" and before == "text")
         if not goes_on or self._counted < 0:

@@ -209,7 +209,9 @@ async def _send_all(
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_QUEUE_TIMEOUT_S):
                 await outcome.is_admitted.wait()
-    begin, first_s, last = time.monotonic(), script.sent[0].at_s, len(script.sent) - 1
+    begin = time.monotonic()
+    first_s = script.sent[0].at_s
+    last = len(script.sent) - 1
     for number, sent in enumerate(script.sent):
         if is_paced:
             await asyncio.sleep(max(0.0, begin + sent.at_s - first_s - time.monotonic()))

@@ -66,7 +66,8 @@ def trace(
     from duplane.tools.trace.units import Collected
     from duplane.tools.trace.views import Choice, report
 
-    collected, choice = Collected(keep), Choice(session, unit, slowest)
+    collected = Collected(keep)
+    choice = Choice(session, unit, slowest)
     if file is not None:
         for request in read_lines(file):
             collected.add(request)

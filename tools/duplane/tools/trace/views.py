@@ -129,7 +129,8 @@ def session_steps(collected: Collected, session_id: str) -> str:
     whole_ms = max(max(step.end_ns for step in steps) - begin_ns, 1) / 1e6
     lines = [f"session {session_id}, {whole_ms / 1e3:.1f} s", ""]
     for step in steps:
-        since_ms, lasted_ms = (step.begin_ns - begin_ns) / 1e6, (step.end_ns - step.begin_ns) / 1e6
+        since_ms = (step.begin_ns - begin_ns) / 1e6
+        lasted_ms = (step.end_ns - step.begin_ns) / 1e6
         bar = _bar(since_ms / whole_ms, lasted_ms / whole_ms)
         lines.append(f"{step.name:<16} {since_ms:9.2f} {lasted_ms:9.2f} ms  |{bar}|")
     return "\n".join((*lines, "", ""))

@@ -174,7 +174,9 @@ class _Pictures:
     def __init__(
         self, container: av.container.InputContainer, timeline: _Timeline, bounds: VideoBounds
     ) -> None:
-        self._container, self._timeline, self._bounds = container, timeline, bounds
+        self._container = container
+        self._timeline = timeline
+        self._bounds = bounds
         self._stream = _video_of(container, bounds)
         self._frames = self._decoded()
         self._shown: VideoFrame | None = None  # the latest decoded frame

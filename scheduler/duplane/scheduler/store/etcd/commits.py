@@ -262,7 +262,8 @@ class Commits:
 
         Operations that turn out to change nothing are completed without etcd.
         """
-        joint, later = _Joint(), list[_Operation[Any]]()
+        joint = _Joint()
+        later = list[_Operation[Any]]()
         if self._passed_over_count < _MAX_PASSED_OVER or not self._others:
             while self._arrivals and not joint.sent and self._left_count:
                 self._join(self._arrivals.popleft(), joint, later)
@@ -350,7 +351,8 @@ class Commits:
         guard = Transaction[None](self._facts, lambda _: None)
         guard.require_unchanged(self._facts.keys.base, self._facts.keys.session(self._session.name))
         if len(steps) == 1:
-            compares, changes = [*guard.compares, *steps[0].compares], steps[0].changes
+            compares = [*guard.compares, *steps[0].compares]
+            changes = steps[0].changes
         else:
             compares = guard.compares
             changes = [

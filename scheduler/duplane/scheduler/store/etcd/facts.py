@@ -169,7 +169,8 @@ class Facts:
             yield etcd_pb2.Event(type=etcd_pb2.Event.DELETE, kv=gone)
 
     def _apply_event(self, event: etcd_pb2.Event, transition: _Transition) -> None:
-        key, is_put = event.kv.key, event.type == etcd_pb2.Event.PUT
+        key = event.kv.key
+        is_put = event.type == etcd_pb2.Event.PUT
         if is_put:
             self._held[key] = event.kv.mod_revision, event.kv.lease
         else:
@@ -341,7 +342,8 @@ class _Transition:
     def _grants(self, after: Facts, number: int) -> Iterable[Change | None]:
         put: dict[int, list[tuple[Slot | None, Slot]]] = {}  # by fencing number
         for key in list(self.slots):
-            former, slot = self.slots.pop(key), after.slots.get(key)
+            former = self.slots.pop(key)
+            slot = after.slots.get(key)
             if slot:
                 put.setdefault(slot.fencing_number, []).append((former, slot))
             yield None

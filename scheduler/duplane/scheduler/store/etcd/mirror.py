@@ -140,7 +140,8 @@ class Mirror:
     def _note_read(self) -> None:
         """Record, at the first read only, whether other schedulers have sessions."""
         if not self._has_read:
-            self._has_read, self.has_found_sessions = True, bool(self.facts.sessions)
+            self._has_read = True
+            self.has_found_sessions = bool(self.facts.sessions)
 
     async def _apply_batch(self, batch: Sequence[etcd_pb2.Event]) -> None:
         self._begin_portion()
@@ -168,7 +169,8 @@ class Mirror:
         self._begin_portion()
 
     def _begin_portion(self) -> None:
-        self._portion_count, self._portion_end = 0, self._clock() + _PORTION_S
+        self._portion_count = 0
+        self._portion_end = self._clock() + _PORTION_S
 
     def _publish_revision(self) -> None:
         """End the waits for this revision."""

@@ -35,7 +35,8 @@ MAX_LATER_REPORTS = 16
 
 def register(facts: Facts, message: registry_pb2.Register, lease: int) -> Step[Worker | None]:
     """Add a registration, or replace one and end its grants."""
-    keys, worker_id = facts.keys, message.worker_id
+    keys = facts.keys
+    worker_id = message.worker_id
     known = facts.workers.get(worker_id)
     if known and not replaces(message, known.register):
         return Done(None)
@@ -75,7 +76,8 @@ def end_some_grants(facts: Facts, worker_id: str, may_end: Callable[[Worker], bo
     If one transaction can end all remaining grants, this ends none and the answer is False.
     `may_end` returns True if the present registration is the one that is about to end.
     """
-    known, live = facts.workers.get(worker_id), facts.live_slots(worker_id)
+    known = facts.workers.get(worker_id)
+    live = facts.live_slots(worker_id)
     if known is None or not may_end(known) or len(live) <= MAX_ENDED_COUNT:
         return Done(False)
     step = Transaction[bool](facts, lambda _: True, is_alone=True)
@@ -200,7 +202,8 @@ def _grant_value(facts: Facts, ticket: Ticket, offer: Offer) -> bytes:
 
 
 def _put_grant(step: Transaction[Answer], ticket: Ticket, offer: Offer, value: bytes) -> None:
-    facts, claims = step.facts, offer.claims
+    facts = step.facts
+    claims = offer.claims
     request_key = facts.keys.request(ticket.request.request_id)
     epoch_key = facts.keys.epoch(claims.worker_id)
     slot_key = facts.keys.slot((claims.worker_id, claims.slot))
@@ -266,7 +269,8 @@ def _put_worker(facts: Facts, worker: Worker, base: int) -> Transaction[bool]:
 
 def _put_reports(step: Transaction[bool], known: Worker, reported: Worker) -> None:
     """Write the reports that differ from the known ones."""
-    keys, worker_id = step.facts.keys, known.worker_id
+    keys = step.facts.keys
+    worker_id = known.worker_id
     lease = step.facts.lease_of(keys.epoch(worker_id))
     slots = zip(known.slots, reported.slots, strict=True)
     changed = [after for before, after in slots if before != after]
@@ -288,7 +292,8 @@ def _put_all_reports(step: Transaction[Answer], worker: Worker, lease: int) -> N
 
 def _put_slot(facts: Facts, slot: Slot) -> Transaction[bool]:
     """Write a slot with its grant. If `slot.end` is set, mark the grant as ended."""
-    keys, claims = facts.keys, slot.grant.claims
+    keys = facts.keys
+    claims = slot.grant.claims
     key, epoch_key = keys.slot(_slot_key(slot.grant)), keys.epoch(claims.worker_id)
     step = Transaction[bool](facts, lambda _: True)
     step.require_unchanged(key, epoch_key)
@@ -301,7 +306,8 @@ def _put_slot(facts: Facts, slot: Slot) -> Transaction[bool]:
 
 def _end(step: Transaction[bool], slot: Slot, end: GrantEnd) -> None:
     """Mark a grant as ended, and delete its request. The slot's next grant overwrites the mark."""
-    facts, claims = step.facts, slot.grant.claims
+    facts = step.facts
+    claims = slot.grant.claims
     value = slot_value(replace(slot, end=end), facts.base)
     lease = facts.lease_of(facts.keys.epoch(claims.worker_id))
     step.put(facts.keys.slot(_slot_key(slot.grant)), value, lease)

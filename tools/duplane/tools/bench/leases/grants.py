@@ -92,7 +92,9 @@ class _Worker:
         self._sessions: dict[int, str] = {}  # lease ids by slot
         self._admission = Admission(self._register.worker_id, slot_count, [_KIND])
         attached = AttachedWorker(
-            *(self._admission, self._registration, self._report),
+            admission=self._admission,
+            register=self._registration,
+            report=self._report,
             end_session=_no_session,
             drain=lambda: None,  # nobody drains these workers
         )
@@ -302,7 +304,8 @@ async def _floor_ms(store: str) -> Sequence[float]:
     if store == "memory:":
         return ()
     url = EtcdUrl.parse(store)
-    client, key = EtcdClient(url.addresses), f"{url.prefix}bench".encode()
+    client = EtcdClient(url.addresses)
+    key = f"{url.prefix}bench".encode()
     try:
         times = [await _put_ms(client, key) for _ in range(_QUIET_COUNT)]
         await client.delete(key)

@@ -14,7 +14,8 @@ def search(first: int, largest: int) -> Generator[int, bool, int]:
     doubles until the fabric does not hold it. Then each number is halfway between the largest that
     it held and the smallest that it did not hold.
     """
-    good, bad = 0, largest + 1  # a `bad` above `largest` has not been tried
+    good = 0
+    bad = largest + 1  # a `bad` above `largest` has not been tried
     number = min(first, largest)
     while bad - good > max(1, good // _RESOLUTION):
         if (yield number):

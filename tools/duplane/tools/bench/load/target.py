@@ -38,7 +38,8 @@ class Receiver:
     @contextlib.asynccontextmanager
     async def exporting(cls) -> AsyncGenerator[Receiver]:
         """Serve, and set the environment so that new processes export to this receiver."""
-        receiver, listen = cls(), Address("127.0.0.1", 0)
+        receiver = cls()
+        listen = Address("127.0.0.1", 0)
         async with receiving_otlp(listen, receiver._count) as address:
             with _environment(
                 {

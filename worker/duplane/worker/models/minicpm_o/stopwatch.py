@@ -30,7 +30,8 @@ class Stopwatch:
         If the device has not finished a stage, the stage is measured until now, and later stages
         have 0 s.
         """
-        now_s, end_s = time.monotonic(), self._begin_s
+        now_s = time.monotonic()
+        end_s = self._begin_s
         seconds: dict[str, float] = {}
         for stage, host_s, event in self._ends:
             begin_s, end_s = end_s, host_s

@@ -126,7 +126,8 @@ def encode_batch(
         return [none for _ in segments]
     width = padded_length(max(segment.padded_frames for segment in segments), buckets)
     clips = [log_mel.clip(segment.samples) for segment in segments]
-    batch, ends = list(segments), None
+    batch = list(segments)
+    ends = None
     if buckets:
         padding = padded_size(len(batch)) - len(batch)
         batch, clips = batch + batch[:1] * padding, clips + clips[:1] * padding

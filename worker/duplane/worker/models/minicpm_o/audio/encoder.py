@@ -116,7 +116,8 @@ class AudioEncoder(nn.Module):
 
     def _convolve(self, features: Tensor, is_first: list[bool]) -> Tensor:
         """Map the features of units [n, frames, mel_bins] to positions [n, positions, width]."""
-        count, firsts = len(features), is_first
+        count = len(features)
+        firsts = is_first
         if self.has_buckets:
             padding = padded_size(count) - count
             features = torch.cat((features, features[:1].expand(padding, -1, -1)))
@@ -173,7 +174,8 @@ class AudioEncoder(nn.Module):
 
         A unit attends to itself and to the units before it.
         """
-        begin, device = self._begin(slot), hidden.device
+        begin = self._begin(slot)
+        device = hidden.device
         units = torch.arange(len(hidden), device=device).repeat_interleave(UNIT_POSITIONS)
         ends = begin + (units + 1) * UNIT_POSITIONS
         span = begin + len(units)

@@ -158,7 +158,8 @@ class MelStream(nn.Module):
                 f"audio: {total / SAMPLE_RATE:.1f} s are waiting, "
                 f"at most {BACKLOG_SAMPLES // SAMPLE_RATE} s are kept"
             )
-        row, begin = self._input[slot], self._begins[slot]
+        row = self._input[slot]
+        begin = self._begins[slot]
         if fill:  # nothing has been consumed yet
             row[fill : fill + held] = row[:held].copy()
             row[:fill] = 0.0
@@ -222,7 +223,8 @@ class MelStream(nn.Module):
         width = max(self._taken[slot] for slot in slots)
         units = np.zeros((len(slots), width), np.float32)
         for unit, slot in zip(units, slots, strict=True):
-            taken, begin = self._taken[slot], self._begins[slot]
+            taken = self._taken[slot]
+            begin = self._begins[slot]
             unit[:taken] = self._input[slot, begin - taken : begin]
         columns = starts[:, None] + torch.arange(width, device=rows.device)
         self.samples[rows[:, None], columns] = upload(units, rows.device)

@@ -41,7 +41,9 @@ class StaticRows:
 
     def __init__(self, cache: KVCache, width: int, length: int) -> None:
         device = cache.keys.device
-        self._cache, self._width, self._length = cache, width, length
+        self._cache = cache
+        self._width = width
+        self._length = length
         self._is_whole = width == cache.slot_count
         self._order = torch.arange(width, device=device)
         self.slots = self._order.clone()

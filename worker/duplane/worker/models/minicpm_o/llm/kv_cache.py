@@ -119,7 +119,8 @@ class KVCache:
         shape = (layers, slots, heads, capacity + 1, head_dim)
         self.keys = torch.zeros(shape, device=device, dtype=dtype)
         self.values = torch.zeros(shape, device=device, dtype=dtype)
-        self.slot_count, self.capacity = slots, capacity
+        self.slot_count = slots
+        self.capacity = capacity
         self.is_gathering = device.type == "cuda"
         self.layer_row_bytes = 2 * heads * head_dim * self.keys.element_size()
         self.queries_per_head = queries_per_head

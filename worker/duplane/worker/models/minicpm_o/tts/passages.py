@@ -57,7 +57,10 @@ class SpeechStream:
 
     def reset(self) -> None:
         """Start an answer without passages."""
-        self.history, self.unfed, self.passage, self.earlier = [], None, None, None
+        self.history = []
+        self.unfed = None
+        self.passage = None
+        self.earlier = None
 
     @property
     def is_done(self) -> bool:
@@ -72,7 +75,9 @@ class SpeechStream:
         """
         if not self.is_done:
             raise ValueError(f"slot {self.slot} has not finished its passage")
-        self.condition, self.step_count, self.remaining = condition, 0, most
+        self.condition = condition
+        self.step_count = 0
+        self.remaining = most
         self.fewest = fewest
         self.earlier, self.passage = self.passage, Passage(condition)
 

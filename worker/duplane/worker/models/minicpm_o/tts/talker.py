@@ -106,8 +106,11 @@ class TalkerSteps:
 
         Without `has_draws` or `has_filter` the kernels for drawing or filtering are left out.
         """
-        self._talker, self._has_draws, self._has_filter = talker, has_draws, has_filter
-        self._rows, device = rows, talker.emb_text.weight.device
+        self._talker = talker
+        self._has_draws = has_draws
+        self._has_filter = has_filter
+        self._rows = rows
+        device = talker.emb_text.weight.device
         columns = REPETITION_WINDOW + steps
         self.drawn = torch.full((count, columns), -1, dtype=torch.long, device=device)
         # The number of steps so far. It is 1 until `begin` sets it to 0, because a CUDA graph
@@ -326,7 +329,8 @@ class Talker(nn.Module):
 
         Returns the steps, the function that runs a further step, and the slots' rows in the steps.
         """
-        slots, length = [request.slot for request in requests], max(starts) + most - 1
+        slots = [request.slot for request in requests]
+        length = max(starts) + most - 1
         found = None
         if self.graphs is not None and self.on_step is None and most <= UNIT_DRAWS:
             found = self.graphs.find(slots, length)
@@ -347,7 +351,8 @@ class Talker(nn.Module):
             return steps, steps.run, slice(None)
         self.cache.grow([(slot, most - 1) for slot in slots])
         steps, run = found
-        width, index = len(steps.drawn), steps.static.begin(slots, starts)
+        width = len(steps.drawn)
+        index = steps.static.begin(slots, starts)
         steps.begin(_spread(values, index, width, 1.0))
         steps.choose(_spread(hidden, index, width, 0.0))
         return steps, run, index

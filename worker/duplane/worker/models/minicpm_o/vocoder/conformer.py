@@ -144,7 +144,8 @@ class RelativeAttention(nn.Module):
             for linear in (self.linear_q, self.linear_k, self.linear_v)
         )
         keys, values = window.extend((layer,), key, value)
-        new, columns = query.shape[-2], keys.shape[-2]
+        new = query.shape[-2]
+        columns = keys.shape[-2]
         scale = query.shape[-1] ** -0.5
         first = self._farthest - (columns - 1)
         positions = self.positions[..., first : first + columns + new]

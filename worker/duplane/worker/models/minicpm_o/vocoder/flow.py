@@ -121,7 +121,9 @@ def cosine_schedule(steps: int) -> tuple[list[float], list[float]]:
     As in the reference, the values are float32 and are summed step by step.
     """
     grid = 1 - torch.cos(torch.linspace(0, 1, steps + 1, device="cpu") * 0.5 * torch.pi)
-    time, times, lengths = grid[0], list[float](), list[float]()
+    time = grid[0]
+    times = list[float]()
+    lengths = list[float]()
     for following in grid[1:]:
         length = following - time
         times.append(time.item())
@@ -226,10 +228,13 @@ class Flow(nn.Module):
         moves: tuple[list[IntArray], ...] = ([], [], [])
         listed: list[list[int]] = []
         for chunk in chunks:
-            frames, stride = chunk.frames, self.stride
-            cached, prompt = len(frames.columns), frames.prompt
+            frames = chunk.frames
+            stride = self.stride
+            cached = len(frames.columns)
+            prompt = frames.prompt
             tokens = self.encoded(len(chunk.tokens), chunk.is_last)
-            new, capacity = tokens * stride, caches.capacity
+            new = tokens * stride
+            capacity = caches.capacity
             by_token = token_moves(cached // stride, tokens, prompt, caches.token_capacity, stride)
             by_frame = frame_moves(cached, new, prompt, capacity)
             columns, by_estimator = estimator_moves(frames.columns, new, prompt, capacity)

@@ -77,7 +77,8 @@ class FlowCaches:
         self.capacity = capacity
         self.stride = shape.stride
         self.token_capacity = capacity // shape.stride
-        frames, tokens = capacity + chunk, (capacity + chunk) // shape.stride
+        frames = capacity + chunk
+        tokens = (capacity + chunk) // shape.stride
         head = shape.width // shape.conformer_heads
         heads, pairs = shape.conformer_heads, 2 * shape.estimator_heads
         self.speaker = zeros(shape.speaker_width)
@@ -193,7 +194,8 @@ def batch_of(rows: Sequence[Row], caches: FlowCaches, lookahead: int, padded: in
 
     If `padded` is not 0, the rows are padded to this number of new tokens.
     """
-    device, stride = caches.speaker.device, caches.stride
+    device = caches.speaker.device
+    stride = caches.stride
     slots = slot_index([row.slot for row in rows], device)
     cached, new = max(row.cached for row in rows), padded or max(row.new for row in rows)
     is_ragged = padded > 0 or any((row.cached, row.new) != (cached, new) for row in rows)
@@ -213,7 +215,8 @@ def batch_of(rows: Sequence[Row], caches: FlowCaches, lookahead: int, padded: in
         values = torch.zeros(outside.shape, device=device).masked_fill_(outside, -math.inf)
         return values[:, None, None]
 
-    beyond, width = None, new + lookahead
+    beyond = None
+    width = new + lookahead
     if any(row.tokens != width for row in rows):
         counts = upload([row.tokens for row in rows], device)
         beyond = torch.arange(width, device=device) >= counts[:, None]

@@ -205,7 +205,8 @@ class HarmonicSource(nn.Module):
         its own noise; here one noise, scaled by the norm of the weights, replaces their weighted
         sum.
         """
-        config, scale = self.config, self.config.frame_samples
+        config = self.config
+        scale = self.config.frame_samples
         multiples = torch.arange(1, config.nb_harmonics + 2, device=f0.device, dtype=f0.dtype)
         turns = (f0[:, None] * multiples[:, None] / config.sampling_rate) % 1
         phase = turns.cumsum(-1) * (2 * math.pi) * scale
@@ -227,7 +228,8 @@ class HiFT(nn.Module):
     def __init__(self, config: HiFTConfig) -> None:
         super().__init__()
         self.config = config
-        base, spectrum = config.base_channels, config.n_fft + 2
+        base = config.base_channels
+        spectrum = config.n_fft + 2
         rates = config.upsample_rates
         widths = [base // 2**level for level in range(len(rates) + 1)]
         self.m_source = HarmonicSource(config)
