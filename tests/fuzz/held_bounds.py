@@ -17,7 +17,7 @@ def check_held(session: AnySession, limits: Limits) -> None:
     if isinstance(session, ChatSession):
         held = {"turns": (len(session._turns), limits.pending_turn_count + 1)}
     else:
-        units, replies = session.requests, session._replies
+        units, replies = session.moves.queue, session._replies
         assembler = units._assembler
         most_units = max(limits.early_unit_count, limits.pending_unit_count)
         held = {
@@ -26,7 +26,7 @@ def check_held(session: AnySession, limits: Limits) -> None:
             "pictures": (len(assembler._frames), limits.frame_count),
             "pending replies": (len(replies._ends), replies._LIMIT),
             "outcomes": (len(replies._outcomes), replies._LIMIT),
-            "units sent": (len(units._sent), units._MAX_SENT),
+            "units sent": (len(units.sent), units._MAX_SENT),
             "requests": (len(units._requests), most_units + 2),
         }
     for name, (count, bound) in held.items():

@@ -302,9 +302,9 @@ class SessionRun:
                 self.log.append(("turn", turn))
             return
         assert self.duplex
-        while not (is_hoarding and self.is_opened) and (request := self.duplex.requests.take()):
-            self.log.append(("request", request))
-            self._check_request(request)
+        while not (is_hoarding and self.is_opened) and (outgoing := self.duplex.take(self.now)):
+            self.log.append(("request", outgoing.request))
+            self._check_request(outgoing.request)
 
     def _check_request(self, request: session_pb2.ConverseRequest) -> None:
         request.SerializeToString()
@@ -370,7 +370,7 @@ class SessionRun:
             is_told = last["type"] in (*CLOSINGS[self.dialect], "error")
         if not is_told:
             raise IllegalError(f"{closed.reason} is told by {last}")
-        is_asking = self.duplex and self.duplex.requests.take()
+        is_asking = self.duplex and self.duplex.take(self.now)
         if is_asking or self.session.dialect.phase is not Phase.CLOSED:
             raise IllegalError("a session that is over goes on")
         if self.chat and (self.chat.needs_slot or self.chat.next_turn(self.now)):

@@ -7,7 +7,8 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from duplane.edge.session.duplex_runner import DuplexRunner, HeldSlot
+from duplane.edge.session.duplex_runner import DuplexRunner
+from duplane.edge.session.slot import Slot
 from duplane.fabric.client import FabricClient
 from duplane.fabric.v1 import lease_pb2
 
@@ -52,12 +53,12 @@ class HangWatch:
                     continue  # this process had no time: answers may have come meanwhile
                 for runner, slot in self._overdue():
                     runner.hedge(slot)
-                    granted = slot.stream.granted
+                    granted = slot.granted
                     if granted.worker_address not in self._checked:
                         self._checked.add(granted.worker_address)
                         checks.create_task(self._check(granted))
 
-    def _overdue(self) -> list[tuple[DuplexRunner, HeldSlot]]:
+    def _overdue(self) -> list[tuple[DuplexRunner, Slot]]:
         return [
             (runner, slot)
             for runner in self._runners()
@@ -77,5 +78,5 @@ class HangWatch:
         _log.warning("worker %s hangs", address)
         self._fabric.report_unreachable(granted)  # although its sessions may have left it already
         for runner, slot in self._overdue():
-            if slot.stream.granted.worker_address == address:
+            if slot.granted.worker_address == address:
                 runner.lose(slot)

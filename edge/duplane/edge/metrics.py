@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
 from duplane.edge.clock import Moment
 from duplane.edge.close import CloseReason
 from duplane.edge.session.journal import JournalSpace
-from duplane.edge.session.moving import MoveCause, MoveOutcome
+from duplane.edge.session.move_table import MoveCause, MoveOutcome
 from duplane.edge.session.playout import Playout
 from duplane.fabric.errors import Reason
 from duplane.fabric.model import DEFAULT_FORMAT, ModelFormat
@@ -184,15 +183,6 @@ class EdgeMetrics:
         )
 
 
-class Totals(Protocol):
-    """What one duplex session has dropped so far."""
-
-    @property
-    def dropped_unit_count(self) -> int:
-        """Units that the edge has dropped before they were sent."""
-        ...
-
-
 class SessionMetrics:
     """Adds the units of one duplex session to the metrics of its edge.
 
@@ -200,12 +190,10 @@ class SessionMetrics:
     its receipt.
     """
 
-    def __init__(self, metrics: EdgeMetrics, totals: Totals) -> None:
+    def __init__(self, metrics: EdgeMetrics) -> None:
         self.sent = deque[tuple[int, float]](maxlen=_MAX_SENT)
         self._metrics = metrics
-        self._totals = totals
         self._playout = Playout(metrics.playback_delay_s)
-        self._dropped_count = 0  # of the session's dropped units, those that are counted
         self._model = DEFAULT_FORMAT
 
     def use_model(self, model: ModelFormat) -> None:
@@ -214,8 +202,8 @@ class SessionMetrics:
 
     def answered(self, outcome: session_pb2.Delta | session_pb2.Failed, now: Moment) -> None:
         """Count a unit whose outcome is rendered. Older units without an outcome were dropped."""
-        metrics, received_s = self._metrics, now.monotonic_s
-        self._count_dropped()
+        metrics = self._metrics
+        received_s = now.monotonic_s
         while self.sent and self.sent[0][0] <= outcome.sequence:
             sequence, received_s = self.sent.popleft()
             if sequence < outcome.sequence:
@@ -240,14 +228,11 @@ class SessionMetrics:
         if outcome.end_of_turn or not is_speech:
             self._playout.end_turn()
 
-    def _count_dropped(self) -> None:
-        count = self._totals.dropped_unit_count
-        if count > self._dropped_count:
-            self._metrics.units["dropped"].inc(count - self._dropped_count)
-            self._dropped_count = count
+    def dropped(self, count: int) -> None:
+        """Count units that were dropped before they were sent."""
+        self._metrics.units["dropped"].inc(count)
 
     def end(self) -> None:
-        """Count the sent units without an outcome, and the units dropped since the last outcome."""
-        self._count_dropped()
+        """Count the sent units without an outcome."""
         self._metrics.units["unanswered"].inc(len(self.sent))
         self.sent.clear()

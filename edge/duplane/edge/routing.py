@@ -19,6 +19,7 @@ from duplane.edge.dialects.duplex import DuplexDialect
 from duplane.edge.identity import Identity
 from duplane.edge.modes import CHAT_MODE, DEFAULT_MODE, DUPLEX_MODES, MODES, Mode
 from duplane.edge.session.chat_session import ChatSession
+from duplane.edge.session.continuity import WITHOUT, Continuity
 from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.settings import Limits
 from duplane.fabric.monitoring.spans import from_headers
@@ -108,15 +109,17 @@ class Endpoint:
     dialect: type[DuplexDialect] | type[ChatDialect] | None
     mode: Mode
 
-    def new_session(self, identity: Identity, limits: Limits, now: Moment) -> AnySession:
-        """Return a new session."""
+    def new_session(
+        self, identity: Identity, limits: Limits, now: Moment, continuity: Continuity = WITHOUT
+    ) -> AnySession:
+        """Return a new session. A duplex session moves between workers if `continuity` allows."""
         if self.dialect is None:
             first = DialectA(identity, limits, self.mode)
-            return DuplexSession(first, limits, now, detects_dialect=True)
+            return DuplexSession(first, limits, now, continuity, detects_dialect=True)
         dialect = self.dialect(identity, limits, self.mode)
         if isinstance(dialect, ChatDialect):
             return ChatSession(dialect, limits, now)
-        return DuplexSession(dialect, limits, now)
+        return DuplexSession(dialect, limits, now, continuity)
 
 
 ENDPOINTS: Mapping[tuple[Route, str], Endpoint] = {

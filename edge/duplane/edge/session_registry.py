@@ -23,7 +23,7 @@ from duplane.edge.recording.recorder import Recorder, Recording
 from duplane.edge.routing import AnySession, Target, parse_target, parse_trace
 from duplane.edge.session.chat_runner import ChatRunner
 from duplane.edge.session.chat_session import ChatSession
-from duplane.edge.session.continuity import Continuity, Turns
+from duplane.edge.session.continuity import WITHOUT, Continuity, RebuildPermits
 from duplane.edge.session.duplex_runner import DuplexRunner
 from duplane.edge.session.journal import JournalSpace
 from duplane.edge.session.runner import Client
@@ -87,8 +87,9 @@ class SessionRegistry:
         self.metrics = EdgeMetrics(self._states, settings.playback_delay_ms / 1e3)
         journals = JournalSpace(limits.journal_bytes, limits.journal_total_bytes)
         self.metrics.observe_journals(journals)
-        continuity = Continuity(journals, Turns(limits.rebuild_count))
-        self._continuity = continuity if settings.continuity == "worker" else None
+        self.continuity = WITHOUT
+        if settings.continuity == "worker":
+            self.continuity = Continuity(journals, RebuildPermits(limits.rebuild_count))
         telemetry.observe(self.metrics.registry)
 
     @property
@@ -122,7 +123,7 @@ class SessionRegistry:
 
     async def watch_workers(self) -> None:
         """Move sessions away from workers that hang, until cancelled."""
-        if self._continuity is None:
+        if self.continuity is WITHOUT:
             return
 
         def duplex_runners() -> list[DuplexRunner]:
@@ -222,19 +223,11 @@ class SessionRegistry:
         spans: SessionSpans,
     ) -> None:
         limits, identity = self._settings.limits, session.identity
+        parts = (client, limits, self._fabric, spans, self._clock, self.metrics)
         runner = (
-            ChatRunner(session, client, limits, self._fabric, spans, self._clock, self.metrics)
+            ChatRunner(session, *parts)
             if isinstance(session, ChatSession)
-            else DuplexRunner(
-                session,
-                client,
-                limits,
-                self._fabric,
-                spans,
-                self._clock,
-                self.metrics,
-                self._continuity,
-            )
+            else DuplexRunner(session, *parts)
         )
         lease_request = lease_pb2.AcquireLeaseRequest(
             request_id=str(uuid.uuid4()),

@@ -50,9 +50,9 @@ def request_of(path: str, *messages: str) -> session_pb2.Open | session_pb2.Chat
         assert turn
         return turn
     assert isinstance(session, DuplexSession)
-    request = session.requests.take()
-    assert request
-    return request.open
+    outgoing = session.take(now)
+    assert outgoing
+    return outgoing.request.open
 
 
 def with_fields(event: str, fields: dict[str, Any]) -> str:

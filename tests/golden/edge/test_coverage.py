@@ -180,7 +180,7 @@ def outcome_of(default: dict[str, Any], given: dict[str, Any]) -> list[Any]:
     for message in default.get("before", ()):
         session.receive(message.encode(), now)
     if isinstance(session, DuplexSession):
-        session.requests.take()
+        session.take(now)
         if default.get("before"):
             session.responded(OPENED, now)
     event = json_of(default["event"])
@@ -191,7 +191,8 @@ def outcome_of(default: dict[str, Any], given: dict[str, Any]) -> list[Any]:
     if isinstance(session, ChatSession):
         request = session.next_turn(now)
         return [request, *(len(session.responded(answer, now)) for answer in (PIECE, DONE))]
-    asked = session.requests.take()
+    outgoing = session.take(now)
+    asked = outgoing and outgoing.request
     if asked and asked.HasField("unit") and not asked.unit.HasField("max_slice_count"):
         asked.unit.max_slice_count = 1  # the contract's default
     return [told, asked]

@@ -15,12 +15,16 @@ from support.protocols.transcripts import json_of
 from duplane.edge.clock import Moment
 from duplane.edge.identity import Identity
 from duplane.edge.routing import ENDPOINTS, Route
+from duplane.edge.session.continuity import Continuity, RebuildPermits
 from duplane.edge.session.duplex_session import DuplexSession
-from duplane.edge.session.journal import Journal, JournalSpace
-from duplane.edge.session.moving import Move, MoveOutcome, Moves
+from duplane.edge.session.effects import Cancel, Effect, EndMove, RequestPermit, ReturnPermit, Use
+from duplane.edge.session.journal import JournalSpace
+from duplane.edge.session.move_table import MOVING, MoveCause, MoveOutcome, MovePhase
+from duplane.edge.session.moves import Attempt
+from duplane.edge.session.slot import Slot
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import FabricError, Reason
-from duplane.fabric.v1 import session_pb2
+from duplane.fabric.v1 import lease_pb2, session_pb2
 
 LIMITS = Limits(pending_unit_count=64)
 LOST = FabricError(Reason.UNAVAILABLE, "Socket closed", is_foreign=True)
@@ -101,24 +105,61 @@ class Play:
 
     def __init__(self, route: Route = Route.DUPLEX, limits: Limits = LIMITS) -> None:
         self.now = Moment(36_077.123, 1_714_200_000_000_000_000)
-        session = ENDPOINTS[route, "audio"].new_session(Identity("s", "rt_0"), limits, self.now)
+        self.space = JournalSpace(limits.journal_bytes, limits.journal_total_bytes)
+        self.permits = RebuildPermits(limits.rebuild_count)
+        continuity = Continuity(self.space, self.permits, new_seed=lambda: 77)
+        identity = Identity("s", "rt_0")
+        session = ENDPOINTS[route, "audio"].new_session(identity, limits, self.now, continuity)
         assert isinstance(session, DuplexSession)
         self.session = session
-        self.space = JournalSpace(limits.journal_bytes, limits.journal_total_bytes)
-        session.moves = Moves(Journal(self.space), session.requests, seed=77)
+        self.moves = session.moves
         self.events: list[dict[str, Any]] = []
+        self.outcomes: list[MoveOutcome] = []  # of the attempts to move, in order
         self.present: Worker | None = Worker()
         self.next: Worker | None = None
+        self._next_slot: Slot | None = None
         self.sent_count = 0
 
     @property
-    def move(self) -> Move:
+    def is_moving(self) -> bool:
+        return self.moves.phase in MOVING
+
+    @property
+    def move(self) -> Attempt:
         """The move in progress."""
-        assert self.session.move
-        return self.session.move
+        assert self.is_moving
+        return self.moves.attempt
+
+    @property
+    def can_move(self) -> bool:
+        return self.moves.can_leave(MoveCause.WORKER_LOST, self.now)
+
+    @property
+    def is_last_sent(self) -> bool:
+        """Whether the next worker has the last past units, and no worker gets units."""
+        return self.moves.phase is MovePhase.CHANGING
 
     def tell(self, events: list[bytes]) -> None:
         self.events += map(orjson.loads, events)
+        while self.session.effects:
+            self._execute(self.session.effects.popleft())
+
+    def _execute(self, effect: Effect) -> None:
+        match effect:
+            case Use():
+                self.present = self.next or self.present
+                self.next = None
+            case Cancel(slot):
+                if slot is self._next_slot:
+                    self.next = None
+            case RequestPermit(permits, slot):
+                permits.request(slot, lambda: self.moves.permitted(slot))
+            case ReturnPermit(permits, slot):
+                permits.give_back(slot)
+            case EndMove():
+                self.outcomes.append(effect.outcome)
+            case _:
+                pass
 
     def kinds(self) -> list[str]:
         return [event["type"] for event in self.events]
@@ -133,6 +174,10 @@ class Play:
     def chunk(self) -> None:
         self.sent_count += 1
         self.say(CHUNK)
+
+    def respond_next(self, response: session_pb2.ConverseResponse) -> None:
+        """Let the next worker respond."""
+        self.tell(self.session.responded(response, self.now, self.move.slot))
 
     def respond(self, *responses: session_pb2.ConverseResponse) -> None:
         for response in responses:
@@ -151,34 +196,30 @@ class Play:
 
     def read(self) -> bool:
         """Let the worker that gets the units read a message. Return False without a message."""
-        request = self.session.requests.take() if self.present else None
-        if request is None or self.present is None:
+        outgoing = self.session.take(self.now) if self.present else None
+        if outgoing is None or self.present is None:
             return False
-        self.respond(*self.present.receive(request))
+        self.respond(*self.present.receive(outgoing.request))
         return True
 
     def read_next(self) -> bool:
         """Let the next worker read and answer a message. Return False without a message."""
-        move = self.session.move
-        request = self.session.next_request(self.now) if self.next else None
-        if request is None or self.next is None or move is None:
+        outgoing = self.take_next() if self.next else None
+        if outgoing is None or self.next is None:
             return False
-        for response in self.next.receive(request):
-            self.tell(self.session.next_responded(response, self.now))
-        if move.outcome is MoveOutcome.MOVED:
-            self.present = self.next
-        if self.session.move is not move:
-            self.next = None
+        for response in self.next.receive(outgoing):
+            self.respond_next(response)
         return True
 
+    def take_next(self) -> session_pb2.ConverseRequest | None:
+        """Return the next message for the next worker, which does not get it."""
+        outgoing = self.session.take(self.now, self.moves.attempt.slot)
+        return outgoing and outgoing.request
+
     def answer(self, *, fails: bool = False) -> session_pb2.ConverseResponse | None:
-        move, response = self.session.move, None
-        if self.present:
-            response = self.present.answer(fails=fails)
+        response = self.present.answer(fails=fails) if self.present else None
         if response is not None:
             self.respond(response)
-        if self.session.move is not move:
-            self.next = None
         return response
 
     def lose(self, error: FabricError = LOST) -> None:
@@ -191,13 +232,14 @@ class Play:
 
     def lose_next(self, error: FabricError = LOST) -> None:
         self.next = None
-        self.tell(self.session.next_failed(error, self.now))
+        self.tell(self.session.failed(error, self.now, self.move.slot))
 
     def claim(self, digest: str = "m") -> None:
-        """Claim a slot of another worker, which may rebuild at once."""
-        assert self.session.move
+        """Claim a slot of another worker, which may rebuild as soon as there is a permit."""
         self.next = Worker(digest)
-        self.session.move.has_turn = True
+        self._next_slot = self.move.slot
+        granted = lease_pb2.Granted(worker_id=f"w{self.move.number}")
+        self.tell(self.session.claimed(self.move.slot, granted, 0.0, self.now))
 
     def drain(self) -> None:
         """Let the worker that gets the units announce that it drains."""

@@ -21,7 +21,7 @@ from duplane.edge.close import Close
 from duplane.edge.identity import Identity
 from duplane.edge.metrics import EdgeMetrics
 from duplane.edge.routing import ENDPOINTS, Route
-from duplane.edge.session.continuity import Continuity, Turns
+from duplane.edge.session.continuity import Continuity, RebuildPermits
 from duplane.edge.session.duplex_runner import DuplexRunner
 from duplane.edge.session.duplex_session import DuplexSession
 from duplane.edge.session.journal import JournalSpace
@@ -170,8 +170,10 @@ class MovedRunner:
         telemetry: Telemetry | None = None,
     ) -> None:
         clock = clock or LoopClock()
+        space = JournalSpace(limits.journal_bytes, limits.journal_total_bytes)
+        continuity = Continuity(space, RebuildPermits(limits.rebuild_count))
         session = ENDPOINTS[Route.DUPLEX, "audio"].new_session(
-            Identity("s", "rt_0"), limits, clock.now()
+            Identity("s", "rt_0"), limits, clock.now(), continuity
         )
         assert isinstance(session, DuplexSession)
         self.session = session
@@ -186,10 +188,6 @@ class MovedRunner:
             self.spans,
             clock,
             self.metrics,
-            Continuity(
-                JournalSpace(limits.journal_bytes, limits.journal_total_bytes),
-                Turns(limits.rebuild_count),
-            ),
         )
 
     @classmethod

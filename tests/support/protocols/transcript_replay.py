@@ -41,6 +41,7 @@ from duplane.edge.routing import (
     unsupported_mode,
 )
 from duplane.edge.session.chat_session import ChatSession
+from duplane.edge.session.duplex_session import DuplexSession
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
@@ -99,13 +100,17 @@ class PureReplay:
                 turn = self.session.next_turn(self.now)
                 self.turns.extend([turn] if turn else [])
             else:
-                self.requests.extend(iter(self.session.requests.take, None))
+                self._take_requests(self.session)
             if self.session.time_limits.next_deadline <= self.now.monotonic_s:
                 self._tell(self.session.expire(self.now))
             self._moved(step, before)
         assert not self.events, f"not in the transcript: {self.events}"
         assert not self.turns, f"not in the transcript: {self.turns}"
         assert not self.requests, f"not in the transcript: {self.requests}"
+
+    def _take_requests(self, session: DuplexSession) -> None:
+        while outgoing := session.take(self.now):
+            self.requests.append(outgoing.request)
 
     def _moved(self, step: Step, before: Phase) -> None:
         dialect = self.session.dialect

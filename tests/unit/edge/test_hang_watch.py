@@ -15,7 +15,7 @@ from support.time_limits import WITHIN_S
 
 from duplane.edge import hang_watch
 from duplane.edge.hang_watch import HangWatch
-from duplane.edge.session.duplex_runner import HeldSlot
+from duplane.edge.session.slot import Slot
 from duplane.fabric.v1 import lease_pb2
 
 GRANTED = lease_pb2.Granted(worker_id="w", worker_address="w:1")
@@ -25,19 +25,19 @@ class Runner:
     """A session that waits for worker "w"."""
 
     def __init__(self, waited_s: float) -> None:
-        self.slot = HeldSlot(cast("Any", SimpleNamespace(granted=GRANTED)))
+        self.slot = Slot(GRANTED)
         self.waited_s = waited_s
         self.is_hedged = asyncio.Event()
         self.is_lost = asyncio.Event()
 
-    def overdue_slots(self, overdue_s: float) -> list[HeldSlot]:
+    def overdue_slots(self, overdue_s: float) -> list[Slot]:
         return [self.slot] if self.waited_s > overdue_s else []
 
-    def hedge(self, slot: HeldSlot) -> None:
+    def hedge(self, slot: Slot) -> None:
         assert slot is self.slot
         self.is_hedged.set()
 
-    def lose(self, slot: HeldSlot) -> None:
+    def lose(self, slot: Slot) -> None:
         assert slot is self.slot
         self.waited_s = 0.0
         self.is_lost.set()

@@ -21,10 +21,9 @@ class Session:
 
     def __init__(self) -> None:
         self.edge = EdgeMetrics(lambda: (), playback_delay_s=0.25)
-        self.units = SessionMetrics(self.edge, self)
+        self.units = SessionMetrics(self.edge)
         self.sent_count = 0
         self.unit_s = 1.0
-        self.dropped_unit_count = 0
         self.clock_step_s = 0.0  # by how much the wall clock was set since the beginning
 
     def send(self, count: int = 1) -> None:
@@ -121,11 +120,11 @@ def test_units_before_an_answered_one_were_dropped(session: Session) -> None:
 
 def test_units_that_were_never_sent_are_dropped_once(session: Session) -> None:
     session.send(2)
-    session.dropped_unit_count = 3
+    session.units.dropped(3)
     session.answer(0, after_s=0.1)
     session.answer(1, after_s=0.1)
     assert session.outcomes() == {"dropped": 3, "listen": 2}
-    session.dropped_unit_count = 5
+    session.units.dropped(2)
     session.units.end()
     assert session.outcomes() == {"dropped": 5, "listen": 2}
 

@@ -125,7 +125,7 @@ def _duplex(dialect: str) -> Iterable[bytes]:
     def send(kind: str) -> None:
         message = orjson.dumps(client_event(dialect, kind))
         events.extend(session.receive(message, _NOW))
-        while session.requests.take():
+        while session.take(_NOW):
             pass
 
     def respond(**message: Any) -> None:

@@ -76,7 +76,9 @@ class SessionRoutes:
             if refusal:
                 await self._refuse(socket, identity, target.route, refusal)
             else:
-                session = endpoint.new_session(identity, self._limits, self._clock.now())
+                session = endpoint.new_session(
+                    identity, self._limits, self._clock.now(), self._sessions.continuity
+                )
                 await self._sessions.run(socket, session, endpoint.mode, request)
 
     async def _refuse(

@@ -2,48 +2,63 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from duplane.edge.session.journal import JournalSpace
-from duplane.edge.session.moving import Move
+from duplane.edge.session.slot import Slot
 
 
-class Turns:
+class RebuildPermits:
     """Limits how many moves rebuild conversations at the same time.
 
-    A move may rebuild only while it has a permit. Moves get permits in the order in which they ask.
+    A move has one permit, which it requests for its next slot. Permits are given in the order in
+    which they are requested.
     """
 
     def __init__(self, count: int) -> None:
-        self._free_count = count
-        self._waiting: dict[Move, Callable[[], None]] = {}
+        self.free_count = count
+        self._waiting: dict[Slot, Callable[[], None]] = {}
+        self._given: set[Slot] = set()
 
-    def enter(self, move: Move, on_turn: Callable[[], None]) -> None:
-        """Request a permit for a move. Call `on_turn` when the move has it, perhaps immediately."""
-        self._waiting[move] = on_turn
+    def request(self, slot: Slot, on_given: Callable[[], None]) -> None:
+        """Request a permit. Call `on_given` when it is given, perhaps immediately."""
+        self._waiting[slot] = on_given
         self._give()
 
-    def leave(self, move: Move) -> None:
-        """Take the permit back from a move, or remove a move that waits for a permit."""
-        self._waiting.pop(move, None)
-        if move.has_turn:
-            move.has_turn = False
-            self._free_count += 1
+    def give_back(self, slot: Slot) -> None:
+        """Take the permit of a slot back, or remove the request for it."""
+        self._waiting.pop(slot, None)
+        if slot in self._given:
+            self._given.discard(slot)
+            self.free_count += 1
             self._give()
 
     def _give(self) -> None:
-        while self._free_count and self._waiting:
-            move = next(iter(self._waiting))
-            on_turn = self._waiting.pop(move)
-            self._free_count -= 1
-            move.has_turn = True
-            on_turn()
+        while self.free_count and self._waiting:
+            slot = next(iter(self._waiting))
+            on_given = self._waiting.pop(slot)
+            self.free_count -= 1
+            self._given.add(slot)
+            on_given()
+
+
+def _new_seed() -> int:
+    return secrets.randbits(63)
 
 
 @dataclass(frozen=True, slots=True)
 class Continuity:
-    """The memory and the permits that the sessions of an edge share."""
+    """What the sessions of an edge share for their moves.
 
-    journals: JournalSpace
-    turns: Turns
+    Without `journals`, the sessions keep none, and each ends with its worker.
+    """
+
+    journals: JournalSpace | None
+    permits: RebuildPermits
+    # Returns the seed of a session whose client has set none.
+    new_seed: Callable[[], int] = _new_seed
+
+
+WITHOUT = Continuity(None, RebuildPermits(0))

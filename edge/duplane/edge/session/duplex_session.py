@@ -1,6 +1,6 @@
 """A duplex session: turns audio into units, and the output of units into events. Pure.
 
-The session holds one slot from the grant until the session ends.
+The session holds one slot from the grant until the session ends; `Moves` changes this slot.
 """
 
 from __future__ import annotations
@@ -11,23 +11,19 @@ from dataclasses import replace
 from duplane.edge.client_errors import ClientError, ErrorCode, name_fault
 from duplane.edge.clock import Moment
 from duplane.edge.close import WORKER_CLOSED, Close, CloseReason
-from duplane.edge.dialects.actions import (
-    NO_TAG,
-    NOTHING_DROPPED,
-    Action,
-    Append,
-    Configure,
-    Leave,
-    Reply,
-)
+from duplane.edge.dialects.actions import NO_TAG, Action, Append, Configure, Leave, Reply
 from duplane.edge.dialects.dialect import OPEN, WAITING, Phase
 from duplane.edge.dialects.duplex import DuplexDialect
 from duplane.edge.dialects.first_event import detect, implied_init, needs_init
 from duplane.edge.payload.fields import Fields
-from duplane.edge.session.moving import Move, MoveCause, Moves, cause_of
-from duplane.edge.session.pending_replies import PendingReplies
-from duplane.edge.session.request_queue import RequestQueue
+from duplane.edge.session.continuity import WITHOUT, Continuity
+from duplane.edge.session.effects import RecordDropped
+from duplane.edge.session.move_table import LAST_SENT, LOST, MOVING, MoveCause, MovePhase, cause_of
+from duplane.edge.session.moves import GivenUp, Moves
+from duplane.edge.session.pending_replies import Outcome, PendingReplies
+from duplane.edge.session.request_queue import Outgoing, SentUnit
 from duplane.edge.session.session import Decoded, Session
+from duplane.edge.session.slot import Slot
 from duplane.edge.session.time_limits import EXPIRED, TimeLimit
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import FabricError, Reason
@@ -48,36 +44,21 @@ class DuplexSession(Session[DuplexDialect]):
         dialect: DuplexDialect,
         limits: Limits,
         now: Moment,
+        continuity: Continuity = WITHOUT,
         *,
         detects_dialect: bool = False,
     ) -> None:
-        super().__init__(dialect, limits, now)
-        self._is_decided = not detects_dialect
+        super().__init__(dialect, limits, now, is_decided=not detects_dialect)
+        self.moves = Moves(limits.frame_count, self.effects, continuity)
         self._settings: session_pb2.Open | None = None
-        self.requests = RequestQueue(limits.early_unit_count, limits.frame_count)
         self._replies = PendingReplies()  # used if the dialect replies to appends
         self._is_interrupted = False  # the model must listen to the next append
         self._last_audio_s = -math.inf  # monotonic
-        self.moves: Moves | None = None  # None if the session ends when its worker is lost
-
-    @property
-    def move(self) -> Move | None:
-        """The move in progress: the session waits for another worker or is rebuilt there."""
-        return self.moves.current if self.moves else None
-
-    def can_move(self, now: Moment) -> bool:
-        """Return whether the conversation continues at another worker if its worker is lost now."""
-        return bool(self.moves and self.dialect.phase in OPEN and self.moves.can_move(now))
 
     @property
     def is_running(self) -> bool:
         """Whether the session has its slot."""
         return self.has_slot
-
-    @property
-    def dropped_unit_count(self) -> int:
-        """The number of units that were dropped before they were sent."""
-        return self.requests.total_dropped_count
 
     # --- the client ---
 
@@ -109,16 +90,21 @@ class DuplexSession(Session[DuplexDialect]):
             fault = "more audio than can be answered waits already"
             raise ClientError(ErrorCode.NOT_READY, fault, action.tag.input_id)
         if self._is_interrupted:
-            action, self._is_interrupted = replace(action, force_listen=True), False
+            action = replace(action, force_listen=True)
+            self._is_interrupted = False
         if self.identity.recording_id:
             self._recorded_audio = action.audio
-        count_before = self.requests.unit_count
-        self.requests.add(action, self._receipt)
         self._last_audio_s = now.monotonic_s
+        is_early = self.dialect.phase in WAITING
+        limit = self._limits.early_unit_count if is_early else self._limits.pending_unit_count
+        queue = self.moves.queue
+        count_before = queue.unit_count
+        if dropped := queue.add(action, self._receipt, limit):
+            self.effects.append(RecordDropped(dropped))
         if self.dialect.replies_to_appends:
-            self._replies.add_append(self.requests.unit_count)
+            self._replies.add_append(queue.unit_count)
             return self._ready_replies(now)
-        if self.requests.unit_count == count_before:
+        if queue.unit_count == count_before:
             return self.dialect.incomplete(action.tag, now)
         return []
 
@@ -141,7 +127,7 @@ class DuplexSession(Session[DuplexDialect]):
 
     def _reply(self, reply: Reply, now: Moment) -> list[bytes]:
         if reply.request is not None:
-            self.requests.add_request(reply.request)
+            self.moves.queue.add_request(reply.request)
         self._is_interrupted |= reply.is_interrupt
         if self.dialect.phase is Phase.PAUSED:
             self.time_limits.stop(TimeLimit.AUDIO)
@@ -153,13 +139,23 @@ class DuplexSession(Session[DuplexDialect]):
 
     def queued(self, queued: lease_pb2.Queued, now: Moment) -> list[bytes]:
         """Render a queue position, unless the session had a slot before."""
-        return [] if self.move else super().queued(queued, now)
+        return [] if self.moves.phase in MOVING else super().queued(queued, now)
+
+    def claimed(
+        self, slot: Slot, granted: lease_pb2.Granted, open_s: float, now: Moment
+    ) -> list[bytes]:
+        """Record that a slot is claimed: the first one, or the one of the next worker.
+
+        The first worker waits `open_s` for settings; 0 means that its limit is unknown. Raises
+        FabricError if the slot cannot be used.
+        """
+        if self.closed:
+            return []
+        self.moves.claimed(slot, granted)
+        return self.granted(open_s, now) if slot is self.moves.present else []
 
     def granted(self, open_s: float, now: Moment) -> list[bytes]:
-        """Record that the slot is claimed, and start the time limit of the whole session.
-
-        The worker waits `open_s` for settings; 0 means that the worker's limit is unknown.
-        """
+        """Start the time limit of the whole session: its first slot is claimed."""
         if self.closed:
             return []
         self._leave_queue()
@@ -174,14 +170,30 @@ class DuplexSession(Session[DuplexDialect]):
 
     def _open(self, settings: session_pb2.Open, now: Moment) -> None:
         """Ask the worker to open a conversation, once there are a slot and settings."""
-        if self.moves:
-            self.moves.add_seed(settings)
-        self.requests.opening = session_pb2.ConverseRequest(open=settings)
+        self.moves.open(settings)
         self.time_limits.start(TimeLimit.CONVERSATION, self._limits.open_s, now)
 
-    def responded(self, response: session_pb2.ConverseResponse, now: Moment) -> list[bytes]:
-        """Handle a message from the worker."""
-        if self.closed:
+    def take(self, now: Moment, slot: Slot | None = None) -> Outgoing | None:
+        """Return the next message for the worker of a slot; None if there is none yet.
+
+        Without a `slot`, the message is for the present worker. No worker gets units while the next
+        one rebuilds the last past units, so this time is limited.
+        """
+        moves = self.moves
+        before = moves.phase
+        outgoing = moves.take(slot or moves.present, now)
+        if moves.phase is not before and moves.phase in LAST_SENT and moves.phase not in LOST:
+            self.time_limits.start(TimeLimit.CONVERSATION, self._limits.failover_s, now)
+        return outgoing
+
+    def responded(
+        self, response: session_pb2.ConverseResponse, now: Moment, slot: Slot | None = None
+    ) -> list[bytes]:
+        """Handle a message from the worker of a slot, by default of the present worker."""
+        moves = self.moves
+        if slot and slot is not moves.present:
+            return self._next_responded(response, now) if moves.is_next(slot) else []
+        if self.closed or moves.phase in LOST:
             return []
         match response.WhichOneof("message"):
             case "delta":
@@ -189,44 +201,37 @@ class DuplexSession(Session[DuplexDialect]):
             case "failed":
                 outcome = response.failed
             case _:
+                moves.heard(now)
                 return self._conversation_changed(response, now)
-        tag, ordinal, request = self.requests.finish(outcome.sequence)
-        if self.dialect.phase not in OPEN or (self.moves and ordinal < 0):
-            return []  # no unit was sent, or the unit had an outcome before
-        if self.moves:
-            self.moves.journal.append(request, outcome)
-            self._check_journal()
-            if self.moves and self.moves.current:
-                self.moves.answered()
+        if self.dialect.phase not in OPEN:
+            return []  # no unit was sent
+        unit = moves.answered(outcome, now)
+        if unit.ordinal < 0 and moves.phase is not MovePhase.FIXED:
+            return []  # the unit had an outcome before
+        return self._render(unit, outcome, now)
+
+    def _render(self, unit: SentUnit, outcome: Outcome, now: Moment) -> list[bytes]:
+        """Render the outcome of a unit."""
         if self.dialect.replies_to_appends:
-            self._replies.add_outcome(ordinal, outcome)
+            self._replies.add_outcome(unit.ordinal, outcome)
             return self._ready_replies(now)
         if isinstance(outcome, session_pb2.Failed):
-            return [self.dialect.failed(outcome, now, tag.input_id)]
-        dropped = NOTHING_DROPPED
-        if outcome.dropped_unit_count or self.requests.has_dropped:
-            dropped = self.requests.take_dropped(outcome.dropped_unit_count)
-        return self.dialect.delta(outcome, tag, dropped, now)
+            return [self.dialect.failed(outcome, now, unit.tag.input_id)]
+        dropped = self.moves.queue.take_dropped(outcome.dropped_unit_count)
+        return self.dialect.delta(outcome, unit.tag, dropped, now)
 
     def _conversation_changed(
         self, response: session_pb2.ConverseResponse, now: Moment
     ) -> list[bytes]:
-        """Handle a message from the worker about the whole conversation."""
+        """Handle a message from the present worker about the whole conversation."""
         match response.WhichOneof("message"):
             case "opened":
-                self.time_limits.stop(TimeLimit.CONVERSATION)
-                self.time_limits.start(TimeLimit.AUDIO, self._limits.idle_s, now)
-                self._replies.context_token_count = response.opened.prompt_token_count
-                events = self.dialect.opened(response.opened, now)
-                self.requests.limit = self._limits.pending_unit_count
-                self.requests.is_open = self.dialect.phase in OPEN
-                self._open_journal(response.opened, now)
-                return events + self._ready_replies(now)
-            case "leaving" if self.moves:
+                return self._opened(response.opened, now)
+            case "leaving":
                 if response.leaving.reason == session_pb2.LEAVING_REASON_STUCK_DEVICE:
-                    self.moves.is_stuck(now)
+                    self.moves.stuck(now)
                 else:
-                    self.moves.drain(now)
+                    self.moves.drains()
                 return []
             case "closed":
                 moved = self._lose(cause_of(response.closed), now)
@@ -237,21 +242,14 @@ class DuplexSession(Session[DuplexDialect]):
             case _:
                 return []
 
-    def _open_journal(self, opened: session_pb2.Opened, now: Moment) -> None:
-        """Begin the journal, unless the worker cannot rebuild conversations."""
-        if self.moves and self._settings and self.dialect.phase in OPEN:
-            self.moves.journal.open(self._settings, opened)
-            self._check_journal()
-            if self.moves:
-                self.moves.opened(now)
-
-    def _check_journal(self) -> None:
-        """Keep no more units if the journal was given up: then the session can no longer move."""
-        if self.moves and not self.moves.journal.is_whole:
-            if self.moves.current:
-                self.moves.stay()
-            self.moves = None
-            self.requests.keeps_units = False
+    def _opened(self, opened: session_pb2.Opened, now: Moment) -> list[bytes]:
+        self.time_limits.stop(TimeLimit.CONVERSATION)
+        self.time_limits.start(TimeLimit.AUDIO, self._limits.idle_s, now)
+        self._replies.context_token_count = opened.prompt_token_count
+        events = self.dialect.opened(opened, now)
+        if self.moves.phase is MovePhase.OPENING:
+            self.moves.opened(opened, now)
+        return events + self._ready_replies(now)
 
     def _ready_replies(self, now: Moment) -> list[bytes]:
         """Render the replies to appends that are complete."""
@@ -262,9 +260,21 @@ class DuplexSession(Session[DuplexDialect]):
             if isinstance(outcome, session_pb2.Failed):
                 events.append(self.dialect.failed(outcome, now))
             else:
-                dropped = self.requests.take_dropped(outcome.dropped_unit_count)
+                dropped = self.moves.queue.take_dropped(outcome.dropped_unit_count)
                 events += self.dialect.delta(outcome, NO_TAG, dropped, now)
         return events
+
+    def failed(self, error: FabricError, now: Moment, slot: Slot | None = None) -> list[bytes]:
+        """Handle a failure of the request for a slot, or of the call to its worker.
+
+        Without a `slot`, it is the slot of the present worker or, if that is lost, of the next one.
+        """
+        moves = self.moves
+        if self.closed or (slot and not moves.uses(slot)):
+            return []
+        if (slot and slot is not moves.present) or moves.phase in LOST:
+            return self._next_failed(error, now)
+        return super().failed(error, now)
 
     def _call_failed(self, error: FabricError, now: Moment) -> list[bytes]:
         if error.reason is Reason.INVALID_FIELD:
@@ -288,61 +298,47 @@ class DuplexSession(Session[DuplexDialect]):
 
         If the session gives up a unit, the returned events report that this unit has failed.
         """
-        moves = self.moves
-        if moves is None or cause is None or self.dialect.phase not in OPEN:
+        if cause is None or not self.moves.can_leave(cause, now):
             return None
-        was_lost = moves.current and moves.current.is_lost
-        if not moves.lose(cause, now):
-            return None
-        if not was_lost:
+        if self.moves.phase not in LOST:
             self.time_limits.start(TimeLimit.CONVERSATION, self._limits.failover_s, now)
-        return self._give_up(moves.take_back(), now)
+        return self._give_up(self.moves.lose(cause, now), now)
 
-    def _give_up(self, failed: session_pb2.Failed | None, now: Moment) -> list[bytes]:
-        return self.responded(session_pb2.ConverseResponse(failed=failed), now) if failed else []
+    def _give_up(self, given_up: GivenUp | None, now: Moment) -> list[bytes]:
+        return self._render(given_up.unit, given_up.failed, now) if given_up else []
 
     def overdue(self, now: Moment) -> None:
         """Prepare another worker, because the present one owes an answer for too long."""
-        if self.moves:
-            self.moves.is_late(now)
+        self.moves.late(now)
 
-    def next_request(self, now: Moment) -> session_pb2.ConverseRequest | None:
-        """Return the next message for the worker to which the session moves; None if it must wait.
-
-        No worker gets units while the last message is rebuilt, so this time is limited.
-        """
-        request = self.moves.take(now) if self.moves else None
-        if request and self.move and self.move.is_last_sent and not self.move.is_lost:
-            self.time_limits.start(TimeLimit.CONVERSATION, self._limits.failover_s, now)
-        return request
-
-    def next_responded(self, response: session_pb2.ConverseResponse, now: Moment) -> list[bytes]:
+    def _next_responded(self, response: session_pb2.ConverseResponse, now: Moment) -> list[bytes]:
         """Handle a message from the worker to which the session moves."""
-        moves = self.moves
-        if moves is None or moves.current is None:
-            return []
-        match response.WhichOneof("message"):
-            case "opened" if not moves.next_opened(response.opened):
-                return self._next_lost(MoveCause.OTHER_MODEL, now)
-            case "rebuilt" if moves.current.is_last_sent:
-                self.time_limits.stop(TimeLimit.CONVERSATION)
-                return self._give_up(moves.finish(now), now)
+        kind = response.WhichOneof("message") or ""
+        self.moves.next_heard(kind)
+        match kind:
+            case "opened":
+                if not self.moves.next_opened(response.opened):
+                    return self._next_lost(MoveCause.OTHER_MODEL, now)
+            case "rebuilt":
+                return self._rebuilt(now)
             case "leaving":
                 is_stuck = response.leaving.reason == session_pb2.LEAVING_REASON_STUCK_DEVICE
-                if is_stuck and not moves.current.is_lost:
-                    moves.stay()
-                else:
-                    moves.next_drains()
+                self.moves.next_leaves(is_stuck=is_stuck, now=now)
             case "closed":
                 return self._next_lost(cause_of(response.closed), now)
             case _:
                 pass
         return []
 
-    def next_failed(self, error: FabricError, now: Moment) -> list[bytes]:
-        """Handle the failure of a call to the worker to which the session moves."""
-        if not self.move:
+    def _rebuilt(self, now: Moment) -> list[bytes]:
+        if self.moves.phase not in LAST_SENT:
             return []
+        self.time_limits.stop(TimeLimit.CONVERSATION)
+        return self._give_up(self.moves.rebuilt(now), now)
+
+    def _next_failed(self, error: FabricError, now: Moment) -> list[bytes]:
+        """Handle the failure of a call to the worker to which the session moves."""
+        self.moves.next_failed(error)
         # Another worker has accepted these settings, so the next worker is at fault: try others. A
         # worker also ends a call that has waited too long to begin its rebuild.
         is_refused = error.reason in (Reason.INVALID_FIELD, Reason.OPEN_TIMEOUT)
@@ -350,28 +346,19 @@ class DuplexSession(Session[DuplexDialect]):
 
     def _next_lost(self, cause: MoveCause | None, now: Moment) -> list[bytes]:
         """Stay at the present worker. If that is lost, try another one, or end the session."""
-        assert self.moves
-        if self.moves.current and not self.moves.current.is_lost:
-            self.moves.stay()
+        if self.moves.phase not in LOST:
+            self.moves.fail(now)
             return []
         moved = self._lose(cause, now)
         return self.end(_LOST, now) if moved is None else moved
 
-    def _end_attempt(self, now: Moment) -> list[bytes]:
-        """Give up the next worker, because it is too slow.
-
-        If the present worker is lost, end the session.
-        """
-        self.time_limits.stop(TimeLimit.CONVERSATION)
-        if self.move and self.move.is_lost:
-            return self.end(_LOST, now)
-        if self.moves and self.move and self.move.is_last_sent:
-            self.moves.stay()
-        return []
-
     def _expire(self, limit: TimeLimit, now: Moment) -> list[bytes]:
         if limit is TimeLimit.CONVERSATION and self.dialect.phase in OPEN:
-            return self._end_attempt(now)
+            self.time_limits.stop(TimeLimit.CONVERSATION)
+            if self.moves.phase in LOST:
+                return self.end(_LOST, now)
+            self.moves.expire(now)
+            return []
         if limit is TimeLimit.CONVERSATION:
             return self.failed(FabricError(Reason.UNAVAILABLE, "the worker is silent"), now)
         if limit is TimeLimit.AUDIO:
@@ -385,8 +372,6 @@ class DuplexSession(Session[DuplexDialect]):
 
     def end(self, close: Close, now: Moment) -> list[bytes]:
         """End the session. Only the first call has an effect."""
-        self.requests.close()
-        if self.moves:
-            self.moves.journal.drop()
-            self.moves.current = None
+        if not self.closed:
+            self.moves.close(now)
         return super().end(close, now)

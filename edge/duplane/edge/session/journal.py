@@ -29,15 +29,16 @@ class Journal:
     """The settings of one conversation and its answered units, oldest first.
 
     If a journal exceeds a bound, it is deleted and stays empty. Its session can then no longer
-    move.
+    move. Without a `space`, the journal is empty from the start.
     """
 
-    def __init__(self, space: JournalSpace) -> None:
+    def __init__(self, space: JournalSpace | None) -> None:
         self.opening: session_pb2.Open | None = None
         self.opened = session_pb2.Opened()  # of the first worker
-        self.is_whole = True  # the journal is complete, so the conversation can be rebuilt
+        # The journal is complete, so the conversation can be rebuilt.
+        self.is_whole = space is not None
         self.byte_count = 0
-        self._space = space
+        self._space = space or JournalSpace(0, 0)
         self._units: list[session_pb2.PastUnit] = []
 
     def open(self, opening: session_pb2.Open, opened: session_pb2.Opened) -> None:
@@ -45,6 +46,8 @@ class Journal:
 
         A worker without this digest cannot rebuild a conversation.
         """
+        if not self.is_whole:
+            return
         self.opening, self.opened = opening, opened
         self._add(opening.ByteSize())
         if not opened.model_digest:

@@ -54,7 +54,8 @@ class PendingReplies:
             parts: list[Outcome] = []
             while self._outcomes and self._outcomes[0][0] < end:
                 parts.append(self._outcomes.popleft()[1])
-            outcome = join_outcomes(parts, self.context_token_count)
+            is_one = len(parts) == 1
+            outcome = parts[0] if is_one else join_outcomes(parts, self.context_token_count)
             if isinstance(outcome, session_pb2.Delta):
                 self.context_token_count = outcome.context_token_count
             replies.append(outcome)

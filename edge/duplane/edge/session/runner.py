@@ -17,6 +17,7 @@ from duplane.edge.clock import Clock, Moment, Timer
 from duplane.edge.close import Close, CloseReason
 from duplane.edge.metrics import EdgeMetrics
 from duplane.edge.recording.recorder import Recording
+from duplane.edge.session.effects import Effect
 from duplane.edge.session.receipt import Receipt
 from duplane.edge.session.session import Session
 from duplane.edge.settings import Limits
@@ -150,7 +151,8 @@ class SessionRunner(ABC, Generic[S]):
     ) -> None:
         """Send `events` to the client.
 
-        Then end the session if it is closed, or else update the timer.
+        Then end the session if it is closed, or else update the timer. Then execute the effects of
+        the session.
 
         `on_written` is called when the client's connection has taken the events.
         """
@@ -169,6 +171,12 @@ class SessionRunner(ABC, Generic[S]):
             self._wake.set()
         elif (deadline := self.session.time_limits.next_deadline) < self._timer_s:
             self._set_timer(deadline)
+        while self.session.effects:
+            self._execute(self.session.effects.popleft())
+
+    def _execute(self, effect: Effect) -> None:
+        """Execute an effect of the session."""
+        raise AssertionError(f"the session has no effect {type(effect).__name__}")
 
     def _set_timer(self, deadline: float) -> None:
         """Set the timer to a deadline that is earlier than the present one.

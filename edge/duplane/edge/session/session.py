@@ -1,12 +1,14 @@
 """Base class of the sessions: decoding, queue events, time limits, closing. Pure.
 
 A runner passes messages of the client, responses of the fabric, and the time to the session. A
-method that handles one of these returns the events to send to the client.
+method that handles one of these returns the events to send to the client. What else the runner must
+do is appended to `Session.effects`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -16,6 +18,7 @@ from duplane.edge.close import Close, CloseReason
 from duplane.edge.dialects.actions import Action, Leave
 from duplane.edge.dialects.dialect import Dialect
 from duplane.edge.payload.fields import Fields, parse
+from duplane.edge.session.effects import Effect
 from duplane.edge.session.receipt import Receipt
 from duplane.edge.session.time_limits import EXPIRED, TimeLimit, TimeLimits
 from duplane.edge.settings import Limits
@@ -52,13 +55,15 @@ class Decoded(Generic[D]):
 class Session(ABC, Generic[D]):
     """One session, from its first byte to its close."""
 
-    def __init__(self, dialect: D, limits: Limits, now: Moment) -> None:
+    def __init__(self, dialect: D, limits: Limits, now: Moment, *, is_decided: bool = True) -> None:
+        """Begin a session. Without `is_decided`, the first event decides the dialect."""
         self.dialect: D = dialect
         self.identity = dialect.identity
         self.closed: Close | None = None
         self.has_slot = False  # the slot is claimed, not only granted
+        self.effects: deque[Effect] = deque()  # the runner takes and executes them
         self._limits = limits
-        self._is_decided = True  # whether the dialect is known
+        self._is_decided = is_decided
         self._recorded_audio = b""
         self._receipt = Receipt.at(now)  # receipt of the message that is being applied
         self.time_limits = TimeLimits()  # call `expire` at the next deadline

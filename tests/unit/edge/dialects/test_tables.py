@@ -126,7 +126,7 @@ class Watched:
         if isinstance(self.session, ChatSession):
             self.session.next_turn(self.now)
             return
-        while self.session.requests.take():
+        while self.session.take(self.now):
             pass
 
     @property

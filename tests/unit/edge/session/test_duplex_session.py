@@ -55,7 +55,7 @@ def say(session: AnySession, text: str) -> list[str]:
 
 
 def taken(session: DuplexSession) -> list[session_pb2.ConverseRequest]:
-    return list(iter(session.requests.take, None))
+    return [outgoing.request for outgoing in iter(lambda: session.take(NOW), None)]
 
 
 CHUNK = '{"type":"audio_chunk","audio_base64":"@pcm:16000"}'

@@ -148,7 +148,7 @@ def begun(limits: Limits, dialect: type, event: dict[str, Any]) -> AnySession:
         return session
     first = {"type": "prepare"} if dialect is DialectC else update()
     session.receive(orjson.dumps(first), START)
-    assert session.requests.take()
+    assert session.take(START)
     opened = session_pb2.Opened(prompt_token_count=7, context_token_limit=8192)
     session.responded(session_pb2.ConverseResponse(opened=opened), START)
     return session
@@ -181,7 +181,7 @@ def test_of_units_that_wait_the_newest_win(is_early: bool) -> None:
     session.granted(0, START)
     opened = session_pb2.ConverseResponse(opened=session_pb2.Opened())
     session.receive(orjson.dumps({"type": "session.init", "payload": {}}), START)
-    assert session.requests.take()
+    assert session.take(START)
     if not is_early:
         session.responded(opened, START)
     units = [np.full(16_000, number / 10, "<f4").tobytes() for number in range(5)]
@@ -190,8 +190,8 @@ def test_of_units_that_wait_the_newest_win(is_early: bool) -> None:
         session.receive(orjson.dumps(event), START)
     if is_early:
         session.responded(opened, START)
-    waiting = list(iter(session.requests.take, None))
-    assert [request.unit.audio for request in waiting] == units[2:]
+    waiting = iter(lambda: session.take(START), None)
+    assert [outgoing.request.unit.audio for outgoing in waiting] == units[2:]
 
 
 def test_a_turn_above_those_that_may_wait_is_refused_and_the_chat_goes_on() -> None:
@@ -243,9 +243,9 @@ def test_the_context_that_a_worker_is_asked_for_is_the_bound() -> None:
     session = DuplexSession(DialectA(Identity("s", "r"), limits, MODES["audio"]), limits, START)
     session.granted(0, START)
     session.receive(orjson.dumps(update()), START)
-    request = session.requests.take()
-    assert request
-    assert request.open.context_token_limit == 99
+    outgoing = session.take(START)
+    assert outgoing
+    assert outgoing.request.open.context_token_limit == 99
 
 
 # --- waits ---
@@ -277,7 +277,7 @@ def opening(limits: Limits) -> DuplexSession:
 
 def active(limits: Limits) -> DuplexSession:
     session = opening(limits)
-    assert session.requests.take()
+    assert session.take(START)
     session.responded(session_pb2.ConverseResponse(opened=session_pb2.Opened()), START)
     return session
 

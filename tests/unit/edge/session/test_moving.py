@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.edge.moved_play import APPEND, LIMITS, SHORT, Play
 
 from duplane.edge.routing import Route
-from duplane.edge.session.moving import MoveCause
+from duplane.edge.session.move_table import MoveCause
 from duplane.fabric.v1 import lease_pb2, session_pb2
 
 
@@ -30,12 +30,11 @@ def test_conversation_goes_on_at_another_worker(play: Play) -> None:
     first = play.worker
     assert first
     play.lose()
-    assert play.session.move
-    assert play.session.move.cause is MoveCause.WORKER_LOST
+    assert play.move.cause is MoveCause.WORKER_LOST
     play.chunk()
     play.claim()
     play.settle()
-    assert play.session.move is None
+    assert not play.is_moving
     assert play.worker
     assert play.worker.requests == ["open", "rebuild", "unit"]
     assert play.worker.heard == [0, 1, 2, 3]
@@ -49,11 +48,9 @@ def test_seed_of_the_client_is_kept() -> None:
     play.tell(play.session.granted(60.0, play.now))
     play.say('{"type":"prepare","config":{"seed":5}}')
     play.pump()
-    moves = play.session.moves
-    assert moves
     assert play.worker
-    assert moves.journal.opening
-    assert moves.journal.opening.seed == play.worker.seed
+    assert play.moves.journal.opening
+    assert play.moves.journal.opening.seed == play.worker.seed
 
 
 def test_unanswered_units_are_sent_again_in_their_order(play: Play) -> None:
@@ -105,7 +102,7 @@ class Storm(Play):
 
     def repeat(self) -> None:
         """Repeat a late answer while no worker has a unit. An answer does not name its worker."""
-        if self.session.requests.oldest_sent is None:
+        if not self.moves.queue.sent:
             self.respond(*self.late[-1:])
 
     def lose_worker(self) -> None:
@@ -133,11 +130,11 @@ class Storm(Play):
             self.respond(session_pb2.ConverseResponse(leaving=leaving))
 
     def claim_next(self) -> None:
-        if self.session.move and not self.next:
+        if self.is_moving and not self.next:
             self.claim()
 
     def claim_other_model(self) -> None:
-        if self.session.move and not self.next:
+        if self.is_moving and not self.next:
             self.claim("other")
 
     def leave_next(self) -> None:
@@ -148,12 +145,12 @@ class Storm(Play):
     def drain_next(self) -> None:
         if self.next:
             leaving = session_pb2.ConverseResponse(leaving=session_pb2.Leaving())
-            self.tell(self.session.next_responded(leaving, self.now))
+            self.respond_next(leaving)
 
     def settle_all(self) -> None:
         """Let all messages be answered, and all moves end."""
         self.settle()
-        while self.session.move:
+        while self.is_moving:
             if self.next is None:
                 self.claim()
             self.settle()
@@ -178,7 +175,7 @@ def test_every_chunk_has_one_result_whatever_is_lost(acts: list[Callable[[Storm]
     assert storm.session.closed is None
     results = [event for event in storm.events if event["type"] in ("result", "error")]
     assert len(results) == storm.sent_count
-    heard, unit_count = storm.worker.heard, storm.session.requests.unit_count
+    heard, unit_count = storm.worker.heard, storm.moves.queue.unit_count
     harmful_count = sum("two workers" in str(event) for event in storm.events)
     assert not storm.failed & set(heard)
     assert len(heard) + len(storm.failed) + harmful_count == unit_count

@@ -6,7 +6,7 @@ import pytest
 from support.edge.moved_play import LIMITS, Play
 
 from duplane.edge.close import CloseReason
-from duplane.edge.session.moving import MoveCause, cause_of
+from duplane.edge.session.move_table import MoveCause, MovePhase, cause_of
 from duplane.edge.settings import Limits
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
@@ -76,11 +76,10 @@ def test_worker_with_another_model_is_left_for_the_next(play: Play) -> None:
     play.lose()
     play.claim("other")
     play.pump()
-    assert play.session.move
-    assert play.session.move.cause is MoveCause.OTHER_MODEL
+    assert play.move.cause is MoveCause.OTHER_MODEL
     play.claim()
     play.settle()
-    assert play.session.move is None
+    assert not play.is_moving
     assert play.worker
     assert play.worker.heard == [0]
 
@@ -102,7 +101,7 @@ def test_workers_with_another_model_are_no_losses(play: Play) -> None:
     play.claim()
     play.settle()
     assert play.session.closed is None
-    assert not play.session.can_move(play.now)
+    assert not play.can_move
     play.lose()
     assert play.session.closed
 
@@ -113,8 +112,7 @@ def test_worker_that_refuses_a_field_while_it_rebuilds_is_left_for_the_next(play
     play.lose()
     play.claim()
     play.lose(FabricError(Reason.INVALID_FIELD, "x", field="units"))
-    assert play.session.move
-    assert play.session.move.cause is MoveCause.OTHER_MODEL
+    assert play.move.cause is MoveCause.OTHER_MODEL
     play.claim()
     play.settle()
     assert play.kinds() == ["result"]
@@ -146,8 +144,8 @@ def test_session_whose_journal_is_too_large_ends_with_its_worker() -> None:
         play.chunk()
         play.settle()
     assert play.space.given_up_count == 1
-    assert not play.session.can_move(play.now)
-    assert not play.session.requests.keeps_units
+    assert not play.can_move
+    assert play.moves.phase is MovePhase.FIXED
     play.lose()
     assert play.session.closed
     assert play.session.closed.reason is CloseReason.FAILED
@@ -170,7 +168,7 @@ def test_close_of_the_worker_moves_the_session_or_ends_it(
     play.chunk()
     play.settle()
     play.respond(session_pb2.ConverseResponse(closed=session_pb2.Closed(reason=reason)))
-    assert (play.session.move and play.session.move.cause) == cause
+    assert (play.move.cause if play.is_moving else None) == cause
     assert (play.session.closed and play.session.closed.reason) == end
 
 
@@ -205,8 +203,8 @@ def test_client_that_leaves_during_a_move_ends_its_session(play: Play) -> None:
     play.lose()
     play.say('{"type":"stop"}')
     assert play.kinds()[-1] == "stopped"
-    assert play.session.requests.take() is None
-    assert play.session.move is None
+    assert play.session.take(play.now) is None
+    assert not play.is_moving
     assert play.space.used_bytes == 0
 
 
@@ -221,15 +219,14 @@ def test_unit_lost_from_memory_makes_the_session_unmovable(play: Play) -> None:
         play.chunk()
     play.pump()
     play.answer()
-    assert not play.session.can_move(play.now)
+    assert not play.can_move
     assert play.kinds() == ["result"], "the answer itself is not lost"
 
 
-def test_outcome_of_a_unit_that_had_one_is_dropped_and_counted(play: Play) -> None:
+def test_outcome_of_a_unit_that_had_one_is_dropped(play: Play) -> None:
     play.chunk()
     play.pump()
     response = play.answer()
     assert response
     play.respond(response)
     assert play.kinds() == ["result"]
-    assert play.session.requests.late_count == 1

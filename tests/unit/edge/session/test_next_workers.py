@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.edge.moved_play import LIMITS, LOST, Play
 
-from duplane.edge.session.moving import MoveCause, MoveOutcome
+from duplane.edge.session.move_table import MoveCause, MoveOutcome
 from duplane.fabric.errors import FabricError, Reason
 from duplane.fabric.v1 import session_pb2
 
@@ -14,7 +14,7 @@ def test_session_stays_while_the_next_worker_has_another_model(play: Play) -> No
     play.drain()
     play.claim("other")
     play.pump()
-    assert (play.move.attempt, play.move.cause) == (2, MoveCause.DRAIN)
+    assert (play.move.count, play.move.cause) == (2, MoveCause.DRAIN)
     play.chunk()
     play.settle()
     assert play.present is first
@@ -24,13 +24,12 @@ def test_session_stays_while_the_next_worker_has_another_model(play: Play) -> No
 
 
 def test_unit_that_waited_goes_to_the_former_worker_if_the_next_one_fails(play: Play) -> None:
-    first, moves = play.present, play.session.moves
+    first = play.present
     play.drain()
     play.claim()
     play.read_next()
     play.read_next()
-    assert moves
-    assert moves.take(play.now)
+    assert play.take_next()
     play.chunk()
     assert not play.read()
     play.lose_next()
@@ -43,7 +42,7 @@ def test_next_worker_that_drains_too_is_left_after_the_move(play: Play) -> None:
     play.drain()
     play.claim()
     leaving = session_pb2.Leaving(reason=session_pb2.LEAVING_REASON_DRAIN)
-    play.tell(play.session.next_responded(session_pb2.ConverseResponse(leaving=leaving), play.now))
+    play.respond_next(session_pb2.ConverseResponse(leaving=leaving))
     play.pump()
     second = play.present
     assert play.move.cause is MoveCause.DRAIN
@@ -51,15 +50,15 @@ def test_next_worker_that_drains_too_is_left_after_the_move(play: Play) -> None:
     play.chunk()
     play.settle()
     assert play.present is not second
-    assert play.session.move is None
+    assert not play.is_moving
     assert play.present
     assert play.present.heard == [0, 1, 2, 3]
 
 
-def test_slot_that_has_waited_too_long_for_its_turn_is_replaced(play: Play) -> None:
+def test_slot_that_has_waited_too_long_for_its_permit_is_replaced(play: Play) -> None:
     play.drain()
+    play.permits.free_count = 0
     play.claim()
-    play.move.has_turn = False
     play.present = None
     play.tell(play.session.failed(LOST, play.now))
     play.lose_next(FabricError(Reason.OPEN_TIMEOUT, "no open came in time"))
@@ -76,8 +75,8 @@ def close_queue(play: Play) -> None:
     play.claim()
     play.read_next()
     play.read_next()
-    assert play.session.next_request(play.now)
-    assert play.move.is_last_sent
+    assert play.take_next()
+    assert play.is_last_sent
 
 
 def test_units_that_waited_go_to_the_former_worker_one_at_a_time(play: Play) -> None:
@@ -99,8 +98,8 @@ def test_session_leaves_a_next_worker_that_does_not_rebuild_in_time(play: Play) 
     play.wait(LIMITS.failover_s - 0.1)
     assert play.move is move
     play.wait(0.1)
-    assert move.outcome is MoveOutcome.FAILED
-    assert play.move.attempt == 2
+    assert play.outcomes[-1] is MoveOutcome.FAILED
+    assert play.move.count == 2
     play.next = None
     play.settle()
     assert play.present is first
@@ -117,7 +116,7 @@ def test_time_limit_of_an_attempt_that_has_failed_does_not_end_the_next_one(play
     play.wait(LIMITS.failover_s)
     assert play.move is move
     play.settle()
-    assert move.outcome is MoveOutcome.MOVED
+    assert play.outcomes[-1] is MoveOutcome.MOVED
     play.wait(LIMITS.failover_s)
     assert play.session.closed is None
 
@@ -127,8 +126,8 @@ def test_next_worker_whose_device_is_stuck_is_left(play: Play) -> None:
     close_queue(play)
     play.chunk()
     leaving = session_pb2.Leaving(reason=session_pb2.LEAVING_REASON_STUCK_DEVICE)
-    play.tell(play.session.next_responded(session_pb2.ConverseResponse(leaving=leaving), play.now))
-    assert play.move.attempt == 2
+    play.respond_next(session_pb2.ConverseResponse(leaving=leaving))
+    assert play.move.count == 2
     play.next = None
     play.settle()
     assert play.present is first

@@ -8,15 +8,15 @@ from support.edge.moved_play import LIMITS, LOST, Play
 
 from duplane.edge.clock import Moment
 from duplane.edge.close import CloseReason
-from duplane.edge.session.continuity import Turns
-from duplane.edge.session.moving import Move, MoveCause, MoveOutcome
+from duplane.edge.session.continuity import RebuildPermits
+from duplane.edge.session.move_table import MoveCause, MoveOutcome, MovePhase
+from duplane.edge.session.slot import Slot
 from duplane.fabric.v1 import session_pb2
 
 
 def test_draining_worker_answers_until_the_next_one_is_ready(play: Play) -> None:
     first = play.present
     play.drain()
-    move = play.move
     play.claim()
     for _ in range(2):
         assert play.read_next()  # open, and the units answered so far
@@ -26,7 +26,7 @@ def test_draining_worker_answers_until_the_next_one_is_ready(play: Play) -> None
     play.settle()
     assert first
     assert first.heard == [0, 1, 2, 3]
-    assert move.outcome is MoveOutcome.MOVED
+    assert play.outcomes[-1] is MoveOutcome.MOVED
     assert play.present is not first
     play.chunk()
     play.settle()
@@ -74,7 +74,7 @@ def test_session_changes_its_worker_although_units_come_faster_than_they_are_reb
     assert count < 10
     play.settle()
     assert play.present
-    assert play.present.heard == list(range(play.session.requests.unit_count))
+    assert play.present.heard == list(range(play.moves.queue.unit_count))
 
 
 def test_worker_that_answers_in_time_keeps_the_session(play: Play) -> None:
@@ -87,8 +87,8 @@ def test_worker_that_answers_in_time_keeps_the_session(play: Play) -> None:
     play.claim()
     play.read_next()
     play.answer()
-    assert move.outcome is MoveOutcome.STAYED
-    assert (play.session.move, play.next) == (None, None)
+    assert play.outcomes[-1] is MoveOutcome.STAYED
+    assert (play.is_moving, play.next) == (False, None)
     play.chunk()
     play.settle()
     assert play.present is first
@@ -100,15 +100,13 @@ def test_late_answer_wins_even_after_the_last_past_unit_was_sent(play: Play) -> 
     play.chunk()
     play.read()
     play.session.overdue(play.now)
-    move, moves = play.move, play.session.moves
     play.claim()
     play.read_next()
-    assert moves
-    last = moves.take(play.now)
+    last = play.take_next()
     assert last
     assert last.rebuild.is_last
     play.answer()
-    assert move.outcome is MoveOutcome.STAYED
+    assert play.outcomes[-1] is MoveOutcome.STAYED
     assert play.kinds() == ["result"] * 4
 
 
@@ -133,7 +131,7 @@ def test_session_leaves_slow_workers_once_in_ten_seconds(play: Play) -> None:
     play.pump()
     play.wait(9.9)
     play.session.overdue(play.now)
-    assert play.session.move is None
+    assert not play.is_moving
     play.wait(0.2)
     play.session.overdue(play.now)
     assert play.move.cause is MoveCause.OVERDUE
@@ -149,9 +147,9 @@ def test_preparation_is_not_in_vain_if_a_draining_worker_is_slow(play: Play) -> 
     play.session.overdue(play.now)
     assert not play.read_next()
     play.answer()
-    assert play.session.move is move
+    assert play.move is move
     play.settle()
-    assert move.outcome is MoveOutcome.MOVED
+    assert play.outcomes[-1] is MoveOutcome.MOVED
 
 
 def test_pause_between_preparations_doubles(play: Play) -> None:
@@ -159,11 +157,11 @@ def test_pause_between_preparations_doubles(play: Play) -> None:
         play.chunk()
         play.read()
         play.session.overdue(play.now)
-        assert play.session.move
+        assert play.is_moving
         play.answer()
         play.wait(pause_s)
         play.session.overdue(play.now)
-        assert play.session.move is None
+        assert not play.is_moving
         play.wait(pause_s)
 
 
@@ -192,7 +190,7 @@ def test_attempt_goes_on_when_the_worker_is_lost_meanwhile(play: Play) -> None:
     play.wait(5.0)
     play.present = None
     play.tell(play.session.failed(LOST, play.now))
-    assert play.session.move is move
+    assert play.move is move
     assert (move.cause, move.silent_since) == (MoveCause.WORKER_LOST, play.now)
     play.settle()
     assert play.present
@@ -220,7 +218,7 @@ def test_worker_that_drains_before_it_has_opened_is_left_afterwards() -> None:
     play = Play()
     play.tell(play.session.granted(60.0, play.now))
     play.drain()
-    assert play.session.move is None
+    assert not play.is_moving
     play.say('{"type":"prepare"}')
     play.pump()
     first = play.present
@@ -253,7 +251,7 @@ def test_session_whose_journal_is_given_up_meanwhile_stays() -> None:
     play.claim()
     play.pump()
     play.answer()
-    assert (play.session.moves, play.session.move) == (None, None)
+    assert play.moves.phase is MovePhase.FIXED
     play.chunk()
     play.settle()
     assert play.kinds() == ["result"] * 4
@@ -271,35 +269,34 @@ def test_pause_holds_at_the_next_worker_after_a_drain(play: Play) -> None:
 
 def test_client_that_leaves_ends_the_preparation(play: Play) -> None:
     play.drain()
-    move = play.move
     play.claim()
     play.pump(2)
     play.say('{"type":"stop"}')
-    assert play.session.move is None
-    assert move.outcome is MoveOutcome.FAILED
+    assert not play.is_moving
+    assert play.outcomes[-1] is MoveOutcome.FAILED
     assert play.space.used_bytes == 0
 
 
 def test_few_sessions_rebuild_at_once_in_the_order_in_which_they_ask() -> None:
-    turns, begun = Turns(2), list[int]()
-    moves = [Move(number, 1, MoveCause.DRAIN, [], None) for number in range(5)]
-    for move in moves:
-        turns.enter(move, lambda move=move: begun.append(move.number))
+    permits, begun = RebuildPermits(2), list[int]()
+    slots = [Slot() for _ in range(5)]
+    for number, slot in enumerate(slots):
+        permits.request(slot, lambda number=number: begun.append(number))
     assert begun == [0, 1]
-    turns.leave(moves[2])  # without a turn
-    turns.leave(moves[0])
+    permits.give_back(slots[2])  # without a permit
+    permits.give_back(slots[0])
     assert begun == [0, 1, 3]
-    turns.leave(moves[0])
+    permits.give_back(slots[0])
     assert begun == [0, 1, 3]
-    turns.leave(moves[1])
+    permits.give_back(slots[1])
     assert begun == [0, 1, 3, 4]
-    assert [move.has_turn for move in moves] == [False, False, False, True, True]
+    assert permits.free_count == 0
 
 
-def test_move_waits_for_its_turn_unless_the_worker_is_lost(play: Play) -> None:
+def test_move_waits_for_its_permit_unless_the_worker_is_lost(play: Play) -> None:
     play.drain()
+    play.permits.free_count = 0
     play.claim()
-    play.move.has_turn = False
     assert not play.read_next()
     play.present = None
     play.tell(play.session.failed(LOST, Moment(play.now.monotonic_s, 0)))
@@ -313,7 +310,7 @@ def test_session_moves_ever_more_rarely_while_all_workers_are_slow(play: Play) -
         play.read()
         play.wait(3.0)
         play.session.overdue(play.now)
-        if play.session.move:
+        if play.is_moving:
             play.claim()
             moved_s.append(play.now.monotonic_s)
         play.settle()
@@ -326,7 +323,7 @@ def test_session_moves_ever_more_rarely_while_all_workers_are_slow(play: Play) -
         play.chunk()
         play.read()
         play.session.overdue(play.now)
-        assert play.session.move
+        assert play.is_moving
         play.claim()
         play.settle()
         play.wait(10.0)

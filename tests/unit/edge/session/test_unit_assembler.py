@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.protocols.transcripts import pcm
 
-from duplane.edge.dialects.actions import NO_TAG, NOTHING_DROPPED, Append, Dropped, Tag
+from duplane.edge.dialects.actions import NOTHING_DROPPED, Append, Dropped, Tag
 from duplane.edge.session.receipt import Receipt
-from duplane.edge.session.request_queue import RequestQueue
+from duplane.edge.session.request_queue import UNKNOWN, RequestQueue, SentUnit
 from duplane.edge.session.unit_assembler import UnitAssembler
 from duplane.fabric.audio import Samples, resample
 from duplane.fabric.durations import to_wall_ns
@@ -137,31 +137,25 @@ def test_force_listen_holds_for_every_unit_with_audio_that_asked_for_it() -> Non
     assert [unit.force_listen for unit in units] == [True, True, True, False]
 
 
-def open_queue(limit: int, frame_count: int) -> RequestQueue:
-    queue = RequestQueue(limit, frame_count)
-    queue.is_open = True
-    return queue
-
-
 def test_a_unit_carries_the_tag_and_the_time_of_its_last_chunk() -> None:
     assembler = UnitAssembler(frame_count=4)
     assert not assembler.add(Append(pcm(8_000), tag=Tag("first")))
     (unit,) = assembler.add(Append(pcm(8_000), tag=Tag("second")))
     assert unit.tag == Tag("second")
-    queue = open_queue(limit=2, frame_count=4)
-    queue.add(Append(pcm(8_000)), at(1))
-    queue.add(Append(pcm(8_000)), at(2_000_000_003))
-    request = queue.take()
-    assert request
-    assert to_wall_ns(request.unit.receive_time) == 2_000_000_003
+    queue = RequestQueue(frame_count=4)
+    queue.add(Append(pcm(8_000)), at(1), limit=2)
+    queue.add(Append(pcm(8_000)), at(2_000_000_003), limit=2)
+    outgoing = queue.take()
+    assert outgoing
+    assert to_wall_ns(outgoing.request.unit.receive_time) == 2_000_000_003
 
 
 def test_the_newest_units_win_and_the_dropped_ones_are_counted_once() -> None:
-    queue = open_queue(limit=2, frame_count=4)
+    queue = RequestQueue(frame_count=4)
     for number in range(5):
-        queue.add(Append(pcm(16_000), tag=Tag(str(number))), at(0))
+        queue.add(Append(pcm(16_000), tag=Tag(str(number))), at(0), limit=2)
     taken = [queue.take() for _ in range(3)]
-    sequences = [request.unit.sequence for request in taken if request]
+    sequences = [outgoing.request.unit.sequence for outgoing in taken if outgoing]
     tags = [queue.finish(sequence)[0].input_id for sequence in sequences]
     assert list(zip(sequences, tags, strict=True)) == [(0, "3"), (1, "4")]
     assert taken[2] is None
@@ -169,24 +163,24 @@ def test_the_newest_units_win_and_the_dropped_ones_are_counted_once() -> None:
 
 
 def test_an_answer_forgets_the_tags_of_all_units_before_it() -> None:
-    queue = open_queue(limit=9, frame_count=4)
+    queue = RequestQueue(frame_count=4)
     for number in range(4):
-        queue.add(Append(pcm(16_000), tag=Tag(str(number))), at(0))
+        queue.add(Append(pcm(16_000), tag=Tag(str(number))), at(0), limit=9)
         queue.take()
-    assert queue.finish(2) == (Tag("2"), 2, None)
-    assert queue.finish(1) == (NO_TAG, -1, None)
-    assert queue.finish(3) == (Tag("3"), 3, None)
+    assert queue.finish(2) == SentUnit(Tag("2"), 2)
+    assert queue.finish(1) == UNKNOWN
+    assert queue.finish(3) == SentUnit(Tag("3"), 3)
 
 
 def test_tags_of_a_worker_that_never_answers_are_bounded() -> None:
-    queue, unanswered = open_queue(limit=1, frame_count=4), 2000
+    queue, unanswered = RequestQueue(frame_count=4), 2000
     audio = pcm(16_000)
     for number in range(unanswered):
-        queue.add(Append(audio, tag=Tag(str(number))), at(0))
+        queue.add(Append(audio, tag=Tag(str(number))), at(0), limit=1)
         queue.take()
-    assert queue.finish(0) == (NO_TAG, -1, None)
+    assert queue.finish(0) == UNKNOWN
     tag = Tag(str(unanswered - 1))
-    assert queue.finish(unanswered - 1) == (tag, unanswered - 1, None)
+    assert queue.finish(unanswered - 1) == SentUnit(tag, unanswered - 1)
 
 
 def picture(number: int) -> bytes:
@@ -225,22 +219,22 @@ def test_of_the_pictures_that_wait_the_newest_win() -> None:
 
 
 def test_pictures_above_the_bound_of_a_unit_are_counted() -> None:
-    queue = open_queue(limit=9, frame_count=2)
+    queue = RequestQueue(frame_count=2)
     for number in range(5):
-        queue.add(Append(pcm(3_200), frames=(picture(number),)), at(0))
-    request = queue.take()
-    assert request
-    assert list(request.unit.video_frames) == [picture(3), picture(4)]
+        queue.add(Append(pcm(3_200), frames=(picture(number),)), at(0), limit=9)
+    outgoing = queue.take()
+    assert outgoing
+    assert list(outgoing.request.unit.video_frames) == [picture(3), picture(4)]
     assert [queue.take_dropped(0), queue.take_dropped(0)] == [Dropped(0, 3), NOTHING_DROPPED]
 
 
 def test_the_unit_after_dropped_ones_must_listen_if_one_of_them_had_to() -> None:
-    queue = open_queue(limit=2, frame_count=4)
+    queue = RequestQueue(frame_count=4)
     for must_listen in (False, True, False, False, False):
-        queue.add(Append(pcm(16_000), force_listen=must_listen), at(0))
+        queue.add(Append(pcm(16_000), force_listen=must_listen), at(0), limit=2)
     taken = [queue.take(), queue.take()]
-    assert [request.unit.force_listen for request in taken if request] == [True, False]
+    assert [outgoing.request.unit.force_listen for outgoing in taken if outgoing] == [True, False]
     for _ in range(3):
-        queue.add(Append(pcm(16_000)), at(0))
+        queue.add(Append(pcm(16_000)), at(0), limit=2)
     taken = [queue.take(), queue.take()]
-    assert [request.unit.force_listen for request in taken if request] == [False, False]
+    assert [outgoing.request.unit.force_listen for outgoing in taken if outgoing] == [False, False]

@@ -1,0 +1,87 @@
+"""What a session asks its runner to do, beside sending events to the client.
+
+A session appends its effects to `Session.effects`; the runner executes them in this order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from duplane.edge.session.continuity import RebuildPermits
+from duplane.edge.session.move_table import MoveCause, MoveOutcome
+from duplane.edge.session.receipt import Receipt
+from duplane.edge.session.slot import Slot
+from duplane.fabric.v1 import lease_pb2, session_pb2
+
+
+class Acquire(NamedTuple):
+    """Begin an attempt to move: acquire `slot` at a worker that is not in `avoided_worker_ids`.
+
+    Wait `pause_s` before; but if `is_lost` is False and the present worker is lost meanwhile, wait
+    no longer. With the old `ticket_id` the session waits ahead of newer tickets.
+    """
+
+    slot: Slot
+    number: int  # of the attempt, from 1
+    cause: MoveCause
+    is_lost: bool  # the present worker is lost
+    pause_s: float
+    ticket_id: str
+    avoided_worker_ids: Sequence[str]
+
+
+class Use(NamedTuple):
+    """From now on, the units go to this slot."""
+
+    slot: Slot
+
+
+class Cancel(NamedTuple):
+    """Give this slot back immediately, or stop to acquire it."""
+
+    slot: Slot
+
+
+class RequestPermit(NamedTuple):
+    """Request a permit to rebuild the conversation in this slot."""
+
+    permits: RebuildPermits
+    slot: Slot
+
+
+class ReturnPermit(NamedTuple):
+    """Return the permit of this slot, or withdraw the request for it."""
+
+    permits: RebuildPermits
+    slot: Slot
+
+
+class ReportUnreachable(NamedTuple):
+    """Report that the worker of this grant is lost."""
+
+    granted: lease_pb2.Granted
+
+
+class EndMove(NamedTuple):
+    """Record the end of an attempt to move. No worker got units for `silent_s`."""
+
+    cause: MoveCause
+    outcome: MoveOutcome
+    silent_s: float
+
+
+class RecordFailed(NamedTuple):
+    """Record a unit that failed because it was given up."""
+
+    failed: session_pb2.Failed
+
+
+class RecordDropped(NamedTuple):
+    """Record units that were dropped before they were sent."""
+
+    receipts: Sequence[Receipt]
+
+
+Record = ReportUnreachable | EndMove | RecordFailed | RecordDropped
+Effect = Acquire | Use | Cancel | RequestPermit | ReturnPermit | Record

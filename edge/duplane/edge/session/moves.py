@@ -1,0 +1,481 @@
+"""The moves of one conversation: from a worker that is lost, drains or hangs to another. Pure.
+
+The edge sends the settings and the journal to the next worker, then the units that have no
+outcome. While the present worker still answers, the journal grows, and the next worker also gets
+the new past units. Then the session changes to the next worker, between two units.
+
+`move_table` has the phases and the transitions between them. `Moves` makes all decisions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from duplane.edge.clock import Moment
+from duplane.edge.session.continuity import WITHOUT, Continuity
+from duplane.edge.session.effects import (
+    Acquire,
+    Cancel,
+    Effect,
+    EndMove,
+    RecordFailed,
+    ReportUnreachable,
+    RequestPermit,
+    ReturnPermit,
+    Use,
+)
+from duplane.edge.session.journal import Journal
+from duplane.edge.session.move_table import (
+    CLAIMED,
+    FLOWING,
+    HELD,
+    LAST_SENT,
+    LOST,
+    MOVABLE,
+    MOVING,
+    PREPARING,
+    MoveCause,
+    MoveEvent,
+    MoveOutcome,
+    MovePhase,
+    after,
+    cause_of,
+)
+from duplane.edge.session.request_queue import UNKNOWN, Outgoing, RequestQueue, SentUnit
+from duplane.edge.session.slot import Slot
+from duplane.fabric.errors import FabricError, Reason
+from duplane.fabric.v1 import lease_pb2, session_pb2
+
+# If a session loses more than _MAX_MOVES workers within _WITHIN_S, it may be the cause of these
+# losses, so it ends. A unit that ends two workers is found sooner: see `RequestQueue.take_back`.
+_MAX_MOVES = 3
+_WITHIN_S = 20.0
+# A session prepares to leave a slow worker at most once in _LATE_PAUSE_S. This pause doubles, up to
+# _MAX_LATE_PAUSE_S, with each preparation, even one that moves the session: if all workers are
+# overloaded, preparations make them even slower. After _QUIET_PAUSES such pauses without a
+# preparation, the first pause counts again.
+_LATE_PAUSE_S = 10.0
+_MAX_LATE_PAUSE_S = 640.0
+_QUIET_PAUSES = 4
+# While the next worker rebuilds the last past units, the session sends no units. To keep this time
+# short, it begins only when at most _FEW_UNITS past units are left, or after _MAX_CATCH_UPS more
+# messages with past units.
+_FEW_UNITS = 1
+_MAX_CATCH_UPS = 3
+# Seconds until a session tries again if it has tried all workers that have a free slot. While its
+# own worker still answers, this time doubles with each attempt, up to _MAX_DOUBLINGS times.
+_RETRY_S = 0.25
+_MAX_DOUBLINGS = 5
+_ANSWERED = ("open", "unit")  # messages that the present worker answers
+
+
+class _Lateness(NamedTuple):
+    """When the session last prepared to leave a slow worker, and the pause after that."""
+
+    prepared_s: float = -math.inf
+    pause_s: float = _LATE_PAUSE_S
+
+
+class GivenUp(NamedTuple):
+    """A unit that is not sent again, and its outcome."""
+
+    unit: SentUnit
+    failed: session_pb2.Failed
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One attempt to move, with the progress at the next worker.
+
+    `tried_worker_ids` are the workers that this session has left or tried in vain since it wants to
+    leave its worker.
+    """
+
+    number: int = 0  # attempts of the session so far, from 1; 0 before the first one
+    count: int = 0  # attempts since the session wants to leave its worker, from 1
+    cause: MoveCause = MoveCause.WORKER_LOST
+    slot: Slot = field(default_factory=Slot)
+    tried_worker_ids: list[str] = field(default_factory=list[str])
+    silent_since: Moment | None = None  # since when units wait; None while a worker gets them
+    sent_count: int = 0  # past units that were sent
+    catch_up_count: int = 0
+
+
+class Moves:
+    """The slots of one conversation, its journal and its queue, and the moves between workers.
+
+    `present` is the slot of the worker that gets the units, or had them last. `attempt` is the last
+    attempt to move. The phase says which of both are in use. The methods append what the runner
+    must do to `effects`. A method that is not possible in the present phase raises
+    IllegalEventError.
+    """
+
+    def __init__(
+        self, frame_count: int, effects: deque[Effect], continuity: Continuity = WITHOUT
+    ) -> None:
+        self.phase = MovePhase.START
+        self.present = Slot()
+        self.attempt = Attempt()
+        self.journal = Journal(continuity.journals)
+        self.queue = RequestQueue(frame_count)
+        self._effects = effects
+        self._continuity = continuity
+        self._lost_s: deque[float] = deque(maxlen=_MAX_MOVES)
+        self._lateness = _Lateness()
+
+    def _fire(self, event: MoveEvent) -> None:
+        self.phase = after(self.phase, event)
+
+    def is_next(self, slot: Slot) -> bool:
+        """Return whether the session moves to this slot."""
+        return slot is self.attempt.slot and self.phase in MOVING
+
+    def uses(self, slot: Slot) -> bool:
+        """Return whether messages of the worker of this slot count, until the session ends."""
+        return (slot is self.present and self.phase not in LOST) or self.is_next(slot)
+
+    def can_leave(self, cause: MoveCause, now: Moment) -> bool:
+        """Return whether the conversation can leave its worker, or the next one if that is lost.
+
+        It cannot without a whole journal, or if it has lost too many workers lately. A worker with
+        another model was not lost, so it does not count as a loss.
+        """
+        is_recent = bool(self._lost_s) and now.monotonic_s - self._lost_s[0] < _WITHIN_S
+        has_lost_many = is_recent and len(self._lost_s) == _MAX_MOVES
+        return self.phase in MOVABLE and (cause is MoveCause.OTHER_MODEL or not has_lost_many)
+
+    # --- the first worker ---
+
+    def open(self, settings: session_pb2.Open) -> None:
+        """Set the settings to send to the first worker, with a seed if the client has set none.
+
+        All workers of a session must draw the same random numbers.
+        """
+        if self.journal.is_whole and not settings.HasField("seed"):
+            settings.seed = self._continuity.new_seed()
+        self.journal.opening = settings
+
+    def opened(self, opened: session_pb2.Opened, now: Moment) -> None:
+        """Record that the first worker has opened the conversation, and begin the journal."""
+        if self.journal.opening:
+            self.journal.open(self.journal.opening, opened)
+        self._fire(MoveEvent.OPENED)
+        if not self.journal.is_whole:
+            self._fix(now)
+        elif self.present.is_draining:
+            self.drains()
+
+    # --- the present worker ---
+
+    def take(self, slot: Slot, now: Moment) -> Outgoing | None:
+        """Return the next message for the worker of a slot; None if it must wait for one."""
+        if slot is not self.present:
+            return self._take_next(now) if self.is_next(slot) else None
+        outgoing = None
+        if self.phase in FLOWING:
+            outgoing = self.queue.take(is_kept=self.phase is not MovePhase.FIXED)
+        elif self.phase is MovePhase.START and self.journal.opening:
+            self._fire(MoveEvent.OPEN_SENT)
+            outgoing = Outgoing(session_pb2.ConverseRequest(open=self.journal.opening))
+        is_answered = outgoing and outgoing.request.WhichOneof("message") in _ANSWERED
+        if is_answered and slot.owed_s is None:
+            slot.owed_s = now.monotonic_s
+        return outgoing
+
+    def answered(self, outcome: session_pb2.Delta | session_pb2.Failed, now: Moment) -> SentUnit:
+        """Record the outcome of a unit, and return the unit; UNKNOWN if it had an outcome before.
+
+        The session stays at the present worker if it is only overdue, or if the next worker gets no
+        more past units and therefore does not know this unit.
+        """
+        sent = self.queue.finish(outcome.sequence)
+        self.present.owed_s = now.monotonic_s if self.queue.sent else None
+        if sent is UNKNOWN or self.phase is MovePhase.FIXED:
+            return sent
+        self.journal.append(sent.request, outcome)
+        if not self.journal.is_whole:
+            self._fix(now)
+        elif self.phase in PREPARING:
+            is_overdue = self.attempt.cause is MoveCause.OVERDUE
+            if is_overdue or self.phase in LAST_SENT:
+                self._stay(MoveEvent.ANSWERED, MoveOutcome.STAYED, now)
+        return sent
+
+    def heard(self, now: Moment) -> None:
+        """Record a message of the present worker that is not the outcome of a unit."""
+        self.present.owed_s = now.monotonic_s if self.queue.sent else None
+
+    def drains(self) -> None:
+        """Prepare to leave the present worker, because it drains.
+
+        If the conversation is not open yet, the preparation begins when it is open.
+        """
+        self.present.is_draining = True
+        if self.phase is MovePhase.SETTLED:
+            self._fire(MoveEvent.DRAINS)
+            self._begin(MoveCause.DRAIN)
+
+    def late(self, now: Moment) -> None:
+        """Prepare another worker, and move to it unless the present worker answers before."""
+        since_s = now.monotonic_s - self._lateness.prepared_s
+        pause_s = self._lateness.pause_s
+        if self.phase is not MovePhase.SETTLED or since_s < pause_s:
+            return
+        is_again = since_s < _QUIET_PAUSES * pause_s
+        longer_s = min(2 * pause_s, _MAX_LATE_PAUSE_S)
+        self._lateness = _Lateness(now.monotonic_s, longer_s if is_again else _LATE_PAUSE_S)
+        self._fire(MoveEvent.LATE)
+        self._begin(MoveCause.OVERDUE)
+        self.attempt.silent_since = now
+
+    def stuck(self, now: Moment) -> None:
+        """Prepare another worker, as `late` does: the present one may never answer again.
+
+        This also replaces the cause of a move that has begun because the present worker drains.
+        """
+        self._lateness = self._lateness._replace(prepared_s=-math.inf)  # this is no doubtful case
+        self.late(now)
+        if self.phase in PREPARING:
+            self.attempt.cause = MoveCause.OVERDUE
+            self.attempt.silent_since = self.attempt.silent_since or now
+
+    def lose(self, cause: MoveCause, now: Moment) -> GivenUp | None:
+        """Leave the present worker, which is lost or, if it is lost already, the next worker.
+
+        Call this only if `can_leave`. Returns a unit that is given up, if there is one.
+        """
+        if cause is not MoveCause.OTHER_MODEL:
+            self._lost_s.append(now.monotonic_s)
+        if self.phase in LOST:
+            silent_since = self.attempt.silent_since
+            self._end_attempt(MoveOutcome.FAILED, now)
+            self._fire(MoveEvent.NEXT_LOST)
+            self._begin(cause, self.attempt)
+            self.attempt.silent_since = silent_since
+            return None
+        if cause is MoveCause.WORKER_LOST:
+            self._effects.append(ReportUnreachable(self.present.granted))
+        was_settled = self.phase is MovePhase.SETTLED
+        self._fire(MoveEvent.LOST)
+        if was_settled:
+            self._begin(cause)
+        self.attempt.cause = cause
+        self.attempt.silent_since = self.attempt.silent_since or now
+        return self._take_back()
+
+    def _take_back(self) -> GivenUp | None:
+        """Take the units without an outcome back from the present worker."""
+        taken = self.queue.take_back()
+        if taken is None:
+            return None
+        sequence, unit = taken
+        message = "two workers were lost while they had this unit"
+        failed = session_pb2.Failed(sequence=sequence, reason=Reason.UNAVAILABLE, message=message)
+        self._effects.append(RecordFailed(failed))
+        return GivenUp(unit, failed)
+
+    # --- the next worker ---
+
+    def claimed(self, slot: Slot, granted: lease_pb2.Granted) -> None:
+        """Record that a slot is claimed.
+
+        Raises FabricError if it is a slot of the worker that the session wants to leave.
+        """
+        attempt = self.attempt
+        if slot is self.present:
+            self._effects.append(Use(slot))
+        elif self.phase in PREPARING and granted.worker_id == self.present.granted.worker_id:
+            raise FabricError(Reason.UNAVAILABLE, "no other worker has a free slot")
+        else:
+            self._fire(MoveEvent.CLAIMED)
+            self._effects.append(RequestPermit(self._continuity.permits, slot))
+            if granted.worker_id not in attempt.tried_worker_ids:
+                attempt.tried_worker_ids.append(granted.worker_id)
+        slot.granted = granted
+
+    def permitted(self, slot: Slot) -> None:
+        """Record that the session may rebuild its conversation in this slot."""
+        if self.is_next(slot):
+            self._fire(MoveEvent.PERMITTED)
+
+    def _take_next(self, now: Moment) -> Outgoing | None:
+        """Return the next message for the next worker; None while it owes an answer."""
+        request = None
+        if self.attempt.slot.owed_s is None:
+            match self.phase:
+                case MovePhase.STARTING | MovePhase.LOST_STARTING:
+                    request = session_pb2.ConverseRequest(open=self.journal.opening)
+                case MovePhase.CATCHING_UP | MovePhase.HOLDING | MovePhase.LOST_CATCHING_UP:
+                    request = self._take_past_units(now)
+                case _:
+                    pass
+        if request is None:
+            return None
+        self.attempt.slot.owed_s = now.monotonic_s
+        return Outgoing(request)
+
+    def _take_past_units(self, now: Moment) -> session_pb2.ConverseRequest | None:
+        """Return the next past units for the next worker.
+
+        A draining worker must answer all its units before the last past units are sent. Until the
+        next worker has rebuilt these, no worker gets a unit.
+        """
+        attempt = self.attempt
+        request = self.journal.rebuild(attempt.sent_count)
+        count = len(request.rebuild.units)
+        is_last = attempt.sent_count + count == self.journal.unit_count
+        is_drain = attempt.cause is MoveCause.DRAIN
+        if is_last and is_drain and self.phase is MovePhase.CATCHING_UP:
+            if count <= _FEW_UNITS or attempt.catch_up_count == _MAX_CATCH_UPS:
+                self._fire(MoveEvent.HELD)
+                attempt.silent_since = now
+            else:
+                attempt.catch_up_count += 1
+                is_last = False
+        if is_last and is_drain and self.queue.sent and self.phase is MovePhase.HOLDING:
+            return None
+        if is_last:
+            self._fire(MoveEvent.LAST_SENT)
+        request.rebuild.is_last = is_last
+        attempt.sent_count += count
+        return request
+
+    def next_heard(self, kind: str) -> None:
+        """Record a message of the next worker. All but `leaving` answer the last message to it."""
+        if kind != "leaving":
+            self.attempt.slot.owed_s = None
+
+    def next_opened(self, opened: session_pb2.Opened) -> bool:
+        """Record that the next worker is open. Return False if it has another model."""
+        first = self.journal.opened
+        is_same = opened.model_digest == first.model_digest
+        if not (is_same and opened.prompt_token_count == first.prompt_token_count):
+            return False
+        if self.phase in (MovePhase.STARTING, MovePhase.LOST_STARTING):
+            self._fire(MoveEvent.NEXT_OPENED)
+        return True
+
+    def next_leaves(self, *, is_stuck: bool, now: Moment) -> None:
+        """Record that the next worker drains, or that its device is stuck.
+
+        The session moves to a worker that drains, and then leaves it.
+        """
+        if is_stuck and self.phase in PREPARING:
+            self.fail(now)
+        else:
+            self.attempt.slot.is_draining = True
+
+    def rebuilt(self, now: Moment) -> GivenUp | None:
+        """Change to the next worker, which has rebuilt the last past units.
+
+        Returns a unit that is given up, if there is one.
+        """
+        was_lost = self.phase in LOST
+        former = self.present
+        self.present = self.attempt.slot
+        self._effects.append(ReturnPermit(self._continuity.permits, self.present))
+        self._effects.append(Use(self.present))
+        if not was_lost and self.attempt.cause is MoveCause.OVERDUE:
+            self._effects.append(Cancel(former))
+        self._record_end(MoveOutcome.MOVED, now)
+        self._fire(MoveEvent.REBUILT)
+        given_up = None if was_lost else self._take_back()
+        if self.present.is_draining:
+            self.drains()
+        return given_up
+
+    def next_failed(self, error: FabricError) -> None:
+        """Report the next worker if the connection to it has failed."""
+        if self.phase in CLAIMED and cause_of(error) is MoveCause.WORKER_LOST:
+            self._effects.append(ReportUnreachable(self.attempt.slot.granted))
+
+    def fail(self, now: Moment) -> None:
+        """End an attempt because the next worker cannot be used. The present worker answers."""
+        self._stay(MoveEvent.NEXT_LOST, MoveOutcome.FAILED, now)
+
+    def expire(self, now: Moment) -> None:
+        """End an attempt whose next worker does not rebuild the last past units in time."""
+        if self.phase in LAST_SENT:
+            self._stay(MoveEvent.EXPIRED, MoveOutcome.FAILED, now)
+
+    def overdue_slots(self, overdue_s: float, now: Moment) -> Sequence[Slot]:
+        """Return the slots whose workers have owed an answer for longer than `overdue_s`.
+
+        If the session cannot move to another worker, the result is empty: the session waits for
+        its worker.
+        """
+        slots = [
+            slot
+            for slot in (self.present, self.attempt.slot)
+            if slot.owed_s is not None
+            and now.monotonic_s - slot.owed_s > overdue_s
+            and self.uses(slot)
+        ]
+        return slots if slots and self.can_leave(MoveCause.WORKER_LOST, now) else ()
+
+    def close(self, now: Moment) -> None:
+        """End the conversation: the next slot is given back, and the journal is deleted."""
+        if self.phase in MOVING:
+            self._end_attempt(MoveOutcome.FAILED, now)
+        self._fire(MoveEvent.CLOSED)
+        self.journal.drop()
+
+    # --- attempts ---
+
+    def _begin(self, cause: MoveCause, former: Attempt | None = None) -> None:
+        """Acquire a slot of another worker. `former` is the attempt that has failed just now."""
+        attempt = Attempt(self.attempt.number + 1, 1, cause)
+        if former:
+            attempt.count = former.count + 1
+            attempt.tried_worker_ids = former.tried_worker_ids
+        else:
+            attempt.tried_worker_ids.append(self.present.granted.worker_id)
+        self.attempt = attempt
+        is_lost = self.phase in LOST
+        excess = attempt.count - len(attempt.tried_worker_ids)
+        doublings = 0 if is_lost else min(excess - 1, _MAX_DOUBLINGS)
+        self._effects.append(
+            Acquire(
+                attempt.slot,
+                attempt.number,
+                cause,
+                is_lost=is_lost,
+                pause_s=_RETRY_S * 2**doublings if excess > 0 else 0.0,
+                ticket_id=self.present.granted.ticket_id,
+                avoided_worker_ids=tuple(attempt.tried_worker_ids),
+            )
+        )
+
+    def _stay(self, event: MoveEvent, outcome: MoveOutcome, now: Moment) -> None:
+        """End the attempt and stay at the present worker. If it drains, begin another attempt."""
+        self._end_attempt(outcome, now)
+        self._fire(event)
+        if self.present.is_draining:
+            self._fire(MoveEvent.DRAINS)
+            self._begin(MoveCause.DRAIN, self.attempt)
+
+    def _fix(self, now: Moment) -> None:
+        """End the attempt, if there is one, because the journal was given up."""
+        if self.phase in PREPARING:
+            self._end_attempt(MoveOutcome.FAILED, now)
+        self._fire(MoveEvent.GIVEN_UP)
+        self.journal.drop()
+
+    def _end_attempt(self, outcome: MoveOutcome, now: Moment) -> None:
+        """Give the next slot back."""
+        slot = self.attempt.slot
+        self._record_end(outcome, now)
+        if self.phase in CLAIMED:
+            self._effects.append(ReturnPermit(self._continuity.permits, slot))
+        self._effects.append(Cancel(slot))
+        if self.phase in HELD:  # units have waited, and a worker drops units that come too fast
+            self.queue.is_catching_up = True
+
+    def _record_end(self, outcome: MoveOutcome, now: Moment) -> None:
+        since = self.attempt.silent_since
+        silent_s = now.monotonic_s - since.monotonic_s if since else 0.0
+        self._effects.append(EndMove(self.attempt.cause, outcome, silent_s))

@@ -1,0 +1,16 @@
+"""A slot of a worker, as a session sees it. Pure: the runner has the stream to the worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from duplane.fabric.v1 import lease_pb2
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A slot of a session, from the request for it until its call has ended."""
+
+    granted: lease_pb2.Granted = field(default_factory=lease_pb2.Granted)  # empty until the claim
+    owed_s: float | None = None  # monotonic: since when the worker owes an answer
+    is_draining: bool = False  # the worker has announced that it ends its sessions
